@@ -1,0 +1,120 @@
+"""The seam between the protocol and the wire.
+
+Protocol code talks to a `Network` and is called back through `Handlers`; it cannot tell libp2p
+(`protocol.libp2p_network`) from the simulated network (`protocol.memory_network`).  Four things travel:
+
+* gossip: small signed envelopes to everyone in the run, validated before they are forwarded;
+* requests: one question, one answer, between two peers, with a deadline;
+* pushes: large chunks straight into a buffer that the receiver names, over the bulk data plane;
+* peer events: who is connected.
+
+Nothing here keeps time except the deadlines passed in (trio's clock).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from protocol.identity import PeerId
+
+MAX_REQUEST_BYTES = 2 << 20
+"""Largest question or answer of `request`."""
+MAX_PUSH_HEADER_BYTES = 16 << 10
+MAX_PUSH_BYTES = 64 << 20
+"""Largest chunk of one push."""
+
+
+class NetworkError(Exception):
+    """Something between two peers failed; the text is one sentence.  The caller decides what it means."""
+
+
+class Unreachable(NetworkError):
+    """There is no way to the peer now, or the deadline passed."""
+
+
+class Refused(NetworkError):
+    """The peer answered that it will not; the text is its reason (at most 300 characters)."""
+
+
+class Verdict(Enum):
+    """What a gossip message is worth: forwarded, dropped silently, or dropped and its forwarder scored down."""
+
+    ACCEPT = "accept"
+    IGNORE = "ignore"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of payload moved since the start, all channels together."""
+
+    up_bytes: int
+    down_bytes: int
+
+
+class Handlers(Protocol):
+    """What a peer does with what arrives.  None of these may raise; `on_request` may raise `Refused`."""
+
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict: ...
+
+    async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes: ...
+
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> memoryview | None:
+        """A writable buffer of exactly `size` bytes for a push that is about to arrive, or None to refuse it.
+
+        May wait (bounded) for a free buffer; the sender is held back meanwhile.
+        """
+        ...
+
+    async def finish_push(self, peer: PeerId, header: bytes, buffer: memoryview | None) -> None:
+        """The push that `open_push` accepted is complete in `buffer`; None when it broke off half-way."""
+        ...
+
+    def on_peer_connected(self, peer: PeerId) -> None: ...
+
+    def on_peer_disconnected(self, peer: PeerId) -> None: ...
+
+
+class Network(Protocol):
+    """One peer's end of the network.  Made running by its owner's nursery; stops when that is cancelled."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+
+    def addresses(self) -> Sequence[str]:
+        """Multiaddrs others can dial, each ending in /p2p/<peer ID>."""
+        ...
+
+    def connected(self) -> Sequence[PeerId]: ...
+
+    def traffic(self) -> Traffic: ...
+
+    def remember(self, addresses: Sequence[str]) -> None:
+        """Addresses worth dialling, now and again (with backoff) while their peer is not connected."""
+        ...
+
+    def known_addresses(self) -> Sequence[str]:
+        """The address book, for keeping on disk."""
+        ...
+
+    def forget(self, peer: PeerId) -> None:
+        """Disconnect a peer, and do not dial it again."""
+        ...
+
+    async def publish(self, data: bytes) -> None:
+        """Gossip an envelope (at most MAX_GOSSIP_BYTES).  Not delivered to ourselves."""
+        ...
+
+    async def request(self, peer: PeerId, kind: str, data: bytes, *, timeout_s: float) -> bytes:
+        """Ask and wait for the answer.  Raises `Unreachable` or `Refused`."""
+        ...
+
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float) -> None:
+        """Send `data` into the buffer that `peer` names for `header`; returns when the peer has it all.
+
+        Raises `Unreachable`, or `Refused` when the receiver would not take it.
+        """
+        ...

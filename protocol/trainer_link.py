@@ -1,0 +1,99 @@
+"""The seam between a peer and what trains: a process with a GPU, or an arithmetic stand-in.
+
+The trainer is a function, not a keeper of state.  The outer parameters lie in memory that the peer owns
+(`protocol.outer_state`); a trainer reads them, trains from them, and leaves one contribution: the encoded difference.
+Killing it at any moment therefore damages nothing but the work of the running round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocol.hashes import Hash
+
+
+class TrainerDied(Exception):
+    """The trainer went away while it was asked to do something; the text says how (signal, exit code, out of memory)."""
+
+
+@dataclass(frozen=True)
+class ComputeTask:
+    """One round's work.
+
+    round: number of the round.
+    lane: which stream of samples is ours in this round (`0 <= lane < 2 * max_members`).
+    steps: inner steps to take at most (H).
+    first_step: swarm's step number of our first step (round * H), for the schedule.
+    warmup_steps: inner steps over which the learning rate rises from 0 (a joiner without Adam moments), 0 for none.
+    """
+
+    round: int
+    lane: int
+    steps: int
+    first_step: int
+    warmup_steps: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """After an inner step: steps done of this round, mean loss so far (nats a token), tokens read, tokens a second."""
+
+    round: int
+    steps: int
+    loss: float
+    tokens: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a finished compute left.  `data`: codec bytes of the pseudo-gradient, valid until the next compute begins."""
+
+    round: int
+    tokens: int
+    steps: int
+    loss: float
+    norm: float
+    data: memoryview
+
+
+class TrainerLink(Protocol):
+    """Commands to the trainer.  One at a time, but `finish`, `pause` and `resume` come in between."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    async def initialise(self, theta: memoryview) -> None:
+        """Write the initial parameters (fp32, little endian) of the manifest's seed into `theta`."""
+        ...
+
+    async def compute(
+        self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]
+    ) -> Contribution:
+        """Train from `theta` (which nobody changes meanwhile) and encode the difference.
+
+        Cancelling abandons the work.  Raises `TrainerDied`.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Stop the running compute at the end of its current step and contribute what there is."""
+        ...
+
+    async def evaluate(self, theta: memoryview) -> float:
+        """Held-out loss of `theta`, nats a token."""
+        ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StateMark:
+    """Names an outer state: the number of rounds applied, and the digest of the bytes."""
+
+    rounds: int
+    digest: Hash
