@@ -1,0 +1,208 @@
+"""The one stream of events: everything a person or a test can learn about a running peer.
+
+Small frozen dataclasses that import nothing heavy, so that the status view, the TUI and the tests can read them.
+`to_fields` and `from_fields` are the form on the control socket and in the event log: a flat map with the class's name
+under "event".  Peers are peer IDs, hashes are hexadecimal, sizes are bytes, times are seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of all events."""
+
+    def to_fields(self) -> dict[str, Any]:
+        return {"event": type(self).__name__, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class PhaseChanged(Event):
+    phase: str
+    why_idle: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class PeerJoined(Event):
+    """First heartbeat of a peer, or of its new incarnation."""
+
+    peer: str
+    name: str
+
+
+@dataclass(frozen=True)
+class PeerSuspected(Event):
+    peer: str
+    silent_s: float
+
+
+@dataclass(frozen=True)
+class PeerGone(Event):
+    peer: str
+    goodbye: bool
+
+
+@dataclass(frozen=True)
+class TrainerStarted(Event):
+    pid: int
+
+
+@dataclass(frozen=True)
+class TrainerStopped(Event):
+    """The trainer died or was ended; `reason` is a sentence."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class ComputeProgress(Event):
+    round: int
+    steps: int
+    total_steps: int
+    loss: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class ReadySent(Event):
+    round: int
+    tokens: int
+    steps: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class RoundProposed(Event):
+    round: int
+    attempt: int
+    proposer: str
+    members: list[str]
+    evicted: list[str]
+
+
+@dataclass(frozen=True)
+class ExchangeProgress(Event):
+    """chunks_done of chunks_total results are here; `waiting_for` names who is waited for."""
+
+    round: int
+    chunks_done: int
+    chunks_total: int
+    waiting_for: list[str]
+
+
+@dataclass(frozen=True)
+class ExchangeFinished(Event):
+    round: int
+    seconds: float
+    up_bytes: int
+    down_bytes: int
+
+
+@dataclass(frozen=True)
+class MemberLost(Event):
+    """A member stopped delivering in this round's exchange; its missing chunks are averaged without it."""
+
+    round: int
+    peer: str
+
+
+@dataclass(frozen=True)
+class RoundVoted(Event):
+    round: int
+    attempt: int
+    record: str
+
+
+@dataclass(frozen=True)
+class RoundCommitted(Event):
+    """A record is certified, on disk and about to be applied.  `mine`: our contribution is in it."""
+
+    round: int
+    tip: str
+    members: list[str]
+    tokens: int
+    loss: float
+    mine: bool
+
+
+@dataclass(frozen=True)
+class StateApplied(Event):
+    """`rounds` records have been applied; `digest` is the outer state's."""
+
+    rounds: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class EvalLoss(Event):
+    rounds: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class CheckpointWritten(Event):
+    rounds: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class SyncProgress(Event):
+    """Catching up: `what` is records, results or checkpoint."""
+
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class RolledBack(Event):
+    """We were on the losing side of a fork and went back to the common ancestor."""
+
+    to_round: int
+    abandoned: int
+    winner: str
+
+
+@dataclass(frozen=True)
+class Desynced(Event):
+    """Our outer state's digest is not the swarm's; it is being repaired."""
+
+    round: int
+    mine: str
+    theirs: str
+
+
+@dataclass(frozen=True)
+class Dropped(Event):
+    """Something from a peer was malformed or not allowed, and was dropped."""
+
+    peer: str
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Notice(Event):
+    """A sentence for the person at the screen."""
+
+    level: str
+    text: str
+
+
+EVENTS: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasses__()}
+
+
+def from_fields(fields: dict[str, Any]) -> Event:
+    """The event in `fields`; raises ValueError when there is no such event or its fields are wrong."""
+    rest = dict(fields)
+    cls = EVENTS.get(rest.pop("event", ""))
+    if cls is None:
+        raise ValueError(f"no such event: {fields.get('event')!r}")
+    try:
+        return cls(**rest)
+    except TypeError as error:
+        raise ValueError(f"event {cls.__name__} with wrong fields") from error
