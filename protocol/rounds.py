@@ -1,0 +1,554 @@
+"""How the members agree on one round: single-decree Paxos with signatures, as a pure state machine.
+
+A `RoundMachine` lives from one tip to the next.  It is told what arrived, what became of the exchange and what time it
+is, and answers with effects; `protocol.node` performs them.  It does no I/O, reads no clock and holds no key.
+
+    ready     everybody gossips READY when its compute is done: the contribution is committed by its root
+    proposal  the proposer closes the round: attempt, plan (members, chunk owners), evicted electors   [Paxos 1a]
+    promise   a member takes part in no lower attempt, and tells what it voted for, if anything         [1b]
+    (exchange: everyone in the plan averages; it starts with the promise and survives a change of proposer)
+    motion    the proposer puts one record to the vote: a carried one, or that of its own exchange      [2a]
+    vote      an elector holds that result on disk and signs                                            [2b]
+    commit    a quorum of equal votes is the certificate
+
+Policy
+* A ballot is (attempt, proposer); ballots are ordered, so two proposers of one attempt never share a ballot.
+* Acceptors are the electors: the members of the previous record less the evicted ones.  At genesis, or when all of
+  them are evicted, the members of the plan vote.
+* The proposer is the live ready elector with the lowest hash(tip, attempt, peer); when no elector is ready, the live
+  ready peer with the lowest hash.  Proposing is no privilege: safety rests on the acceptors alone.
+* A round is closed when every live trainer on this tip is ready; or when most of them are ready and `grace_s` has
+  passed, after which the late ones are asked to finish and get `FINISH_S` more.
+* The record put to the vote fixes the one version of every chunk: a member that assembled another one fetches the
+  difference before it votes.  (So a quorum never splits over two versions.)
+* A later attempt takes over the plan of the attempt it has promised: what was exchanged is not exchanged again.
+* Promise and vote are kept (fsync) before they are sent: the effect `Keep` precedes the `Send`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from protocol.canonical import Malformed
+from protocol.chain import effective_electorate, index_root, quorum_size, record_hash, verify_commit, verify_record
+from protocol.envelope import Envelope
+from protocol.exchange_plan import assign_owners, plan_hash
+from protocol.hashes import Hash, hash_bytes
+from protocol.identity import PeerId
+from protocol.messages import (
+    Body,
+    Certificate,
+    ChunkEntry,
+    Commit,
+    Finish,
+    Member,
+    Motion,
+    Plan,
+    Promise,
+    Proposal,
+    Ready,
+    Record,
+    Signature,
+    Vote,
+    Voted,
+)
+
+FINISH_S = 5.0
+"""Seconds that late trainers get to contribute what they have, after the grace time."""
+RESEND_S = 2.0
+"""Seconds between two sendings of an unanswered proposal or motion."""
+PATIENCE_S = 3.0
+"""Seconds beyond grace and finish time that a live proposer gets before the next attempt begins; grows by attempt."""
+
+Ballot = tuple[int, PeerId]
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """What the manifest says about rounds.  chunks: chunks of a contribution."""
+
+    run: Hash
+    chunks: int
+    codec: str
+    min_members: int
+    max_members: int
+    grace_s: float
+    eviction_s: float
+    stall_s: float
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the round stands on: its number, the tip, the previous record (None at genesis)."""
+
+    round: int
+    tip: Hash
+    previous: Record | None
+
+    @property
+    def electors(self) -> tuple[PeerId, ...]:
+        return tuple(PeerId(member.peer) for member in self.previous.members) if self.previous else ()
+
+
+@dataclass(frozen=True)
+class PeerView:
+    """How a peer looks now.  `on_tip`: a live trainer at work on our tip."""
+
+    live: bool
+    on_tip: bool
+    left: bool
+    silent_s: float
+
+
+View = Mapping[PeerId, PeerView]
+"""Everybody we know or who is an elector, ourselves included."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """Deliver to each peer; to ourselves too, where named."""
+
+    to: tuple[PeerId, ...]
+    body: Body
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Write to disk before anything after this effect happens."""
+
+    promise: Promise
+
+
+@dataclass(frozen=True)
+class BeginExchange:
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class FinishCompute:
+    """Ask our trainer to stop at its step and contribute."""
+
+
+@dataclass(frozen=True)
+class HoldResult:
+    """See to it that the result of this record lies on disk, then call `on_result_held`.  `sources` may have it."""
+
+    record: Record
+    index: tuple[ChunkEntry, ...]
+    sources: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class Committed:
+    commit: Commit
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Our outer state is not the one the round stands on."""
+
+    digest: Hash
+
+
+Effect = Send | Keep | BeginExchange | FinishCompute | HoldResult | Committed | Repair
+
+
+@dataclass
+class _Attempt:
+    """Our own proposal, while we are the proposer."""
+
+    ballot: Ballot
+    plan: Plan
+    evicted: tuple[PeerId, ...]
+    promises: dict[PeerId, Promise] = field(default_factory=dict)
+    motion: Motion | None = None
+    votes: dict[PeerId, Envelope] = field(default_factory=dict)
+    sent: float = 0.0
+
+
+class RoundMachine:
+    """One round as one peer lives it.  `now` is always trio time."""
+
+    def __init__(self, me: PeerId, settings: RoundSettings, base: Base, now: float, kept: Promise | None = None) -> None:
+        self.me, self.settings, self.base = me, settings, base
+        self.attempt = 0
+        self.plan: Plan | None = None
+        self.state_digest: Hash | None = None
+        self.readys: dict[PeerId, Ready] = {}
+        self.decided: Commit | None = None
+        self._promised: Ballot | None = None
+        self._voted: Voted | None = None
+        if kept is not None and kept.round == base.round and kept.base == base.tip:
+            self._promised, self._voted = (kept.attempt, PeerId(kept.proposer)), kept.voted
+            self.attempt = kept.attempt + 1
+        self._mine: _Attempt | None = None
+        self._motion: Motion | None = None
+        self._commit: Commit | None = None
+        self._held: set[bytes] = set()
+        self._results: dict[Hash, tuple[ChunkEntry, ...]] = {}
+        self._progress = now
+        self._quorum_since: float | None = None
+        self._asked: dict[PeerId, float] = {}
+
+    # -- what arrives -------------------------------------------------------------------------------------------------
+
+    def on_ready(self, peer: PeerId, ready: Ready) -> bool:
+        """A READY, ours or another's.  False when it is not for this round or contradicts an earlier one."""
+        if ready.round != self.base.round or ready.base != self.base.tip:
+            return False
+        known = self.readys.get(peer)
+        if known is not None and (ready.incarnation < known.incarnation or
+                                  (ready.incarnation == known.incarnation and ready != known)):
+            return False
+        self.readys[peer] = ready
+        return True
+
+    def on_finish(self, sender: PeerId, finish: Finish) -> list[Effect]:
+        """Somebody who is ready asks us to finish."""
+        fits = finish.round == self.base.round and finish.base == self.base.tip
+        return [FinishCompute()] if fits and sender in self.readys and self.me not in self.readys else []
+
+    def on_proposal(self, sender: PeerId, proposal: Proposal, view: View, now: float) -> list[Effect]:
+        ballot = (proposal.attempt, sender)
+        if self.decided or not self._sensible_plan(proposal.plan):
+            return []
+        if self._promised is not None and ballot < self._promised:
+            return [Send((sender,), self._promise_body())]
+        if not self._may_evict(proposal.evicted, view):
+            return []
+        if self.state_digest is not None and proposal.plan.state_digest != self.state_digest:
+            return [Repair(Hash(proposal.plan.state_digest))]
+        effects: list[Effect] = []
+        if ballot != self._promised:
+            self._promised = ballot
+            self._progress = now
+            self.attempt = max(self.attempt, proposal.attempt)
+            effects.append(Keep(self._promise_body()))
+        effects.append(Send((sender,), self._promise_body()))
+        self.plan = proposal.plan
+        if self._member_of(proposal.plan):
+            effects.append(BeginExchange(proposal.plan))
+        return effects
+
+    def on_promise(self, sender: PeerId, promise: Promise, now: float) -> list[Effect]:
+        if self._mine is None or promise.round != self.base.round or promise.base != self.base.tip:
+            return []
+        ballot = (promise.attempt, PeerId(promise.proposer))
+        if ballot > self._mine.ballot:
+            self.attempt = max(self.attempt, promise.attempt)
+            self._mine, self._progress = None, now
+            return []
+        if ballot != self._mine.ballot or not self._sensible_vote(promise.voted):
+            return []
+        self._mine.promises[sender] = promise
+        return self._put_to_vote(now)
+
+    def on_exchange_done(self, plan: Hash, entries: Sequence[ChunkEntry], now: float) -> list[Effect]:
+        """Our exchange of `plan` is complete: these are the chunks we hold."""
+        self._results[plan] = tuple(entries)
+        self._progress = now
+        return self._put_to_vote(now)
+
+    def on_progress(self, now: float) -> None:
+        """The exchange moved: the proposer keeps our patience."""
+        self._progress = now
+
+    def on_motion(self, sender: PeerId, motion: Motion, view: View, now: float) -> list[Effect]:
+        ballot = (motion.attempt, sender)
+        if motion.proposer != sender or self.decided or (self._promised is not None and ballot < self._promised):
+            return []
+        if not self._sensible_record(motion.record, motion.index) or not self._may_evict(motion.record.evicted, view):
+            return []
+        if self._voted is not None and (self._voted.attempt, self._voted.proposer) == ballot:
+            if self._voted.record != motion.record:
+                return []
+        if self.state_digest is not None and motion.record.state_digest != self.state_digest:
+            return [Repair(Hash(motion.record.state_digest))]
+        self._motion, self._progress = motion, now
+        if motion.record.result_root in self._held:
+            return self._vote()
+        sources = tuple(PeerId(member.peer) for member in motion.record.members if member.peer != self.me)
+        return [HoldResult(motion.record, tuple(motion.index), sources)]
+
+    def on_vote(self, sender: PeerId, vote: Vote, envelope: Envelope) -> list[Effect]:
+        mine = self._mine
+        if mine is None or mine.motion is None or self.decided:
+            return []
+        record = mine.motion.record
+        if (vote.attempt, vote.proposer) != mine.ballot or vote.record_hash != record_hash(record):
+            return []
+        voters = effective_electorate(self.base.previous, record)
+        if sender not in voters:
+            return []
+        mine.votes[sender] = envelope
+        if len(mine.votes) < quorum_size(len(voters)):
+            return []
+        signatures = [Signature(peer=peer, signature=mine.votes[peer].signature) for peer in sorted(mine.votes)]
+        certificate = Certificate(attempt=mine.ballot[0], proposer=self.me, votes=signatures)
+        commit = Commit(record=record, index=mine.motion.index, certificate=certificate)
+        others = tuple(peer for peer in self._audience(mine) if peer != self.me)
+        return [Send(others, commit), *self._decide(commit, others)]
+
+    def on_commit(self, commit: Commit, sources: Sequence[PeerId]) -> list[Effect]:
+        """A certified record for this round, from anywhere.  Raises `Malformed` when the certificate does not hold."""
+        if self.decided or commit.record.round != self.base.round:
+            return []
+        self._check_commit(commit)
+        return self._decide(commit, tuple(sources))
+
+    def on_result_held(self, root: bytes) -> list[Effect]:
+        """The result with this root lies on disk: vote for it, or apply it, if that is what it waited for."""
+        self._held.add(root)
+        if self._commit is not None and self._commit.record.result_root == root:
+            commit, self._commit = self._commit, None
+            self.decided = commit
+            return [Committed(commit)]
+        if self._motion is not None and self._motion.record.result_root == root and self.decided is None:
+            return self._vote()
+        return []
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def tick(self, view: View, now: float) -> list[Effect]:
+        """Close the round, send again, or lose patience."""
+        if self.decided or self._commit is not None:
+            return []
+        if self._mine is not None:
+            return self._resend(now)
+        if self._promised is not None and self._promised[1] != self.me:
+            return self._watch_proposer(view, now)
+        if self.me not in self.readys:
+            return []
+        effects, closable = self._gather(view, now)
+        if not closable:
+            return effects
+        return [*effects, *self._lead_or_wait(view, now)]
+
+    def waiting_for(self, view: View) -> list[PeerId]:
+        """Who has to become ready before the round can be closed at once."""
+        return sorted(peer for peer, seen in view.items() if seen.on_tip and peer not in self.readys)
+
+    @property
+    def voted(self) -> Voted | None:
+        return self._voted
+
+    # -- closing a round ----------------------------------------------------------------------------------------------
+
+    def _gather(self, view: View, now: float) -> tuple[list[Effect], bool]:
+        """Whether the round may be closed, and whom to ask to finish."""
+        ready = [peer for peer in self.readys if self._lives(peer, view)]
+        waiting = self.waiting_for(view)
+        if len(ready) < self.settings.min_members:
+            self._quorum_since = None
+            return [], False
+        if not waiting:
+            return [], True
+        if len(ready) <= len(waiting):
+            self._quorum_since = None
+            return [], False
+        if self._quorum_since is None:
+            self._quorum_since = now
+        late_s = now - self._quorum_since - self.settings.grace_s
+        if late_s < 0:
+            return [], False
+        ask = tuple(peer for peer in waiting if now - self._asked.get(peer, -1e9) >= RESEND_S)
+        for peer in ask:
+            self._asked[peer] = now
+        finish = Finish(round=self.base.round, base=self.base.tip)
+        return ([Send(ask, finish)] if ask else []), late_s >= FINISH_S
+
+    def _lead_or_wait(self, view: View, now: float) -> list[Effect]:
+        proposer = self._proposer(view)
+        if proposer == self.me:
+            return self._propose(view, now)
+        if now - self._progress > self.settings.grace_s + FINISH_S + PATIENCE_S * (1 + self.attempt):
+            self.attempt += 1
+            self._progress = now
+        return []
+
+    def _watch_proposer(self, view: View, now: float) -> list[Effect]:
+        """We promised somebody: when it is gone or nothing moves, the next attempt begins."""
+        assert self._promised is not None
+        attempt, proposer = self._promised
+        stalled = now - self._progress > self.settings.stall_s + PATIENCE_S * (1 + attempt)
+        if self._lives(proposer, view) and not stalled:
+            return []
+        if self.attempt <= attempt:
+            self.attempt, self._progress = attempt + 1, now
+        elif stalled:
+            self.attempt, self._progress = self.attempt + 1, now
+        if self.me in self.readys and self._proposer(view) == self.me:
+            return self._propose(view, now)
+        return []
+
+    def _proposer(self, view: View) -> PeerId | None:
+        electors = [peer for peer in self.base.electors if peer in self.readys and self._lives(peer, view)]
+        candidates = electors or [peer for peer in self.readys if self._lives(peer, view)]
+        return min(candidates, key=self._draw, default=None)
+
+    def _draw(self, peer: PeerId) -> bytes:
+        return hash_bytes("proposer", self.base.tip + self.attempt.to_bytes(8, "big") + peer.encode())
+
+    def _propose(self, view: View, now: float) -> list[Effect]:
+        plan = self.plan or self._make_plan(view)
+        if plan is None:
+            return []
+        if plan.state_digest != self.state_digest:
+            return [Repair(Hash(plan.state_digest))] if self.state_digest is not None else []
+        ballot = (self.attempt, self.me)
+        if self._promised is not None and ballot < self._promised:
+            self.attempt = self._promised[0] + 1
+            ballot = (self.attempt, self.me)
+        evicted = self._evictable(view)
+        self._mine = _Attempt(ballot, plan, evicted, sent=now)
+        proposal = Proposal(attempt=ballot[0], plan=plan, evicted=list(evicted))
+        return [Send(self._audience(self._mine), proposal)]
+
+    def _make_plan(self, view: View) -> Plan | None:
+        """The plan of those who are ready on the most common state; ties go to the lower digest."""
+        ready = {peer: self.readys[peer] for peer in sorted(self.readys) if self._lives(peer, view)}
+        by_digest: dict[bytes, list[PeerId]] = {}
+        for peer, statement in ready.items():
+            by_digest.setdefault(statement.state_digest, []).append(peer)
+        digest = min(by_digest, key=lambda d: (-len(by_digest[d]), d))
+        peers = sorted(by_digest[digest])[: self.settings.max_members]
+        if len(peers) < self.settings.min_members:
+            return None
+        members = [Member(peer=peer, tokens=ready[peer].tokens, root=ready[peer].root) for peer in peers]
+        tokens = sum(member.tokens for member in members)
+        loss = sum(ready[peer].loss * ready[peer].tokens for peer in peers) / tokens
+        owners = assign_owners(self.base.tip, peers, self.settings.chunks)
+        return Plan(round=self.base.round, base=self.base.tip, members=members, owners=owners,
+                    state_digest=digest, loss=loss)
+
+    def _evictable(self, view: View) -> tuple[PeerId, ...]:
+        """Electors to name as evicted: those who said goodbye; those long silent only if there is no quorum else."""
+        left = [peer for peer in self.base.electors if peer in view and view[peer].left]
+        stay = [peer for peer in self.base.electors if peer not in left]
+        if sum(self._lives(peer, view) for peer in stay) >= quorum_size(len(stay)):
+            return tuple(left)
+        return tuple(left + [peer for peer in stay if self._long_silent(peer, view)])
+
+    def _resend(self, now: float) -> list[Effect]:
+        mine = self._mine
+        assert mine is not None
+        if now - mine.sent < RESEND_S:
+            return []
+        mine.sent = now
+        if mine.motion is not None:
+            waiting = tuple(peer for peer in self._audience(mine) if peer not in mine.votes)
+            return [Send(waiting, mine.motion)]
+        waiting = tuple(peer for peer in self._audience(mine) if peer not in mine.promises)
+        if waiting:
+            return [Send(waiting, Proposal(attempt=mine.ballot[0], plan=mine.plan, evicted=list(mine.evicted)))]
+        return []
+
+    def _audience(self, mine: _Attempt) -> tuple[PeerId, ...]:
+        peers = [PeerId(member.peer) for member in mine.plan.members] + list(self.base.electors)
+        return tuple(peer for peer in dict.fromkeys(peers) if peer not in mine.evicted)
+
+    # -- voting -------------------------------------------------------------------------------------------------------
+
+    def _voters(self, mine: _Attempt) -> tuple[PeerId, ...]:
+        stay = tuple(peer for peer in self.base.electors if peer not in mine.evicted)
+        return stay or tuple(PeerId(member.peer) for member in mine.plan.members)
+
+    def _put_to_vote(self, now: float) -> list[Effect]:
+        """Make the motion once a quorum has promised: the record already voted for, or that of our exchange."""
+        mine = self._mine
+        if mine is None or mine.motion is not None:
+            return []
+        voters = self._voters(mine)
+        if sum(peer in mine.promises for peer in voters) < quorum_size(len(voters)):
+            return []
+        carried = [promise.voted for peer, promise in mine.promises.items() if promise.voted and peer in voters]
+        if carried:
+            latest = max(carried, key=lambda voted: (voted.attempt, voted.proposer))
+            record, index = latest.record, list(latest.index)
+        else:
+            entries = self._results.get(plan_hash(mine.plan))
+            if entries is None:
+                return []
+            record, index = self._make_record(mine, entries), list(entries)
+        mine.motion = Motion(attempt=mine.ballot[0], proposer=self.me, record=record, index=index)
+        mine.sent = now
+        return [Send(self._audience(mine), mine.motion)]
+
+    def _make_record(self, mine: _Attempt, entries: Sequence[ChunkEntry]) -> Record:
+        return Record(round=self.base.round, fragment=0, attempt=mine.ballot[0], proposer=self.me,
+                      previous=self.base.tip, members=mine.plan.members, evicted=list(mine.evicted),
+                      codec=self.settings.codec, result_root=index_root(entries),
+                      state_digest=mine.plan.state_digest, loss=mine.plan.loss)
+
+    def _vote(self) -> list[Effect]:
+        motion = self._motion
+        assert motion is not None
+        if self.me not in effective_electorate(self.base.previous, motion.record):
+            return []
+        ballot = (motion.attempt, PeerId(motion.proposer))
+        if self._promised is not None and ballot < self._promised:
+            return []
+        self._promised = ballot
+        self._voted = Voted(attempt=ballot[0], proposer=ballot[1], record=motion.record, index=motion.index)
+        vote = Vote(round=self.base.round, attempt=ballot[0], proposer=ballot[1],
+                    record_hash=record_hash(motion.record))
+        return [Keep(self._promise_body()), Send((ballot[1],), vote)]
+
+    def _decide(self, commit: Commit, sources: tuple[PeerId, ...]) -> list[Effect]:
+        if commit.record.result_root in self._held:
+            self.decided = commit
+            return [Committed(commit)]
+        self._commit = commit
+        return [HoldResult(commit.record, tuple(commit.index), sources)]
+
+    def _promise_body(self) -> Promise:
+        assert self._promised is not None
+        return Promise(round=self.base.round, base=self.base.tip, attempt=self._promised[0],
+                       proposer=self._promised[1], voted=self._voted)
+
+    # -- what makes sense ---------------------------------------------------------------------------------------------
+
+    def _lives(self, peer: PeerId, view: View) -> bool:
+        return peer == self.me or (peer in view and view[peer].live)
+
+    def _long_silent(self, peer: PeerId, view: View) -> bool:
+        seen = view.get(peer)
+        return peer != self.me and seen is not None and not seen.live and seen.silent_s >= self.settings.eviction_s
+
+    def _may_evict(self, evicted: Sequence[str], view: View) -> bool:
+        """We agree that these electors are gone: they said goodbye, or we have not heard them for long either."""
+        named = [PeerId(peer) for peer in evicted]
+        return all(peer in self.base.electors and
+                   ((peer in view and view[peer].left) or self._long_silent(peer, view)) for peer in named)
+
+    def _member_of(self, plan: Plan) -> bool:
+        return any(member.peer == self.me for member in plan.members)
+
+    def _sensible_plan(self, plan: Plan) -> bool:
+        peers = [member.peer for member in plan.members]
+        if plan.round != self.base.round or plan.base != self.base.tip:
+            return False
+        if peers != sorted(set(peers)) or not self.settings.min_members <= len(peers) <= self.settings.max_members:
+            return False
+        if len(plan.owners) != self.settings.chunks or max(plan.owners) >= len(peers):
+            return False
+        own = self.readys.get(self.me)
+        mine = next((member for member in plan.members if member.peer == self.me), None)
+        return mine is None or (own is not None and (mine.root, mine.tokens) == (own.root, own.tokens))
+
+    def _sensible_record(self, record: Record, index: Sequence[ChunkEntry]) -> bool:
+        try:
+            verify_record(record, index, self.base.previous, self.base.round, self.base.tip,
+                          codec=self.settings.codec, chunks=self.settings.chunks,
+                          max_members=self.settings.max_members)
+        except Malformed:
+            return False
+        return True
+
+    def _sensible_vote(self, voted: Voted | None) -> bool:
+        return voted is None or self._sensible_record(voted.record, voted.index)
+
+    def _check_commit(self, commit: Commit) -> None:
+        verify_commit(self.settings.run, commit, self.base.previous, self.base.round, self.base.tip,
+                      codec=self.settings.codec, chunks=self.settings.chunks, max_members=self.settings.max_members)
