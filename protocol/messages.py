@@ -24,6 +24,8 @@ MAX_CHUNKS = 8192
 HashField = Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 PeerField = Annotated[str, Field(min_length=46, max_length=60, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
 SignatureField = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+Evicted = Annotated[list[PeerField], Field(max_length=MAX_MEMBERS)]
+"""Electors that take no part: sorted peer IDs."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
@@ -112,9 +114,6 @@ class Heartbeat(Body):
     addresses: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=8)]
     version: Annotated[str, Field(max_length=40)]
 
-    def encode(self) -> bytes:
-        return canonical.encode(self.model_dump(mode="json") | {"tip": self.tip})
-
 
 class Goodbye(Body):
     """A peer leaves on purpose; it is no elector from now on."""
@@ -168,7 +167,7 @@ class Proposal(Body):
     KIND: ClassVar[str] = "proposal"
     attempt: Count
     plan: Plan
-    evicted: Annotated[list[PeerField], Field(max_length=MAX_MEMBERS)]
+    evicted: Evicted
 
 
 class ChunkEntry(Body):
@@ -192,7 +191,6 @@ class Record(Body):
     proposer: PeerField
     previous: HashField
     members: Annotated[list[Member], Field(min_length=1, max_length=MAX_MEMBERS)]
-    evicted: Annotated[list[PeerField], Field(max_length=MAX_MEMBERS)]
     codec: Annotated[str, Field(max_length=16)]
     result_root: HashField
     state_digest: HashField
@@ -220,22 +218,24 @@ class Promise(Body):
 
 
 class Motion(Body):
-    """The proposer puts a record to the vote."""
+    """The proposer puts a record to the vote, among the electors that are not evicted."""
 
     KIND: ClassVar[str] = "motion"
     attempt: Count
     proposer: PeerField
+    evicted: Evicted
     record: Record
     index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
 
 
 class Vote(Body):
-    """I hold the result of this record on disk, and agree to it."""
+    """I hold the result of this record on disk, and agree to it, and that these electors are gone."""
 
     KIND: ClassVar[str] = "vote"
     round: Count
     attempt: Count
     proposer: PeerField
+    evicted: Evicted
     record_hash: HashField
 
 
@@ -245,10 +245,15 @@ class Signature(Body):
 
 
 class Certificate(Body):
-    """A quorum of equal votes of one attempt."""
+    """A quorum of equal votes of one attempt.
+
+    evicted: electors that had gone when it was voted.  It is here and not in the record, so that a record carried into
+    a later attempt, with more electors gone, stays the same record.
+    """
 
     attempt: Count
     proposer: PeerField
+    evicted: Evicted
     votes: Annotated[list[Signature], Field(min_length=1, max_length=MAX_MEMBERS)]
 
 

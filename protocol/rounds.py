@@ -258,7 +258,7 @@ class RoundMachine:
         ballot = (motion.attempt, sender)
         if motion.proposer != sender or self.decided or (self._promised is not None and ballot < self._promised):
             return []
-        if not self._sensible_record(motion.record, motion.index) or not self._may_evict(motion.record.evicted, view):
+        if not self._sensible_record(motion.record, motion.index) or not self._may_evict(motion.evicted, view):
             return []
         if self._voted is not None and (self._voted.attempt, self._voted.proposer) == ballot:
             if self._voted.record != motion.record:
@@ -278,14 +278,17 @@ class RoundMachine:
         record = mine.motion.record
         if (vote.attempt, vote.proposer) != mine.ballot or vote.record_hash != record_hash(record):
             return []
-        voters = effective_electorate(self.base.previous, record)
+        if vote.evicted != list(mine.evicted):
+            return []
+        voters = effective_electorate(self.base.previous, record, mine.evicted)
         if sender not in voters:
             return []
         mine.votes[sender] = envelope
         if len(mine.votes) < quorum_size(len(voters)):
             return []
         signatures = [Signature(peer=peer, signature=mine.votes[peer].signature) for peer in sorted(mine.votes)]
-        certificate = Certificate(attempt=mine.ballot[0], proposer=self.me, votes=signatures)
+        certificate = Certificate(attempt=mine.ballot[0], proposer=self.me, evicted=list(mine.evicted),
+                                  votes=signatures)
         commit = Commit(record=record, index=mine.motion.index, certificate=certificate)
         others = tuple(peer for peer in self._audience(mine) if peer != self.me)
         return [Send(others, commit), *self._decide(commit, others)]
@@ -397,7 +400,7 @@ class RoundMachine:
         if plan.state_digest != self.state_digest:
             return [Repair(Hash(plan.state_digest))] if self.state_digest is not None else []
         ballot = (self.attempt, self.me)
-        if self._promised is not None and ballot < self._promised:
+        if self._promised is not None and ballot <= self._promised:
             self.attempt = self._promised[0] + 1
             ballot = (self.attempt, self.me)
         evicted = self._evictable(view)
@@ -427,8 +430,8 @@ class RoundMachine:
         left = [peer for peer in self.base.electors if peer in view and view[peer].left]
         stay = [peer for peer in self.base.electors if peer not in left]
         if sum(self._lives(peer, view) for peer in stay) >= quorum_size(len(stay)):
-            return tuple(left)
-        return tuple(left + [peer for peer in stay if self._long_silent(peer, view)])
+            return tuple(sorted(left))
+        return tuple(sorted(left + [peer for peer in stay if self._long_silent(peer, view)]))
 
     def _resend(self, now: float) -> list[Effect]:
         mine = self._mine
@@ -471,27 +474,28 @@ class RoundMachine:
             if entries is None:
                 return []
             record, index = self._make_record(mine, entries), list(entries)
-        mine.motion = Motion(attempt=mine.ballot[0], proposer=self.me, record=record, index=index)
+        mine.motion = Motion(attempt=mine.ballot[0], proposer=self.me, evicted=list(mine.evicted), record=record,
+                             index=index)
         mine.sent = now
         return [Send(self._audience(mine), mine.motion)]
 
     def _make_record(self, mine: _Attempt, entries: Sequence[ChunkEntry]) -> Record:
         return Record(round=self.base.round, fragment=0, attempt=mine.ballot[0], proposer=self.me,
-                      previous=self.base.tip, members=mine.plan.members, evicted=list(mine.evicted),
+                      previous=self.base.tip, members=mine.plan.members,
                       codec=self.settings.codec, result_root=index_root(entries),
                       state_digest=mine.plan.state_digest, loss=mine.plan.loss)
 
     def _vote(self) -> list[Effect]:
         motion = self._motion
         assert motion is not None
-        if self.me not in effective_electorate(self.base.previous, motion.record):
+        if self.me not in effective_electorate(self.base.previous, motion.record, motion.evicted):
             return []
         ballot = (motion.attempt, PeerId(motion.proposer))
         if self._promised is not None and ballot < self._promised:
             return []
         self._promised = ballot
         self._voted = Voted(attempt=ballot[0], proposer=ballot[1], record=motion.record, index=motion.index)
-        vote = Vote(round=self.base.round, attempt=ballot[0], proposer=ballot[1],
+        vote = Vote(round=self.base.round, attempt=ballot[0], proposer=ballot[1], evicted=motion.evicted,
                     record_hash=record_hash(motion.record))
         return [Keep(self._promise_body()), Send((ballot[1],), vote)]
 
