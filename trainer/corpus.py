@@ -1,0 +1,85 @@
+"""The embedded corpus: the source text of Python's standard library, read from the installation, as bytes.
+
+Documents are files in the order of their paths, joined with a zero byte (which no source file contains), so no document
+is cut or dropped; a window may begin in one file and end in the next, and the zero byte tells the model so.  Whether a
+file is held out for evaluation is a hash of its relative path, so peers with different Python versions hold out nearly
+the same files.  Their texts differ slightly all the same: `Corpus.digest` says which text a peer has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+U8 = npt.NDArray[np.uint8]
+
+SEPARATOR = b"\0"
+MAX_FILE_BYTES = 1 << 20
+"""Longer files are tables that a program wrote."""
+SKIPPED_FOLDERS = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3", "ensurepip", "encodings"}
+)
+"""Not the library's own prose: other people's packages, tests, bundled wheels, code tables."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokens (bytes) of the training and the held-out split.  digest: hexadecimal BLAKE2 of both."""
+
+    train: U8
+    held_out: U8
+    digest: str
+
+    def windows(self, length: int) -> int:
+        """Number of training windows of `length` predicted tokens; every token but the first is predicted."""
+        return window_count(self.train, length)
+
+
+def window_count(tokens: U8, length: int) -> int:
+    return max(0, -(-(len(tokens) - 1) // length)) if len(tokens) > length else 0
+
+
+def window(tokens: U8, index: int, length: int) -> U8:
+    """The `length` + 1 tokens of window `index`.  The last window ends with the corpus, so it may overlap the one before."""
+    start = min(index * length, len(tokens) - length - 1)
+    return tokens[start : start + length + 1]
+
+
+def load(name: str, held_out_percent: int) -> Corpus:
+    """The corpus a manifest names; raises ValueError when this installation cannot provide it."""
+    if name != "stdlib":
+        raise ValueError(f"unknown corpus {name!r}: this version knows 'stdlib'")
+    return read_folder(Path(sysconfig.get_paths()["stdlib"]), held_out_percent)
+
+
+def read_folder(root: Path, held_out_percent: int) -> Corpus:
+    """All Python sources below `root`, without `SKIPPED_FOLDERS`."""
+    splits: dict[bool, list[bytes]] = {False: [], True: []}
+    for path in _sources(root):
+        text = path.read_bytes().replace(SEPARATOR, b"")
+        if text:
+            splits[_is_held_out(path.relative_to(root), held_out_percent)].append(text)
+    if not splits[False] or not splits[True]:
+        raise ValueError(f"no corpus: {root} has too few Python sources; install Python with its library's sources")
+    train, held_out = (SEPARATOR.join(splits[held]) for held in (False, True))
+    digest = hashlib.blake2b(train + SEPARATOR * 2 + held_out, digest_size=16).hexdigest()
+    return Corpus(np.frombuffer(train, dtype=np.uint8), np.frombuffer(held_out, dtype=np.uint8), digest)
+
+
+def _sources(root: Path) -> list[Path]:
+    found = []
+    for path in root.rglob("*.py"):
+        folders = path.relative_to(root).parts[:-1]
+        if not SKIPPED_FOLDERS.intersection(folders) and path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
+            found.append(path)
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _is_held_out(relative: Path, percent: int) -> bool:
+    digest = hashlib.blake2b(relative.as_posix().encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % 100 < percent

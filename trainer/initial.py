@@ -1,0 +1,80 @@
+"""The initial parameters: a function of the run's seed with the same bits on every computer.
+
+Libraries change their samplers, and `log` and `cos` differ in the last bit between processors, so the normal
+distribution comes from a table: Philox's counter-based bits (a published, fixed generator) pick one of 65 536 quantiles,
+rounded to a grid so coarse that no processor's rounding can show.  Truncation is the range of the quantiles.
+
+Embeddings are normal with deviation 1 (0.02 when tied, since they are then output weights too); matrices are truncated
+normal 0.02; those that write into the residual stream have 0.02 / sqrt(2 (layer + 1)); norms are 1 (as torchtitan has it).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.config import ModelConfig, ParameterPlace, parameter_layout
+
+F32 = npt.NDArray[np.float32]
+
+QUANTILES = 1 << 16
+GRID = 1 << 14
+"""Quantiles are multiples of 1 / GRID: far coarser than any difference between two computers' arithmetic."""
+TRUNCATE_AT = 3.0
+"""Truncated normals are cut at this many standard deviations."""
+BLOCK = 1 << 20
+"""Parameters drawn at a time (a multiple of 4, as one 64-bit draw makes four of them)."""
+STD = 0.02
+
+
+def initial_parameters(config: ModelConfig, seed: int, out: F32) -> None:
+    """Fill `out`, fp32 of the model's parameter count."""
+    layout = parameter_layout(config)
+    assert out.shape == (layout[-1].offset + layout[-1].count,) and out.dtype == np.float32
+    for index, place in enumerate(layout):
+        part = out[place.offset : place.offset + place.count]
+        if place.name.endswith("norm.weight"):
+            part[:] = 1.0
+        else:
+            std, truncated = _distribution(config, place)
+            _fill(part, np.float32(std), _quantiles(truncated), _stream(seed, index))
+
+
+def _distribution(config: ModelConfig, place: ParameterPlace) -> tuple[float, bool]:
+    """Standard deviation, and whether the normal distribution is truncated."""
+    if place.name == "model.embed_tokens.weight":
+        return (STD if config.tied else 1.0), False
+    if place.name == "lm_head.weight":
+        return 1.0 / math.sqrt(config.dim), True
+    if place.name.endswith(("o_proj.weight", "down_proj.weight")):
+        layer = int(place.name.split(".")[2])
+        return STD / math.sqrt(2 * (layer + 1)), True
+    return STD, True
+
+
+def _stream(seed: int, index: int) -> np.random.Philox:
+    """Every tensor has its own stream, so that tensors could be filled in any order."""
+    return np.random.Philox(key=np.array([seed & (2**64 - 1), index], dtype=np.uint64))
+
+
+def _fill(out: F32, std: np.float32, quantiles: F32, stream: np.random.Philox) -> None:
+    for start in range(0, len(out), BLOCK):
+        part = out[start : start + BLOCK]
+        words = np.asarray(stream.random_raw((len(part) + 3) // 4), dtype="<u8")
+        picks = words.view("<u2")[: len(part)]
+        np.multiply(quantiles[picks], std, out=part)
+
+
+@lru_cache(maxsize=2)
+def _quantiles(truncated: bool) -> F32:
+    normal = NormalDist()
+    low = normal.cdf(-TRUNCATE_AT) if truncated else 0.0
+    half = [
+        round(normal.inv_cdf(low + (i + 0.5) / QUANTILES * (1 - 2 * low)) * GRID) / GRID for i in range(QUANTILES // 2)
+    ]
+    values = np.array(half, dtype=np.float32)
+    return np.concatenate([values, -values[::-1]])

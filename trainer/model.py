@@ -1,0 +1,93 @@
+"""The decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU (Llama's shape).
+
+All parameters are views of one flat fp32 tensor, and their gradients of another, in the order of
+`trainer.config.parameter_layout`: taking over the swarm's parameters, clipping, and taking the difference are each one
+vector operation.  Which numbers lie there is `trainer.initial`'s business; the loss is `kernels.losses`'.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.config import ModelConfig, parameter_layout
+
+
+class Decoder(nn.Module):
+    """Tokens (B, T) to normalised hidden states (B, T, dim).
+
+    flat: the parameters, fp32 (n).  gradient: their gradients, fp32 (n).
+    """
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        super().__init__()
+        self.config = config
+        self.layout = parameter_layout(config)
+        count = self.layout[-1].offset + self.layout[-1].count
+        self.flat = torch.zeros(count, dtype=torch.float32, device=device)
+        self.gradient = torch.zeros_like(self.flat)
+        self.tensors: dict[str, nn.Parameter] = {}
+        for place in self.layout:
+            span = slice(place.offset, place.offset + place.count)
+            parameter = nn.Parameter(self.flat[span].view(place.shape))
+            parameter.grad = self.gradient[span].view(place.shape)
+            self.tensors[place.name] = parameter
+            self.register_parameter(place.name.replace(".", "/"), parameter)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """(vocab, dim)"""
+        return self.tensors["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
+
+    def forward(self, tokens_bt: Tensor) -> Tensor:
+        hidden = F.embedding(tokens_bt, self.tensors["model.embed_tokens.weight"])
+        cos, sin = _rotations(self.config, tokens_bt.shape[1], hidden.device)
+        for layer in range(self.config.layers):
+            hidden = hidden + self._attention(layer, hidden, cos, sin)
+            hidden = hidden + self._feed_forward(layer, hidden)
+        return self._norm("model.norm.weight", hidden)
+
+    def _attention(self, layer: int, hidden_btd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        config, prefix = self.config, f"model.layers.{layer}."
+        batch, length, dim = hidden_btd.shape
+        normed = self._norm(prefix + "input_layernorm.weight", hidden_btd)
+
+        def heads(name: str, count: int) -> Tensor:
+            projected = F.linear(normed, self.tensors[f"{prefix}self_attn.{name}_proj.weight"])
+            return projected.view(batch, length, count, config.head_dim).transpose(1, 2)
+
+        query = _rotate(heads("q", config.heads), cos, sin)
+        key = _rotate(heads("k", config.kv_heads), cos, sin)
+        value = heads("v", config.kv_heads)
+        if config.kv_heads != config.heads:
+            key = key.repeat_interleave(config.heads // config.kv_heads, dim=1)
+            value = value.repeat_interleave(config.heads // config.kv_heads, dim=1)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = mixed.transpose(1, 2).reshape(batch, length, dim)
+        return F.linear(mixed, self.tensors[f"{prefix}self_attn.o_proj.weight"])
+
+    def _feed_forward(self, layer: int, hidden_btd: Tensor) -> Tensor:
+        prefix = f"model.layers.{layer}."
+        normed = self._norm(prefix + "post_attention_layernorm.weight", hidden_btd)
+        gate = F.silu(F.linear(normed, self.tensors[prefix + "mlp.gate_proj.weight"]))
+        up = F.linear(normed, self.tensors[prefix + "mlp.up_proj.weight"])
+        return F.linear(gate * up, self.tensors[prefix + "mlp.down_proj.weight"])
+
+    def _norm(self, name: str, hidden_btd: Tensor) -> Tensor:
+        weight = self.tensors[name]
+        return F.rms_norm(hidden_btd.float(), weight.shape, weight, self.config.norm_eps)
+
+
+def _rotations(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (length, head_dim), fp32, each half repeated as in Llama's Hugging Face form."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), config.rope_base**-half)
+    both = torch.cat([angles, angles], dim=-1)
+    return both.cos(), both.sin()
+
+
+def _rotate(heads_bhtd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = heads_bhtd.chunk(2, dim=-1)
+    turned = torch.cat([-second, first], dim=-1)
+    return (heads_bhtd * cos + turned * sin).to(heads_bhtd.dtype)
