@@ -1,0 +1,62 @@
+"""What a peer asks another about the past, and the form of the answers.
+
+These travel over a connection that has proven both peer IDs and are not signed: nothing in an answer is believed.
+Records carry certificates, chunks and leaf hashes are checked against roots that certified records name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from protocol.messages import Body, Count, HashField
+
+MAX_TIPS = 1024
+MAX_COMMITS = 64
+MAX_LEAVES = 32_768
+COMMITS_BYTES = 1_500_000
+"""An answer with records stops before it grows over this."""
+
+
+class TipsRequest(Body):
+    """The tips after rounds start, start + 1, … (the tip after 0 rounds is genesis)."""
+
+    start: Count
+    count: Annotated[int, Field(ge=1, le=MAX_TIPS)]
+
+
+class TipsReply(Body):
+    length: Count
+    tips: Annotated[list[HashField], Field(max_length=MAX_TIPS)]
+
+
+class CommitsRequest(Body):
+    start: Count
+    count: Annotated[int, Field(ge=1, le=MAX_COMMITS)]
+
+
+class CommitsReply(Body):
+    """Encoded `Commit` bodies of consecutive rounds."""
+
+    commits: Annotated[list[bytes], Field(max_length=MAX_COMMITS)]
+
+
+class HaveRequest(Body):
+    pass
+
+
+class HaveReply(Body):
+    """What a peer can serve: results of rounds from `oldest_result` on, checkpoints after so many rounds."""
+
+    length: Count
+    oldest_result: Count
+    checkpoints: Annotated[list[Count], Field(max_length=16)]
+
+
+class LeavesRequest(Body):
+    rounds: Count
+
+
+class LeavesReply(Body):
+    leaves: Annotated[list[HashField], Field(min_length=1, max_length=MAX_LEAVES)]
