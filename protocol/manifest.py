@@ -1,0 +1,311 @@
+"""The run manifest: what a run is, fixed by its organiser once and for all.
+
+Decides the fields, their ranges and how they hang together; the manifest's hash is the run ID and its signature is the
+organiser's.  Ranges are strict because a manifest comes from a stranger: nothing in it may make a peer set aside absurd
+memory or wait absurdly long.  Whether *this* machine can carry the run is the peer's question (`state_bytes`).  Reading
+a manifest from a file that a person wrote is `protocol.run_file`'s business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from protocol.canonical import Malformed
+from protocol.envelope import open_envelope
+from protocol.hashes import ZERO_HASH, Hash, hash_bytes
+from protocol.identity import Identity
+from protocol.messages import MAX_CHUNKS, MAX_MEMBERS, Body, PeerField, decode_body, pack
+
+PROTOCOL_VERSION = 1
+"""The version of the protocol that this software speaks."""
+
+CODEC_BLOCK = 256
+"""Parameters that share one scale in the int8 codec; a chunk is a whole number of these."""
+MAX_CHUNK_PARAMETERS = 1 << 22
+MAX_PARAMETERS = MAX_CHUNKS * MAX_CHUNK_PARAMETERS
+MAX_CHECKPOINT_CHUNKS = 1 << 15
+"""So that the list of a checkpoint's chunk hashes (1 MiB) fits into one answer."""
+MAX_ALLOWLIST = 4096
+MAX_MANIFEST_BYTES = 320 << 10
+STATE_BYTES_PER_PARAMETER = 8
+"""Parameter and momentum, fp32 each."""
+
+Positive = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Steps = Annotated[int, Field(ge=0, le=2**40)]
+
+
+class Section(Body):
+    """A part of the manifest.  The docstring below a field is its description in messages and documentation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class ModelSection(Section):
+    """A decoder of the Llama family; the defaults are the demo's."""
+
+    vocab: int = Field(256, ge=2, le=1 << 20)
+    """Size of the vocabulary in tokens (256: bytes)."""
+    dim: int = Field(128, ge=8, le=1 << 15)
+    """Width of the residual stream."""
+    layers: int = Field(4, ge=1, le=256)
+    """Number of decoder layers."""
+    heads: int = Field(4, ge=1, le=512)
+    """Attention heads; dim / heads must be an even number."""
+    kv_heads: int = Field(2, ge=1, le=512)
+    """Key and value heads; heads must be a multiple."""
+    ffn: int = Field(384, ge=8, le=1 << 18)
+    """Width of the SwiGLU layer."""
+    rope_base: float = Field(10_000.0, ge=1, le=1e9, allow_inf_nan=False)
+    """Base of the rotary position frequencies."""
+    norm_eps: float = Field(1e-5, gt=0, le=0.1, allow_inf_nan=False)
+    """Epsilon of RMSNorm."""
+    tied: bool = True
+    """Whether the output weights are the embedding's."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.dim % self.heads or (self.dim // self.heads) % 2:
+            raise ValueError(f"dim {self.dim} must be heads ({self.heads}) times an even number")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.parameters > MAX_PARAMETERS:
+            raise ValueError(f"the model has {self.parameters} parameters; at most {MAX_PARAMETERS} are allowed")
+        return self
+
+    @property
+    def parameters(self) -> int:
+        """Parameters in the flat vector that peers exchange."""
+        kv_dim = self.kv_heads * (self.dim // self.heads)
+        layer = 2 * self.dim + 2 * self.dim * self.dim + 2 * kv_dim * self.dim + 3 * self.ffn * self.dim
+        embeddings = self.vocab * self.dim * (1 if self.tied else 2)
+        return embeddings + self.layers * layer + self.dim
+
+
+class DataSection(Section):
+    """What is read, and how much of it in an inner step."""
+
+    corpus: Literal["stdlib"] = "stdlib"
+    """Source of the text: "stdlib" is the source text of Python's own standard library, as bytes."""
+    sequence_length: int = Field(512, ge=8, le=1 << 17)
+    """Tokens predicted in one window."""
+    sequences_per_step: int = Field(4, ge=1, le=1 << 16)
+    """Windows in one inner step of one member."""
+    held_out_percent: int = Field(5, ge=1, le=50)
+    """Share of the files kept for the evaluation loss, in percent."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if self.sequence_length * self.sequences_per_step > 1 << 26:
+            raise ValueError("sequence_length times sequences_per_step must be at most 67108864 tokens a step")
+        return self
+
+
+class InnerSection(Section):
+    """AdamW and its schedule, in the swarm's steps (round times inner_steps + local step)."""
+
+    lr: Positive = 3e-3
+    """Peak learning rate."""
+    beta1: Fraction = 0.9
+    """Decay of the first moment."""
+    beta2: Fraction = 0.95
+    """Decay of the second moment."""
+    eps: Positive = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(0.1, ge=0, le=10, allow_inf_nan=False)
+    """Decoupled weight decay, of matrices only."""
+    clip_norm: float = Field(1.0, gt=0, le=1e6, allow_inf_nan=False)
+    """Limit of the gradient's global norm."""
+    z_loss: float = Field(2e-4, ge=0, le=1, allow_inf_nan=False)
+    """Weight of the max-z loss."""
+    schedule: Literal["wsd"] = "wsd"
+    """Shape of the learning rate: linear warm-up, constant, then 1 - sqrt to zero."""
+    warmup_steps: Steps = 100
+    """Steps over which the rate rises from zero."""
+    stable_steps: Steps = 8_000
+    """Step at which the decay begins."""
+    total_steps: Steps = 10_000
+    """Step at which the rate has come down to zero."""
+    joiner_warmup_steps: int = Field(10, ge=0, le=100_000)
+    """Steps over which the rate rises for a joiner, whose Adam moments are empty."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.warmup_steps <= self.stable_steps < self.total_steps:
+            raise ValueError("warmup_steps, stable_steps and total_steps must come in this order")
+        return self
+
+
+class OuterSection(Section):
+    """Nesterov SGD on the weighted mean of the members' differences."""
+
+    lr: Positive = 0.7
+    """Outer learning rate."""
+    momentum: Fraction = 0.9
+    """Outer momentum once it has risen."""
+    momentum_ramp_rounds: int = Field(0, ge=0, le=1_000_000)
+    """Rounds over which the momentum rises linearly from zero; 0 for none."""
+
+
+class RoundSection(Section):
+    """How long a round is, who takes part, and how long anybody waits."""
+
+    inner_steps: int = Field(20, ge=1, le=10_000)
+    """Inner steps of a member in one round (H)."""
+    min_members: int = Field(1, ge=1, le=MAX_MEMBERS)
+    """Fewer members than this hold no round."""
+    max_members: int = Field(64, ge=1, le=MAX_MEMBERS)
+    """More members than this do not fit into a round."""
+    grace_s: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
+    """Seconds that a quorum that is ready waits for the others."""
+    eviction_s: float = Field(20.0, ge=1, le=86_400, allow_inf_nan=False)
+    """Seconds after which an elector that stays gone may be evicted."""
+    stall_s: float = Field(10.0, ge=1, le=3600, allow_inf_nan=False)
+    """Seconds without any progress after which an attempt is given up."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min_members > self.max_members:
+            raise ValueError(f"min_members ({self.min_members}) is more than max_members ({self.max_members})")
+        return self
+
+
+class Admission(str, Enum):
+    """Who may take part."""
+
+    OPEN = "open"
+    INVITE = "invite"
+    ALLOWLIST = "allowlist"
+
+
+class RunManifest(Section):
+    """A run.  Two runs that differ in any field are different runs."""
+
+    KIND: ClassVar[str] = "manifest"
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$")
+    """What people call the run."""
+    organiser: PeerField
+    """Peer ID of whoever signs the manifest and the tokens."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Seed of the initial parameters and of the order of the data."""
+    protocol_min: int = Field(PROTOCOL_VERSION, ge=1, le=1_000_000)
+    """Oldest protocol version that may take part."""
+    protocol_max: int = Field(PROTOCOL_VERSION, ge=1, le=1_000_000)
+    """Newest protocol version that may take part."""
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    inner: InnerSection = InnerSection()
+    outer: OuterSection = OuterSection()
+    rounds: RoundSection = RoundSection()
+    codec: Literal["int8"] = "int8"
+    """Encoding of contributions and results."""
+    chunk_parameters: int = Field(1 << 16, ge=CODEC_BLOCK, le=MAX_CHUNK_PARAMETERS, multiple_of=CODEC_BLOCK)
+    """Parameters in one chunk of a contribution; a multiple of 256."""
+    aggregation: Literal["mean"] = "mean"
+    """How contributions become one result: the mean weighted by tokens."""
+    admission: Annotated[Admission, Field(strict=False)] = Admission.OPEN
+    """Who may take part: "open", "invite" (a token of the organiser) or "allowlist"."""
+    allowlist: list[PeerField] = Field(default_factory=list, max_length=MAX_ALLOWLIST)
+    """Peer IDs that may take part when admission is "allowlist"; sorted."""
+    checkpoint_interval: int = Field(4, ge=1, le=100_000)
+    """Rounds between checkpoints on disk."""
+    checkpoint_chunk_bytes: int = Field(1 << 20, ge=1 << 12, le=1 << 24, multiple_of=1 << 12)
+    """Bytes in one chunk of a checkpoint; a multiple of 4096."""
+    total_tokens: int = Field(1_000_000_000, ge=1, le=2**53)
+    """Tokens of all members together at which the run has reached its goal."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.protocol_min > self.protocol_max:
+            raise ValueError(f"protocol_min ({self.protocol_min}) is more than protocol_max ({self.protocol_max})")
+        if self.chunks > MAX_CHUNKS:
+            raise ValueError(f"chunk_parameters gives {self.chunks} chunks; at most {MAX_CHUNKS} are allowed")
+        if -(-self.state_bytes // self.checkpoint_chunk_bytes) > MAX_CHECKPOINT_CHUNKS:
+            raise ValueError(f"checkpoint_chunk_bytes gives more than {MAX_CHECKPOINT_CHUNKS} checkpoint chunks")
+        if self.allowlist != sorted(set(self.allowlist)):
+            raise ValueError("allowlist must be sorted and without repetition")
+        if self.admission is Admission.ALLOWLIST and not self.allowlist:
+            raise ValueError('admission is "allowlist" but the allowlist is empty')
+        return self
+
+    @property
+    def parameters(self) -> int:
+        return self.model.parameters
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a contribution."""
+        return -(-self.parameters // self.chunk_parameters)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the outer state, which every peer holds in memory."""
+        return STATE_BYTES_PER_PARAMETER * self.parameters
+
+    def outer_momentum(self, round: int) -> float:
+        """The outer momentum of round `round` (the first is 0): rises linearly from 0 over the ramp's rounds."""
+        ramp = self.outer.momentum_ramp_rounds
+        return self.outer.momentum * min(1.0, round / ramp) if ramp else self.outer.momentum
+
+    def trainer_sections(self) -> dict[str, Any]:
+        """All that a trainer needs to know, as plain values."""
+        return {
+            "seed": self.seed,
+            "model": self.model.model_dump(),
+            "data": self.data.model_dump(),
+            "inner": self.inner.model_dump(),
+            "inner_steps": self.rounds.inner_steps,
+            "max_members": self.rounds.max_members,
+            "chunk_parameters": self.chunk_parameters,
+        }
+
+
+@dataclass(frozen=True)
+class SignedManifest:
+    """A manifest, its run ID and the signed envelope that proves both."""
+
+    manifest: RunManifest
+    run: Hash
+    raw: bytes
+
+
+def run_id(manifest: RunManifest) -> Hash:
+    return hash_bytes("manifest", manifest.encode())
+
+
+def sign(identity: Identity, manifest: RunManifest) -> SignedManifest:
+    """Sign `manifest` as its organiser."""
+    assert manifest.organiser == identity.peer_id, "only the organiser signs a manifest"
+    return SignedManifest(manifest, run_id(manifest), pack(identity, ZERO_HASH, manifest).raw)
+
+
+def open_manifest(raw: bytes | memoryview) -> SignedManifest:
+    """The manifest in a signed envelope; raises `Malformed` with one sentence."""
+    envelope = open_envelope(raw, ZERO_HASH, max_bytes=MAX_MANIFEST_BYTES)
+    if envelope.kind != RunManifest.KIND:
+        raise Malformed("a signed statement, but not a manifest")
+    manifest = decode_body(RunManifest, envelope.body, max_bytes=MAX_MANIFEST_BYTES)
+    if manifest.organiser != envelope.sender:
+        raise Malformed("manifest signed by somebody else than its organiser")
+    if manifest.encode() != envelope.body:
+        raise Malformed("manifest is not in canonical form")
+    return SignedManifest(manifest, run_id(manifest), envelope.raw)
+
+
+@lru_cache(maxsize=1)
+def demo_manifest() -> SignedManifest:
+    """The built-in demo run.  Its organiser's key is public on purpose: the run is open, and nothing can be gained."""
+    organiser = Identity.from_seed(hash_bytes("demo organiser", b"public"))
+    manifest = RunManifest(
+        name="demo",
+        organiser=organiser.peer_id,
+        outer=OuterSection(lr=0.7, momentum=0.9, momentum_ramp_rounds=100),
+        total_tokens=200_000_000,
+    )
+    return sign(organiser, manifest)
