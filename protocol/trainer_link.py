@@ -18,6 +18,10 @@ class TrainerDied(Exception):
     """The trainer went away while it was asked to do something; the text says how (signal, exit code, out of memory)."""
 
 
+class TrainerGaveUp(TrainerDied):
+    """The trainer failed so often in a row that it is not started again; the text says how it failed last."""
+
+
 @dataclass(frozen=True)
 class ComputeTask:
     """One round's work.

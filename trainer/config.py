@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 C = TypeVar("C", bound="Section")
 
@@ -20,7 +20,7 @@ class Section:
     """A section of the manifest.  Keys that this version does not know are refused: they would change the run."""
 
     @classmethod
-    def from_mapping(cls: type[C], section: Mapping[str, Any]) -> C:
+    def from_mapping(cls, section: Mapping[str, Any]) -> Self:
         known = {field.name for field in fields(cls)}
         unknown, missing = sorted(set(section) - known), sorted(known - set(section))
         if unknown or missing:

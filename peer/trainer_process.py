@@ -1,0 +1,372 @@
+"""The trainer as a process of its own: started, watched, reaped and started again.
+
+Decides when a trainer is alive, dead or given up.  A trainer keeps no state that matters, so every failure has the same
+cure: the call in progress raises `TrainerDied`, and a fresh process is started after a pause that doubles with every
+failure in a row; after `MAX_FAILURES` of them without one finished piece of work it is given up (`TrainerGaveUp`), with
+the reason, instead of a crash loop.
+
+`run` owns the process: when it is cancelled the process is ended and reaped, and when this program dies in any other way
+the trainer sees the end of its socket and ends itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from peer.trainer_log import TrainerLog
+from protocol.shared_memory import SharedRegion
+from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
+from trainer import frames
+
+START_DEADLINE_S = 180.0
+"""Importing torch and reading the corpus on a slow, busy computer."""
+SILENCE_DEADLINE_S = 1800.0
+"""Without a word for so long while it should work, a trainer hangs (a step takes seconds, the first one may compile)."""
+END_DEADLINE_S = 2.0
+"""Time to go by itself after its socket is closed, before it is killed."""
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 60.0
+MAX_FAILURES = 5
+WATCH_EVERY_S = 5.0
+STOPPED = "the trainer was stopped"
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """sections: what `trainer.config.TrainingConfig.from_sections` wants.  threads: CPU threads, 0 for torch's choice."""
+
+    sections: Mapping[str, Any]
+    contribution_bytes: int
+    log_path: Path
+    threads: int = 0
+    device: str = "auto"
+    first_backoff_s: float = FIRST_BACKOFF_S
+    start_deadline_s: float = START_DEADLINE_S
+    silence_deadline_s: float = SILENCE_DEADLINE_S
+
+
+@dataclass
+class _Call:
+    """A command whose answer somebody waits for."""
+
+    on_progress: Callable[[dict[str, Any]], None]
+    answered: trio.Event = field(default_factory=trio.Event)
+    answer: dict[str, Any] | None = None
+    death: str = ""
+
+
+class TrainerProcess:
+    """A `protocol.trainer_link.TrainerLink` to a real process.
+
+    theta: shared memory with the outer parameters, owned by the caller.
+    on_started(pid), on_stopped(reason): for events; called from `run`.
+    """
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        theta: SharedRegion,
+        *,
+        on_started: Callable[[int], None] = lambda pid: None,
+        on_stopped: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._settings = settings
+        self._theta = theta
+        self._contribution = SharedRegion(settings.contribution_bytes, "contribution")
+        self._on_started, self._on_stopped = on_started, on_stopped
+        self._log = TrainerLog(settings.log_path)
+        self._scope: trio.CancelScope | None = None
+        self._stopped = trio.Event()
+        self._process: trio.Process | None = None
+        self._socket: socket.socket | None = None
+        self._changed = trio.Event()
+        self._ready = False
+        self._gave_up = ""
+        self._failures = 0
+        self._paused = False
+        self._busy = False
+        self._calls: dict[int, _Call] = {}
+        self._reason = ""
+        self._heard_at = 0.0
+        self._last_id = 0
+        self.waiting_for = "start"
+        self.device = ""
+        self.corpus_digest = ""
+
+    @property
+    def pid(self) -> int | None:
+        """The process's ID while it is ready for work."""
+        return self._process.pid if self._process is not None and self._ready else None
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Run in `nursery`; returns when the trainer is ready.  Raises TrainerDied when it cannot be started."""
+        nursery.start_soon(self.run)
+        await self._until_ready()
+
+    async def stop(self) -> None:
+        """End and reap the process; returns when it is gone.  Calls in progress raise TrainerDied."""
+        if self._scope is not None:
+            self._scope.cancel()
+            await self._stopped.wait()
+
+    async def run(self) -> None:
+        """Keep a trainer process alive until cancelled, or until it has failed too often in a row."""
+        assert self._scope is None, "a trainer is run once"
+        try:
+            with trio.CancelScope() as self._scope:
+                await self._keep_alive()
+        finally:
+            self._gave_up = self._gave_up or STOPPED
+            self._fail_calls(self._gave_up)
+            self._wake()
+            self._contribution.close()
+            self._stopped.set()
+
+    async def initialise(self, theta: memoryview) -> None:
+        self._check_theta(theta)
+        await self._ask("initialise", "initial parameters")
+
+    async def compute(
+        self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]
+    ) -> Contribution:
+        self._check_theta(theta)
+
+        def progress(message: dict[str, Any]) -> None:
+            on_progress(
+                Progress(task.round, message["steps"], message["loss"], message["tokens"], message["tokens_per_s"])
+            )
+
+        answer = await self._ask("compute", f"round {task.round}", progress, task=vars(task))
+        self._failures = 0
+        data = self._contribution.view.toreadonly()
+        return Contribution(task.round, answer["tokens"], answer["steps"], answer["loss"], answer["norm"], data)
+
+    async def evaluate(self, theta: memoryview) -> float:
+        self._check_theta(theta)
+        answer = await self._ask("evaluate", "evaluation")
+        return float(answer["loss"])
+
+    def finish(self) -> None:
+        self._send({"do": "finish"})
+
+    def pause(self) -> None:
+        self._paused = True
+        self._send({"do": "pause"})
+
+    def resume(self) -> None:
+        self._paused = False
+        self._send({"do": "resume"})
+
+    async def _ask(
+        self,
+        command: str,
+        what: str,
+        on_progress: Callable[[dict[str, Any]], None] = lambda message: None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """Wait for a trainer, send it a command and wait for the answer; cancelling abandons it."""
+        assert not self._busy, "the trainer does one thing at a time"
+        self._busy = True
+        try:
+            await self._until_ready()
+            self.waiting_for = what
+            return await self._exchange(command, on_progress, **fields)
+        finally:
+            self._busy = False
+            self.waiting_for = ""
+
+    async def _exchange(
+        self, command: str, on_progress: Callable[[dict[str, Any]], None], **fields: Any
+    ) -> dict[str, Any]:
+        self._last_id += 1
+        call = self._calls[self._last_id] = _Call(on_progress)
+        try:
+            self._send({"do": command, "id": self._last_id, **fields})
+            await call.answered.wait()
+        except trio.Cancelled:
+            self._send({"do": "abandon"})
+            raise
+        finally:
+            self._calls = {key: other for key, other in self._calls.items() if other is not call}
+        if call.answer is None:
+            raise TrainerDied(call.death)
+        return call.answer
+
+    async def _until_ready(self) -> None:
+        while not self._ready:
+            if self._gave_up:
+                raise TrainerGaveUp(self._gave_up)
+            await self._changed.wait()
+
+    def _check_theta(self, theta: memoryview) -> None:
+        assert theta.nbytes == self._theta.size, "the trainer reads the region it was given at its start"
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _fail_calls(self, reason: str) -> None:
+        for call in self._calls.values():
+            call.death = reason
+            call.answered.set()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        """Commands are far smaller than the socket's buffer, and the trainer always reads: this never blocks."""
+        if self._socket is None:
+            return
+        data = frames.pack(message)
+        try:
+            sent = self._socket.send(data)
+        except OSError:
+            sent = 0
+        if sent != len(data) and self._process is not None:
+            self._process.kill()  # it is gone or does not read; its end is noticed where its socket is read
+
+    async def _keep_alive(self) -> None:
+        while True:
+            self._reason = ""
+            reason = await self._one_life()
+            self._failures += 1
+            if self._failures >= MAX_FAILURES:
+                self._gave_up = f"the trainer failed {self._failures} times in a row, last: {reason}"
+            self._fail_calls(reason)
+            self._wake()
+            self._on_stopped(self._gave_up or reason)
+            if self._gave_up:
+                return
+            self.waiting_for = f"a new trainer process ({reason})"
+            await trio.sleep(min(MAX_BACKOFF_S, self._settings.first_backoff_s * 2 ** (self._failures - 1)))
+
+    async def _one_life(self) -> str:
+        """Start a process, serve it until its end of the socket is closed, reap it.  Returns why it died."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            with theirs:
+                process = await self._spawn(theirs)
+            try:
+                self._process, self._socket, self._heard_at = process, ours, trio.current_time()
+                async with trio.open_nursery() as nursery:
+                    assert process.stdout is not None
+                    nursery.start_soon(self._log.drain, process.stdout)
+                    nursery.start_soon(self._watch, process)
+                    nursery.start_soon(self._configure, process)
+                    await self._listen(ours)
+                    self._ready = False
+                    await _end(process)
+                    await self._log.drained()
+                    nursery.cancel_scope.cancel()
+            finally:
+                self._ready, self._process, self._socket = False, None, None
+                ours.close()  # which ends the trainer
+                with trio.CancelScope(shield=True):
+                    await _end(process)
+        return self._reason or _how_it_ended(process.returncode, self._log.last_line)
+
+    async def _configure(self, process: trio.Process) -> None:
+        settings = self._settings
+        self.waiting_for = "the trainer process to start"
+        fields = {"sections": dict(settings.sections), "threads": settings.threads, "device": settings.device}
+        try:
+            answer = await self._exchange("configure", lambda message: None, **fields)
+        except TrainerDied:
+            return  # told by _one_life
+        if 4 * answer["parameters"] != self._theta.size:
+            self._reason = f"the trainer's model has {answer['parameters']} parameters, not {self._theta.size // 4}"
+            process.kill()
+            return
+        self.device, self.corpus_digest = answer["device"], answer["corpus"]
+        self._ready = True
+        if self._paused:
+            self._send({"do": "pause"})
+        self._on_started(process.pid)
+        self._wake()
+
+    async def _listen(self, ours: socket.socket) -> None:
+        """Deliver what the trainer says, until it says nothing ever more."""
+        buffer = bytearray()
+        while True:
+            await trio.lowlevel.wait_readable(ours.fileno())
+            try:
+                data = ours.recv(frames.MAX_FRAME_BYTES)
+            except BlockingIOError:
+                continue
+            except ConnectionError:
+                return
+            if not data:
+                return
+            buffer += data
+            self._heard_at = trio.current_time()
+            while (message := frames.take(buffer)) is not None:
+                self._deliver(message)
+
+    def _deliver(self, message: dict[str, Any]) -> None:
+        call = self._calls.get(message["id"])
+        match message["is"]:
+            case "failed":
+                self._reason = message["reason"]  # its end follows, and is what the caller waits for
+            case "progress" if call is not None:
+                call.on_progress(message)
+            case "progress":
+                pass  # of an abandoned compute
+            case _ if call is not None:
+                call.answer = message
+                call.answered.set()
+
+    async def _watch(self, process: trio.Process) -> None:
+        """Kill a trainer that has been silent for too long while it has something to do."""
+        while True:
+            await trio.sleep(WATCH_EVERY_S)
+            limit_s = self._settings.silence_deadline_s if self._ready else self._settings.start_deadline_s
+            if not self._calls or (self._paused and self._ready):
+                self._heard_at = trio.current_time()
+            elif trio.current_time() - self._heard_at > limit_s:
+                self._reason = f"the trainer said nothing for {limit_s:.0f} s"
+                process.kill()
+
+    async def _spawn(self, theirs: socket.socket) -> trio.Process:
+        package_root = str(Path(frames.__file__).resolve().parent.parent)
+        fds = (theirs.fileno(), self._theta.fd, self._contribution.fd)
+        names = ("--fd", "--theta-fd", "--contribution-fd")
+        options = [text for name, fd in zip(names, fds, strict=True) for text in (name, str(fd))]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")])),
+            "PYTHONSAFEPATH": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        if self._settings.threads:
+            environment["OMP_NUM_THREADS"] = str(self._settings.threads)
+        return await trio.lowlevel.open_process(
+            [sys.executable, "-m", "trainer", *options],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+
+
+async def _end(process: trio.Process) -> None:
+    """Reap a process whose socket is closed; kill it when it does not end by itself."""
+    with trio.move_on_after(END_DEADLINE_S):
+        await process.wait()
+        return
+    process.kill()
+    await process.wait()
+
+
+def _how_it_ended(status: int | None, last_line: str) -> str:
+    if status is not None and status < 0:
+        how = f"the trainer was killed by {signal.Signals(-status).name}"
+        return how + (" (the system may be out of memory)" if -status == signal.SIGKILL else "")
+    return f"the trainer ended with exit code {status}" + (f": {last_line}" if last_line else "")

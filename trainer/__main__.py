@@ -1,0 +1,37 @@
+"""Entry point of the trainer process: `python -m trainer --fd N --theta-fd M --contribution-fd K`.
+
+Started by the peer with three inherited file descriptors: a socket for commands, shared memory with the swarm's
+parameters, and shared memory for the contribution.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+
+NICENESS = 5
+"""The peer, which must answer others in time, goes before the trainer."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="trainer", description="Trains for a peer; started by it, not by hand.")
+    parser.add_argument("--fd", type=int, required=True, help="socket for commands")
+    parser.add_argument("--theta-fd", type=int, required=True, help="shared memory with the parameters")
+    parser.add_argument("--contribution-fd", type=int, required=True, help="shared memory for the contribution")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches us too, but the peer decides
+    os.nice(NICENESS)
+    connection = socket.socket(fileno=arguments.fd)
+    from trainer.service import Service  # after the signal is set: importing torch takes seconds
+
+    return Service(connection, arguments.theta_fd, arguments.contribution_fd).run()
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads of torch may be in the middle of something; there is nothing of ours to save

@@ -1,0 +1,158 @@
+"""The work of one round: from the swarm's parameters to an encoded difference.
+
+A function with memory only of Adam's moments: `compute` reads theta, trains, and leaves codec bytes of theta minus the
+local parameters.  Who calls it, and what a command may interrupt, is `trainer.service`'s business.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels import codec
+from trainer import corpus as corpora
+from trainer.config import TrainingConfig
+from trainer.data import Schedule
+from trainer.inner import InnerLoop, warmed
+from trainer.model import Decoder
+
+F32 = npt.NDArray[np.float32]
+
+EVALUATION_TOKENS = 1 << 16
+"""Held-out tokens of an evaluation: enough that a change of 1 % shows, few enough for a CPU."""
+EVALUATION_BATCH = 8
+LOAD_BLOCK = 1 << 24
+
+
+class NotFinite(Exception):
+    """The loss is not a number any more; the parameters of this round are worthless."""
+
+
+class Abandoned(Exception):
+    """The peer does not want the result any more."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One round's work, as `protocol.trainer_link.ComputeTask` has it."""
+
+    round: int
+    lane: int
+    steps: int
+    first_step: int
+    warmup_steps: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a compute left in the contribution region.  loss: mean over the steps; norm: of the difference."""
+
+    tokens: int
+    steps: int
+    loss: float
+    norm: float
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def contribution_bytes(parameters: int, chunk_parameters: int) -> int:
+    """Size of the encoded difference: every chunk is encoded on its own."""
+    return sum(codec.encoded_bytes(stop - start) for start, stop in _chunks(parameters, chunk_parameters))
+
+
+class Worker:
+    """Model, data and optimiser of one run on one device."""
+
+    def __init__(self, config: TrainingConfig, device: torch.device, corpus: corpora.Corpus | None = None) -> None:
+        self.config = config
+        self.model = Decoder(config.model, device)
+        self.inner = InnerLoop(self.model, config.inner)
+        self.corpus = corpus or corpora.load(config.data.corpus, config.data.held_out_percent)
+        length = config.data.sequence_length
+        windows = corpora.window_count(self.corpus.train, length)
+        if not windows or not corpora.window_count(self.corpus.held_out, length):
+            raise ValueError(f"the corpus is shorter than one window of {length} tokens")
+        self.schedule = Schedule(config.seed, windows, config.lanes, config.windows_per_round)
+
+    @property
+    def parameters(self) -> int:
+        return len(self.model.flat)
+
+    def compute(
+        self,
+        task: Task,
+        theta: F32,
+        out: memoryview,
+        after_step: Callable[[int, float, int, float], bool],
+    ) -> Done:
+        """Train from `theta` and encode the difference into `out`.
+
+        after_step(steps, mean loss, tokens, tokens a second) is called after every step; True ends the round there.
+        Raises NotFinite, and whatever `after_step` raises.
+        """
+        if not 1 <= task.steps <= self.config.inner_steps:
+            raise ValueError(f"a round has 1 to {self.config.inner_steps} steps, not {task.steps}")
+        self._load(theta)
+        losses, began = 0.0, time.monotonic()
+        for step in range(task.steps):
+            rows = self._batch(task.round, task.lane, step)
+            losses += self.inner.step(rows, task.first_step + step, warmed(step, task.warmup_steps))
+            steps, mean = step + 1, losses / (step + 1)
+            if not math.isfinite(mean):
+                raise NotFinite(f"loss is {mean} at step {steps} of round {task.round}")
+            tokens = steps * self.config.tokens_per_step
+            if after_step(steps, mean, tokens, tokens / max(1e-9, time.monotonic() - began)):
+                break
+        norm = self._encode_difference(theta, out)
+        return Done(tokens, steps, mean, norm)
+
+    def evaluate(self, theta: F32) -> float:
+        """Loss on the fixed evaluation windows, nats a token."""
+        self._load(theta)
+        length = self.config.data.sequence_length
+        available = corpora.window_count(self.corpus.held_out, length)
+        count = min(available, max(1, EVALUATION_TOKENS // length))
+        chosen = [index * available // count for index in range(count)]
+        rows = np.stack([corpora.window(self.corpus.held_out, index, length) for index in chosen])
+        batches = [rows[start : start + EVALUATION_BATCH] for start in range(0, count, EVALUATION_BATCH)]
+        return sum(self.inner.evaluate(batch) * len(batch) for batch in batches) / count
+
+    def _batch(self, round_number: int, lane: int, step: int) -> np.ndarray:
+        """(sequences_per_step, sequence_length + 1) bytes."""
+        data = self.config.data
+        first = step * data.sequences_per_step
+        picks = [self.schedule.window(round_number, lane, first + row) for row in range(data.sequences_per_step)]
+        return np.stack([corpora.window(self.corpus.train, pick, data.sequence_length) for pick in picks])
+
+    def _load(self, theta: F32) -> None:
+        assert theta.shape == (self.parameters,)
+        for start in range(0, self.parameters, LOAD_BLOCK):
+            block = theta[start : start + LOAD_BLOCK].copy()
+            self.model.flat[start : start + LOAD_BLOCK] = torch.from_numpy(block)
+
+    def _encode_difference(self, theta: F32, out: memoryview) -> float:
+        """Codec bytes of theta minus the local parameters, chunk after chunk; the norm of the difference."""
+        offset, squares = 0, 0.0
+        for start, stop in _chunks(self.parameters, self.config.chunk_parameters):
+            difference = theta[start:stop] - self.model.flat[start:stop].cpu().numpy()
+            squares += float(np.sum(np.square(difference, dtype=np.float64)))
+            size = codec.encoded_bytes(stop - start)
+            codec.encode(difference, out[offset : offset + size])
+            offset += size
+        assert offset == len(out)
+        return math.sqrt(squares)
+
+
+def _chunks(parameters: int, chunk_parameters: int) -> list[tuple[int, int]]:
+    return [(start, min(start + chunk_parameters, parameters)) for start in range(0, parameters, chunk_parameters)]
