@@ -35,6 +35,9 @@ MAX_MANIFEST_BYTES = 320 << 10
 STATE_BYTES_PER_PARAMETER = 8
 """Parameter and momentum, fp32 each."""
 
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$"
+"""Text without characters that move a terminal's cursor or turn its direction."""
+
 Positive = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Steps = Annotated[int, Field(ge=0, le=2**40)]
@@ -49,21 +52,21 @@ class Section(Body):
 class ModelSection(Section):
     """A decoder of the Llama family; the defaults are the demo's."""
 
-    vocab: int = Field(256, ge=2, le=1 << 20)
+    vocab: Annotated[int, Field(ge=2, le=1 << 20)] = 256
     """Size of the vocabulary in tokens (256: bytes)."""
-    dim: int = Field(128, ge=8, le=1 << 15)
+    dim: Annotated[int, Field(ge=8, le=1 << 15)] = 128
     """Width of the residual stream."""
-    layers: int = Field(4, ge=1, le=256)
+    layers: Annotated[int, Field(ge=1, le=256)] = 4
     """Number of decoder layers."""
-    heads: int = Field(4, ge=1, le=512)
+    heads: Annotated[int, Field(ge=1, le=512)] = 4
     """Attention heads; dim / heads must be an even number."""
-    kv_heads: int = Field(2, ge=1, le=512)
+    kv_heads: Annotated[int, Field(ge=1, le=512)] = 2
     """Key and value heads; heads must be a multiple."""
-    ffn: int = Field(384, ge=8, le=1 << 18)
+    ffn: Annotated[int, Field(ge=8, le=1 << 18)] = 384
     """Width of the SwiGLU layer."""
-    rope_base: float = Field(10_000.0, ge=1, le=1e9, allow_inf_nan=False)
+    rope_base: Annotated[float, Field(ge=1, le=1e9, allow_inf_nan=False)] = 10_000.0
     """Base of the rotary position frequencies."""
-    norm_eps: float = Field(1e-5, gt=0, le=0.1, allow_inf_nan=False)
+    norm_eps: Annotated[float, Field(gt=0, le=0.1, allow_inf_nan=False)] = 1e-5
     """Epsilon of RMSNorm."""
     tied: bool = True
     """Whether the output weights are the embedding's."""
@@ -92,11 +95,11 @@ class DataSection(Section):
 
     corpus: Literal["stdlib"] = "stdlib"
     """Source of the text: "stdlib" is the source text of Python's own standard library, as bytes."""
-    sequence_length: int = Field(512, ge=8, le=1 << 17)
+    sequence_length: Annotated[int, Field(ge=8, le=1 << 17)] = 512
     """Tokens predicted in one window."""
-    sequences_per_step: int = Field(4, ge=1, le=1 << 16)
+    sequences_per_step: Annotated[int, Field(ge=1, le=1 << 16)] = 4
     """Windows in one inner step of one member."""
-    held_out_percent: int = Field(5, ge=1, le=50)
+    held_out_percent: Annotated[int, Field(ge=1, le=50)] = 5
     """Share of the files kept for the evaluation loss, in percent."""
 
     @model_validator(mode="after")
@@ -117,11 +120,11 @@ class InnerSection(Section):
     """Decay of the second moment."""
     eps: Positive = 1e-8
     """Added to the root of the second moment."""
-    weight_decay: float = Field(0.1, ge=0, le=10, allow_inf_nan=False)
+    weight_decay: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.1
     """Decoupled weight decay, of matrices only."""
-    clip_norm: float = Field(1.0, gt=0, le=1e6, allow_inf_nan=False)
+    clip_norm: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
     """Limit of the gradient's global norm."""
-    z_loss: float = Field(2e-4, ge=0, le=1, allow_inf_nan=False)
+    z_loss: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 2e-4
     """Weight of the max-z loss."""
     schedule: Literal["wsd"] = "wsd"
     """Shape of the learning rate: linear warm-up, constant, then 1 - sqrt to zero."""
@@ -131,7 +134,7 @@ class InnerSection(Section):
     """Step at which the decay begins."""
     total_steps: Steps = 10_000
     """Step at which the rate has come down to zero."""
-    joiner_warmup_steps: int = Field(10, ge=0, le=100_000)
+    joiner_warmup_steps: Annotated[int, Field(ge=0, le=100_000)] = 10
     """Steps over which the rate rises for a joiner, whose Adam moments are empty."""
 
     @model_validator(mode="after")
@@ -148,24 +151,24 @@ class OuterSection(Section):
     """Outer learning rate."""
     momentum: Fraction = 0.9
     """Outer momentum once it has risen."""
-    momentum_ramp_rounds: int = Field(0, ge=0, le=1_000_000)
+    momentum_ramp_rounds: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Rounds over which the momentum rises linearly from zero; 0 for none."""
 
 
 class RoundSection(Section):
     """How long a round is, who takes part, and how long anybody waits."""
 
-    inner_steps: int = Field(20, ge=1, le=10_000)
+    inner_steps: Annotated[int, Field(ge=1, le=10_000)] = 20
     """Inner steps of a member in one round (H)."""
-    min_members: int = Field(1, ge=1, le=MAX_MEMBERS)
+    min_members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = 1
     """Fewer members than this hold no round."""
-    max_members: int = Field(64, ge=1, le=MAX_MEMBERS)
+    max_members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = 64
     """More members than this do not fit into a round."""
-    grace_s: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
+    grace_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
     """Seconds that a quorum that is ready waits for the others."""
-    eviction_s: float = Field(20.0, ge=1, le=86_400, allow_inf_nan=False)
+    eviction_s: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 20.0
     """Seconds after which an elector that stays gone may be evicted."""
-    stall_s: float = Field(10.0, ge=1, le=3600, allow_inf_nan=False)
+    stall_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 10.0
     """Seconds without any progress after which an attempt is given up."""
 
     @model_validator(mode="after")
@@ -188,15 +191,15 @@ class RunManifest(Section):
 
     KIND: ClassVar[str] = "manifest"
 
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$")
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
     """What people call the run."""
     organiser: PeerField
     """Peer ID of whoever signs the manifest and the tokens."""
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial parameters and of the order of the data."""
-    protocol_min: int = Field(PROTOCOL_VERSION, ge=1, le=1_000_000)
+    protocol_min: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION
     """Oldest protocol version that may take part."""
-    protocol_max: int = Field(PROTOCOL_VERSION, ge=1, le=1_000_000)
+    protocol_max: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION
     """Newest protocol version that may take part."""
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
@@ -205,19 +208,19 @@ class RunManifest(Section):
     rounds: RoundSection = RoundSection()
     codec: Literal["int8"] = "int8"
     """Encoding of contributions and results."""
-    chunk_parameters: int = Field(1 << 16, ge=CODEC_BLOCK, le=MAX_CHUNK_PARAMETERS, multiple_of=CODEC_BLOCK)
+    chunk_parameters: Annotated[int, Field(ge=CODEC_BLOCK, le=MAX_CHUNK_PARAMETERS, multiple_of=CODEC_BLOCK)] = 1 << 16
     """Parameters in one chunk of a contribution; a multiple of 256."""
     aggregation: Literal["mean"] = "mean"
     """How contributions become one result: the mean weighted by tokens."""
     admission: Annotated[Admission, Field(strict=False)] = Admission.OPEN
     """Who may take part: "open", "invite" (a token of the organiser) or "allowlist"."""
-    allowlist: list[PeerField] = Field(default_factory=list, max_length=MAX_ALLOWLIST)
+    allowlist: Annotated[list[PeerField], Field(max_length=MAX_ALLOWLIST)] = []
     """Peer IDs that may take part when admission is "allowlist"; sorted."""
-    checkpoint_interval: int = Field(4, ge=1, le=100_000)
+    checkpoint_interval: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Rounds between checkpoints on disk."""
-    checkpoint_chunk_bytes: int = Field(1 << 20, ge=1 << 12, le=1 << 24, multiple_of=1 << 12)
+    checkpoint_chunk_bytes: Annotated[int, Field(ge=1 << 12, le=1 << 24, multiple_of=1 << 12)] = 1 << 20
     """Bytes in one chunk of a checkpoint; a multiple of 4096."""
-    total_tokens: int = Field(1_000_000_000, ge=1, le=2**53)
+    total_tokens: Annotated[int, Field(ge=1, le=2**53)] = 1_000_000_000
     """Tokens of all members together at which the run has reached its goal."""
 
     @model_validator(mode="after")

@@ -1,0 +1,89 @@
+"""The `peer` command: finds the subcommand, runs it, and turns errors into one sentence and an exit code.
+
+Nothing heavy is imported before the command is known, so that `peer --help` answers at once.  What a command does is its
+module's business (`peer.commands`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+
+import peer.commands
+from peer.errors import ExitCode, PeerError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; every module in `peer.commands` adds its own part."""
+    parser = argparse.ArgumentParser(
+        prog="peer",
+        description="Train a language model together with others.",
+        epilog="`peer join` without an invitation joins the demo run.  Exit codes: see docs/commands.md.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    peer.commands.add_common_options(parser, None)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for module in pkgutil.iter_modules(peer.commands.__path__):
+        importlib.import_module(f"peer.commands.{module.name}").register(subparsers)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    if args.version:
+        print(f"peer {version()}")
+        return ExitCode.OK
+    if not hasattr(args, "run"):
+        parser.print_help()
+        return ExitCode.USAGE
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away (`peer status | head`): no error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    except Exception as error:
+        if args.debug:
+            raise
+        known = explain(error)
+        print(f"peer: {known.text}", file=sys.stderr)
+        return known.exit_code
+
+
+def explain(error: Exception) -> PeerError:
+    """The sentence and the exit code for `error`; what we did not foresee says how to see more."""
+    from protocol.canonical import Malformed
+    from protocol.keyfile import KeyfileError
+
+    if isinstance(error, PeerError):
+        return error
+    if isinstance(error, KeyfileError):
+        return PeerError(str(error), ExitCode.IDENTITY)
+    if isinstance(error, Malformed):
+        return PeerError(str(error), ExitCode.INPUT)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return PeerError(f"{where}{error.strerror or error}; check the path, its permissions and the free space")
+    return PeerError(f"unexpected {type(error).__name__}: {error}; run it again with --debug to see where")
+
+
+def version() -> str:
+    """The version of the installed package."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("manyhands")
+    except PackageNotFoundError:
+        return "0 (not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

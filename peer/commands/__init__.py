@@ -1,0 +1,42 @@
+"""The commands of `peer`, one module each.
+
+A module here has `register(subparsers)`, which describes its command with `add_command` and imports nothing heavy, and
+`run(args) -> int` (several, if it has subcommands), which does the importing and returns the exit code.  Errors are
+raised as `peer.errors.PeerError`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_command(
+    subparsers: Subparsers, name: str, summary: str, run: Callable[[argparse.Namespace], int] | None, epilog: str = ""
+) -> argparse.ArgumentParser:
+    """The parser of a new command, with the options that every command takes; `run` is None for a group of commands."""
+    parser = subparsers.add_parser(name, help=summary, description=summary[:1].upper() + summary[1:] + ".", epilog=epilog)
+    add_common_options(parser, argparse.SUPPRESS)
+    if run is not None:
+        parser.set_defaults(run=run)
+    return parser
+
+
+def add_group(parser: argparse.ArgumentParser) -> Subparsers:
+    """Room for subcommands below a command; with `add_command(group, …)` each gets its own parser."""
+    return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+
+def add_common_options(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """`default` is SUPPRESS below the top, so that an option given before the command is not overwritten."""
+    parser.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        default=default,
+        help="folder of identity and runs (PEER_DATA_DIR; default: the user's data folder)",
+    )
+    parser.add_argument("--debug", action="store_true", default=default or False, help="show tracebacks")

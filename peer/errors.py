@@ -1,0 +1,45 @@
+"""What the command line says when something goes wrong: one sentence with the remedy, and an exit code.
+
+The codes are part of the interface (docs/commands.md lists them): scripts and service managers read them.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a command ended."""
+
+    OK = 0
+    FAILED = 1
+    """Anything that has no code of its own."""
+    USAGE = 2
+    """The command line is wrong (argparse's own code)."""
+    INPUT = 3
+    """A run file, a manifest, an invitation or a token is missing, unreadable or wrong."""
+    IDENTITY = 4
+    """The identity is locked by another process, damaged, unprotected, or would be overwritten."""
+    NOT_RUNNING = 5
+    """No peer runs with this data directory, or it does not answer."""
+    ALREADY_RUNNING = 6
+    """A peer runs with this data directory already."""
+    NOT_ADMITTED = 7
+    """The run does not admit this peer, or wants another version of the software."""
+    UNREACHABLE = 8
+    """No other peer could be reached."""
+    RESOURCES = 9
+    """Disk, memory or a device does not suffice."""
+    TRAINER = 10
+    """The trainer failed again and again; the peer stopped instead of looping."""
+    INTERRUPTED = 130
+    """Interrupted from the keyboard before the command had finished."""
+
+
+class PeerError(Exception):
+    """Ends the command: `text` is one sentence for a person, with the remedy."""
+
+    def __init__(self, text: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(text)
+        self.text = text
+        self.exit_code = exit_code

@@ -1,0 +1,85 @@
+"""Where a peer keeps its things on this computer.
+
+* data directory: identity, runs, event log.  `--data-dir`, else PEER_DATA_DIR, else the user's data folder.  One running
+  peer a data directory.
+* runtime directory: sockets and the rendezvous file, gone after a restart of the computer.  PEER_RUNTIME_DIR, else
+  XDG_RUNTIME_DIR, else a folder of this user's in the temp folder.
+
+Decides names and permissions only; nothing here reads or writes contents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from peer.errors import ExitCode, PeerError
+
+SOCKET_PATH_BYTES = 100
+"""Longest path of a unix socket; the kernel's limit is 108 on Linux and 104 on others, with the closing zero."""
+
+
+def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
+    """The data directory, absolute; `option` is what the command line said.  Not created here."""
+    chosen = option or os.environ.get("PEER_DATA_DIR")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    import platformdirs  # only when it is needed: `peer --help` must be quick
+
+    return Path(platformdirs.user_data_dir("manyhands", appauthor=False)).absolute()
+
+
+def make_private(folder: Path) -> Path:
+    """Create `folder` if it is missing, readable by this user only; raises `PeerError`."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PeerError(
+            f"cannot create the folder {folder}: {error.strerror}; choose another one with --data-dir",
+            ExitCode.RESOURCES,
+        ) from error
+    return folder
+
+
+def runtime_dir() -> Path:
+    """The runtime directory, created if it is missing; raises `PeerError` when somebody else owns it."""
+    chosen = os.environ.get("PEER_RUNTIME_DIR")
+    if chosen:
+        return make_private(Path(chosen).expanduser().absolute())
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    if session and os.access(session, os.W_OK):
+        return make_private(Path(session) / "manyhands")
+    folder = make_private(Path(tempfile.gettempdir()) / f"manyhands-{os.getuid()}")
+    found = folder.lstat()  # a folder in a place where everybody writes: it must be ours, and no link
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PeerError(
+            f"the folder {folder} is not private to this user; remove it or set PEER_RUNTIME_DIR", ExitCode.RESOURCES
+        )
+    return folder
+
+
+def control_socket(data: Path) -> Path:
+    """The control socket of the peer with this data directory: inside it, or in the runtime directory if too long."""
+    inside = data / "control.sock"
+    if len(os.fsencode(inside)) <= SOCKET_PATH_BYTES:
+        return inside
+    name = hashlib.sha256(os.fsencode(data)).hexdigest()[:16]
+    path = runtime_dir() / f"{name}.sock"
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
+        raise PeerError(
+            f"the path {path} is too long for a socket; set PEER_RUNTIME_DIR to a shorter one", ExitCode.RESOURCES
+        )
+    return path
+
+
+def run_dir(data: Path, run: bytes) -> Path:
+    """Where the records, results and checkpoints of a run lie."""
+    return data / "runs" / run.hex()
+
+
+def manifest_file(data: Path, run: bytes) -> Path:
+    """Where the signed manifest of a run lies."""
+    return run_dir(data, run) / "manifest"
