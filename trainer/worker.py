@@ -103,10 +103,10 @@ class Worker:
         """
         if not 1 <= task.steps <= self.config.inner_steps:
             raise ValueError(f"a round has 1 to {self.config.inner_steps} steps, not {task.steps}")
-        self._load(theta)
+        self.load(theta)
         losses, began = 0.0, time.monotonic()
         for step in range(task.steps):
-            rows = self._batch(task.round, task.lane, step)
+            rows = self.batch(task.round, task.lane, step)
             losses += self.inner.step(rows, task.first_step + step, warmed(step, task.warmup_steps))
             steps, mean = step + 1, losses / (step + 1)
             if not math.isfinite(mean):
@@ -119,7 +119,7 @@ class Worker:
 
     def evaluate(self, theta: F32) -> float:
         """Loss on the fixed evaluation windows, nats a token."""
-        self._load(theta)
+        self.load(theta)
         length = self.config.data.sequence_length
         available = corpora.window_count(self.corpus.held_out, length)
         count = min(available, max(1, EVALUATION_TOKENS // length))
@@ -128,14 +128,14 @@ class Worker:
         batches = [rows[start : start + EVALUATION_BATCH] for start in range(0, count, EVALUATION_BATCH)]
         return sum(self.inner.evaluate(batch) * len(batch) for batch in batches) / count
 
-    def _batch(self, round_number: int, lane: int, step: int) -> np.ndarray:
+    def batch(self, round_number: int, lane: int, step: int) -> np.ndarray:
         """(sequences_per_step, sequence_length + 1) bytes."""
         data = self.config.data
         first = step * data.sequences_per_step
         picks = [self.schedule.window(round_number, lane, first + row) for row in range(data.sequences_per_step)]
         return np.stack([corpora.window(self.corpus.train, pick, data.sequence_length) for pick in picks])
 
-    def _load(self, theta: F32) -> None:
+    def load(self, theta: F32) -> None:
         assert theta.shape == (self.parameters,)
         for start in range(0, self.parameters, LOAD_BLOCK):
             block = theta[start : start + LOAD_BLOCK].copy()
