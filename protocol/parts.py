@@ -1,0 +1,69 @@
+"""What a running peer is made of, handed to the shells that work on it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.events import Event
+from protocol.exchange_plan import ChunkSpan
+from protocol.hashes import Hash
+from protocol.history import History
+from protocol.identity import Identity, PeerId
+from protocol.manifest import RunManifest
+from protocol.membership import Membership
+from protocol.messages import Role
+from protocol.network import Network
+from protocol.outer_state import OuterState
+from protocol.rounds import RoundSettings
+from protocol.store import Store
+from protocol.trainer_link import TrainerLink
+
+Offload = Callable[..., Awaitable[Any]]
+"""Runs a blocking function where it does not hold up the event loop: `trio.to_thread.run_sync`, or inline."""
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What the person at this computer decided.
+
+    incarnation: grows with every start of this identity.
+    wait_for_contact: an invitation named somebody, so do not begin the run alone.
+    eval_every: rounds between two evaluations on the held-out text; 0 for none.
+    stop_after: leave after so many rounds of the run; None to go on.
+    """
+
+    name: str
+    role: Role
+    version: str
+    incarnation: int
+    wait_for_contact: bool = False
+    eval_every: int = 1
+    stop_after: int | None = None
+    token: bytes | None = None
+
+
+@dataclass
+class Parts:
+    """`network` is set before anything runs."""
+
+    identity: Identity
+    run: Hash
+    manifest_raw: bytes
+    manifest: RunManifest
+    rounds: RoundSettings
+    settings: NodeSettings
+    history: History
+    store: Store
+    state: OuterState
+    layout: Sequence[ChunkSpan]
+    membership: Membership
+    network: Network
+    trainer: TrainerLink | None
+    offload: Offload
+    emit: Callable[[Event], None]
+
+    @property
+    def me(self) -> PeerId:
+        return self.identity.peer_id

@@ -1,0 +1,466 @@
+"""One round as it happens: the trio shell around `protocol.rounds.RoundMachine`.
+
+Everything that concerns the machine passes through one queue and one task, `_drive`, so that effects are performed in
+the order they were decided: a promise is on disk before it is sent.  Beside it run the round's work (compute, then
+READY), its exchanges, and the fetching of results to hold.  All of it ends with the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from protocol.canonical import Malformed
+from protocol.catch_up import CatchUp
+from protocol.chain import record_hash
+from protocol.envelope import MAX_GOSSIP_BYTES, Envelope
+from protocol.events import ComputeProgress, Dropped, EvalLoss, Notice, ReadySent, RoundProposed, RoundVoted
+from protocol.exchange_plan import contribution_leaves, plan_hash
+from protocol.exchange_runner import Exchange
+from protocol.hashes import Hash, hash_bytes, tree_root
+from protocol.identity import PeerId
+from protocol.membership import Liveness
+from protocol.messages import (
+    Body,
+    ChunkEntry,
+    Commit,
+    Finish,
+    Motion,
+    Phase,
+    Plan,
+    Promise,
+    Proposal,
+    Ready,
+    Record,
+    Role,
+    Vote,
+    WhyIdle,
+    decode_body,
+    pack,
+)
+from protocol.network import NetworkError, Unreachable
+from protocol.parts import Parts
+from protocol.rounds import (
+    Base,
+    BeginExchange,
+    Committed,
+    Effect,
+    FinishCompute,
+    HoldResult,
+    Keep,
+    PeerView,
+    Repair,
+    RoundMachine,
+    Send,
+    View,
+)
+from protocol.store import ResultFile
+from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied
+
+TICK_S = 0.25
+QUEUE = 4096
+"""Statements waiting to be handled; more are dropped, and their senders send again."""
+DELIVER_TIMEOUT_S = 10.0
+DELIVER_RETRY_S = 0.5
+HOLD_RETRY_S = 0.5
+PLAN_WAIT_S = 5.0
+"""How long a chunk that arrives before its plan is held back."""
+AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING})
+
+SetPhase = Callable[[Phase, WhyIdle, str], None]
+
+
+@dataclass(frozen=True)
+class Behind:
+    """The swarm went on without us: catch up."""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Our state is not the swarm's."""
+
+    digest: Hash
+
+
+Outcome = Commit | Behind | Wrong
+
+
+class Pause:
+    """Whether the person wants computing to rest.  `wait` returns when it may go on."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._over = trio.Event()
+
+    def begin(self) -> None:
+        if not self.on:
+            self.on, self._over = True, trio.Event()
+
+    def end(self) -> None:
+        self.on = False
+        self._over.set()
+
+    async def wait(self) -> None:
+        if self.on:
+            await self._over.wait()
+
+
+@dataclass
+class _Running:
+    exchange: Exchange
+    file: ResultFile
+    entries: tuple[ChunkEntry, ...] | None = None
+
+
+@dataclass
+class Work:
+    """How far this round's compute is, for heartbeats and status."""
+
+    steps: int = 0
+    tokens: int = 0
+    loss: float = 0.0
+    tokens_per_s: float = 0.0
+    ready: Ready | None = None
+    ready_raw: bytes = b""
+    contribution: Contribution | None = None
+    eval_loss: float | None = field(default=None)
+
+
+class RoundRunner:
+    """Lives one round.  `work_memory` tells which trainer process has been warmed up (its pid)."""
+
+    def __init__(self, parts: Parts, catch_up: CatchUp, base: Base, kept: Promise | None, pause: Pause,
+                 set_phase: SetPhase, warmed_pid: int | None) -> None:
+        self.parts, self.base = parts, base
+        self.machine = RoundMachine(parts.me, parts.rounds, base, trio.current_time(), kept)
+        self.work = Work()
+        self.warmed_pid = warmed_pid
+        self._catch_up, self._pause, self._set_phase = catch_up, pause, set_phase
+        self._put, self._take = trio.open_memory_channel[Callable[[], list[Effect]]](QUEUE)
+        self._exchanges: dict[Hash, _Running] = {}
+        self._exchange_begun = trio.Event()
+        self._holding: set[bytes] = set()
+        self._over = trio.Event()
+        self._outcome: Outcome | None = None
+        self._nursery: trio.Nursery | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Outcome:
+        """Until the round is committed, or cannot be by us."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._drive)
+                nursery.start_soon(self._tick)
+                nursery.start_soon(self._work)
+                await self._over.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            for running in self._exchanges.values():
+                running.file.discard()
+        assert self._outcome is not None
+        return self._outcome
+
+    def end(self, outcome: Outcome) -> None:
+        """Stop with this outcome; the first one counts."""
+        if self._outcome is None:
+            self._outcome = outcome
+            self._over.set()
+
+    @property
+    def deciding(self) -> bool:
+        """A certified record is about to be committed: not the moment to catch up."""
+        return self.machine.decided is not None
+
+    def view(self) -> View:
+        """Everybody as they look now."""
+        members, now = self.parts.membership, trio.current_time()
+        view: dict[PeerId, PeerView] = {}
+        for peer, known in members:
+            beat = known.heartbeat
+            live = known.liveness is Liveness.ALIVE
+            on_tip = (live and beat.role is Role.TRAINER and beat.tip == self.base.tip and beat.phase in AT_WORK)
+            view[peer] = PeerView(live, on_tip, known.liveness is Liveness.LEFT, now - known.heard)
+        for peer in self.base.electors:
+            if peer not in view:
+                view[peer] = PeerView(False, False, members.has_left(peer), members.silent_s(peer, now))
+        view[self.parts.me] = PeerView(True, self._computing(), False, 0.0)
+        return view
+
+    def _computing(self) -> bool:
+        return self.parts.trainer is not None and not self._pause.on
+
+    # -- what arrives -------------------------------------------------------------------------------------------------
+
+    def receive(self, sender: PeerId, body: Body, envelope: Envelope) -> None:
+        """Queue a statement for the machine."""
+        self._post(lambda: self._handle(sender, body, envelope))
+
+    def _post(self, handle: Callable[[], list[Effect]]) -> None:
+        try:
+            self._put.send_nowait(handle)
+        except trio.WouldBlock:
+            self.parts.emit(Dropped(self.parts.me, "statement", "too many are waiting"))
+
+    def _handle(self, sender: PeerId, body: Body, envelope: Envelope) -> list[Effect]:
+        machine, now = self.machine, trio.current_time()
+        if isinstance(body, Ready):
+            machine.on_ready(sender, body)
+            return machine.tick(self.view(), now)
+        if isinstance(body, Proposal):
+            return machine.on_proposal(sender, body, self.view(), now)
+        if isinstance(body, Promise):
+            return machine.on_promise(sender, body, now)
+        if isinstance(body, Motion):
+            return machine.on_motion(sender, body, self.view(), now)
+        if isinstance(body, Vote):
+            return machine.on_vote(sender, body, envelope)
+        if isinstance(body, Commit):
+            return self._handle_commit(sender, body)
+        if isinstance(body, Finish):
+            return machine.on_finish(sender, body)
+        return []
+
+    def _handle_commit(self, sender: PeerId, commit: Commit) -> list[Effect]:
+        sources = [sender, *(PeerId(member.peer) for member in commit.record.members)]
+        try:
+            return self.machine.on_commit(commit, [peer for peer in dict.fromkeys(sources) if peer != self.parts.me])
+        except Malformed as error:
+            self.parts.emit(Dropped(sender, "commit", str(error)))
+            return []
+
+    async def _drive(self) -> None:
+        async with self._take:
+            async for handle in self._take:
+                for effect in handle():
+                    await self._perform(effect)
+
+    async def _tick(self) -> None:
+        while True:
+            self._post(lambda: self.machine.tick(self.view(), trio.current_time()))
+            self._show_waiting()
+            await trio.sleep(TICK_S)
+
+    def _show_waiting(self) -> None:
+        if self.work.ready is None or self._exchanges or self._pause.on:
+            return
+        waiting = self.machine.waiting_for(self.view())
+        ready = len(self.machine.readys)
+        least = self.parts.rounds.min_members
+        if ready < least and not waiting:
+            self._set_phase(Phase.READY, WhyIdle.WAITING_FOR_PEERS,
+                            f"waiting for {least - ready} more peers ({ready} of {least})")
+        else:
+            names = ", ".join(self._name(peer) for peer in waiting[:4]) or "the proposer"
+            self._set_phase(Phase.READY, WhyIdle.WAITING_FOR_MEMBERS,
+                            f"round {self.base.round}: {ready} ready, waiting for {names}")
+
+    def _name(self, peer: PeerId) -> str:
+        known = self.parts.membership.get(peer)
+        return known.heartbeat.name if known and known.heartbeat.name else peer[-6:]
+
+    # -- effects ------------------------------------------------------------------------------------------------------
+
+    async def _perform(self, effect: Effect) -> None:
+        assert self._nursery is not None
+        parts = self.parts
+        if isinstance(effect, Keep):
+            await parts.offload(parts.store.save_promise, effect.promise.encode())
+        elif isinstance(effect, Send):
+            self._send(effect)
+        elif isinstance(effect, BeginExchange):
+            await self._begin_exchange(effect.plan)
+        elif isinstance(effect, FinishCompute):
+            if parts.trainer is not None:
+                parts.trainer.finish()
+        elif isinstance(effect, HoldResult):
+            if effect.record.result_root not in self._holding:
+                self._holding.add(effect.record.result_root)
+                self._nursery.start_soon(self._hold, effect)
+        elif isinstance(effect, Committed):
+            self.end(effect.commit)
+        elif isinstance(effect, Repair):
+            self.end(Wrong(effect.digest))
+
+    def _send(self, effect: Send) -> None:
+        assert self._nursery is not None
+        envelope = pack(self.parts.identity, self.parts.run, effect.body)
+        if isinstance(effect.body, Vote):
+            self._set_phase(Phase.VOTING, WhyIdle.COMMITTING, f"round {self.base.round}: voted, waiting for the quorum")
+            self.parts.emit(RoundVoted(effect.body.round, effect.body.attempt, effect.body.record_hash.hex()))
+        elif isinstance(effect.body, Proposal):
+            plan = effect.body.plan
+            self.parts.emit(RoundProposed(plan.round, effect.body.attempt, self.parts.me,
+                                          [member.peer for member in plan.members], list(effect.body.evicted)))
+        for peer in effect.to:
+            if peer == self.parts.me:
+                self.receive(peer, effect.body, envelope)
+            else:
+                self._nursery.start_soon(self._deliver, peer, envelope)
+
+    async def _deliver(self, peer: PeerId, envelope: Envelope) -> None:
+        """Best effort: whatever matters is sent again by the machine."""
+        for attempt in range(2):
+            try:
+                await self.parts.network.request(peer, "round", envelope.raw, timeout_s=DELIVER_TIMEOUT_S)
+                return
+            except Unreachable:
+                await trio.sleep(DELIVER_RETRY_S * (attempt + 1))
+            except NetworkError as error:
+                self.parts.emit(Notice("debug", f"{self._name(peer)} refused our {envelope.kind}: {error}"))
+                return
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        """Evaluate, train, and say READY; again from the start when the trainer dies."""
+        parts = self.parts
+        self.machine.state_digest = await parts.offload(parts.state.digest)
+        if parts.trainer is None:
+            self._set_phase(Phase.SEEDING, WhyIdle.NOT_A_TRAINER, "this peer keeps and serves the state, it does not train")
+            return
+        while True:
+            await self._pause.wait()
+            try:
+                await self._evaluate()
+                contribution = await self._compute()
+            except TrainerDied as death:
+                self._set_phase(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
+                continue
+            await self._say_ready(contribution)
+            return
+
+    async def _evaluate(self) -> None:
+        every, rounds = self.parts.settings.eval_every, self.parts.state.rounds
+        if every and rounds % every == 0 and self.work.eval_loss is None:
+            assert self.parts.trainer is not None
+            self._set_phase(Phase.COMPUTING, WhyIdle.BUSY, "measuring the held-out loss")
+            self.work.eval_loss = await self.parts.trainer.evaluate(self.parts.state.theta)
+            self.parts.emit(EvalLoss(rounds, self.work.eval_loss))
+
+    async def _compute(self) -> Contribution:
+        parts, inner_steps = self.parts, self.parts.manifest.rounds.inner_steps
+        assert parts.trainer is not None
+        fresh = parts.trainer.pid != self.warmed_pid and self.base.round > 0
+        self.warmed_pid = parts.trainer.pid
+        task = ComputeTask(self.base.round, self._lane(), inner_steps, self.base.round * inner_steps,
+                           parts.manifest.inner.joiner_warmup_steps if fresh else 0)
+        self._set_phase(Phase.COMPUTING, WhyIdle.BUSY, "")
+        return await parts.trainer.compute(task, parts.state.theta, self._on_progress)
+
+    def _lane(self) -> int:
+        """Which samples are ours: electors by their place in the last record, others by a hash above those."""
+        lanes = self.parts.manifest.rounds.max_members
+        electors = sorted(self.base.electors)
+        if self.parts.me in electors:
+            return electors.index(self.parts.me)
+        draw = hash_bytes("lane", self.base.tip + self.parts.me.encode())
+        return lanes + int.from_bytes(draw[:8], "big") % lanes
+
+    def _on_progress(self, progress: Progress) -> None:
+        work = self.work
+        work.steps, work.tokens, work.loss = progress.steps, progress.tokens, progress.loss
+        work.tokens_per_s = progress.tokens_per_s
+        self.parts.emit(ComputeProgress(progress.round, progress.steps, self.parts.manifest.rounds.inner_steps,
+                                        progress.loss, progress.tokens_per_s))
+
+    async def _say_ready(self, contribution: Contribution) -> None:
+        parts, work = self.parts, self.work
+        leaves = await parts.offload(contribution_leaves, contribution.data, parts.layout)
+        assert self.machine.state_digest is not None
+        ready = Ready(round=self.base.round, base=self.base.tip, incarnation=parts.settings.incarnation,
+                      tokens=contribution.tokens, steps=contribution.steps, loss=contribution.loss,
+                      norm=contribution.norm, root=tree_root(leaves), state_digest=self.machine.state_digest)
+        envelope = pack(parts.identity, parts.run, ready)
+        work.contribution, work.ready, work.ready_raw = contribution, ready, envelope.raw
+        parts.emit(ReadySent(ready.round, ready.tokens, ready.steps, ready.loss))
+        self._show_waiting()
+        self.receive(parts.me, ready, envelope)
+        await parts.network.publish(envelope.raw)
+
+    # -- exchange -----------------------------------------------------------------------------------------------------
+
+    async def _begin_exchange(self, plan: Plan) -> None:
+        name = plan_hash(plan)
+        if name in self._exchanges:
+            return
+        assert self._nursery is not None and self.work.contribution is not None
+        parts = self.parts
+        file = await parts.offload(parts.store.result_writer, plan.round, parts.layout[-1].offset + parts.layout[-1].size)
+        exchange = Exchange(identity=parts.identity, run=parts.run, plan=plan, layout=parts.layout,
+                            contribution=self.work.contribution.data, result=file.view, network=parts.network,
+                            offload=parts.offload, stall_s=parts.rounds.stall_s, emit=parts.emit)
+        running = self._exchanges[name] = _Running(exchange, file)
+        for peer, seen in self.view().items():
+            if not seen.live:
+                exchange.peer_dead(peer)
+        self._exchange_begun.set()
+        self._exchange_begun = trio.Event()
+        self._set_phase(Phase.EXCHANGING, WhyIdle.EXCHANGING, f"round {plan.round}: exchanging with {len(plan.members)} members")
+        self._nursery.start_soon(self._run_exchange, name, running)
+
+    async def _run_exchange(self, name: Hash, running: _Running) -> None:
+        entries = tuple(await running.exchange.run())
+        running.entries = entries
+        self._post(lambda: self.machine.on_exchange_done(name, entries, trio.current_time()))
+
+    async def exchange_for(self, plan: Hash) -> Exchange | None:
+        """The exchange of this plan; waits a little for a plan that is on its way."""
+        with trio.move_on_after(PLAN_WAIT_S):
+            while plan not in self._exchanges:
+                await self._exchange_begun.wait()
+        running = self._exchanges.get(plan)
+        return running.exchange if running else None
+
+    def exchange_moved(self) -> None:
+        self.machine.on_progress(trio.current_time())
+
+    def peer_dead(self, peer: PeerId) -> None:
+        for running in self._exchanges.values():
+            running.exchange.peer_dead(peer)
+
+    def peer_alive(self, peer: PeerId) -> None:
+        for running in self._exchanges.values():
+            running.exchange.peer_alive(peer)
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    async def _hold(self, effect: HoldResult) -> None:
+        """Bring the result of a record to disk: our exchange's chunks where they are the same, the others fetched."""
+        parts, root = self.parts, Hash(effect.record.result_root)
+        if parts.store.open_result(effect.record.round, root) is None:
+            await self._assemble(effect.record, effect.index, root, effect.sources)
+        self._post(lambda: self.machine.on_result_held(root))
+
+    async def _assemble(self, record: Record, index: Sequence[ChunkEntry], root: Hash, sources: Sequence[PeerId]) -> None:
+        parts = self.parts
+        running = next(reversed(self._exchanges.values()), None)
+        if running is not None:
+            file, missing = running.file, running.exchange.adopt(index)
+        else:
+            size = parts.layout[-1].offset + parts.layout[-1].size
+            file, missing = await parts.offload(parts.store.result_writer, record.round, size), list(range(len(index)))
+        try:
+            while missing:
+                if await self._catch_up.fetch_chunks(record.round, root, index, missing, file.view, sources):
+                    break
+                await trio.sleep(HOLD_RETRY_S)
+            await parts.offload(file.commit, root)
+        finally:
+            file.discard()
+
+
+def kept_promise(raw: bytes | None) -> Promise | None:
+    """The promise on disk, if there is a readable one."""
+    if raw is None:
+        return None
+    try:
+        return decode_body(Promise, raw)
+    except Malformed:
+        return None
+
+
+__all__ = ["Behind", "Outcome", "Pause", "RoundRunner", "Wrong", "kept_promise", "MAX_GOSSIP_BYTES", "record_hash"]
