@@ -1,12 +1,13 @@
 """The `peer` command: finds the subcommand, runs it, and turns errors into one sentence and an exit code.
 
-Nothing heavy is imported before the command is known, so that `peer --help` answers at once.  What a command does is its
-module's business (`peer.commands`).
+Nothing heavy is imported before the command is known, so that `peer --help` answers at once.  What a command does is
+its module's business (`peer.commands`).
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import pkgutil
@@ -61,16 +62,22 @@ def explain(error: Exception) -> PeerError:
     """The sentence and the exit code for `error`; what we did not foresee says how to see more."""
     from protocol.canonical import Malformed
     from protocol.keyfile import KeyfileError
+    from protocol.run_file import RunFileError
 
     if isinstance(error, PeerError):
         return error
+    if isinstance(error, RunFileError):
+        return PeerError(str(error), ExitCode.INPUT)
     if isinstance(error, KeyfileError):
         return PeerError(str(error), ExitCode.IDENTITY)
     if isinstance(error, Malformed):
         return PeerError(str(error), ExitCode.INPUT)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return PeerError(f"{where}{error.strerror or error}; check the path, its permissions and the free space")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "make room on the disk" if full else "check the path and its permissions"
+        code = ExitCode.RESOURCES if full else ExitCode.INPUT if error.filename else ExitCode.FAILED
+        return PeerError(f"{where}{error.strerror or error}; {remedy}", code)
     return PeerError(f"unexpected {type(error).__name__}: {error}; run it again with --debug to see where")
 
 

@@ -1,7 +1,7 @@
 """Where a peer keeps its things on this computer.
 
-* data directory: identity, runs, event log.  `--data-dir`, else PEER_DATA_DIR, else the user's data folder.  One running
-  peer a data directory.
+* data directory: identity, runs, event log.  `--data-dir`, else PEER_DATA_DIR, else the user's data folder.  One
+  running peer a data directory.
 * runtime directory: sockets and the rendezvous file, gone after a restart of the computer.  PEER_RUNTIME_DIR, else
   XDG_RUNTIME_DIR, else a folder of this user's in the temp folder.
 

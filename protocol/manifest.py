@@ -9,7 +9,7 @@ a manifest from a file that a person wrote is `protocol.run_file`'s business.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -178,7 +178,7 @@ class RoundSection(Section):
         return self
 
 
-class Admission(str, Enum):
+class Admission(StrEnum):
     """Who may take part."""
 
     OPEN = "open"
@@ -214,7 +214,7 @@ class RunManifest(Section):
     """How contributions become one result: the mean weighted by tokens."""
     admission: Annotated[Admission, Field(strict=False)] = Admission.OPEN
     """Who may take part: "open", "invite" (a token of the organiser) or "allowlist"."""
-    allowlist: Annotated[list[PeerField], Field(max_length=MAX_ALLOWLIST)] = []
+    allowlist: Annotated[list[PeerField], Field(max_length=MAX_ALLOWLIST, default_factory=list)]
     """Peer IDs that may take part when admission is "allowlist"; sorted."""
     checkpoint_interval: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Rounds between checkpoints on disk."""

@@ -1,0 +1,147 @@
+"""Run files: what an organiser writes in TOML, and a manifest written back as one.
+
+Every mistake becomes one sentence that names the file, the field, what is wrong and what to do.  The ranges themselves
+are `protocol.manifest`'s.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from protocol.identity import PeerId
+from protocol.manifest import RunManifest
+
+MAX_RUN_FILE_BYTES = 1 << 20
+
+
+class RunFileError(Exception):
+    """A run file that cannot be used; the text is one sentence."""
+
+
+def load_run_file(path: Path, organiser: PeerId) -> RunManifest:
+    """The manifest that `path` describes, with `organiser` as its organiser; raises `RunFileError`.
+
+    A file need not name its organiser; one that does (a manifest written out by `dump`) must name this one.
+    """
+    return parse_run_file(_read(path), organiser, path.name)
+
+
+def parse_run_file(text: str, organiser: PeerId, name: str = "run file") -> RunManifest:
+    """As `load_run_file`, from the text of a file called `name`."""
+    try:
+        fields = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RunFileError(f"{name}: not valid TOML: {reason}; correct that place") from error
+    if fields.setdefault("organiser", organiser) != organiser:
+        raise RunFileError(
+            f"{name}: organiser is somebody else than this peer ({organiser}); remove the line to organise it yourself"
+        )
+    if isinstance(fields.get("allowlist"), list) and all(isinstance(peer, str) for peer in fields["allowlist"]):
+        fields["allowlist"] = sorted(set(fields["allowlist"]))  # people list peers in any order; the manifest in one
+    try:
+        manifest = RunManifest.model_validate(fields)
+        manifest.encode()
+    except ValidationError as error:
+        raise RunFileError(f"{name}: {_sentence(error.errors()[0])}") from error
+    except (ValueError, OverflowError) as error:
+        raise RunFileError(f"{name}: a value cannot be written in a manifest ({error}); correct it") from error
+    return manifest
+
+
+def dump(manifest: RunManifest) -> str:
+    """The manifest as a run file, every field with its description."""
+    lines: list[str] = []
+    _dump_section(manifest, "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_RUN_FILE_BYTES + 1)
+        if len(data) > MAX_RUN_FILE_BYTES:
+            raise RunFileError(f"{path.name}: over {MAX_RUN_FILE_BYTES} bytes; give a run file")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise RunFileError(f"{path}: {error.strerror}; give the path of a run file") from error
+    except UnicodeDecodeError as error:
+        raise RunFileError(f"{path.name}: not UTF-8 text; give a run file in TOML") from error
+
+
+def _sentence(error: ErrorDetails) -> str:
+    """What is wrong with one field, and the remedy."""
+    place = [str(part) for part in error["loc"]]
+    field = ".".join(place)[:80]
+    context: Mapping[str, Any] = error.get("ctx", {})
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(place[-1], _names(place[:-1]), 1)
+        return f"{field} is no field of a run; " + (f"did you mean {near[0]}?" if near else "remove it")
+    if kind == "missing":
+        return f"{field} is missing; add it ({_description(place)})"
+    if kind == "value_error":
+        where = f"[{field}] " if field else ""
+        return f"{where}{context.get('error', error['msg'])}; change one of them"
+    if kind == "string_pattern_mismatch":
+        return f"{field} is {error['input']!r:.60}, which has characters that are not allowed; change it"
+    rule = error["msg"].removeprefix("Input should be ")
+    article = "" if rule != error["msg"] else ": "
+    value = f"{error['input']!r:.40}"
+    text = f"{field} is {value}; it must be {rule}" if not article else f"{field} is {value}: {rule}; change it"
+    about = _description(place)
+    return f"{text} ({about})" if about else text
+
+
+def _section(place: list[str]) -> type[BaseModel] | None:
+    section: type[BaseModel] = RunManifest
+    for part in place:
+        field = section.model_fields.get(part)
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return None
+        section = field.annotation
+    return section
+
+
+def _names(place: list[str]) -> list[str]:
+    section = _section(place)
+    return [] if section is None else list(section.model_fields)
+
+
+def _description(place: list[str]) -> str:
+    section = _section(place[:-1])
+    field = section.model_fields.get(place[-1]) if section is not None else None
+    return ((field.description if field is not None else "") or "").rstrip(".")
+
+
+def _dump_section(section: BaseModel, prefix: str, lines: list[str]) -> None:
+    nested: list[tuple[str, BaseModel]] = []
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            nested.append((name, value))
+            continue
+        lines.extend(f"# {line.strip()}" for line in (field.description or "").splitlines())
+        lines.append(f"{name} = {_value(value)}")
+    for name, value in nested:
+        lines.extend(["", f"[{prefix}{name}]"])
+        _dump_section(value, f"{prefix}{name}.", lines)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Enum):
+        return _value(value.value)
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)  # the strings of JSON, its integers and booleans are TOML's too
