@@ -69,7 +69,7 @@ class Node:
         self._settings, self._emit, self._offload = settings, emit, offload
         self._history = History(signed.run, store)
         self._membership = Membership(identity.peer_id, trio.current_time())
-        self._door = Doorkeeper(identity, signed, settings)
+        self._door = Doorkeeper(signed.manifest, signed.run, settings)
         self._pause = Pause()
         self._phase, self._why, self._detail = Phase.STARTING, WhyIdle.STARTING, "starting"
         self._seq = 0

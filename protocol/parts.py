@@ -24,6 +24,11 @@ Offload = Callable[..., Awaitable[Any]]
 """Runs a blocking function where it does not hold up the event loop: `trio.to_thread.run_sync`, or inline."""
 
 
+def _no_clock() -> float:
+    """For peers of runs without tokens."""
+    return 0.0
+
+
 @dataclass(frozen=True)
 class NodeSettings:
     """What the person at this computer decided.
@@ -32,6 +37,8 @@ class NodeSettings:
     wait_for_contact: an invitation named somebody, so do not begin the run alone.
     eval_every: rounds between two evaluations on the held-out text; 0 for none.
     stop_after: leave after so many rounds of the run; None to go on.
+    token: the invitation's, to show at the door.
+    wall_clock: unix seconds, for the expiry of tokens alone.
     """
 
     name: str
@@ -42,6 +49,7 @@ class NodeSettings:
     eval_every: int = 1
     stop_after: int | None = None
     token: bytes | None = None
+    wall_clock: Callable[[], float] = _no_clock
 
 
 @dataclass
