@@ -129,7 +129,7 @@ def answer_hello(
         remedy = "install a newer version of manyhands" if behind else "install the swarm's version"
         return (
             f"software {hello.version!r} speaks protocol {_range(hello.protocol_min, hello.protocol_max)} and the "
-            f"swarm (software {version!r:.42}) protocol {_range(manifest.protocol_min, manifest.protocol_max)}; {remedy}"
+            f"swarm ({version!r:.42}) protocol {_range(manifest.protocol_min, manifest.protocol_max)}; {remedy}"
         )
     reason = admit(manifest, peer, hello.token, wall_now, role=hello.role)
     return reason if reason is not None else HelloReply(protocol=highest, version=version[:40])

@@ -214,7 +214,7 @@ class RunManifest(Section):
     """How contributions become one result: the mean weighted by tokens."""
     admission: Annotated[Admission, Field(strict=False)] = Admission.OPEN
     """Who may take part: "open", "invite" (a token of the organiser) or "allowlist"."""
-    allowlist: Annotated[list[PeerField], Field(max_length=MAX_ALLOWLIST, default_factory=list)]
+    allowlist: Annotated[list[PeerField], Field(max_length=MAX_ALLOWLIST)] = Field(default_factory=list)
     """Peer IDs that may take part when admission is "allowlist"; sorted."""
     checkpoint_interval: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Rounds between checkpoints on disk."""
