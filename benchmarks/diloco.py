@@ -38,6 +38,8 @@ OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 BARS_PERCENT = {1: 0.5, 2: 1.5, 4: 2.5}
 """Workers to the loss they may add to data-parallel's, from a common warm start."""
 CODEC_BAR_PERCENT = 0.3
+EVALUATION_TOKENS = 1 << 18
+"""More than a peer spends on it: differences of tenths of a percent must show."""
 CPU = torch.device("cpu")
 
 
@@ -68,9 +70,7 @@ def training_config(seed: int, rate: float, inner_steps: int, sequence_length: i
     )
 
 
-def data_parallel(
-    config: TrainingConfig, corpus: corpora.Corpus, theta: F32, rounds: range, workers: int
-) -> F32:
+def data_parallel(config: TrainingConfig, corpus: corpora.Corpus, theta: F32, rounds: range, workers: int) -> F32:
     """Train one model on all members' windows; the parameters at the end."""
     worker = Worker(config, CPU, corpus)
     worker.load(theta)
@@ -81,9 +81,7 @@ def data_parallel(
     return worker.model.flat.numpy().copy()
 
 
-def diloco(
-    config: TrainingConfig, corpus: corpora.Corpus, theta: F32, rounds: range, recipe: Recipe
-) -> Iterator[F32]:
+def diloco(config: TrainingConfig, corpus: corpora.Corpus, theta: F32, rounds: range, recipe: Recipe) -> Iterator[F32]:
     """Train members apart and average after every round; yields the outer parameters after each."""
     theta, momentum = theta.copy(), np.zeros_like(theta)
     members = [Worker(config, CPU, corpus) for _ in range(recipe.workers)]
@@ -144,7 +142,7 @@ class Bench:
         return training_config(seed, rate, self.inner_steps, self.sequence_length)
 
     def loss(self, theta: F32) -> float:
-        return Worker(self.config(0, WARM_RATE), CPU, self.corpus).evaluate(theta)
+        return Worker(self.config(0, WARM_RATE), CPU, self.corpus).evaluate(theta, EVALUATION_TOKENS)
 
     def start(self, seed: int) -> F32:
         theta = np.empty(len(Worker(self.config(seed, WARM_RATE), CPU, self.corpus).model.flat), dtype=np.float32)

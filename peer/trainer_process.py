@@ -23,7 +23,9 @@ from typing import Any
 
 import trio
 
+from kernels import codec
 from peer.trainer_log import TrainerLog
+from protocol.manifest import RunManifest
 from protocol.shared_memory import SharedRegion
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
 from trainer import frames
@@ -38,12 +40,18 @@ FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 60.0
 MAX_FAILURES = 5
 WATCH_EVERY_S = 5.0
+THREADS_VARIABLE = "PEER_TRAINER_THREADS"
 STOPPED = "the trainer was stopped"
 
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """sections: what `trainer.config.TrainingConfig.from_sections` wants.  threads: CPU threads, 0 for torch's choice."""
+    """How to start a trainer.
+
+    sections: what `trainer.config.TrainingConfig.from_sections` wants.
+    threads: CPU threads, 0 for torch's choice.
+    device: "auto" (CUDA where there is one), or a name that torch knows.
+    """
 
     sections: Mapping[str, Any]
     contribution_bytes: int
@@ -53,6 +61,18 @@ class TrainerSettings:
     first_backoff_s: float = FIRST_BACKOFF_S
     start_deadline_s: float = START_DEADLINE_S
     silence_deadline_s: float = SILENCE_DEADLINE_S
+
+    @classmethod
+    def for_run(
+        cls, manifest: RunManifest, log_path: Path, *, threads: int | None = None, device: str = "auto"
+    ) -> TrainerSettings:
+        """For training `manifest`; `threads` defaults to the environment's PEER_TRAINER_THREADS."""
+        if threads is None:
+            threads = int(os.environ.get(THREADS_VARIABLE) or 0)
+        starts = range(0, manifest.parameters, manifest.chunk_parameters)
+        counts = [min(manifest.chunk_parameters, manifest.parameters - start) for start in starts]
+        size = sum(codec.encoded_bytes(count) for count in counts)
+        return cls(manifest.trainer_sections(), size, log_path, threads, device)
 
 
 @dataclass
@@ -126,7 +146,9 @@ class TrainerProcess:
             with trio.CancelScope() as self._scope:
                 await self._keep_alive()
         finally:
-            self._gave_up = self._gave_up or STOPPED
+            if not self._gave_up:
+                self._gave_up = STOPPED
+                self._on_stopped(STOPPED)
             self._fail_calls(self._gave_up)
             self._wake()
             self._contribution.close()

@@ -11,9 +11,11 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 NICENESS = 5
 """The peer, which must answer others in time, goes before the trainer."""
+OOM_SCORE_ADJUSTMENT = "500"
 
 
 def main() -> int:
@@ -24,10 +26,19 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches us too, but the peer decides
     os.nice(NICENESS)
+    _offer_to_be_killed_first()
     connection = socket.socket(fileno=arguments.fd)
     from trainer.service import Service  # after the signal is set: importing torch takes seconds
 
     return Service(connection, arguments.theta_fd, arguments.contribution_fd).run()
+
+
+def _offer_to_be_killed_first() -> None:
+    """When the computer runs out of memory, it should end the trainer, which keeps nothing, and not the peer."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE_ADJUSTMENT)
+    except OSError:
+        return  # not Linux, or not allowed: only the order of dying is lost
 
 
 if __name__ == "__main__":

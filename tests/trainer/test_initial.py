@@ -1,0 +1,46 @@
+"""Initial parameters are a function of the seed, with the published distributions."""
+
+import hashlib
+
+import numpy as np
+
+from tests.trainer import small
+from trainer.config import ModelConfig, parameter_count, parameter_layout
+from trainer.initial import STD, TRUNCATE_AT, initial_parameters
+
+UNTIED = small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "tied": False}
+
+
+def _tensors(model: dict[str, object], seed: int) -> dict[str, np.ndarray]:
+    config = ModelConfig.from_mapping(model)
+    values = np.empty(parameter_count(model), dtype=np.float32)
+    initial_parameters(config, seed, values)
+    return {place.name: values[place.offset : place.offset + place.count] for place in parameter_layout(config)}
+
+
+def test_bits_of_the_initial_parameters_never_change() -> None:
+    digest = hashlib.blake2b(small.theta().astype("<f4").tobytes(), digest_size=16).hexdigest()
+    assert digest == "6c4c661bdd8523a0aa390cc9fd9231bb"
+
+
+def test_another_seed_gives_other_parameters() -> None:
+    one, other = _tensors(UNTIED, 1), _tensors(UNTIED, 2)
+    assert not np.array_equal(one["lm_head.weight"], other["lm_head.weight"])
+
+
+def test_tensors_of_equal_shape_differ() -> None:
+    tensors = _tensors(UNTIED, 1)
+    first, second = (tensors[f"model.layers.{layer}.mlp.up_proj.weight"] for layer in (0, 1))
+    assert not np.array_equal(first, second)
+
+
+def test_distributions_are_as_published() -> None:
+    tensors = _tensors(UNTIED, 1)
+    assert abs(tensors["model.embed_tokens.weight"].std() - 1.0) < 0.02
+    up = tensors["model.layers.0.mlp.up_proj.weight"]
+    assert abs(up.std() - STD) < 0.02 * STD + 0.015 * STD  # truncation takes 1.3 % off
+    assert abs(up).max() <= np.float32(TRUNCATE_AT * STD)
+    residual = tensors["model.layers.1.mlp.down_proj.weight"]
+    assert abs(residual.std() - STD / 2) < 0.05 * STD / 2
+    assert (tensors["model.norm.weight"] == 1).all()
+    assert abs(tensors["lm_head.weight"].std() - 1 / 8) < 0.005

@@ -1,0 +1,44 @@
+"""The decoder looks only back, and lives in one flat vector."""
+
+import torch
+
+from tests.trainer import small
+from trainer.config import ModelConfig
+from trainer.model import Decoder
+
+
+def _model() -> Decoder:
+    model = Decoder(ModelConfig.from_mapping(small.MODEL), small.CPU)
+    model.flat.copy_(torch.from_numpy(small.theta()))
+    return model
+
+
+def test_a_token_does_not_change_what_comes_before_it() -> None:
+    model = _model()
+    tokens = torch.arange(24).view(2, 12)
+    changed = tokens.clone()
+    changed[:, 7] = 200
+    with torch.no_grad():
+        before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=0, atol=1e-6)
+    assert (before[:, 7:] - after[:, 7:]).abs().amax(dim=(0, 2)).min() > 1e-4
+
+
+def test_order_of_the_past_matters() -> None:
+    model = _model()
+    with torch.no_grad():
+        one = model(torch.tensor([[1, 2, 3, 4]]))[0, -1]
+        other = model(torch.tensor([[2, 1, 3, 4]]))[0, -1]
+    assert (one - other).abs().max() > 1e-5
+
+
+def test_parameters_and_gradients_are_views_of_the_flat_vectors() -> None:
+    model = _model()
+    model(torch.tensor([[1, 2, 3]])).square().sum().backward()
+    for place in model.layout:
+        parameter = model.tensors[place.name]
+        span = slice(place.offset, place.offset + place.count)
+        assert parameter.data_ptr() == model.flat[span].data_ptr()
+        assert parameter.grad is not None
+        assert parameter.grad.data_ptr() == model.gradient[span].data_ptr()
+    assert model.gradient.abs().max() > 0
