@@ -78,6 +78,8 @@ class Node:
         self._ahead_since: float | None = None
         self._runner: RoundRunner | None = None
         self._warmed_pid: int | None = None
+        self._verified_tip = b""
+        self._beat_now = trio.Event()
         self._eval_loss: float | None = None
         self._digest = b""
         self._checkpointing = trio.Lock()
@@ -151,8 +153,8 @@ class Node:
                 await self._linger()
                 self.leave()
                 return
-            await self._wait_to_found()
-            await self._conclude(await self._live_round())
+            if await self._may_begin():
+                await self._conclude(await self._live_round())
 
     def _done(self) -> bool:
         stop = self._settings.stop_after
@@ -177,20 +179,21 @@ class Node:
                 await trio.sleep(TICK_S)
             await trio.sleep(TICK_S * 2)
 
-    async def _wait_to_found(self) -> None:
+    async def _may_begin(self) -> bool:
         """At genesis nobody begins before there are enough, nor alone when an invitation named somebody."""
         least = self._parts.rounds.min_members
-        while self._history.length == 0 and not self._ahead():
-            live = self._membership.live_peers()
-            here = 1 + sum(self._is_trainer(peer) for peer in live)
-            if here >= least and not (self._settings.wait_for_contact and not live):
-                return
-            if live or not self._settings.wait_for_contact:
-                detail = f"waiting for {least - here} more peers ({here} of {least})"
-                self._set_phase(Phase.STARTING, WhyIdle.WAITING_FOR_PEERS, detail)
-            else:
-                self._set_phase(Phase.STARTING, WhyIdle.CONNECTING, "no peer of the invitation answers yet")
-            await trio.sleep(TICK_S)
+        live = self._membership.live_peers()
+        here = 1 + sum(self._is_trainer(peer) for peer in live)
+        alone = self._settings.wait_for_contact and not live
+        if self._history.length > 0 or (here >= least and not alone):
+            return True
+        if alone:
+            self._set_phase(Phase.STARTING, WhyIdle.CONNECTING, "no peer of the invitation answers yet")
+        else:
+            self._set_phase(Phase.STARTING, WhyIdle.WAITING_FOR_PEERS,
+                            f"waiting for {least - here} more peers ({here} of {least})")
+        await trio.sleep(TICK_S)
+        return False
 
     def _is_trainer(self, peer: PeerId) -> bool:
         known = self._membership.get(peer)
@@ -199,7 +202,8 @@ class Node:
     async def _live_round(self) -> Outcome:
         base = Base(self._history.length, self._history.tip, self._history.last)
         kept = kept_promise(await self._offload(self._store.load_promise))
-        runner = RoundRunner(self._parts, self._catch_up, base, kept, self._pause, self._set_phase, self._warmed_pid)
+        runner = RoundRunner(self._parts, self._catch_up, base, kept, self._pause, self._set_phase, self._warmed_pid,
+                             self._verified_tip == base.tip)
         self._runner = runner
         for peer, (ready, envelope) in list(self._readys.items()):
             if ready.base == base.tip:
@@ -236,6 +240,7 @@ class Node:
             except WrongState:
                 return
             self._digest = await self._offload(self._state.digest)
+        self._beat_now.set()
         if self._history.length % self._signed.manifest.checkpoint_interval == 0:
             self._nursery.start_soon(self._checkpoint)
 
@@ -255,6 +260,7 @@ class Node:
             await self._restore()
             if self._digest == before:
                 await self._catch_up.fetch_newest_checkpoint(self._membership.live_peers(), at_least=0)
+        self._verified_tip = self._history.tip
 
     # -- catching up --------------------------------------------------------------------------------------------------
 
@@ -350,7 +356,9 @@ class Node:
             runner = self._runner
             if runner is not None and runner.work.ready_raw:
                 await self._network.publish(runner.work.ready_raw)
-            await trio.sleep(beat_interval_s(len(self._membership.live_peers()) + 1))
+            with trio.move_on_after(beat_interval_s(len(self._membership.live_peers()) + 1)):
+                await self._beat_now.wait()
+            self._beat_now = trio.Event()
 
     def _heartbeat(self, rates: _Rates) -> Heartbeat:
         assert self._network is not None
@@ -473,6 +481,7 @@ class Node:
     async def _greet(self, peer: PeerId) -> None:
         assert self._network is not None
         refusal = await self._door.greet(self._network, peer)
+        self._beat_now.set()
         if refusal is not None:
             self._emit(Notice("warning", refusal))
 

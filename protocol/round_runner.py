@@ -14,8 +14,7 @@ import trio
 
 from protocol.canonical import Malformed
 from protocol.catch_up import CatchUp
-from protocol.chain import record_hash
-from protocol.envelope import MAX_GOSSIP_BYTES, Envelope
+from protocol.envelope import Envelope
 from protocol.events import ComputeProgress, Dropped, EvalLoss, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.exchange_plan import contribution_leaves, plan_hash
 from protocol.exchange_runner import Exchange
@@ -67,6 +66,8 @@ DELIVER_RETRY_S = 0.5
 HOLD_RETRY_S = 0.5
 PLAN_WAIT_S = 5.0
 """How long a chunk that arrives before its plan is held back."""
+FOLLOWS = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
+"""Phases of an elector of an older tip that will be on ours in a moment."""
 AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING})
 
 SetPhase = Callable[[Phase, WhyIdle, str], None]
@@ -129,11 +130,16 @@ class Work:
 
 
 class RoundRunner:
-    """Lives one round.  `work_memory` tells which trainer process has been warmed up (its pid)."""
+    """Lives one round.
+
+    warmed_pid: the trainer process that has computed before; another one warms up its learning rate.
+    state_verified: the state was just made anew from certified data: whoever stands on another one is wrong.
+    """
 
     def __init__(self, parts: Parts, catch_up: CatchUp, base: Base, kept: Promise | None, pause: Pause,
-                 set_phase: SetPhase, warmed_pid: int | None) -> None:
+                 set_phase: SetPhase, warmed_pid: int | None, state_verified: bool) -> None:
         self.parts, self.base = parts, base
+        self._state_verified = state_verified
         self.machine = RoundMachine(parts.me, parts.rounds, base, trio.current_time(), kept)
         self.work = Work()
         self.warmed_pid = warmed_pid
@@ -182,8 +188,10 @@ class RoundRunner:
         for peer, known in members:
             beat = known.heartbeat
             live = known.liveness is Liveness.ALIVE
-            on_tip = (live and beat.role is Role.TRAINER and beat.tip == self.base.tip and beat.phase in AT_WORK)
-            view[peer] = PeerView(live, on_tip, known.liveness is Liveness.LEFT, now - known.heard)
+            on_tip = beat.tip == self.base.tip and beat.phase in AT_WORK
+            follows = peer in self.base.electors and beat.round < self.base.round and beat.phase in FOLLOWS
+            works = live and beat.role is Role.TRAINER and (on_tip or follows)
+            view[peer] = PeerView(live, works, known.liveness is Liveness.LEFT, now - known.heard)
         for peer in self.base.electors:
             if peer not in view:
                 view[peer] = PeerView(False, False, members.has_left(peer), members.silent_s(peer, now))
@@ -282,7 +290,7 @@ class RoundRunner:
                 self._nursery.start_soon(self._hold, effect)
         elif isinstance(effect, Committed):
             self.end(effect.commit)
-        elif isinstance(effect, Repair):
+        elif isinstance(effect, Repair) and not self._state_verified:
             self.end(Wrong(effect.digest))
 
     def _send(self, effect: Send) -> None:
@@ -461,6 +469,3 @@ def kept_promise(raw: bytes | None) -> Promise | None:
         return decode_body(Promise, raw)
     except Malformed:
         return None
-
-
-__all__ = ["Behind", "Outcome", "Pause", "RoundRunner", "Wrong", "kept_promise", "MAX_GOSSIP_BYTES", "record_hash"]

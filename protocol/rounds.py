@@ -17,7 +17,7 @@ Policy
   them are evicted, the members of the plan vote.
 * The proposer is the live ready elector with the lowest hash(tip, attempt, peer); when no elector is ready, the live
   ready peer with the lowest hash.  Proposing is no privilege: safety rests on the acceptors alone.
-* A round is closed when every live trainer on this tip is ready; or when most of them are ready and `grace_s` has
+* A round is closed when every live trainer on this tip is ready; or when half of them are ready and `grace_s` has
   passed, after which the late ones are asked to finish and get `FINISH_S` more.
 * The record put to the vote fixes the one version of every chunk: a member that assembled another one fetches the
   difference before it votes.  (So a quorum never splits over two versions.)
@@ -227,7 +227,7 @@ class RoundMachine:
             effects.append(Keep(self._promise_body()))
         effects.append(Send((sender,), self._promise_body()))
         self.plan = proposal.plan
-        if self._member_of(proposal.plan):
+        if self._takes_part(proposal.plan):
             effects.append(BeginExchange(proposal.plan))
         return effects
 
@@ -241,7 +241,8 @@ class RoundMachine:
             return []
         if ballot != self._mine.ballot or not self._sensible_vote(promise.voted):
             return []
-        self._mine.promises[sender] = promise
+        if sender not in self._mine.promises:
+            self._mine.promises[sender], self._progress = promise, now
         return self._put_to_vote(now)
 
     def on_exchange_done(self, plan: Hash, entries: Sequence[ChunkEntry], now: float) -> list[Effect]:
@@ -283,7 +284,8 @@ class RoundMachine:
         voters = effective_electorate(self.base.previous, record, mine.evicted)
         if sender not in voters:
             return []
-        mine.votes[sender] = envelope
+        if sender not in mine.votes:
+            mine.votes[sender], self._progress = envelope, max(self._progress, mine.sent)
         if len(mine.votes) < quorum_size(len(voters)):
             return []
         signatures = [Signature(peer=peer, signature=mine.votes[peer].signature) for peer in sorted(mine.votes)]
@@ -317,8 +319,11 @@ class RoundMachine:
         """Close the round, send again, or lose patience."""
         if self.decided or self._commit is not None:
             return []
-        if self._mine is not None:
+        if self._mine is not None and not self._impatient(now, self._mine.ballot[0]):
             return self._resend(now)
+        if self._mine is not None:
+            self._mine, self._progress = None, now
+            self.attempt += 1
         if self._promised is not None and self._promised[1] != self.me:
             return self._watch_proposer(view, now)
         if self.me not in self.readys:
@@ -347,7 +352,7 @@ class RoundMachine:
             return [], False
         if not waiting:
             return [], True
-        if len(ready) <= len(waiting):
+        if len(ready) < len(waiting):
             self._quorum_since = None
             return [], False
         if self._quorum_since is None:
@@ -374,7 +379,7 @@ class RoundMachine:
         """We promised somebody: when it is gone or nothing moves, the next attempt begins."""
         assert self._promised is not None
         attempt, proposer = self._promised
-        stalled = now - self._progress > self.settings.stall_s + PATIENCE_S * (1 + attempt)
+        stalled = self._impatient(now, attempt)
         if self._lives(proposer, view) and not stalled:
             return []
         if self.attempt <= attempt:
@@ -384,6 +389,9 @@ class RoundMachine:
         if self.me in self.readys and self._proposer(view) == self.me:
             return self._propose(view, now)
         return []
+
+    def _impatient(self, now: float, attempt: int) -> bool:
+        return now - self._progress > self.settings.stall_s + PATIENCE_S * (1 + attempt)
 
     def _proposer(self, view: View) -> PeerId | None:
         electors = [peer for peer in self.base.electors if peer in self.readys and self._lives(peer, view)]
@@ -526,8 +534,11 @@ class RoundMachine:
         return all(peer in self.base.electors and
                    ((peer in view and view[peer].left) or self._long_silent(peer, view)) for peer in named)
 
-    def _member_of(self, plan: Plan) -> bool:
-        return any(member.peer == self.me for member in plan.members)
+    def _takes_part(self, plan: Plan) -> bool:
+        """The plan has the contribution that we hold: not that of an earlier life, and not somebody's invention."""
+        own = self.readys.get(self.me)
+        return own is not None and any(
+            member.peer == self.me and (member.root, member.tokens) == (own.root, own.tokens) for member in plan.members)
 
     def _sensible_plan(self, plan: Plan) -> bool:
         peers = [member.peer for member in plan.members]
@@ -535,11 +546,7 @@ class RoundMachine:
             return False
         if peers != sorted(set(peers)) or not self.settings.min_members <= len(peers) <= self.settings.max_members:
             return False
-        if len(plan.owners) != self.settings.chunks or max(plan.owners) >= len(peers):
-            return False
-        own = self.readys.get(self.me)
-        mine = next((member for member in plan.members if member.peer == self.me), None)
-        return mine is None or (own is not None and (mine.root, mine.tokens) == (own.root, own.tokens))
+        return len(plan.owners) == self.settings.chunks and max(plan.owners) < len(peers)
 
     def _sensible_record(self, record: Record, index: Sequence[ChunkEntry]) -> bool:
         try:
