@@ -12,7 +12,6 @@ the trainer sees the end of its socket and ends itself.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 import trio
 
 from kernels import codec
+from peer.child_process import how_it_ended, reap
 from peer.trainer_log import TrainerLog
 from protocol.manifest import RunManifest
 from protocol.shared_memory import SharedRegion
@@ -105,7 +105,8 @@ class TrainerProcess:
         self._contribution = SharedRegion(settings.contribution_bytes, "contribution")
         self._on_started, self._on_stopped = on_started, on_stopped
         self._log = TrainerLog(settings.log_path)
-        self._scope: trio.CancelScope | None = None
+        self._scope = trio.CancelScope()
+        self._began = False
         self._stopped = trio.Event()
         self._process: trio.Process | None = None
         self._socket: socket.socket | None = None
@@ -119,7 +120,8 @@ class TrainerProcess:
         self._reason = ""
         self._heard_at = 0.0
         self._last_id = 0
-        self.waiting_for = "start"
+        self._doing = ""
+        self._obstacle = "the trainer process to be started"
         self.device = ""
         self.corpus_digest = ""
 
@@ -128,6 +130,11 @@ class TrainerProcess:
         """The process's ID while it is ready for work."""
         return self._process.pid if self._process is not None and self._ready else None
 
+    @property
+    def waiting_for(self) -> str:
+        """What this link waits for now, for a person; empty when for nothing."""
+        return self._doing if self._ready else self._gave_up or self._obstacle
+
     async def start(self, nursery: trio.Nursery) -> None:
         """Run in `nursery`; returns when the trainer is ready.  Raises TrainerDied when it cannot be started."""
         nursery.start_soon(self.run)
@@ -135,15 +142,16 @@ class TrainerProcess:
 
     async def stop(self) -> None:
         """End and reap the process; returns when it is gone.  Calls in progress raise TrainerDied."""
-        if self._scope is not None:
-            self._scope.cancel()
+        self._scope.cancel()
+        if self._began:
             await self._stopped.wait()
 
     async def run(self) -> None:
         """Keep a trainer process alive until cancelled, or until it has failed too often in a row."""
-        assert self._scope is None, "a trainer is run once"
+        assert not self._began, "a trainer is run once"
+        self._began = True
         try:
-            with trio.CancelScope() as self._scope:
+            with self._scope:
                 await self._keep_alive()
         finally:
             if not self._gave_up:
@@ -201,11 +209,11 @@ class TrainerProcess:
         self._busy = True
         try:
             await self._until_ready()
-            self.waiting_for = what
+            self._doing = what
             return await self._exchange(command, on_progress, **fields)
         finally:
             self._busy = False
-            self.waiting_for = ""
+            self._doing = ""
 
     async def _exchange(
         self, command: str, on_progress: Callable[[dict[str, Any]], None], **fields: Any
@@ -266,7 +274,7 @@ class TrainerProcess:
             self._on_stopped(self._gave_up or reason)
             if self._gave_up:
                 return
-            self.waiting_for = f"a new trainer process ({reason})"
+            self._obstacle = f"a new trainer process ({reason})"
             await trio.sleep(min(MAX_BACKOFF_S, self._settings.first_backoff_s * 2 ** (self._failures - 1)))
 
     async def _one_life(self) -> str:
@@ -275,7 +283,10 @@ class TrainerProcess:
         with ours:
             ours.setblocking(False)
             with theirs:
-                process = await self._spawn(theirs)
+                try:
+                    process = await self._spawn(theirs)
+                except OSError as error:
+                    return f"the trainer could not be started: {error}"
             try:
                 self._process, self._socket, self._heard_at = process, ours, trio.current_time()
                 async with trio.open_nursery() as nursery:
@@ -283,21 +294,25 @@ class TrainerProcess:
                     nursery.start_soon(self._log.drain, process.stdout)
                     nursery.start_soon(self._watch, process)
                     nursery.start_soon(self._configure, process)
-                    await self._listen(ours)
+                    try:
+                        await self._listen(ours)
+                    except (ValueError, TypeError, KeyError) as error:
+                        self._reason = f"the trainer spoke nonsense: {error}"
+                        process.kill()
                     self._ready = False
-                    await _end(process)
+                    await reap(process, END_DEADLINE_S)
                     await self._log.drained()
                     nursery.cancel_scope.cancel()
             finally:
                 self._ready, self._process, self._socket = False, None, None
                 ours.close()  # which ends the trainer
                 with trio.CancelScope(shield=True):
-                    await _end(process)
-        return self._reason or _how_it_ended(process.returncode, self._log.last_line)
+                    await reap(process, END_DEADLINE_S)
+        return self._reason or f"the trainer {how_it_ended(process.returncode, self._log.last_line)}"
 
     async def _configure(self, process: trio.Process) -> None:
         settings = self._settings
-        self.waiting_for = "the trainer process to start"
+        self._obstacle = "the trainer process to get ready"
         fields = {"sections": dict(settings.sections), "threads": settings.threads, "device": settings.device}
         try:
             answer = await self._exchange("configure", lambda message: None, **fields)
@@ -376,19 +391,3 @@ class TrainerProcess:
             stderr=subprocess.STDOUT,
             env=environment,
         )
-
-
-async def _end(process: trio.Process) -> None:
-    """Reap a process whose socket is closed; kill it when it does not end by itself."""
-    with trio.move_on_after(END_DEADLINE_S):
-        await process.wait()
-        return
-    process.kill()
-    await process.wait()
-
-
-def _how_it_ended(status: int | None, last_line: str) -> str:
-    if status is not None and status < 0:
-        how = f"the trainer was killed by {signal.Signals(-status).name}"
-        return how + (" (the system may be out of memory)" if -status == signal.SIGKILL else "")
-    return f"the trainer ended with exit code {status}" + (f": {last_line}" if last_line else "")

@@ -106,7 +106,7 @@ class Service:
                 answer = self._perform(job)
             except Abandoned:
                 continue
-            except Exception as error:  # whatever it is, the peer gets a sentence and starts a fresh process
+            except Exception as error:  # noqa: BLE001 - whatever it is, the peer gets a sentence and starts a fresh process
                 self._send(job, "failed", reason=_sentence(error))
                 return EXIT_FAILED
             self._send(job, job.message["do"], **answer)

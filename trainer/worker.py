@@ -103,6 +103,8 @@ class Worker:
         """
         if not 1 <= task.steps <= self.config.inner_steps:
             raise ValueError(f"a round has 1 to {self.config.inner_steps} steps, not {task.steps}")
+        if not 0 <= task.lane < self.config.lanes:
+            raise ValueError(f"a round has {self.config.lanes} lanes; there is no lane {task.lane}")
         self.load(theta)
         losses, began = 0.0, time.monotonic()
         for step in range(task.steps):
