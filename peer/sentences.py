@@ -1,0 +1,151 @@
+"""Events and numbers as a person reads them.
+
+Decides words only; used by the log lines of a headless peer, the live view and `peer status`.  Names of peers are text
+of strangers: what could move a terminal's cursor or turn its direction is taken out here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from protocol import events as ev
+
+Naming = Callable[[str], str]
+"""Peer ID -> what to call it."""
+
+SHORT_ID = 6
+QUIET = (ev.ComputeProgress, ev.ExchangeProgress, ev.SyncProgress)
+"""Events that a log of sentences leaves out: there are many, and the view shows them as bars."""
+
+
+def clean(text: str, limit: int = 40) -> str:
+    """`text` without anything but printable characters, at most `limit` of them."""
+    return "".join(character for character in text if character.isprintable())[:limit]
+
+
+def short(peer: str) -> str:
+    """The end of a peer ID (the beginning is the same for all)."""
+    return "…" + clean(peer)[-SHORT_ID:]
+
+
+def naming(names: Mapping[str, str]) -> Naming:
+    """Calls peers by their names with the end of their ID, and unnamed ones by that alone."""
+
+    def name(peer: str) -> str:
+        known = clean(names.get(peer, ""), 24)
+        return f"{known} ({short(peer)})" if known else short(peer)
+
+    return name
+
+
+def size(count: float) -> str:
+    """Bytes for a person: "512 B", "3.2 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def amount(count: float) -> str:
+    """A count for a person: "950", "3.2 k", "1.5 M"."""
+    for unit in ("", " k", " M", " G"):
+        if count < 1000:
+            return f"{count:.0f}" if not unit else f"{count:.1f}{unit}"
+        count /= 1000
+    return f"{count:.1f} T"
+
+
+def duration(seconds: float) -> str:
+    """"45 s", "3 min", "2 h 5 min"."""
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A loss, or "-" when there is none yet."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def sentence(event: ev.Event, name: Naming = short) -> str:
+    """What happened, in one line; "" for events that are not worth a line."""
+    match event:
+        case ev.PhaseChanged(phase, why, detail):
+            return f"{phase}: {detail or why}" if detail or why else phase
+        case ev.PeerJoined(peer, called):
+            return f"{clean(called) or 'a peer'} ({short(peer)}) is here"
+        case ev.PeerSuspected(peer, silent_s):
+            return f"{name(peer)} has been silent for {duration(silent_s)}"
+        case ev.PeerGone(peer, goodbye):
+            return f"{name(peer)} left" if goodbye else f"{name(peer)} is gone"
+        case ev.TrainerStarted(pid):
+            return f"trainer started (process {pid})"
+        case ev.TrainerStopped(reason):
+            return f"trainer stopped: {clean(reason, 300)}"
+        case ev.EvalLoss(rounds, loss):
+            return f"held-out loss after {rounds} rounds: {number(loss)}"
+        case ev.CheckpointWritten(rounds, size_bytes):
+            return f"checkpoint after {rounds} rounds is on disk ({size(size_bytes)})"
+        case ev.RolledBack(to_round, abandoned, winner):
+            return (f"the swarm had split and the other side won: went back {abandoned} rounds to {to_round} "
+                    f"(from {name(winner)})")
+        case ev.Desynced(round, mine, theirs):
+            return f"state differs from the swarm's before round {round} ({mine[:8]}, not {theirs[:8]}); repairing"
+        case ev.Dropped(peer, what, reason):
+            return f"dropped a {clean(what)} from {name(peer)}: {clean(reason, 200)}"
+        case ev.Notice(_, text):
+            return clean(text, 300)
+        case _:
+            return _of_a_round(event, name)
+
+
+def _of_a_round(event: ev.Event, name: Naming) -> str:
+    match event:
+        case ev.ReadySent(round, tokens, steps, loss):
+            return f"round {round}: ready with {amount(tokens)} tokens in {steps} steps, loss {number(loss)}"
+        case ev.RoundProposed(round, attempt, proposer, members, evicted):
+            without = f", without {_listed(evicted, name)}" if evicted else ""
+            again = f" (attempt {attempt})" if attempt else ""
+            return f"round {round}{again}: {name(proposer)} proposes {len(members)} members{without}"
+        case ev.ExchangeFinished(round, seconds, up_bytes, down_bytes):
+            return f"round {round}: exchanged in {seconds:.1f} s ({size(up_bytes)} up, {size(down_bytes)} down)"
+        case ev.MemberLost(round, peer):
+            return f"round {round}: {name(peer)} stopped delivering; averaging without it"
+        case ev.RoundVoted(round, attempt, _):
+            return f"round {round}: voted"
+        case ev.RoundCommitted(round, tip, members, tokens, loss, mine):
+            part = "" if mine else ", without us"
+            return (f"round {round} committed: {len(members)} members{part}, {amount(tokens)} tokens, "
+                    f"loss {number(loss)}, tip {tip[:8]}")
+        case ev.StateApplied(rounds, digest):
+            return f"state after {rounds} rounds: {digest[:16]}"
+        case ev.ComputeProgress(round, steps, total, loss, rate):
+            return f"round {round}: step {steps} of {total}, loss {number(loss)}, {amount(rate)} tokens/s"
+        case ev.ExchangeProgress(round, done, total, waiting):
+            return f"round {round}: {done} of {total} chunks" + (f", waiting for {_listed(waiting, name)}" if waiting else "")
+        case ev.SyncProgress(what, done, total):
+            return f"fetching {what}: {done} of {total}"
+        case _:
+            return ""
+
+
+def level(event: ev.Event) -> str:
+    """info, warning or debug."""
+    match event:
+        case ev.Notice(given, _):
+            return given
+        case ev.TrainerStopped() | ev.MemberLost() | ev.RolledBack() | ev.Desynced() | ev.PeerSuspected():
+            return "warning"
+        case ev.Dropped() | ev.RoundVoted() | ev.ComputeProgress() | ev.ExchangeProgress() | ev.SyncProgress():
+            return "debug"
+        case _:
+            return "info"
+
+
+def _listed(peers: Sequence[str], name: Naming) -> str:
+    listed = ", ".join(name(peer) for peer in peers[:3])
+    return listed + (f" and {len(peers) - 3} more" if len(peers) > 3 else "")
