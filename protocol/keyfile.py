@@ -196,9 +196,9 @@ def next_incarnation(data_dir: Path, floor: int = 1) -> int:
         last = 0
     except ValueError as error:
         raise KeyfileError(f"the file {path} is damaged; remove it") from error
-    number = max(last + 1, floor)
-    if not 0 < number <= MAX_INCARNATION:
+    if not 0 <= last < MAX_INCARNATION:
         raise KeyfileError(f"the file {path} is damaged; remove it")
+    number = max(last + 1, floor)
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, f"{number}\n".encode())
     return number
