@@ -59,7 +59,7 @@ def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
         if replace:
             os.replace(temporary, path)
         else:
-            os.link(temporary, path)
+            _place_new(Path(temporary), path)
     finally:
         Path(temporary).unlink(missing_ok=True)
     _sync_folder(path.parent)
@@ -202,6 +202,18 @@ def next_incarnation(data_dir: Path, floor: int = 1) -> int:
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, f"{number}\n".encode())
     return number
+
+
+def _place_new(temporary: Path, path: Path) -> None:
+    """Give a written file its name unless that is taken; the link is atomic, where the file system has links."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # no links on a memory stick's file system: look first, then rename
+        if path.exists():
+            raise FileExistsError(f"{path} exists") from None
+        os.replace(temporary, path)
 
 
 def _unused(data_dir: Path) -> Path:

@@ -19,7 +19,8 @@ def add_command(
     subparsers: Subparsers, name: str, summary: str, run: Callable[[argparse.Namespace], int] | None, epilog: str = ""
 ) -> argparse.ArgumentParser:
     """The parser of a new command, with the options that every command takes; `run` is None for a group of commands."""
-    parser = subparsers.add_parser(name, help=summary, description=summary[:1].upper() + summary[1:] + ".", epilog=epilog)
+    description = summary[:1].upper() + summary[1:] + "."
+    parser = subparsers.add_parser(name, help=summary, description=description, epilog=epilog)
     add_common_options(parser, argparse.SUPPRESS)
     if run is not None:
         parser.set_defaults(run=run)

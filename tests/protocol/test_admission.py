@@ -52,7 +52,8 @@ def test_a_token_admits() -> None:
     ("shown", "part"),
     [
         (None, "invited peers"), (b"rubbish", "not good"), (token(OTHER), "did not sign"), (token(left_s=0), "expired"),
-        (token(run=ZERO_HASH), "another run"), (token(peer=OTHER.peer_id), "is for 12D3"), (token(role=Role.SEED), "--role"),
+        (token(run=ZERO_HASH), "another run"), (token(peer=OTHER.peer_id), "is for 12D3"),
+        (token(role=Role.SEED), "--role"),
     ],
 )  # fmt: skip
 def test_a_bad_token_is_refused_with_a_sentence(shown: bytes | None, part: str) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from protocol import canonical
 from protocol.canonical import Malformed
 
-scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
+numbers = st.booleans() | st.integers(-(2**63), 2**64 - 1)
+scalars = st.none() | numbers | st.floats(allow_nan=False) | st.text() | st.binary()
 values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
 
 

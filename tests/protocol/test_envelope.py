@@ -32,7 +32,8 @@ def test_another_run_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"run": OTHER_RUN}, {"kind": "vote"}, {"sender": TWO.peer_id}, {"body": b"Body"}, {"signature": bytes(64)}]
+    "change",
+    [{"run": OTHER_RUN}, {"kind": "vote"}, {"sender": TWO.peer_id}, {"body": b"Body"}, {"signature": bytes(64)}]
 )
 def test_a_changed_part_breaks_the_signature(change: dict[str, object]) -> None:
     forged = replace(GOOD, **change)  # type: ignore[arg-type]
@@ -55,7 +56,10 @@ def test_an_additional_field_is_refused() -> None:
         open_envelope(canonical.encode({**fields, "x": 1}), RUN)
 
 
-@given(st.sampled_from(["v", "run", "kind", "from", "body", "sig"]), st.none() | st.integers() | st.binary() | st.text())
+FIELDS = ["v", "run", "kind", "from", "body", "sig"]
+
+
+@given(st.sampled_from(FIELDS), st.none() | st.integers() | st.binary() | st.text())
 def test_fields_of_any_type_never_raise_anything_else(field: str, value: object) -> None:
     fields = canonical.decode(GOOD.raw, max_bytes=1000)
     try:
