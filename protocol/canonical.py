@@ -21,7 +21,8 @@ class Malformed(ValueError):
 
 def encode(value: Any) -> bytes:
     """The canonical bytes of `value` (None, bool, int, float, str, bytes, sequences and str-keyed maps)."""
-    return msgpack.packb(_sorted(value, 0), use_bin_type=True)
+    packed: bytes = msgpack.packb(_sorted(value, 0), use_bin_type=True)
+    return packed
 
 
 def decode(data: bytes | memoryview, *, max_bytes: int) -> Any:

@@ -57,7 +57,7 @@ def open_envelope(data: bytes | memoryview, run: Hash, *, max_bytes: int = MAX_E
     fields = canonical.decode(data, max_bytes=max_bytes)
     if not isinstance(fields, dict) or set(fields) != {"v", "run", "kind", "from", "body", "sig"}:
         raise Malformed("not an envelope")
-    if fields["v"] != VERSION or isinstance(fields["v"], bool):
+    if type(fields["v"]) is not int or fields["v"] != VERSION:
         raise Malformed(f"envelope of protocol version {fields['v']!r:.20}; this peer speaks {VERSION}")
     if not isinstance(fields["run"], bytes) or len(fields["run"]) != HASH_BYTES or fields["run"] != run:
         raise Malformed("envelope of another run")

@@ -48,11 +48,14 @@ def decode_body(cls: type[B], data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTE
     """The body of class `cls` in canonical bytes; raises `Malformed`."""
     fields = canonical.decode(data, max_bytes=max_bytes)
     try:
-        return cls.model_validate(fields)
+        body = cls.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise Malformed(f"{cls.__name__} with a bad field {where!r:.60}: {first['msg']:.120}") from error
+    if canonical.encode(body.model_dump(mode="python")) != data:
+        raise Malformed(f"{cls.__name__} that does not say again what it said")  # an integer for a float, say
+    return body
 
 
 class Role(str, Enum):

@@ -415,7 +415,7 @@ class Node:
                 if was is not Liveness.ALIVE and self._runner is not None:
                     self._runner.peer_alive(sender)
         elif isinstance(body, Goodbye):
-            fresh, events = self._membership.on_goodbye(sender, body, now)
+            fresh, events = self._membership.on_goodbye(sender, body)
             if fresh and self._runner is not None:
                 self._runner.peer_dead(sender)
         else:

@@ -43,7 +43,7 @@ def test_a_changed_part_breaks_the_signature(change: dict[str, object]) -> None:
         open_envelope(raw, forged.run)
 
 
-@pytest.mark.parametrize("version", [0, 2, True, "1", None])
+@pytest.mark.parametrize("version", [0, 2, True, "1", None, 1.0])
 def test_another_version_is_refused(version: object) -> None:
     fields = canonical.decode(GOOD.raw, max_bytes=1000)
     with pytest.raises(Malformed, match="version"):
