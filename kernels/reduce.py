@@ -1,0 +1,49 @@
+"""The token-weighted mean of encoded contributions, encoded again.
+
+For each value: sum over members, in the order given, of code * (scale * w), w = tokens / all tokens, everything fp32;
+then one quantisation.  The order is the canonical order of members, so whoever averages gets the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kernels.codec import BLOCK, PIECE, blocks_of, encode, encoded_bytes, parts
+
+
+def weighted_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
+    """Average `contributions` (codec bytes of `count` values each) with positive integer `weights` into `out`.
+
+    The caller has seen to it that each contribution `is_sane`.
+    """
+    assert len(contributions) == len(weights) > 0 and all(weight > 0 for weight in weights)
+    total = sum(weights)
+    shares = [np.float32(weight / total) for weight in weights]
+    members = [parts(contribution, count) for contribution in contributions]
+    out_bytes = np.frombuffer(out, dtype=np.uint8)
+    assert out_bytes.size == encoded_bytes(count)
+    out_scales, out_codes = parts(out, count)
+    mean, term = np.empty(PIECE, np.float32), np.empty(PIECE, np.float32)
+    piece_bytes = np.empty(encoded_bytes(PIECE), np.uint8)
+    for start in range(0, count, PIECE):
+        size = min(PIECE, count - start)
+        first, rows = start // BLOCK, blocks_of(size)
+        for index, (scales, codes) in enumerate(members):
+            target = mean if index == 0 else term
+            _scaled(codes[start : start + size], scales[first : first + rows] * shares[index], target[:size])
+            if index:
+                np.add(mean[:size], term[:size], out=mean[:size])
+        encoded = piece_bytes[: encoded_bytes(size)]
+        encode(mean[:size], encoded)
+        scales, codes = parts(encoded, size)
+        out_scales[first : first + rows], out_codes[start : start + size] = scales, codes
+
+
+def _scaled(codes: Any, scales: Any, out: Any) -> None:
+    whole = codes.size - codes.size % BLOCK
+    np.multiply(codes[:whole].reshape(-1, BLOCK), scales[: whole // BLOCK, None], out=out[:whole].reshape(-1, BLOCK))
+    if whole < codes.size:
+        np.multiply(codes[whole:], scales[-1], out=out[whole:])
