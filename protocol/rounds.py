@@ -367,8 +367,10 @@ class RoundMachine:
         return ([Send(ask, finish)] if ask else []), late_s >= FINISH_S
 
     def _lead_or_wait(self, view: View, now: float) -> list[Effect]:
-        proposer = self._proposer(view)
-        if proposer == self.me:
+        agreed = self._agreed(view)
+        if self.state_digest is not None and agreed and self.readys[agreed[0]].state_digest != self.state_digest:
+            return [Repair(Hash(self.readys[agreed[0]].state_digest))]
+        if self._proposer(view) == self.me:
             return self._propose(view, now)
         if now - self._progress > self.settings.grace_s + FINISH_S + PATIENCE_S * (1 + self.attempt):
             self.attempt += 1
@@ -394,9 +396,17 @@ class RoundMachine:
         return now - self._progress > self.settings.stall_s + PATIENCE_S * (1 + attempt)
 
     def _proposer(self, view: View) -> PeerId | None:
-        electors = [peer for peer in self.base.electors if peer in self.readys and self._lives(peer, view)]
-        candidates = electors or [peer for peer in self.readys if self._lives(peer, view)]
-        return min(candidates, key=self._draw, default=None)
+        agreed = self._agreed(view)
+        electors = [peer for peer in self.base.electors if peer in agreed]
+        return min(electors or agreed, key=self._draw, default=None)
+
+    def _agreed(self, view: View) -> list[PeerId]:
+        """Live ready peers that stand on the most common state, sorted; ties go to the lower digest."""
+        by_digest: dict[bytes, list[PeerId]] = {}
+        for peer in sorted(self.readys):
+            if self._lives(peer, view):
+                by_digest.setdefault(self.readys[peer].state_digest, []).append(peer)
+        return min(by_digest.items(), key=lambda item: (-len(item[1]), item[0]), default=(b"", []))[1]
 
     def _draw(self, peer: PeerId) -> bytes:
         return hash_bytes("proposer", self.base.tip + self.attempt.to_bytes(8, "big") + peer.encode())
@@ -417,21 +427,17 @@ class RoundMachine:
         return [Send(self._audience(self._mine), proposal)]
 
     def _make_plan(self, view: View) -> Plan | None:
-        """The plan of those who are ready on the most common state; ties go to the lower digest."""
-        ready = {peer: self.readys[peer] for peer in sorted(self.readys) if self._lives(peer, view)}
-        by_digest: dict[bytes, list[PeerId]] = {}
-        for peer, statement in ready.items():
-            by_digest.setdefault(statement.state_digest, []).append(peer)
-        digest = min(by_digest, key=lambda d: (-len(by_digest[d]), d))
-        peers = sorted(by_digest[digest])[: self.settings.max_members]
+        """The plan of those who are ready and stand on the same state."""
+        peers = self._agreed(view)[: self.settings.max_members]
         if len(peers) < self.settings.min_members:
             return None
+        ready = self.readys
         members = [Member(peer=peer, tokens=ready[peer].tokens, root=ready[peer].root) for peer in peers]
         tokens = sum(member.tokens for member in members)
         loss = sum(ready[peer].loss * ready[peer].tokens for peer in peers) / tokens
         owners = assign_owners(self.base.tip, peers, self.settings.chunks)
         return Plan(round=self.base.round, base=self.base.tip, members=members, owners=owners,
-                    state_digest=digest, loss=loss)
+                    state_digest=ready[peers[0]].state_digest, loss=loss)
 
     def _evictable(self, view: View) -> tuple[PeerId, ...]:
         """Electors to name as evicted: those who said goodbye; those long silent only if there is no quorum else."""
