@@ -51,6 +51,7 @@ class ControlServer:
     ) -> None:
         self._data_dir, self._log, self._commands, self._status = data_dir, log, commands, status
         self._connections = 0
+        self._streams = 0
         self._listener: trio.socket.SocketType | None = None
 
     async def open(self) -> None:
@@ -73,6 +74,11 @@ class ControlServer:
             listener.close()
             with socket_address(self._data_dir) as address:
                 _unlink(address)
+
+    async def streams_ended(self) -> None:
+        """Wait until no event stream is served any more (after the log has closed)."""
+        while self._streams:
+            await trio.sleep(0.02)
 
     async def _bind(self, listener: trio.socket.SocketType) -> None:
         try:
@@ -121,7 +127,11 @@ class ControlServer:
             if question is None:
                 return
             if question.get("do") == "events":
-                await self._stream_events(stream)
+                self._streams += 1
+                try:
+                    await self._stream_events(stream)
+                finally:
+                    self._streams -= 1
                 return
             await _send(stream, await self._answer(question))
 

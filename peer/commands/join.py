@@ -1,0 +1,88 @@
+"""`peer join`: be a peer, until left."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from peer.commands import add_command
+from peer.errors import ExitCode, PeerError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from peer.commands import Subparsers
+    from peer.daemon import RunChoice
+
+
+def register(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers, "join", "train together with others", run,
+        epilog="Without WHAT: the demo run, with whoever runs it on this computer or network; the first one founds it.",
+    )
+    parser.add_argument("what", metavar="WHAT", nargs="?", help="an invitation, a run file (you found the run), or a manifest")
+    parser.add_argument("--headless", action="store_true", help="log lines instead of the live view")
+    parser.add_argument("--log-format", choices=["human", "json"], default="human", help="what the log lines are")
+    parser.add_argument("--name", default="", help="what others see as this peer's name (default: from the peer ID)")
+    parser.add_argument("--role", choices=["auto", "trainer", "seed"], default="auto",
+                        help="seed: keep and serve the state, do not train")
+    parser.add_argument("--port", type=_port, help="TCP port to listen on (default: 4001, or a free one)")
+    parser.add_argument("--threads", type=_count, default=0, help="CPU threads of the trainer (default: torch's choice)")
+    parser.add_argument("--rounds", type=_count, metavar="N", help="leave when the run has committed N rounds")
+    parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Choose the run, hold the identity, and live."""
+    import trio
+
+    from peer.console import choose_style
+    from peer.daemon import Daemon, DaemonSettings
+    from peer.paths import data_dir, make_private
+    from protocol.keyfile import IdentityLocked, identity_lock, load_or_create_identity
+    from protocol.messages import Role
+
+    folder = make_private(data_dir(args.data_dir))
+    identity = load_or_create_identity(folder)
+    choice = _choose(args.what, folder)
+    settings = DaemonSettings(
+        data_dir=folder, name=args.name[:40] or f"peer-{identity.peer_id[-6:]}",
+        role=Role.SEED if args.role == "seed" else Role.TRAINER, style=choose_style(args.headless, args.log_format),
+        port=args.port, threads=args.threads, rounds=args.rounds, local=args.local)
+
+    async def live() -> int:
+        return await Daemon(settings, identity, choice).run()
+
+    try:
+        with identity_lock(folder):
+            return trio.run(live)
+    except IdentityLocked as error:
+        raise PeerError(str(error), ExitCode.ALREADY_RUNNING) from error
+
+
+def _choose(what: str | None, folder: Path) -> RunChoice:
+    """The run that the command line names."""
+    from peer.daemon import RunChoice
+    from peer.run_source import find_run, stored_manifest
+    from protocol.hashes import Hash
+    from protocol.identity import PeerId
+    from protocol.invitation import Invitation
+    from protocol.manifest import demo_manifest
+
+    found = demo_manifest() if what is None else find_run(what, folder)
+    if not isinstance(found, Invitation):
+        return RunChoice(found.run, PeerId(found.manifest.organiser), found)
+    known = stored_manifest(Hash(found.run), folder)
+    return RunChoice(Hash(found.run), PeerId(found.organiser), known, tuple(found.addresses), found.token)
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 0 <= int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text} is no port; give a number from 1 to 65535, or 0 for a free one")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 1 << 30:
+        raise argparse.ArgumentTypeError(f"{text} is no count; give a whole number from 1")
+    return int(text)

@@ -1,0 +1,61 @@
+"""`peer leave` and `peer finish`: stop the peer of this data directory, now or when its round is complete."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from peer.commands import add_command
+from peer.errors import ExitCode, PeerError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from peer.commands import Subparsers
+
+STOP_DEADLINE_S = 30.0
+
+
+def register(subparsers: Subparsers) -> None:
+    add_command(subparsers, "leave", "say goodbye and stop the peer here", run)
+    add_command(subparsers, "finish", "complete the running round, then stop the peer here", run_finish)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask the peer to leave and wait until it has."""
+    from peer.control_client import ControlError
+    from peer.paths import data_dir
+
+    try:
+        said = _leave_and_wait(data_dir(args.data_dir))
+    except ControlError as error:
+        raise PeerError(str(error), ExitCode.NOT_RUNNING) from error
+    except TimeoutError as error:
+        raise PeerError(f"the peer has not stopped after {STOP_DEADLINE_S:.0f} s; look at `peer status`") from error
+    print(f"Left ({said}).")
+    return ExitCode.OK
+
+
+def run_finish(args: argparse.Namespace) -> int:
+    """Ask the peer to stop after this round."""
+    from peer.control_client import ControlClient, ControlError
+    from peer.paths import data_dir
+
+    try:
+        ControlClient(data_dir(args.data_dir)).request("finish")
+    except ControlError as error:
+        raise PeerError(str(error), ExitCode.NOT_RUNNING) from error
+    print("The peer stops when its round is complete.")
+    return ExitCode.OK
+
+
+def _leave_and_wait(folder: Path) -> str:
+    """Returns why the stream of events ended: that is the daemon's last word."""
+    from peer.control_client import ControlClient
+
+    client = ControlClient(folder)
+    with client.events() as stream:
+        client.request("leave")
+        while stream.next(STOP_DEADLINE_S) is not None:
+            pass
+        return stream.end

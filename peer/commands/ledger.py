@@ -1,0 +1,69 @@
+"""`peer ledger`: who contributed how much to the run, from the record chain."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from peer.commands import add_command
+from peer.errors import ExitCode, PeerError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from peer.commands import Subparsers
+
+
+def register(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "ledger", "show who contributed how much", run)
+    parser.add_argument("run_id", metavar="RUN", nargs="?",
+                        help="a run ID, also its beginning (default: the running one, else the latest here)")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask the running peer, or read the disk when none runs."""
+    from peer.paths import data_dir
+    from peer.plain_json import print_json
+
+    found = _find(data_dir(args.data_dir), args.run_id)
+    if args.json:
+        print_json(found)
+        return ExitCode.OK
+    from peer.sentences import amount
+
+    print(f"run {found['run']}: {found['rounds']} rounds, {amount(found['tokens'])} tokens")
+    print(f"{'PEER':<54}{'ROUNDS':>8}{'TOKENS':>10}{'SHARE':>9}")
+    for member in found["members"]:
+        print(f"{member['peer']:<54}{member['rounds']:>8}{amount(member['tokens']):>10}{100 * member['share']:>7.1f} %")
+    return ExitCode.OK
+
+
+def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
+    """The ledger, with the run's ID under "run"."""
+    from peer.control_client import ControlClient, ControlError, NotRunning
+
+    client = ControlClient(folder)
+    try:
+        running = str(client.request("status")["run"])
+        if wanted is None or running.startswith(wanted):
+            return {"run": running, **client.request("ledger")}
+    except NotRunning:
+        pass
+    except ControlError as error:
+        raise PeerError(str(error)) from error
+    return _read(folder, wanted)
+
+
+def _read(folder: Path, wanted: str | None) -> dict[str, Any]:
+    from peer.ledger import ledger
+    from protocol.store import Store
+
+    runs = [path for path in (folder / "runs").glob("*") if path.is_dir() and path.name.startswith(wanted or "")]
+    if not runs:
+        raise PeerError(f"there is no {'such run' if wanted else 'run'} in {folder}; join one with `peer join`",
+                        ExitCode.INPUT)
+    if wanted is not None and len(runs) > 1:
+        raise PeerError(f"{len(runs)} runs begin with {wanted}; give more of the run ID", ExitCode.INPUT)
+    chosen = max(runs, key=lambda path: path.stat().st_mtime)
+    return {"run": chosen.name, **ledger(Store(chosen))}

@@ -1,0 +1,63 @@
+"""`peer status`: what the peer of this data directory is doing."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from peer.commands import add_command
+from peer.errors import ExitCode
+
+if TYPE_CHECKING:
+    from peer.commands import Subparsers
+
+
+def register(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "status", "show what the peer here is doing", run)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the status; exit code 5 when no peer runs here."""
+    from peer.control_client import ControlClient, NotRunning
+    from peer.paths import data_dir
+    from peer.plain_json import print_json
+
+    try:
+        status = ControlClient(data_dir(args.data_dir)).request("status")
+    except NotRunning as error:
+        if args.json:
+            print_json({"running": False, "reason": str(error)})
+        else:
+            text = str(error)
+            print(f"{text[:1].upper()}{text[1:]}; start one with `peer join`")
+        return ExitCode.NOT_RUNNING
+    if args.json:
+        print_json({"running": True, **status})
+    else:
+        print("\n".join(describe(status)))
+    return ExitCode.OK
+
+
+def describe(status: dict[str, Any]) -> list[str]:
+    """The status as lines for a person."""
+    from peer.sentences import amount, clean, duration, number, short, size
+
+    why = clean(str(status["why_detail"] or status["why_idle"]), 200)
+    lines = [
+        f"peer      {clean(status['name'])} {status['peer']}",
+        f"run       {clean(status['run_name'])} {status['run']}",
+        f"doing     {status['phase']}" + (f": {why}" if why else ""),
+        f"round     {status['round']}, step {status['steps']} of {status['inner_steps']}, tip {status['tip'][:16] or '-'}",
+        f"state     after {status['state_rounds']} rounds, digest {status['state_digest'][:32] or '-'}",
+        f"loss      {number(status['loss'])}, held out {number(status['eval_loss'])}",
+        f"speed     {amount(status['tokens_per_s'])} tokens/s",
+        f"traffic   {size(status['up_bytes'])} up, {size(status['down_bytes'])} down",
+        f"trainer   {'process ' + str(status['trainer_pid']) if status['trainer_pid'] else 'not running'}",
+        f"running   for {duration(status['uptime_s'])}, version {status['version']}",
+        f"members   {len(status['members'])} in the last round, {status['peers']} other peers here",
+    ]
+    for known in status["swarm"]:
+        lines.append(f"          {clean(known['name'])} {short(known['peer'])}: {known['phase']}, round {known['round']}"
+                     + ("" if known["liveness"] == "alive" else f" ({known['liveness']})"))
+    return lines

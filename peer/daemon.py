@@ -1,0 +1,306 @@
+"""A running peer: takes the parts, wires them together, and takes them apart again.
+
+The order of a life: the control socket, the network, the manifest (fetched when an invitation brought only its hash),
+the state in memory, the trainer, the node.  What each part decides is decided in it; here is decided what happens when
+one cannot go on: a sentence, an exit code, and everything else closed cleanly.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import trio
+
+from peer.address_book import AddressBook
+from peer.cli import version
+from peer.console import Style, show
+from peer.control_client import ControlError
+from peer.control_server import ControlServer
+from peer.controls import Controls
+from peer.errors import ExitCode, PeerError
+from peer.event_log import EventLog, RotatingFile
+from peer.lobby import Lobby, fetch_manifest
+from peer.paths import run_dir
+from peer.run_source import store_manifest
+from peer.sentences import size
+from peer.trainer_process import TrainerProcess, TrainerSettings
+from protocol.admission import admit, version_problem
+from protocol.events import Notice, PhaseChanged, TrainerStarted, TrainerStopped
+from protocol.hashes import Hash
+from protocol.identity import Identity, PeerId
+from protocol.keyfile import next_incarnation
+from protocol.libp2p_network import Libp2pNetwork, ListenError
+from protocol.manifest import SignedManifest
+from protocol.messages import Phase, Role, WhyIdle
+from protocol.network import Network
+from protocol.node import Node
+from protocol.outer_state import OuterState
+from protocol.parts import NodeSettings
+from protocol.store import Store, StoreFull
+
+MANIFEST_DEADLINE_S = 120.0
+"""How long the peers of an invitation are tried before it is called unreachable."""
+LAST_WORDS_S = 1.0
+"""For the listeners of the event log to hear the end."""
+STATES_IN_MEMORY = 1.5
+"""The state, and the contribution and the result beside it, in multiples of the state."""
+STATES_ON_DISK = 3
+"""Two checkpoints, and results between them, in multiples of the state."""
+
+
+@dataclass(frozen=True)
+class RunChoice:
+    """Which run, and what an invitation added.  `signed` is None while only its hash is known."""
+
+    run: Hash
+    organiser: PeerId
+    signed: SignedManifest | None
+    addresses: tuple[str, ...] = ()
+    token: bytes | None = None
+
+
+@dataclass(frozen=True)
+class DaemonSettings:
+    """What the person said on the command line.
+
+    port: None for the usual one, or a free one when that is busy.  rounds: stop when so many are committed.
+    local: meet only peers on this computer.
+    """
+
+    data_dir: Path
+    name: str
+    role: Role
+    style: Style
+    port: int | None = None
+    threads: int = 0
+    rounds: int | None = None
+    local: bool = False
+
+
+class Daemon:
+    """One peer process."""
+
+    nursery: trio.Nursery
+
+    def __init__(self, settings: DaemonSettings, identity: Identity, choice: RunChoice) -> None:
+        self._settings, self._identity, self._choice = settings, identity, choice
+        self._folder = run_dir(settings.data_dir, choice.run)
+        self._log = EventLog(RotatingFile(self._folder))
+        self._lobby = Lobby()
+        self._network: Network | None = None
+        self._node: Node | None = None
+        self._waiting = ""
+        self._signals = 0
+        self._problem: PeerError | None = None
+        self._scope = trio.CancelScope()
+        self._shown = trio.Event()
+        self._started_at = trio.current_time()
+        self.store: Store | None = None
+
+    async def run(self) -> int:
+        """Live until left, interrupted, or unable to go on; returns the exit code or raises PeerError."""
+        server = ControlServer(self._settings.data_dir, self._log, Controls(self).commands(), self.status)
+        try:
+            await server.open()
+        except ControlError as error:
+            raise PeerError(str(error), ExitCode.RESOURCES) from error
+        async with trio.open_nursery() as self.nursery:
+            self.nursery.start_soon(self._log.run)
+            self.nursery.start_soon(server.run)
+            self.nursery.start_soon(self._show)
+            self.nursery.start_soon(self._obey_signals)
+            await self._live_guarded()
+            self._log.flush()
+            with trio.move_on_after(LAST_WORDS_S):
+                await self._shown.wait()
+                await server.streams_ended()
+            self.nursery.cancel_scope.cancel()
+        if self._problem is not None:
+            raise self._problem
+        return ExitCode.INTERRUPTED if self._signals > 1 else ExitCode.OK
+
+    # -- what the person asks -----------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Say goodbye and stop; `run` returns."""
+        if self._node is not None:
+            self._node.leave()
+        else:
+            self._scope.cancel()
+
+    def finish(self) -> None:
+        """Stop when the running round is complete."""
+        self._started_node().finish()
+        self.notice("info", "stopping when this round is complete")
+
+    def pause(self) -> None:
+        self._started_node().pause()
+
+    def resume(self) -> None:
+        self._started_node().resume()
+
+    def notice(self, level: str, text: str) -> None:
+        self._log.emit(Notice(level, text))
+
+    def status(self) -> dict[str, Any]:
+        """Everything `peer status --json` shows."""
+        known = self._node.status() if self._node is not None else self._early_status()
+        return {**known, "pid": os.getpid(), "uptime_s": trio.current_time() - self._started_at,
+                "addresses": list(self._network.addresses()) if self._network is not None else []}
+
+    def _started_node(self) -> Node:
+        if self._node is None:
+            raise ControlError("the peer is still fetching the run's manifest; ask again when it has begun")
+        return self._node
+
+    def _early_status(self) -> dict[str, Any]:
+        signed = self._choice.signed
+        return {
+            "peer": self._identity.peer_id, "name": self._settings.name, "run": self._choice.run.hex(),
+            "run_name": signed.manifest.name if signed else "", "role": self._settings.role.value,
+            "phase": Phase.STARTING.value, "why_idle": WhyIdle.CONNECTING.value, "why_detail": self._waiting,
+            "round": 0, "tip": "", "state_rounds": 0, "state_digest": "",
+            "peers": len(self._network.connected()) if self._network is not None else 0, "members": [], "tokens": 0,
+            "steps": 0, "inner_steps": 0, "tokens_per_s": 0.0, "loss": None, "eval_loss": None, "up_bytes": 0,
+            "down_bytes": 0, "trainer_pid": None, "version": version(), "swarm": [],
+        }
+
+    # -- the tasks around the node ------------------------------------------------------------------------------------
+
+    async def _show(self) -> None:
+        await show(self._log, self._settings.style, self.status)
+        self._shown.set()
+
+    async def _obey_signals(self) -> None:
+        """The first one leaves gracefully, the second at once."""
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            async for _ in signals:
+                self._signals += 1
+                if self._signals == 1:
+                    self.notice("info", "leaving; once more leaves at once")
+                    self.leave()
+                else:
+                    self._scope.cancel()
+
+    def _wait_for(self, what: str) -> None:
+        if what != self._waiting:
+            self._waiting = what
+            self._log.emit(PhaseChanged(Phase.STARTING.value, WhyIdle.CONNECTING.value, what))
+
+    def _stop(self, problem: PeerError) -> None:
+        """Leave because something cannot go on."""
+        self._problem = problem
+        self.notice("error", problem.text)
+        self.leave()
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def _live_guarded(self) -> None:
+        with self._scope:
+            try:
+                await self._live()
+            except* PeerError as group:
+                self._problem = _first(group)
+            except* StoreFull as group:
+                self._problem = PeerError(
+                    f"{_first(group)}; nothing is lost: make room and start the peer again", ExitCode.RESOURCES)
+            except* ListenError as group:
+                self._problem = PeerError(str(_first(group)), ExitCode.RESOURCES)
+        if self._problem is not None:
+            self.notice("error", self._problem.text)
+
+    async def _live(self) -> None:
+        settings = self._settings
+        self._wait_for("opening the network")
+        network = Libp2pNetwork(self._identity, self._choice.run, self._lobby, port=settings.port)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(network.run)
+            self._network = network
+            network.remember(self._choice.addresses)
+            book = AddressBook(self._folder, self._choice.run, network, self._log.emit)
+            nursery.start_soon(book.keep)
+            signed = await self._manifest(network)
+            await self._live_in(signed, network, nursery)
+            nursery.cancel_scope.cancel()
+
+    async def _manifest(self, network: Network) -> SignedManifest:
+        """The run's manifest, checked: that this software and this peer may take part, and that the run fits here."""
+        signed = self._choice.signed
+        if signed is None:
+            with trio.move_on_after(MANIFEST_DEADLINE_S):
+                signed = await fetch_manifest(network, self._choice.run, self._choice.organiser, self._wait_for)
+        if signed is None:
+            raise PeerError(
+                f"no peer of the invitation could be reached in {MANIFEST_DEADLINE_S:.0f} s ({self._waiting}); "
+                "check your connection, or ask for a newer invitation", ExitCode.UNREACHABLE)
+        manifest = signed.manifest
+        problem = version_problem(manifest) or admit(
+            manifest, self._identity.peer_id, self._choice.token, time.time(), role=self._settings.role)
+        if problem is not None:
+            raise PeerError(problem, ExitCode.NOT_ADMITTED)
+        _check_resources(manifest.state_bytes, self._folder)
+        store_manifest(signed, self._settings.data_dir)
+        return signed
+
+    async def _live_in(self, signed: SignedManifest, network: Network, nursery: trio.Nursery) -> None:
+        settings = self._settings
+        self.store = await trio.to_thread.run_sync(Store, self._folder)
+        state = OuterState(signed.manifest)
+        trainer = self._make_trainer(signed, state) if settings.role is Role.TRAINER else None
+        if trainer is not None:
+            nursery.start_soon(self._keep_trainer, trainer)
+        node = Node(self._identity, signed, self.store, state, trainer, self._node_settings(), self._log.emit)
+        node.attach(network)
+        self._node = node
+        self._lobby.admit(node)
+        await node.run()
+
+    def _node_settings(self) -> NodeSettings:
+        settings = self._settings
+        return NodeSettings(
+            name=settings.name, role=settings.role, version=version(),
+            incarnation=next_incarnation(settings.data_dir, floor=int(time.time())),
+            wait_for_contact=bool(self._choice.addresses), stop_after=settings.rounds, token=self._choice.token)
+
+    def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:
+        settings = TrainerSettings(
+            sections=signed.manifest.trainer_sections(), contribution_bytes=0,
+            log_path=self._folder / "trainer.log", threads=self._settings.threads)
+        return TrainerProcess(
+            settings, state.theta_region,
+            on_started=lambda pid: self._log.emit(TrainerStarted(pid)),
+            on_stopped=lambda reason: self._log.emit(TrainerStopped(reason)))
+
+    async def _keep_trainer(self, trainer: TrainerProcess) -> None:
+        """Its end by itself means that it was given up: stop with the reason, instead of a peer that does nothing."""
+        await trainer.run()
+        self._stop(PeerError("the trainer failed again and again; see trainer.log in the run's folder", ExitCode.TRAINER))
+
+
+def _check_resources(state_bytes: int, folder: Path) -> None:
+    """Refuse a run that cannot fit, before anything is downloaded."""
+    free = psutil.virtual_memory().available
+    if free < STATES_IN_MEMORY * state_bytes:
+        raise PeerError(
+            f"the run needs about {size(STATES_IN_MEMORY * state_bytes)} of memory and this computer has {size(free)} "
+            "free; close other programs or join a smaller run", ExitCode.RESOURCES)
+    room = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+    if room < STATES_ON_DISK * state_bytes:
+        raise PeerError(
+            f"the run needs about {size(STATES_ON_DISK * state_bytes)} on disk and {folder} has {size(room)} free; make "
+            "room or choose another --data-dir", ExitCode.RESOURCES)
+
+
+def _first(group: BaseExceptionGroup[Any]) -> Any:
+    """The first single exception in a group."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

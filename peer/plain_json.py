@@ -1,0 +1,23 @@
+"""JSON that every reader takes: numbers that JSON has no form for become null."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+
+def plain(value: Any) -> Any:
+    """`value` with null for every number that is not finite."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def print_json(value: Any) -> None:
+    """One object on one line of standard output."""
+    print(json.dumps(plain(value), ensure_ascii=False), flush=True)
