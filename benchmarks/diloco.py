@@ -99,7 +99,8 @@ def diloco(config: TrainingConfig, corpus: corpora.Corpus, theta: F32, rounds: r
         if recipe.exchange == "int8":
             _apply_int8(config, theta, momentum, encoded, tokens, recipe.outer_rate, mu)
         else:
-            mean = np.mean([theta - member.model.flat.numpy() for member in members], axis=0, dtype=np.float32)
+            differences = np.stack([theta - member.model.flat.numpy() for member in members])
+            mean = np.asarray(differences.mean(axis=0), dtype=np.float32)
             outer.nesterov_update(theta, momentum, mean, recipe.outer_rate, mu)
         yield theta
 
