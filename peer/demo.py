@@ -1,0 +1,273 @@
+"""A swarm on one computer: real peers in temporary directories, watched until they have trained together.
+
+The peers are ordinary `peer join` processes with a run, a runtime directory and an organiser of their own, so they meet
+nobody else; this process only reads their event streams.  The run waits for all of them before its first round.  It is
+over when every peer has applied `rounds` rounds and measured the held-out loss after them; then they are asked to leave.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from peer.control_client import ControlClient, ControlError, EventStream, NotRunning, Stamped
+from peer.errors import ExitCode, PeerError
+from peer.live import View
+from protocol import events as ev
+from protocol.identity import Identity
+from protocol.manifest import RunManifest, SignedManifest, demo_manifest, sign
+from protocol.run_file import load_run_file
+
+CONNECT_EVERY_S = 0.1
+STATUS_EVERY_S = 1.0
+LEAVE_DEADLINE_S = 15.0
+TICK_S = 0.25
+STALL_DEADLINE_S = 300.0
+"""Without any round committed for so long, the demo has failed (a slow computer needs a minute for the first)."""
+LOG_TAIL_LINES = 8
+
+
+@dataclass
+class Member:
+    """One peer of the demo, as its events tell."""
+
+    number: int
+    folder: Path
+    process: subprocess.Popen[bytes]
+    view: View = field(default_factory=View)
+    digests: dict[int, str] = field(default_factory=dict)
+    evals: dict[int, float] = field(default_factory=dict)
+    up_bytes: dict[int, int] = field(default_factory=dict)
+    committed: int = 0
+    peer: str = ""
+    stream: EventStream | None = None
+
+    @property
+    def name(self) -> str:
+        return f"peer-{self.number}"
+
+    def apply(self, stamped: Stamped) -> None:
+        """Take note of an event of this peer."""
+        self.view.apply(stamped)
+        match stamped.event:
+            case ev.StateApplied(rounds, digest):
+                self.digests[rounds] = digest
+            case ev.EvalLoss(rounds, loss):
+                self.evals[rounds] = loss
+            case ev.ExchangeFinished(round, _, up_bytes, _):
+                self.up_bytes[round] = self.up_bytes.get(round, 0) + up_bytes
+            case ev.RoundCommitted(round):
+                self.committed = max(self.committed, round + 1)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the demo showed.  wire_bytes_per_param_round: bytes that one member sent, per parameter and round."""
+
+    peers: int
+    rounds: int
+    seconds: float
+    eval_loss_start: float | None
+    eval_loss_end: float | None
+    state_digests: dict[str, str]
+    wire_bytes_per_param_round: float | None
+
+    @property
+    def equal(self) -> bool:
+        return len(set(self.state_digests.values())) == 1
+
+
+def demo_run(run_file: Path | None, peers: int) -> SignedManifest:
+    """The run of a demo: the built-in one's recipe or a run file's, of a new organiser, that waits for all peers."""
+    organiser = Identity.generate()
+    base = demo_manifest().manifest if run_file is None else load_run_file(run_file, organiser.peer_id)
+    rounds = base.rounds.model_copy(update={"min_members": peers, "max_members": max(peers, base.rounds.max_members)})
+    fields = {**base.model_dump(), "organiser": organiser.peer_id, "rounds": rounds.model_dump()}
+    return sign(organiser, RunManifest.model_validate(fields))
+
+
+class Demo:
+    """Starts, watches and ends the peers.  A context: whatever happens, nothing is left behind.
+
+    folder: where everything lies; removed at the end unless `keep`.
+    """
+
+    def __init__(self, peers: int, rounds: int, run_file: Path | None, *, keep: bool) -> None:
+        self.peers, self.rounds, self._keep = peers, rounds, keep
+        self.folder = Path(tempfile.mkdtemp(prefix="manyhands-demo-"))
+        self.members: list[Member] = []
+        self._happened: queue.SimpleQueue[tuple[Member, Stamped]] = queue.SimpleQueue()
+        self._closing = False
+        self._started = time.monotonic()
+        self._moved = self._started
+        try:
+            self.signed = demo_run(run_file, peers)
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing = True
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient Ctrl-C must not stop the cleaning up
+        _end_all(self.members)
+        for member in self.members:
+            if member.stream is not None:
+                member.stream.close()
+        if not self._keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def start(self) -> None:
+        """Start the peers."""
+        manifest = self.folder / "run.manifest"
+        manifest.write_bytes(self.signed.raw)
+        threads = max(1, (os.cpu_count() or 1) // self.peers)
+        for number in range(1, self.peers + 1):
+            member = self._spawn(number, manifest, threads)
+            self.members.append(member)
+            threading.Thread(target=self._listen, args=(member,), name=member.name, daemon=True).start()
+
+    def watch(self, on_tick: Callable[[], None]) -> None:
+        """Until all have come to the end; raises PeerError when one of them fails or nothing moves."""
+        status_at = 0.0
+        while not all(self._has_arrived(member) for member in self.members):
+            self._take_events()
+            self._check()
+            if time.monotonic() - status_at > STATUS_EVERY_S:
+                self._ask_status()
+                status_at = time.monotonic()
+            on_tick()
+
+    def leave(self) -> None:
+        """Ask all peers to leave, and wait until they have; raises PeerError when one does not end well."""
+        for member in self.members:
+            try:
+                ControlClient(member.folder).request("leave")
+            except ControlError:
+                continue  # judged by its exit code
+        deadline = time.monotonic() + LEAVE_DEADLINE_S
+        for member in self.members:
+            try:
+                code = member.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired as error:
+                raise self._failure(member, "did not stop when asked to") from error
+            if code != 0:
+                raise self._failure(member, f"ended with exit code {code}")
+
+    def summary(self) -> Summary:
+        """What came out, after `watch`."""
+        sent = [sum(member.up_bytes.get(round, 0) for round in range(self.rounds)) for member in self.members]
+        work = self.peers * self.rounds * self.signed.manifest.parameters
+        starts = [member.evals[0] for member in self.members if 0 in member.evals]
+        ends = [member.evals[self.rounds] for member in self.members if self.rounds in member.evals]
+        return Summary(
+            peers=self.peers, rounds=self.rounds, seconds=self.seconds,
+            eval_loss_start=starts[0] if starts else None, eval_loss_end=ends[0] if ends else None,
+            state_digests={member.peer: member.digests.get(self.rounds, "") for member in self.members},
+            wire_bytes_per_param_round=sum(sent) / work if sum(sent) else None)
+
+    # -- one peer -----------------------------------------------------------------------------------------------------
+
+    def _spawn(self, number: int, manifest: Path, threads: int) -> Member:
+        folder = self.folder / f"peer-{number}"
+        folder.mkdir(mode=0o700)
+        command = [sys.executable, "-m", "peer", "join", str(manifest), "--headless", "--log-format", "json", "--local",
+                   "--data-dir", str(folder), "--name", f"peer-{number}", "--threads", str(threads), "--port", "0"]
+        environment = {**os.environ, "PEER_RUNTIME_DIR": str(self.folder / "runtime")}
+        with (folder / "output.log").open("wb") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                       env=environment, start_new_session=True)  # Ctrl-C is ours to pass on
+        return Member(number, folder, process)
+
+    def _listen(self, member: Member) -> None:
+        """A thread a peer: connect to its control socket when that is there, and hand its events on."""
+        client = ControlClient(member.folder)
+        while not self._closing and member.process.poll() is None:
+            try:
+                member.stream = client.events()
+            except NotRunning:
+                time.sleep(CONNECT_EVERY_S)
+                continue
+            except ControlError:
+                return  # it is ending; `_check` tells
+            member.peer = str(member.stream.status.get("peer", ""))
+            for stamped in member.stream.recent:
+                self._happened.put((member, stamped))
+            for stamped in member.stream:
+                self._happened.put((member, stamped))
+            return
+
+    def _take_events(self) -> None:
+        try:
+            member, stamped = self._happened.get(timeout=TICK_S)
+            while True:
+                before = member.committed
+                member.apply(stamped)
+                if member.committed > before:
+                    self._moved = time.monotonic()
+                member, stamped = self._happened.get_nowait()
+        except queue.Empty:
+            return
+
+    def _ask_status(self) -> None:
+        for member in self.members:
+            try:
+                member.view.update(ControlClient(member.folder, timeout_s=2.0).request("status"))
+            except ControlError:
+                continue  # not there yet, or gone: `_check` tells
+
+    def _has_arrived(self, member: Member) -> bool:
+        return self.rounds in member.digests and self.rounds in member.evals
+
+    def _check(self) -> None:
+        for member in self.members:
+            if member.process.poll() is not None:
+                raise self._failure(member, f"ended with exit code {member.process.returncode}")
+        if time.monotonic() - self._moved > STALL_DEADLINE_S:
+            slowest = min(self.members, key=lambda member: member.committed)
+            raise self._failure(slowest, f"committed no round for {STALL_DEADLINE_S:.0f} s")
+
+    def _failure(self, member: Member, what: str) -> PeerError:
+        output = (member.folder / "output.log").read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        tail = "".join(f"\n    {line[:300]}" for line in output)
+        return PeerError(f"{member.name} {what}; the end of its log:{tail}", ExitCode.FAILED)
+
+
+def _end_all(members: Sequence[Member]) -> None:
+    """End every process that still runs, reap them all."""
+    for member in members:
+        if member.process.poll() is None:
+            member.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + LEAVE_DEADLINE_S
+    for member in members:
+        try:
+            member.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            member.process.kill()
+            member.process.wait()
+
+
+def summary_fields(summary: Summary) -> dict[str, Any]:
+    """The object of `peer demo --json`."""
+    return {
+        "peers": summary.peers, "rounds": summary.rounds, "seconds": round(summary.seconds, 1),
+        "eval_loss_start": summary.eval_loss_start, "eval_loss_end": summary.eval_loss_end,
+        "state_digests": summary.state_digests, "wire_bytes_per_param_round": summary.wire_bytes_per_param_round,
+    }
