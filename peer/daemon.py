@@ -11,7 +11,8 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from peer.errors import ExitCode, PeerError
 from peer.event_log import EventLog, RotatingFile
 from peer.lobby import Lobby, fetch_manifest
 from peer.paths import run_dir
+from peer.ports import chosen_port
 from peer.run_source import store_manifest
 from peer.sentences import size
 from peer.trainer_process import TrainerProcess, TrainerSettings
@@ -36,10 +38,11 @@ from protocol.events import Notice, PhaseChanged, TrainerStarted, TrainerStopped
 from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
 from protocol.keyfile import next_incarnation
-from protocol.libp2p_network import Libp2pNetwork, ListenError
-from protocol.manifest import SignedManifest
+from protocol.invitation import MAX_ADDRESSES, make_invitation
+from protocol.libp2p_network import open_network
+from protocol.manifest import Admission, SignedManifest
 from protocol.messages import Phase, Role, WhyIdle
-from protocol.network import Network
+from protocol.network import Network, NetworkError
 from protocol.node import Node
 from protocol.outer_state import OuterState
 from protocol.parts import NodeSettings
@@ -152,8 +155,16 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         """Everything `peer status --json` shows."""
         known = self._node.status() if self._node is not None else self._early_status()
+        addresses = list(self._network.addresses()) if self._network is not None else []
         return {**known, "pid": os.getpid(), "uptime_s": trio.current_time() - self._started_at,
-                "addresses": list(self._network.addresses()) if self._network is not None else []}
+                "addresses": addresses, "invitation": self._invitation(addresses)}
+
+    def _invitation(self, addresses: list[str]) -> str:
+        """What to paste elsewhere to join this run through this peer; "" for a run that admits by token, or by name."""
+        signed = self._choice.signed
+        if signed is None or signed.manifest.admission is not Admission.OPEN or not addresses:
+            return ""
+        return make_invitation(self._choice.run, self._choice.organiser, addresses[:MAX_ADDRESSES])
 
     def _started_node(self) -> Node:
         if self._node is None:
@@ -211,7 +222,7 @@ class Daemon:
             except* StoreFull as group:
                 self._problem = PeerError(
                     f"{_first(group)}; nothing is lost: make room and start the peer again", ExitCode.RESOURCES)
-            except* ListenError as group:
+            except* NetworkError as group:
                 self._problem = PeerError(str(_first(group)), ExitCode.RESOURCES)
         if self._problem is not None:
             self.notice("error", self._problem.text)
@@ -219,11 +230,16 @@ class Daemon:
     async def _live(self) -> None:
         settings = self._settings
         self._wait_for("opening the network")
-        network = Libp2pNetwork(self._identity, self._choice.run, self._lobby, port=settings.port)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(network.run)
+        async with AsyncExitStack() as stack:
+            host = "127.0.0.1" if settings.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
+            port = stack.enter_context(chosen_port(settings.port, settings.local))
+            network = await stack.enter_async_context(open_network(
+                self._identity, self._choice.run, self._lobby, listen_host=host, listen_port=port,
+                mdns=not settings.local))
+            nursery = await stack.enter_async_context(trio.open_nursery())
             self._network = network
             network.remember(self._choice.addresses)
+            self._waiting = ""
             book = AddressBook(self._folder, self._choice.run, network, self._log.emit)
             nursery.start_soon(book.keep)
             signed = await self._manifest(network)
@@ -245,6 +261,7 @@ class Daemon:
             manifest, self._identity.peer_id, self._choice.token, time.time(), role=self._settings.role)
         if problem is not None:
             raise PeerError(problem, ExitCode.NOT_ADMITTED)
+        self._choice = replace(self._choice, signed=signed)
         _check_resources(manifest.state_bytes, self._folder)
         store_manifest(signed, self._settings.data_dir)
         return signed
@@ -274,7 +291,7 @@ class Daemon:
             sections=signed.manifest.trainer_sections(), contribution_bytes=0,
             log_path=self._folder / "trainer.log", threads=self._settings.threads)
         return TrainerProcess(
-            settings, state.theta_region,
+            settings, state.region,
             on_started=lambda pid: self._log.emit(TrainerStarted(pid)),
             on_stopped=lambda reason: self._log.emit(TrainerStopped(reason)))
 

@@ -98,7 +98,7 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
         case ev.Dropped(peer, what, reason):
             return f"dropped a {clean(what)} from {name(peer)}: {clean(reason, 200)}"
         case ev.Notice(_, text):
-            return clean(text, 300)
+            return clean(text, 1000)
         case _:
             return _of_a_round(event, name)
 
