@@ -1,0 +1,313 @@
+"""The bulk data plane: pushes of large chunks over their own TCP sockets, straight into the receiver's buffer.
+
+The sender dials one socket per peer, agreed over a libp2p stream that has authenticated both peer IDs, and keeps it.
+Pushes to one peer go out in order; the next one starts while the previous one's answer is still on its way.  Decides
+how many sockets there may be, how long a handshake may take, and how slow a push may be; what a push means, and which
+buffer takes it, is the handlers' business.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import socket
+import struct
+from collections import Counter
+from typing import Any
+
+import trio
+
+from protocol.hashes import Hash
+from protocol.identity import PeerId
+from protocol.libp2p_network.link import (
+    FRAME_BYTES,
+    HEAD,
+    MAC_BYTES,
+    NONCE_BYTES,
+    TAG_BYTES,
+    TOKEN_BYTES,
+    FrameKind,
+    Keys,
+    Link,
+    LinkBroken,
+    in_worker,
+)
+from protocol.libp2p_network.receiving import MAX_THREADS, Receiving
+from protocol.libp2p_network.streams import discard, finish, read_exactly
+from protocol.network import MAX_PUSH_BYTES, MAX_PUSH_HEADER_BYTES, Handlers, NetworkError, Refused, Unreachable
+
+HANDSHAKE_S = 5.0
+MAX_LINKS = 128
+MAX_LINKS_PER_PEER = 2
+MAX_PENDING = 32
+"""Handshakes, and sockets that have not proved who they are, at one time."""
+BURST_FRAMES = 8
+"""Frames sent per trip to a worker thread; between trips refusals and the rate limit are looked at."""
+
+log = logging.getLogger(__name__)
+_GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
+
+
+class _Outgoing:
+    """Our socket to one peer: an order of pushes, and the answers awaited."""
+
+    def __init__(self) -> None:
+        self.lock = trio.Lock()
+        self.link: Link | None = None
+        self.answers: dict[int, tuple[trio.Event, list[str | None]]] = {}
+        self.next_number = 0
+
+
+class Bulk:
+    def __init__(self, host: Any, run: Hash, handlers: Handlers, listen_host: str, up_limit: float | None) -> None:
+        from libp2p.custom_types import TProtocol
+
+        self._host = host
+        self._me = PeerId(host.get_id().to_base58())
+        self._run = run
+        self._listen_host = listen_host
+        self._up_limit = up_limit
+        self._free_at = 0.0
+        self._protocol = TProtocol(f"/manyhands/1/{bytes(run).hex()[:16]}/bulk")
+        self._threads = trio.CapacityLimiter(MAX_THREADS)
+        self._outgoing: dict[PeerId, _Outgoing] = {}
+        self._receiving = Receiving(handlers)
+        self._links: Counter[PeerId] = Counter()
+        self._granted: dict[bytes, tuple[PeerId, Keys]] = {}
+        self._unproved = 0
+        self._port = 0
+        self._nursery: trio.Nursery | None = None
+        self.up_bytes = 0
+        host.set_stream_handler(self._protocol, self._grant)
+
+    @property
+    def down_bytes(self) -> int:
+        return self._receiving.down_bytes
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        listener = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        with listener:
+            await listener.bind((self._listen_host, 0))
+            listener.listen(64)
+            self._port = listener.getsockname()[1]
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                task_status.started()
+                while True:
+                    sock, _ = await listener.accept()
+                    if self._unproved >= MAX_PENDING:
+                        sock.close()
+                    else:
+                        self._unproved += 1
+                        nursery.start_soon(self._accept, sock)
+
+    def disconnected(self, peer: PeerId) -> None:
+        outgoing = self._outgoing.get(peer)
+        if outgoing is not None and outgoing.link is not None:
+            outgoing.link.abort("the peer disconnected")
+
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float) -> None:
+        data = data.cast("B")
+        if len(header) > MAX_PUSH_HEADER_BYTES or len(data) > MAX_PUSH_BYTES:
+            raise NetworkError(f"a push of {len(header)} + {len(data)} bytes is over the limit")
+        reason: str | None = None
+        with trio.move_on_after(timeout_s) as scope:
+            reason = await self._push(peer, header, data)
+        if scope.cancelled_caught:
+            raise Unreachable(f"{peer} did not take a push of {len(data)} bytes within {timeout_s:g} s")
+        if reason is not None:
+            raise Refused(reason)
+
+    async def _push(self, peer: PeerId, header: bytes, data: memoryview) -> str | None:
+        outgoing = self._outgoing.setdefault(peer, _Outgoing())
+        try:
+            async with outgoing.lock:
+                link = outgoing.link
+                if link is None or link.broken:
+                    link = outgoing.link = await self._dial(peer)
+                    assert self._nursery is not None
+                    self._nursery.start_soon(self._read_answers, outgoing, link)
+                number = outgoing.next_number
+                outgoing.next_number += 1
+                answered, reason = outgoing.answers[number] = (trio.Event(), [])
+                await self._send(link, number, header, data, answered)
+            try:
+                await answered.wait()
+            except trio.Cancelled:
+                link.abort("the answer came too late")
+                raise
+        except (LinkBroken, OSError) as error:
+            raise Unreachable(f"the bulk connection to {peer} broke: {error}") from error
+        if not reason:
+            raise Unreachable(f"the bulk connection to {peer} broke: {link.why}")
+        return reason[0]
+
+    async def _send(self, link: Link, number: int, header: bytes, data: memoryview, answered: trio.Event) -> None:
+        largest = max(min(len(data), FRAME_BYTES), len(header) + 8)
+        scratch = bytearray(HEAD.size + largest + TAG_BYTES)
+        opening = struct.pack(">Q", len(data)) + header
+        await in_worker(link, self._threads, lambda: link.send(FrameKind.OPEN, number, opening, scratch))
+        trip = FRAME_BYTES * (1 if self._up_limit else BURST_FRAMES)
+        for start in range(0, len(data), trip):
+            if answered.is_set():
+                await in_worker(link, self._threads, lambda: link.send(FrameKind.ABANDON, number, b"", scratch))
+                return
+            end = min(start + trip, len(data))
+            await self._pace(end - start)
+
+            def work(start: int = start, end: int = end) -> None:
+                for offset in range(start, end, FRAME_BYTES):
+                    link.send(FrameKind.DATA, offset, data[offset : min(end, offset + FRAME_BYTES)], scratch)
+
+            await in_worker(link, self._threads, work)
+            self.up_bytes += end - start
+
+    async def _pace(self, size: int) -> None:
+        if self._up_limit:
+            now = trio.current_time()
+            start = max(now, self._free_at)
+            self._free_at = start + size / self._up_limit
+            await trio.sleep_until(start)
+
+    async def _read_answers(self, outgoing: _Outgoing, link: Link) -> None:
+        """The one reader of a dialled link; when it ends, so do the pushes that wait for an answer on it."""
+        scratch = bytearray(MAX_PUSH_HEADER_BYTES + TAG_BYTES)
+        try:
+            while True:
+                await link.readable()
+                found: list[tuple[FrameKind, int, bytes]] = []
+
+                def work(found: list[tuple[FrameKind, int, bytes]] = found) -> None:
+                    kind, value, size, head = link.receive_head()
+                    plain = bytearray(min(size, MAX_PUSH_HEADER_BYTES))
+                    if len(plain) != size:
+                        raise LinkBroken("an oversized answer")
+                    link.receive_body(head, memoryview(plain), scratch)
+                    found.append((kind, value, bytes(plain)))
+
+                await in_worker(link, self._threads, work)
+                kind, value, plain = found[0]
+                waiting = outgoing.answers.pop(value, None)
+                if kind is not FrameKind.ANSWER or not plain or waiting is None:
+                    raise LinkBroken("an answer to nothing")
+                waiting[1].append(None if plain[0] == 1 else plain[1:301].decode(errors="replace"))
+                waiting[0].set()
+        except LinkBroken as error:
+            link.abort(str(error))
+        finally:
+            link.abort("closed")
+            for event, _ in outgoing.answers.values():
+                event.set()
+            outgoing.answers.clear()
+            # a sender still inside a worker must see the shutdown before the descriptor goes
+            with trio.CancelScope(shield=True):
+                async with outgoing.lock:
+                    link.close()
+                    if outgoing.link is link:
+                        outgoing.link = None
+
+    async def _dial(self, peer: PeerId) -> Link:
+        from libp2p.peer.id import ID
+
+        with trio.move_on_after(HANDSHAKE_S):
+            try:
+                stream = await self._host.new_stream(ID.from_string(peer), [self._protocol])
+            except Exception as error:
+                raise LinkBroken(f"no bulk connection: {error}") from error
+            try:
+                nonce = os.urandom(NONCE_BYTES)
+                await stream.write(nonce)
+                port, token, theirs = _GRANT.unpack(await read_exactly(stream, _GRANT.size))
+                address = stream.get_remote_address()
+            except Exception as error:
+                await discard(stream)
+                raise LinkBroken(f"no bulk connection: {error}") from error
+            except BaseException:
+                await discard(stream)
+                raise
+            await finish(stream)
+            if address is None:
+                raise LinkBroken("the peer's address is not known")
+            keys = Keys.agree(self._run, self._me, peer, token, nonce + theirs)
+            return await self._prove(address[0], port, token, keys)
+        raise LinkBroken(f"no bulk connection within {HANDSHAKE_S:g} s")
+
+    async def _prove(self, ip: str, port: int, token: bytes, keys: Keys) -> Link:
+        sock = trio.socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            await sock.connect((ip, port))
+            await trio.SocketStream(sock).send_all(token + keys.proof(b"dialer"))
+            if not hmac.compare_digest(await _receive(sock, MAC_BYTES), keys.proof(b"listener")):
+                raise LinkBroken("the bulk connection reached somebody else")
+            return Link(_blocking(sock), keys, dialled=True)
+        except BaseException:
+            sock.close()
+            raise
+
+    async def _grant(self, stream: Any) -> None:
+        """libp2p's stream handler: no exception may leave it."""
+        try:
+            peer = PeerId(stream.muxed_conn.peer_id.to_base58())
+            if (
+                len(self._granted) >= MAX_PENDING
+                or self._links[peer] >= MAX_LINKS_PER_PEER
+                or self._links.total() >= MAX_LINKS
+            ):
+                raise LinkBroken("too many bulk connections")
+            token, nonce = os.urandom(TOKEN_BYTES), os.urandom(NONCE_BYTES)
+            with trio.fail_after(HANDSHAKE_S):
+                theirs = await read_exactly(stream, NONCE_BYTES)
+                self._granted[token] = (peer, Keys.agree(self._run, peer, self._me, token, theirs + nonce))
+                await stream.write(_GRANT.pack(self._port, token, nonce))
+            await finish(stream)
+            assert self._nursery is not None
+            self._nursery.start_soon(self._expire, token)
+        except Exception as error:  # noqa: BLE001 - see above
+            log.debug("a bulk handshake failed: %r", error)
+            await discard(stream)
+
+    async def _expire(self, token: bytes) -> None:
+        await trio.sleep(HANDSHAKE_S)
+        self._granted.pop(token, None)
+
+    async def _accept(self, sock: trio.socket.SocketType) -> None:
+        """From a raw socket to a served link; a stranger costs 48 bytes and five seconds."""
+        try:
+            try:
+                with trio.fail_after(HANDSHAKE_S):
+                    hello = await _receive(sock, TOKEN_BYTES + MAC_BYTES)
+                    peer, keys = self._granted.pop(hello[:TOKEN_BYTES])
+                    if not hmac.compare_digest(hello[TOKEN_BYTES:], keys.proof(b"dialer")):
+                        raise LinkBroken("a false proof")
+                    await trio.SocketStream(sock).send_all(keys.proof(b"listener"))
+            finally:
+                self._unproved -= 1
+        except (OSError, KeyError, LinkBroken, trio.TooSlowError, trio.BrokenResourceError) as error:
+            log.debug("a bulk socket was turned away: %r", error)
+            sock.close()
+            return
+        except BaseException:
+            sock.close()
+            raise
+        self._links[peer] += 1
+        link = Link(_blocking(sock), keys, dialled=False)
+        try:
+            await self._receiving.serve(peer, link)
+        finally:
+            link.close()
+            self._links[peer] -= 1
+
+
+async def _receive(sock: trio.socket.SocketType, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = await sock.recv(size - len(data))
+        if not more:
+            raise LinkBroken("the peer closed the connection")
+        data += more
+    return data
+
+
+def _blocking(sock: trio.socket.SocketType) -> socket.socket:
+    return socket.socket(fileno=sock.detach())

@@ -1,0 +1,140 @@
+"""The address book and who is dialled when.
+
+Every peer in the book that is not connected is dialled, with a pause that doubles up to a minute; new addresses and a
+lost connection make it due at once.  The library's own dialling (happy eyeballs over two addresses, a cache of failed
+peers) is bypassed: each address is tried alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from protocol.canonical import Malformed
+from protocol.identity import PeerId, public_key_of
+
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 60.0
+DIAL_S = 10.0
+MAX_PEERS = 1024
+MAX_ADDRESSES_PER_PEER = 8
+MAX_ADDRESS_CHARS = 200
+MAX_AT_ONCE = 8
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Entry:
+    addresses: list[str] = field(default_factory=list)
+    """Newest first."""
+    pause_s: float = FIRST_PAUSE_S
+    due_at: float = 0.0
+    dialling: bool = False
+
+
+class Dialer:
+    def __init__(self, host: Any, me: PeerId, is_connected: Callable[[PeerId], bool]) -> None:
+        self._host = host
+        self._me = me
+        self._is_connected = is_connected
+        self._book: dict[PeerId, _Entry] = {}
+        self._forgotten: set[PeerId] = set()
+        self._changed = trio.Event()
+        self._random = random.Random(me)
+
+    def remember(self, addresses: Sequence[str]) -> None:
+        for address in addresses:
+            peer = peer_of(address)
+            if peer is None or peer == self._me or peer in self._forgotten:
+                continue
+            entry = self._book.get(peer)
+            if entry is None:
+                if len(self._book) >= MAX_PEERS:
+                    continue
+                entry = self._book[peer] = _Entry()
+            if address not in entry.addresses:
+                entry.addresses = [address, *entry.addresses][:MAX_ADDRESSES_PER_PEER]
+                self._make_due(entry)
+
+    def known(self) -> list[str]:
+        return [address for entry in self._book.values() for address in entry.addresses]
+
+    def forget(self, peer: PeerId) -> None:
+        self._book.pop(peer, None)
+        if len(self._forgotten) < MAX_PEERS:
+            self._forgotten.add(peer)
+
+    def lost(self, peer: PeerId) -> None:
+        """A connection ended: try again soon."""
+        entry = self._book.get(peer)
+        if entry is not None:
+            self._make_due(entry)
+
+    def _make_due(self, entry: _Entry) -> None:
+        entry.pause_s = FIRST_PAUSE_S
+        entry.due_at = -1.0
+        self._changed.set()
+
+    async def run(self) -> None:
+        limiter = trio.CapacityLimiter(MAX_AT_ONCE)
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._changed = trio.Event()
+                now = trio.current_time()
+                waiting = [
+                    (peer, entry)
+                    for peer, entry in self._book.items()
+                    if not entry.dialling and not self._is_connected(peer)
+                ]
+                for peer, entry in waiting:
+                    if entry.due_at <= now:
+                        entry.dialling = True
+                        nursery.start_soon(self._dial, peer, entry, limiter)
+                next_at = min((entry.due_at for _, entry in waiting if not entry.dialling), default=now + MAX_PAUSE_S)
+                with trio.move_on_at(max(next_at, now + 0.05)):
+                    await self._changed.wait()
+
+    async def _dial(self, peer: PeerId, entry: _Entry, limiter: trio.CapacityLimiter) -> None:
+        entry.due_at = trio.current_time() + entry.pause_s * self._random.uniform(0.8, 1.2)
+        entry.pause_s = min(MAX_PAUSE_S, entry.pause_s * 2)
+        async with limiter:
+            for address in list(entry.addresses):
+                if self._is_connected(peer) or peer in self._forgotten:
+                    break
+                with trio.move_on_after(DIAL_S):
+                    try:
+                        await self._connect(peer, address)
+                    except Exception as error:  # noqa: BLE001 - the library raises anything; the next try decides
+                        log.debug("dialling %s failed: %r", address, error)
+        entry.dialling = False
+        self._changed.set()
+
+    async def _connect(self, peer: PeerId, address: str) -> None:
+        from libp2p.peer.id import ID
+        from libp2p.peer.peerinfo import PeerInfo
+        from multiaddr import Multiaddr
+
+        identity = ID.from_string(peer)
+        self._host.get_network().unblock_peer(identity)
+        self._host.get_peerstore().clear_addrs(identity)
+        await self._host.connect(PeerInfo(identity, [Multiaddr(address.rsplit("/p2p/", 1)[0])]))
+
+
+def peer_of(address: str) -> PeerId | None:
+    """The peer ID at the end of a multiaddr of ours; None for anything else."""
+    if len(address) > MAX_ADDRESS_CHARS or "/tcp/" not in address or "/p2p-circuit" in address:
+        return None
+    transport, separator, name = address.rpartition("/p2p/")
+    if not separator or not transport.startswith(("/ip4/", "/ip6/", "/dns4/", "/dns6/", "/dns/")):
+        return None
+    try:
+        public_key_of(PeerId(name))
+    except Malformed:
+        return None
+    return PeerId(name)

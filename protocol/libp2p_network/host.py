@@ -1,0 +1,97 @@
+"""A libp2p host with our settings: TCP, Noise and yamux only, quiet, and without the library's own connection policy.
+
+Who is dialled and when is `dialer`'s decision; nothing here reconnects.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from typing import Any
+
+from protocol.identity import Identity
+from protocol.libp2p_network import patches
+from protocol.network import NetworkError
+
+MAX_CONNECTIONS = 256
+STREAM_NEGOTIATION_S = 10
+
+
+class PortBusy(NetworkError):
+    """Another program listens on the port; the text says what to do."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(
+            f"port {port} is in use by another program; stop it, or choose another port with --port (0 picks a free one)"
+        )
+        self.port = port
+
+
+def claim_port(host: str, port: int) -> int:
+    """A port that is free now.  The library listens with SO_REUSEPORT and would silently share a busy one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortBusy(port) from error
+            raise NetworkError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        return int(probe.getsockname()[1])
+
+
+def new_host(identity: Identity) -> Any:
+    """A libp2p `BasicHost` for this identity, not yet listening."""
+    import libp2p
+    from libp2p.crypto.ed25519 import create_new_key_pair
+    from libp2p.crypto.x25519 import create_new_key_pair as new_noise_key_pair
+    from libp2p.network.config import ConnectionConfig, RetryConfig
+    from libp2p.rcmgr import new_resource_manager
+    from libp2p.security.noise.transport import PROTOCOL_ID, Transport
+
+    patches.apply()
+    _silence()
+    keys = create_new_key_pair(identity.seed)
+    config = ConnectionConfig(
+        max_connections=MAX_CONNECTIONS, min_connections=0, low_watermark=0, high_watermark=MAX_CONNECTIONS
+    )
+    host = libp2p.new_host(
+        key_pair=keys,
+        sec_opt={PROTOCOL_ID: Transport(keys, noise_privkey=new_noise_key_pair().private_key)},
+        muxer_opt=libp2p.create_yamux_muxer_option(),
+        negotiate_timeout=STREAM_NEGOTIATION_S,
+        connection_config=config,
+        # the breaker and the degradation would shut out everybody because of one peer's failures
+        resource_manager=new_resource_manager(enable_circuit_breaker=False, enable_graceful_degradation=False),
+    )
+    swarm: Any = host.get_network()
+    swarm.retry_config = RetryConfig(max_retries=0)
+    return host
+
+
+def _silence() -> None:
+    """The library logs what is normal between strangers; nothing of it belongs on our user's terminal."""
+    for name in ("libp2p", "multiaddr", "zeroconf", "async_service", "anyio_service"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.CRITICAL + 1)
+        logger.propagate = False
+        for child in list(logging.root.manager.loggerDict):
+            if child.startswith(name + "."):
+                logging.getLogger(child).setLevel(logging.CRITICAL + 1)
+
+
+def interface_addresses() -> list[str]:
+    """IPv4 addresses others can reach us at; loopback alone when there are none."""
+    import psutil
+
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    found = [
+        entry.address
+        for name, entries in psutil.net_if_addrs().items()
+        if name in up
+        for entry in entries
+        if entry.family == socket.AF_INET and not entry.address.startswith(("127.", "169.254."))
+    ]
+    return sorted(set(found)) or ["127.0.0.1"]

@@ -1,0 +1,208 @@
+"""`Libp2pNetwork`: the parts of this folder put together behind `protocol.network.Network`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from protocol.hashes import Hash
+from protocol.identity import Identity, PeerId
+from protocol.libp2p_network.host import PortBusy, claim_port, interface_addresses, new_host
+from protocol.network import Handlers, NetworkError, Traffic, Unreachable
+
+if TYPE_CHECKING:
+    from protocol.libp2p_network.bulk import Bulk
+    from protocol.libp2p_network.dialer import Dialer
+    from protocol.libp2p_network.gossip import Gossip
+    from protocol.libp2p_network.requests import Requests
+
+__all__ = ["Libp2pNetwork", "PortBusy", "open_network"]
+
+log = logging.getLogger(__name__)
+
+
+class Libp2pNetwork:
+    """One peer's end of the network; `await nursery.start(network.run)`, stops when that is cancelled."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        run: Hash,
+        handlers: Handlers,
+        *,
+        listen_host: str = "0.0.0.0",
+        listen_port: int = 0,
+        mdns: bool = True,
+        up_limit: float | None = None,
+    ) -> None:
+        """`up_limit`: bytes a second that pushes may use, all together; None for no limit."""
+        self._identity = identity
+        self._run = run
+        self._handlers = handlers
+        self._listen_host = listen_host
+        self._listen_port = listen_port
+        self._mdns = mdns
+        self._up_limit = up_limit
+        self._connected: dict[PeerId, None] = {}
+        self._early_addresses: list[str] = []
+        self._nursery: trio.Nursery | None = None
+        self._host: Any = None
+        self._gossip: Gossip | None = None
+        self._requests: Requests | None = None
+        self._bulk: Bulk | None = None
+        self._dialer: Dialer | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Raises `PortBusy` or `NetworkError` when it cannot listen."""
+        self._listen_port = claim_port(self._listen_host, self._listen_port)
+        from multiaddr import Multiaddr
+
+        from protocol.libp2p_network.bulk import Bulk
+        from protocol.libp2p_network.dialer import Dialer
+        from protocol.libp2p_network.gossip import Gossip
+        from protocol.libp2p_network.requests import Requests
+
+        self._host = new_host(self._identity)
+        self._requests = Requests(self._host, self._run, self._handlers)
+        self._gossip = Gossip(self._host, self._run, self._handlers)
+        self._bulk = Bulk(self._host, self._run, self._handlers, self._listen_host, self._up_limit)
+        self._dialer = Dialer(self._host, self.peer_id, self._connected.__contains__)
+        self._host.get_network().register_notifee(_watcher(self))
+        async with AsyncExitStack() as stack:
+            where = Multiaddr(f"/ip4/{self._listen_host}/tcp/{self._listen_port}")
+            await stack.enter_async_context(self._host.run([where]))
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await nursery.start(self._bulk.run)
+                await self._gossip.start(stack, nursery)
+                self._dialer.remember(self._early_addresses)
+                nursery.start_soon(self._dialer.run)
+                if self._mdns:
+                    from protocol.libp2p_network.discovery import discover
+
+                    nursery.start_soon(discover, self._run, self.peer_id, self.addresses(), self.remember)
+                task_status.started()
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._identity.peer_id
+
+    def addresses(self) -> Sequence[str]:
+        hosts = interface_addresses() if self._listen_host == "0.0.0.0" else [self._listen_host]
+        return [f"/ip4/{host}/tcp/{self._listen_port}/p2p/{self.peer_id}" for host in hosts]
+
+    def connected(self) -> Sequence[PeerId]:
+        return list(self._connected)
+
+    def traffic(self) -> Traffic:
+        parts = [part for part in (self._requests, self._gossip, self._bulk) if part is not None]
+        return Traffic(sum(part.up_bytes for part in parts), sum(part.down_bytes for part in parts))
+
+    def remember(self, addresses: Sequence[str]) -> None:
+        if self._dialer is None:
+            self._early_addresses.extend(addresses)
+        else:
+            self._dialer.remember(addresses)
+
+    def known_addresses(self) -> Sequence[str]:
+        return list(self._early_addresses) if self._dialer is None else self._dialer.known()
+
+    def forget(self, peer: PeerId) -> None:
+        if self._dialer is not None and self._nursery is not None:
+            self._dialer.forget(peer)
+            self._nursery.start_soon(self._disconnect, peer)
+
+    async def publish(self, data: bytes) -> None:
+        if self._gossip is None:
+            raise NetworkError("the network has not started")
+        await self._gossip.publish(data)
+
+    async def request(self, peer: PeerId, kind: str, data: bytes, *, timeout_s: float) -> bytes:
+        if self._requests is None or peer not in self._connected:
+            raise Unreachable(f"{peer} is not connected")
+        return await self._requests.ask(peer, kind, data, timeout_s)
+
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float) -> None:
+        if self._bulk is None or peer not in self._connected:
+            raise Unreachable(f"{peer} is not connected")
+        await self._bulk.push(peer, header, data, timeout_s)
+
+    async def _disconnect(self, peer: PeerId) -> None:
+        from libp2p.peer.id import ID
+
+        try:
+            await self._host.disconnect(ID.from_string(peer))
+        except Exception as error:  # noqa: BLE001 - the connection may be closing already
+            log.debug("disconnecting %s: %r", peer, error)
+
+    def _connections_changed(self, peer: PeerId, identity: Any) -> None:
+        """Told by libp2p after each connection opened or closed; there can be several to one peer."""
+        connections = self._host.get_network().connections.get(identity, [])
+        is_connected = any(not connection.is_closed for connection in connections)
+        if is_connected and peer not in self._connected:
+            self._connected[peer] = None
+            self._handlers.on_peer_connected(peer)
+        elif not is_connected and peer in self._connected:
+            del self._connected[peer]
+            assert self._bulk is not None and self._dialer is not None
+            self._bulk.disconnected(peer)
+            self._dialer.lost(peer)
+            self._handlers.on_peer_disconnected(peer)
+
+
+def _watcher(network: Libp2pNetwork) -> Any:
+    """A libp2p notifee; made here because its base class is heavy to import."""
+    from libp2p.abc import INotifee
+
+    class Watcher(INotifee):
+        async def connected(self, swarm: Any, conn: Any) -> None:
+            self._look(conn)
+
+        async def disconnected(self, swarm: Any, conn: Any) -> None:
+            self._look(conn)
+
+        def _look(self, conn: Any) -> None:
+            identity = conn.muxed_conn.peer_id
+            network._connections_changed(PeerId(identity.to_base58()), identity)
+
+        async def opened_stream(self, swarm: Any, stream: Any) -> None:
+            return
+
+        async def closed_stream(self, swarm: Any, stream: Any) -> None:
+            return
+
+        async def listen(self, swarm: Any, multiaddr: Any) -> None:
+            return
+
+        async def listen_close(self, swarm: Any, multiaddr: Any) -> None:
+            return
+
+    return Watcher()
+
+
+@asynccontextmanager
+async def open_network(
+    identity: Identity,
+    run: Hash,
+    handlers: Handlers,
+    *,
+    listen_host: str = "0.0.0.0",
+    listen_port: int = 0,
+    mdns: bool = True,
+    up_limit: float | None = None,
+) -> AsyncIterator[Libp2pNetwork]:
+    """A running network for the length of the block."""
+    network = Libp2pNetwork(
+        identity, run, handlers, listen_host=listen_host, listen_port=listen_port, mdns=mdns, up_limit=up_limit
+    )
+    claim_port(listen_host, listen_port)  # here, so that `PortBusy` comes out bare and not in a group
+    async with trio.open_nursery() as nursery:
+        await nursery.start(network.run)
+        try:
+            yield network
+        finally:
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,121 @@
+"""One question, one answer, each on its own libp2p stream.
+
+Decides size limits, deadlines and how many questions of one peer are answered at once.  What is answered is the
+handlers' business; whatever they raise ends the one stream and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+import trio
+
+from protocol import canonical
+from protocol.hashes import Hash
+from protocol.identity import PeerId
+from protocol.libp2p_network.streams import discard, finish, read_frame, write_frame
+from protocol.network import MAX_REQUEST_BYTES, Handlers, NetworkError, Refused, Unreachable
+
+ENVELOPE_BYTES = 4096
+"""Room for the fields around the data."""
+MAX_CONCURRENT_PER_PEER = 16
+MAX_KIND_CHARS = 64
+MAX_REASON_CHARS = 300
+READ_QUESTION_S = 30.0
+MAX_ANSWER_S = 120.0
+"""No question is worked on longer than this, whatever its asker would wait."""
+
+log = logging.getLogger(__name__)
+
+
+class Requests:
+    def __init__(self, host: Any, run: Hash, handlers: Handlers) -> None:
+        from libp2p.custom_types import TProtocol
+
+        self._host = host
+        self._handlers = handlers
+        self._protocol = TProtocol(f"/manyhands/1/{bytes(run).hex()[:16]}/request")
+        self._open: Counter[PeerId] = Counter()
+        self.up_bytes = 0
+        self.down_bytes = 0
+        host.set_stream_handler(self._protocol, self._serve)
+
+    async def ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
+        """Raises `Refused` with the peer's reason, `Unreachable` for everything else that can go wrong."""
+        if len(data) > MAX_REQUEST_BYTES:
+            raise NetworkError(f"a question of {len(data)} bytes is over the limit of {MAX_REQUEST_BYTES}")
+        with trio.move_on_after(timeout_s) as scope:
+            try:
+                return await self._ask(peer, kind, data, timeout_s)
+            except (Refused, Unreachable):
+                raise
+            except Exception as error:
+                raise Unreachable(f"the question '{kind}' to {peer} failed: {error}") from error
+        assert scope.cancelled_caught
+        raise Unreachable(f"{peer} did not answer '{kind}' within {timeout_s:g} s")
+
+    async def _ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
+        from libp2p.peer.id import ID
+
+        stream = await self._host.new_stream(ID.from_string(peer), [self._protocol])
+        try:
+            question = canonical.encode({"kind": kind, "data": data, "ms": max(1, int(timeout_s * 1000))})
+            await write_frame(stream, question)
+            raw = await read_frame(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+            answer = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+        except BaseException:
+            await discard(stream)
+            raise
+        await finish(stream)
+        self.up_bytes += len(data)
+        return self._unpack(peer, answer)
+
+    def _unpack(self, peer: PeerId, answer: Any) -> bytes:
+        if isinstance(answer, dict) and set(answer) == {"data"} and isinstance(answer["data"], bytes):
+            self.down_bytes += len(answer["data"])
+            return answer["data"]
+        if isinstance(answer, dict) and set(answer) == {"reason"} and isinstance(answer["reason"], str):
+            raise Refused(answer["reason"][:MAX_REASON_CHARS])
+        raise Unreachable(f"{peer} gave an answer that is none")
+
+    async def _serve(self, stream: Any) -> None:
+        """libp2p's stream handler: an exception here would bring down the whole host, so none leaves."""
+        peer = PeerId(stream.muxed_conn.peer_id.to_base58())
+        if self._open[peer] >= MAX_CONCURRENT_PER_PEER:
+            await discard(stream)
+            return
+        self._open[peer] += 1
+        try:
+            await self._answer(peer, stream)
+        except Exception as error:  # noqa: BLE001 - see above
+            log.debug("a question of %s failed: %r", peer, error)
+            await discard(stream)
+        else:
+            await finish(stream)
+        finally:
+            self._open[peer] -= 1
+            if not self._open[peer]:
+                del self._open[peer]
+
+    async def _answer(self, peer: PeerId, stream: Any) -> None:
+        with trio.fail_after(READ_QUESTION_S):
+            raw = await read_frame(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+        question = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+        kind, data, milliseconds = question["kind"], question["data"], question["ms"]
+        if not (isinstance(kind, str) and isinstance(data, bytes) and isinstance(milliseconds, int)):
+            raise ValueError("not a question")
+        if len(kind) > MAX_KIND_CHARS or len(data) > MAX_REQUEST_BYTES:
+            raise ValueError("an oversized question")
+        self.down_bytes += len(data)
+        with trio.fail_after(max(0.0, min(milliseconds / 1000, MAX_ANSWER_S))):
+            try:
+                answer = {"data": await self._handlers.on_request(peer, kind, data)}
+            except Refused as refusal:
+                answer = {"reason": str(refusal)[:MAX_REASON_CHARS]}
+            data_bytes = len(answer.get("data", b""))
+            if data_bytes > MAX_REQUEST_BYTES:
+                answer = {"reason": f"the answer has {data_bytes} bytes, more than {MAX_REQUEST_BYTES}"}
+            await write_frame(stream, canonical.encode(answer))
+        self.up_bytes += data_bytes

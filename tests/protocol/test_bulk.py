@@ -1,0 +1,82 @@
+"""The bulk data plane between two hosts on loopback."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import trio
+
+from protocol.libp2p_network import link as link_module
+from protocol.libp2p_network.link import FrameKind, Link
+from protocol.network import MAX_PUSH_BYTES, NetworkError, Refused, Unreachable
+from tests.protocol.wire import Recorder, network
+
+DATA = os.urandom(3 << 20)
+
+
+def test_pushes_arrive_whole_and_a_refusal_does_not_end_the_connection() -> None:
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with network(a) as one, network(b) as two:
+            one.remember(two.addresses())
+            await b.until(lambda: b.connected)
+            await a.until(lambda: a.connected)
+            await one.push(two.peer_id, b"first", memoryview(DATA), timeout_s=10)
+            assert b.buffers[b"first"] == DATA and b.finished == [(b"first", True)]
+            with pytest.raises(Refused):
+                await one.push(two.peer_id, b"no", memoryview(DATA * 8), timeout_s=10)
+            async with trio.open_nursery() as nursery:
+                for number in range(4):
+                    header = b"more %d" % number
+                    nursery.start_soon(lambda h=header: one.push(two.peer_id, h, memoryview(DATA + h), timeout_s=10))
+            for number in range(4):
+                header = b"more %d" % number
+                assert b.buffers[header] == DATA + header
+            await two.push(one.peer_id, b"empty", memoryview(b""), timeout_s=10)
+            assert a.buffers[b"empty"] == b""
+            assert one.traffic().up_bytes >= 5 * len(DATA) and two.traffic().down_bytes >= 5 * len(DATA)
+            with pytest.raises(NetworkError, match="limit"):
+                await one.push(two.peer_id, b"", memoryview(bytes(MAX_PUSH_BYTES + 1)), timeout_s=10)
+
+    trio.run(main)
+
+
+def test_a_sender_that_gives_up_half_way_is_reported_and_the_next_push_dials_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _break_second_data_frame(monkeypatch, lambda link: link.abort("killed"))
+    trio.run(_broken_then_whole)
+
+
+def test_a_tampered_frame_ends_the_connection_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tamper(link: Link) -> None:
+        link._out.next_nonce()  # from here on nothing authenticates at the other end
+
+    _break_second_data_frame(monkeypatch, tamper)
+    trio.run(_broken_then_whole)
+
+
+def _break_second_data_frame(monkeypatch: pytest.MonkeyPatch, harm) -> None:  # type: ignore[no-untyped-def]
+    original, seen = Link.send, []
+
+    def send(self: Link, kind: FrameKind, value: int, data, scratch: bytearray) -> None:  # type: ignore[no-untyped-def]
+        seen.append(kind)
+        if seen.count(FrameKind.DATA) == 2 and kind is FrameKind.DATA:
+            harm(self)
+        original(self, kind, value, data, scratch)
+
+    monkeypatch.setattr(link_module.Link, "send", send)
+
+
+async def _broken_then_whole() -> None:
+    a, b = Recorder(), Recorder()
+    async with network(a) as one, network(b) as two:
+        one.remember(two.addresses())
+        await a.until(lambda: a.connected)
+        await b.until(lambda: b.connected)
+        with pytest.raises(Unreachable):
+            await one.push(two.peer_id, b"broken", memoryview(DATA), timeout_s=10)
+        await b.until(lambda: b.finished == [(b"broken", False)])
+        await one.push(two.peer_id, b"whole", memoryview(DATA), timeout_s=10)
+        assert b.buffers[b"whole"] == DATA and b.finished[-1] == (b"whole", True)
