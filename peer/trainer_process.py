@@ -88,7 +88,7 @@ class _Call:
 class TrainerProcess:
     """A `protocol.trainer_link.TrainerLink` to a real process.
 
-    theta: shared memory with the outer parameters, owned by the caller.
+    theta: shared memory that begins with the outer parameters, owned by the caller.
     on_started(pid), on_stopped(reason): for events; called from `run`.
     """
 
@@ -239,7 +239,7 @@ class TrainerProcess:
             await self._changed.wait()
 
     def _check_theta(self, theta: memoryview) -> None:
-        assert theta.nbytes == self._theta.size, "the trainer reads the region it was given at its start"
+        assert theta.nbytes <= self._theta.size, "the trainer reads the region it was given at its start"
 
     def _wake(self) -> None:
         self._changed.set()
@@ -318,8 +318,8 @@ class TrainerProcess:
             answer = await self._exchange("configure", lambda message: None, **fields)
         except TrainerDied:
             return  # told by _one_life
-        if 4 * answer["parameters"] != self._theta.size:
-            self._reason = f"the trainer's model has {answer['parameters']} parameters, not {self._theta.size // 4}"
+        if 4 * answer["parameters"] > self._theta.size:
+            self._reason = f"the trainer's model has {answer['parameters']} parameters, more than fit into the state"
             process.kill()
             return
         self.device, self.corpus_digest = answer["device"], answer["corpus"]
