@@ -284,12 +284,12 @@ class Daemon:
         return NodeSettings(
             name=settings.name, role=settings.role, version=version(),
             incarnation=next_incarnation(settings.data_dir, floor=int(time.time())),
-            wait_for_contact=bool(self._choice.addresses), stop_after=settings.rounds, token=self._choice.token)
+            wait_for_contact=bool(self._choice.addresses), stop_after=settings.rounds, token=self._choice.token,
+            wall_clock=time.time)
 
     def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:
-        settings = TrainerSettings(
-            sections=signed.manifest.trainer_sections(), contribution_bytes=0,
-            log_path=self._folder / "trainer.log", threads=self._settings.threads)
+        settings = TrainerSettings.for_run(
+            signed.manifest, self._folder / "trainer.log", threads=self._settings.threads or None)
         return TrainerProcess(
             settings, state.region,
             on_started=lambda pid: self._log.emit(TrainerStarted(pid)),
