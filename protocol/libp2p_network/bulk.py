@@ -17,6 +17,7 @@ from collections import Counter
 from typing import Any
 
 import trio
+from trio import TaskStatus
 
 from protocol.hashes import Hash
 from protocol.identity import PeerId
@@ -48,6 +49,9 @@ BURST_FRAMES = 8
 log = logging.getLogger(__name__)
 _GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
 
+_Answers = dict[int, tuple[trio.Event, list[str | None]]]
+"""By number of the push: set when it is over; then the reason of a refusal, None for success, nothing if broken."""
+
 
 class _Outgoing:
     """Our socket to one peer: an order of pushes, and the answers awaited."""
@@ -55,7 +59,7 @@ class _Outgoing:
     def __init__(self) -> None:
         self.lock = trio.Lock()
         self.link: Link | None = None
-        self.answers: dict[int, tuple[trio.Event, list[str | None]]] = {}
+        self.answers: _Answers = {}
         self.next_number = 0
 
 
@@ -85,7 +89,7 @@ class Bulk:
     def down_bytes(self) -> int:
         return self._receiving.down_bytes
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         listener = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with listener:
             await listener.bind((self._listen_host, 0))
@@ -126,8 +130,9 @@ class Bulk:
                 link = outgoing.link
                 if link is None or link.broken:
                     link = outgoing.link = await self._dial(peer)
+                    outgoing.answers = {}  # the old link's reader ends those that waited on it
                     assert self._nursery is not None
-                    self._nursery.start_soon(self._read_answers, outgoing, link)
+                    self._nursery.start_soon(self._read_answers, outgoing, link, outgoing.answers)
                 number = outgoing.next_number
                 outgoing.next_number += 1
                 answered, reason = outgoing.answers[number] = (trio.Event(), [])
@@ -170,7 +175,7 @@ class Bulk:
             self._free_at = start + size / self._up_limit
             await trio.sleep_until(start)
 
-    async def _read_answers(self, outgoing: _Outgoing, link: Link) -> None:
+    async def _read_answers(self, outgoing: _Outgoing, link: Link, answers: _Answers) -> None:
         """The one reader of a dialled link; when it ends, so do the pushes that wait for an answer on it."""
         scratch = bytearray(MAX_PUSH_HEADER_BYTES + TAG_BYTES)
         try:
@@ -188,7 +193,7 @@ class Bulk:
 
                 await in_worker(link, self._threads, work)
                 kind, value, plain = found[0]
-                waiting = outgoing.answers.pop(value, None)
+                waiting = answers.pop(value, None)
                 if kind is not FrameKind.ANSWER or not plain or waiting is None:
                     raise LinkBroken("an answer to nothing")
                 waiting[1].append(None if plain[0] == 1 else plain[1:301].decode(errors="replace"))
@@ -197,9 +202,9 @@ class Bulk:
             link.abort(str(error))
         finally:
             link.abort("closed")
-            for event, _ in outgoing.answers.values():
+            for event, _ in answers.values():
                 event.set()
-            outgoing.answers.clear()
+            answers.clear()
             # a sender still inside a worker must see the shutdown before the descriptor goes
             with trio.CancelScope(shield=True):
                 async with outgoing.lock:

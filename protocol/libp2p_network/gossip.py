@@ -93,7 +93,7 @@ class Gossip:
         self.down_bytes += len(message.data)
         try:
             verdict = self._handlers.on_gossip(peer, message.data)
-        except Exception:  # noqa: BLE001 - inside libp2p's reader, an exception would end the connection
+        except Exception:
             log.exception("the gossip handler failed")
             return False
         if verdict is Verdict.REJECT:

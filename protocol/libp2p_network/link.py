@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import trio
+from trio import TaskStatus
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -195,7 +196,7 @@ async def in_worker(link: Link, limiter: trio.CapacityLimiter, work: Callable[[]
     problem: LinkBroken | None = None
     finished = False
 
-    async def watch(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def watch(task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         try:
             await trio.sleep_forever()

@@ -68,10 +68,12 @@ def _patch_yamux() -> None:
             with trio.CancelScope(shield=True):
                 await self.secured_conn.write(data)
 
-    yamux.YamuxStream._auto_tune_and_send_window_update = credit
-    yamux.YamuxStream.write = write
-    yamux.YamuxStream.send_window = _SendWindow()
-    yamux.Yamux._write_frame = write_frame
+    stream: Any = yamux.YamuxStream
+    stream._auto_tune_and_send_window_update = credit
+    stream.write = write
+    stream.send_window = _SendWindow()
+    connection: Any = yamux.Yamux
+    connection._write_frame = write_frame
 
 
 async def _window_opens(stream: Any) -> None:
@@ -115,4 +117,4 @@ def _patch_signed_records() -> None:
 
     for module in (utils, gossipsub, pubsub):
         if hasattr(module, "maybe_consume_signed_record"):
-            setattr(module, "maybe_consume_signed_record", remembered)
+            module.maybe_consume_signed_record = remembered

@@ -42,7 +42,7 @@ class Receiving:
         number, size, header = await self._opening(link)
         try:
             buffer = await self._handlers.open_push(peer, header, size)
-        except Exception:  # noqa: BLE001 - a handler's mistake is not the link's end
+        except Exception:
             log.exception("the handler of pushes failed")
             buffer = None
         if buffer is None:
@@ -61,7 +61,7 @@ class Receiving:
         with trio.CancelScope(shield=buffer is None):
             try:
                 await self._handlers.finish_push(peer, header, buffer)
-            except Exception:  # noqa: BLE001 - as above
+            except Exception:
                 log.exception("the handler of pushes failed")
                 return False
         return True

@@ -15,7 +15,7 @@ import trio
 from protocol import canonical
 from protocol.hashes import Hash
 from protocol.identity import PeerId
-from protocol.libp2p_network.streams import discard, finish, read_frame, write_frame
+from protocol.libp2p_network.streams import BadFrame, discard, finish, read_frame, write_frame
 from protocol.network import MAX_REQUEST_BYTES, Handlers, NetworkError, Refused, Unreachable
 
 ENVELOPE_BYTES = 4096
@@ -105,13 +105,13 @@ class Requests:
         question = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
         kind, data, milliseconds = question["kind"], question["data"], question["ms"]
         if not (isinstance(kind, str) and isinstance(data, bytes) and isinstance(milliseconds, int)):
-            raise ValueError("not a question")
+            raise BadFrame("not a question")
         if len(kind) > MAX_KIND_CHARS or len(data) > MAX_REQUEST_BYTES:
-            raise ValueError("an oversized question")
+            raise BadFrame("an oversized question")
         self.down_bytes += len(data)
         with trio.fail_after(max(0.0, min(milliseconds / 1000, MAX_ANSWER_S))):
             try:
-                answer = {"data": await self._handlers.on_request(peer, kind, data)}
+                answer: dict[str, Any] = {"data": await self._handlers.on_request(peer, kind, data)}
             except Refused as refusal:
                 answer = {"reason": str(refusal)[:MAX_REASON_CHARS]}
             data_bytes = len(answer.get("data", b""))
