@@ -17,7 +17,6 @@ from collections import Counter
 from typing import Any
 
 import trio
-from trio import TaskStatus
 
 from protocol.hashes import Hash
 from protocol.identity import PeerId
@@ -89,7 +88,7 @@ class Bulk:
     def down_bytes(self) -> int:
         return self._receiving.down_bytes
 
-    async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         listener = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with listener:
             await listener.bind((self._listen_host, 0))
@@ -140,7 +139,7 @@ class Bulk:
             try:
                 await answered.wait()
             except trio.Cancelled:
-                link.abort("the answer came too late")
+                link.abort("the answer did not come in time")
                 raise
         except (LinkBroken, OSError) as error:
             raise Unreachable(f"the bulk connection to {peer} broke: {error}") from error

@@ -14,9 +14,10 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
+from typing import Any
 
 import trio
-from trio import TaskStatus
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -128,7 +129,7 @@ class Link:
         """Wait, without a thread, until the next frame begins or the link ends."""
         if self._broken:
             raise LinkBroken(self.why)
-        await trio.lowlevel.wait_readable(self._sock)
+        await trio.lowlevel.wait_readable(self._sock.fileno())
 
     def send(self, kind: FrameKind, value: int, data: memoryview | bytes, scratch: bytearray) -> None:
         """Blocks.  `scratch` must have room for the frame."""
@@ -174,7 +175,7 @@ class Link:
     def _fill(self, view: memoryview) -> None:
         got = 0
         while got < len(view):
-            size = self._guard(lambda: self._sock.recv_into(view[got:]))
+            size = self._guard(partial(self._sock.recv_into, view[got:]))
             if size == 0:
                 self.abort("the peer closed the connection")
                 raise LinkBroken(self.why)
@@ -196,7 +197,7 @@ async def in_worker(link: Link, limiter: trio.CapacityLimiter, work: Callable[[]
     problem: LinkBroken | None = None
     finished = False
 
-    async def watch(task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def watch(task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         try:
             await trio.sleep_forever()

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import trio
-from trio import TaskStatus
 
 from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
@@ -57,7 +56,7 @@ class Libp2pNetwork:
         self._bulk: Bulk | None = None
         self._dialer: Dialer | None = None
 
-    async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Raises `PortBusy` or `NetworkError` when it cannot listen."""
         self._listen_port = claim_port(self._listen_host, self._listen_port)
         from multiaddr import Multiaddr

@@ -100,7 +100,8 @@ class _SendWindow:
 def _patch_signed_records() -> None:
     from libp2p.pubsub import gossipsub, pubsub, utils
 
-    original = utils.maybe_consume_signed_record
+    modules: tuple[Any, ...] = (utils, gossipsub, pubsub)
+    original = modules[0].maybe_consume_signed_record
     seen: dict[tuple[int, Any], bytes] = {}
 
     def remembered(message: Any, host: Any, peer_id: Any) -> bool:
@@ -115,6 +116,6 @@ def _patch_signed_records() -> None:
             seen[key] = record
         return good
 
-    for module in (utils, gossipsub, pubsub):
+    for module in modules:
         if hasattr(module, "maybe_consume_signed_record"):
             module.maybe_consume_signed_record = remembered

@@ -40,7 +40,7 @@ async def write_frame(stream: Any, data: bytes) -> None:
 
 async def discard(stream: Any) -> None:
     """Reset a stream, whatever state it is in; never raises, at most two seconds."""
-    with trio.move_on_after(2, shield=True):
+    with trio.CancelScope(deadline=trio.current_time() + 2, shield=True):
         try:
             await stream.reset()
         except Exception:  # noqa: BLE001 - the stream is being thrown away
@@ -49,7 +49,7 @@ async def discard(stream: Any) -> None:
 
 async def finish(stream: Any) -> None:
     """Close a stream in good order, at most two seconds."""
-    with trio.move_on_after(2, shield=True):
+    with trio.CancelScope(deadline=trio.current_time() + 2, shield=True):
         try:
             await stream.close()
         except Exception:  # noqa: BLE001 - the answer is already sent; the peer may be gone
