@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from protocol.blobs import BlobChunk, fetch_blob
 from protocol.canonical import Malformed
 from protocol.chain import prefer, record_hash, verify_commit
 from protocol.events import CheckpointWritten, Desynced, Dropped, Event, Notice, RolledBack, StateApplied, SyncProgress
-from protocol.exchange_plan import ChunkSpan
-from protocol.hashes import Hash, tree_root
+from protocol.exchange_plan import ChunkSpan, payload_bytes
+from protocol.hashes import Hash, chunk_hash, tree_root
 from protocol.history import History
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
@@ -44,7 +44,7 @@ ASK_TIMEOUT_S = 10.0
 CHECKPOINT_WORTH_ROUNDS = 8
 """A checkpoint is 8 bytes a parameter, a result about 1: further behind than this, the checkpoint is fewer bytes."""
 
-Offload = Callable[..., Awaitable[object]]
+Offload = Callable[..., Awaitable[Any]]
 Emit = Callable[[Event], None]
 R = TypeVar("R", bound=Body)
 
@@ -155,7 +155,7 @@ class CatchUp:
         await self._load_start()
         while self.state.rounds < self.history.length:
             commit = self.history.commit_at(self.state.rounds)
-            result = self.store.open_result(commit.record.round, Hash(commit.record.result_root))
+            result = await self.offload(self._stored_result, commit)
             if result is None:
                 return
             await self.apply(commit, result)
@@ -179,13 +179,26 @@ class CatchUp:
         await self.offload(self.state.load, view, rounds)
         return await self.offload(self.state.digest) == tree_root(leaves)
 
+    def _stored_result(self, commit: Commit) -> memoryview | None:
+        """A result from the disk, checked; one whose bytes were altered is dropped."""
+        round, root = commit.record.round, Hash(commit.record.result_root)
+        result = self.store.open_result(round, root)
+        if result is None:
+            return None
+        whole = len(result) == payload_bytes(self.layout) and all(
+            chunk_hash(result[span.offset : span.offset + span.size]) == entry.hash
+            for span, entry in zip(self.layout, commit.index, strict=True))
+        if not whole:
+            self.store.drop_result(round, root)
+        return result if whole else None
+
     async def replay(self, sources: Sequence[PeerId]) -> bool:
         """Bring the state to the end of the chain.  False when something is to be had from nobody now."""
         if not sources and self.state.rounds < self.history.length:
             return False
         while self.state.rounds < self.history.length:
             commit = self.history.commit_at(self.state.rounds)
-            result = self.store.open_result(commit.record.round, Hash(commit.record.result_root))
+            result = await self.offload(self._stored_result, commit)
             if result is None and await self._checkpoint_pays(sources):
                 continue
             if result is None:
@@ -227,8 +240,7 @@ class CatchUp:
     async def fetch_result(self, commit: Commit, sources: Sequence[PeerId]) -> memoryview | None:
         """The result of a certified record from whoever has it, on disk when this returns; None when nobody has."""
         record = commit.record
-        size = self.layout[-1].offset + self.layout[-1].size
-        file = await self.offload(self.store.result_writer, record.round, size)
+        file = await self.offload(self.store.result_writer, record.round, payload_bytes(self.layout))
         assert isinstance(file, ResultFile)
         complete = False
         try:
@@ -270,17 +282,18 @@ class CatchUp:
         leaves = await self._fetch_leaves(rounds, digest, sources)
         if leaves is None:
             return False
-        download = await self.offload(self.store.checkpoint_download, rounds, leaves, self.state.size_bytes)
+        download = await self.offload(self.store.checkpoint_download, rounds, leaves, self.state.size_bytes,
+                                      self.manifest.checkpoint_chunk_bytes)
         step = self.manifest.checkpoint_chunk_bytes
         wanted = [BlobChunk(i, i * step, min(step, self.state.size_bytes - i * step), leaves[i])
-                  for i in download.missing()]  # type: ignore[attr-defined]
+                  for i in download.missing()]
         complete = await fetch_blob(
-            self.network, sources, "checkpoint", rounds, digest, wanted, download.view,  # type: ignore[attr-defined]
+            self.network, sources, "checkpoint", rounds, digest, wanted, download.view,
             offload=self.offload, emit=self.emit,
             on_progress=lambda done, total: self.emit(SyncProgress("checkpoint", done, total)))
         if not complete:
             return False
-        await self.offload(download.commit)  # type: ignore[attr-defined]
+        await self.offload(download.commit)
         self.emit(CheckpointWritten(rounds, self.state.size_bytes))
         return await self._load_checkpoint(rounds)
 

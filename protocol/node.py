@@ -20,13 +20,13 @@ from protocol.doorkeeper import Doorkeeper
 from protocol.envelope import MAX_GOSSIP_BYTES, Envelope
 from protocol.events import CheckpointWritten, Desynced, Dropped, Event, Notice, PhaseChanged, RoundCommitted
 from protocol.exchange_plan import chunk_layout
-from protocol.exchange_runner import push_plan
+from protocol.exchange_runner import ExchangeAsk, push_plan
 from protocol.hashes import Hash
 from protocol.history import History
 from protocol.identity import Identity, PeerId
 from protocol.manifest import SignedManifest
 from protocol.membership import Liveness, Membership, beat_interval_s
-from protocol.messages import Body, Commit, Goodbye, Heartbeat, Phase, Ready, Role, WhyIdle, pack, unpack
+from protocol.messages import Body, Commit, Goodbye, Heartbeat, Phase, Ready, Role, WhyIdle, decode_body, pack, unpack
 from protocol.network import Network, NetworkError, Refused, Verdict
 from protocol.outer_state import OuterState
 from protocol.parts import NodeSettings, Offload, Parts
@@ -445,6 +445,8 @@ class Node:
             return await self._serving.answer(kind, data)
         if kind == "round" and self._door.may_speak(peer):
             return self._on_round_statement(peer, data)
+        if kind == "exchange" and self._door.may_speak(peer):
+            return await self._on_exchange_ask(peer, data)
         raise Refused(f"not without a hello: {kind:.40}" if not self._door.may_speak(peer) else "no such question")
 
     def _on_round_statement(self, peer: PeerId, data: bytes) -> bytes:
@@ -457,6 +459,17 @@ class Node:
             raise Refused("a statement of somebody else")
         if self._runner is not None:
             self._runner.receive(sender, body, envelope)
+        return b""
+
+    async def _on_exchange_ask(self, peer: PeerId, data: bytes) -> bytes:
+        try:
+            ask = decode_body(ExchangeAsk, data, max_bytes=256)
+        except Malformed as error:
+            raise Refused(str(error)) from error
+        exchange = await self._runner.exchange_for(Hash(ask.plan)) if self._runner is not None else None
+        if exchange is None:
+            raise Refused("no such exchange here")
+        exchange.asked(peer, ask.chunk)
         return b""
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> memoryview | None:

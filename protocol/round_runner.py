@@ -16,7 +16,7 @@ from protocol.canonical import Malformed
 from protocol.catch_up import CatchUp
 from protocol.envelope import Envelope
 from protocol.events import ComputeProgress, Dropped, EvalLoss, Notice, ReadySent, RoundProposed, RoundVoted
-from protocol.exchange_plan import contribution_leaves, plan_hash
+from protocol.exchange_plan import contribution_leaves, payload_bytes, plan_hash
 from protocol.exchange_runner import Exchange
 from protocol.hashes import Hash, hash_bytes, tree_root
 from protocol.identity import PeerId
@@ -112,7 +112,6 @@ class Pause:
 class _Running:
     exchange: Exchange
     file: ResultFile
-    entries: tuple[ChunkEntry, ...] | None = None
 
 
 @dataclass
@@ -126,6 +125,7 @@ class Work:
     ready: Ready | None = None
     ready_raw: bytes = b""
     contribution: Contribution | None = None
+    leaves: list[Hash] = field(default_factory=list)
     eval_loss: float | None = field(default=None)
 
 
@@ -383,6 +383,7 @@ class RoundRunner:
                       tokens=contribution.tokens, steps=contribution.steps, loss=contribution.loss,
                       norm=contribution.norm, root=tree_root(leaves), state_digest=self.machine.state_digest)
         envelope = pack(parts.identity, parts.run, ready)
+        work.leaves = leaves
         work.contribution, work.ready, work.ready_raw = contribution, ready, envelope.raw
         parts.emit(ReadySent(ready.round, ready.tokens, ready.steps, ready.loss))
         self._show_waiting()
@@ -397,10 +398,10 @@ class RoundRunner:
             return
         assert self._nursery is not None and self.work.contribution is not None
         parts = self.parts
-        file = await parts.offload(parts.store.result_writer, plan.round, parts.layout[-1].offset + parts.layout[-1].size)
+        file = await parts.offload(parts.store.result_writer, plan.round, payload_bytes(parts.layout))
         exchange = Exchange(identity=parts.identity, run=parts.run, plan=plan, layout=parts.layout,
-                            contribution=self.work.contribution.data, result=file.view, network=parts.network,
-                            offload=parts.offload, stall_s=parts.rounds.stall_s, emit=parts.emit)
+                            contribution=self.work.contribution.data, leaves=self.work.leaves, result=file.view,
+                            network=parts.network, offload=parts.offload, stall_s=parts.rounds.stall_s, emit=parts.emit)
         running = self._exchanges[name] = _Running(exchange, file)
         for peer, seen in self.view().items():
             if not seen.live:
@@ -411,8 +412,10 @@ class RoundRunner:
         self._nursery.start_soon(self._run_exchange, name, running)
 
     async def _run_exchange(self, name: Hash, running: _Running) -> None:
-        entries = tuple(await running.exchange.run())
-        running.entries = entries
+        assert self._nursery is not None
+        self._nursery.start_soon(running.exchange.run)
+        await running.exchange.done.wait()
+        entries = running.exchange.entries()
         self._post(lambda: self.machine.on_exchange_done(name, entries, trio.current_time()))
 
     async def exchange_for(self, plan: Hash) -> Exchange | None:
@@ -449,8 +452,8 @@ class RoundRunner:
         if running is not None:
             file, missing = running.file, running.exchange.adopt(index)
         else:
-            size = parts.layout[-1].offset + parts.layout[-1].size
-            file, missing = await parts.offload(parts.store.result_writer, record.round, size), list(range(len(index)))
+            file = await parts.offload(parts.store.result_writer, record.round, payload_bytes(parts.layout))
+            missing = list(range(len(index)))
         try:
             while missing:
                 if await self._catch_up.fetch_chunks(record.round, root, index, missing, file.view, sources):

@@ -94,7 +94,7 @@ class Serving:
         piece = self._result_chunk(question) if question.what == "result" else self._checkpoint_chunk(question)
         if piece is None:
             raise Refused("that chunk is not here")
-        return bytes(piece)
+        return bytes(piece[question.offset : question.offset + question.length])
 
     def _result_chunk(self, question: ChunkRequest) -> memoryview | None:
         layout, root = self._parts.layout, Hash(question.root)

@@ -1,0 +1,89 @@
+"""The outer state: parameters and momentum, fp32, bit-identical on every peer of the run.
+
+It lies in one anonymous shared region, theta first, then momentum: the trainer process reads theta where it lies, and the
+region's bytes are the checkpoint.  The digest is the root of the tree over the region's pieces of
+`checkpoint_chunk_bytes`, so a record that names the digest certifies the checkpoint.
+
+Everything here blocks for as long as memory takes; call it in worker threads.  One caller at a time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels.outer import apply_result
+from protocol.exchange_plan import chunk_layout
+from protocol.hashes import Hash, chunk_hash, tree_root
+from protocol.manifest import RunManifest
+from protocol.shared_memory import SharedRegion
+
+BYTES_PER_VALUE = 4
+
+
+class OuterState:
+    """theta and momentum of a run after `rounds` rounds."""
+
+    def __init__(self, manifest: RunManifest) -> None:
+        self.rounds = 0
+        self.size_bytes = manifest.state_bytes
+        self._piece = manifest.checkpoint_chunk_bytes
+        self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
+        self.region = SharedRegion(self.size_bytes)
+        values = np.frombuffer(self.region.view, dtype=np.float32)
+        self._theta, self._momentum = values[: manifest.parameters], values[manifest.parameters :]
+        self._torn = False
+
+    @property
+    def view(self) -> memoryview:
+        """All bytes, as a checkpoint has them."""
+        return self.region.view
+
+    @property
+    def theta(self) -> memoryview:
+        """The parameters' bytes (fp32, little endian)."""
+        return self.region.view[: self._theta.size * BYTES_PER_VALUE]
+
+    @property
+    def leaf_count(self) -> int:
+        return -(-self.size_bytes // self._piece)
+
+    def reset(self) -> None:
+        """Zeros, and no rounds applied: the state before the initial parameters are written."""
+        self.region.view[:] = bytes(self.size_bytes) if self.size_bytes < 1 << 20 else _zeros(self.size_bytes)
+        self.rounds, self._torn = 0, False
+
+    def load(self, checkpoint: memoryview, rounds: int) -> None:
+        """Take over a checkpoint of exactly `size_bytes` bytes."""
+        assert len(checkpoint) == self.size_bytes
+        self._torn = True
+        self.region.view[:] = checkpoint
+        self.rounds, self._torn = rounds, False
+
+    def apply(self, result: memoryview, lr: float, momentum: float) -> None:
+        """The outer step with a round's result (codec bytes of all chunks)."""
+        assert not self._torn, "a half-applied state is loaded anew, never gone on with"
+        self._torn = True
+        for span in self._layout:
+            values = slice(span.start, span.start + span.count)
+            apply_result(self._theta[values], self._momentum[values], result[span.offset : span.offset + span.size],
+                         lr, momentum)
+        self.rounds, self._torn = self.rounds + 1, False
+
+    def leaves(self) -> list[Hash]:
+        """The hashes of the checkpoint's pieces."""
+        assert not self._torn
+        view = self.region.view
+        return [chunk_hash(view[at : at + self._piece]) for at in range(0, self.size_bytes, self._piece)]
+
+    def digest(self) -> Hash:
+        """What peers compare, and records name."""
+        return tree_root(self.leaves())
+
+    def close(self) -> None:
+        """Give the memory back."""
+        del self._theta, self._momentum
+        self.region.close()
+
+
+def _zeros(size: int) -> memoryview:
+    return memoryview(np.zeros(size, np.uint8))
