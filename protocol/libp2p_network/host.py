@@ -23,7 +23,7 @@ class PortBusy(NetworkError):
 
     def __init__(self, port: int) -> None:
         super().__init__(
-            f"port {port} is in use by another program; stop it, or choose another port with --port (0 picks a free one)"
+            f"port {port} is in use by another program; stop it, or choose another port with --port (0: any free one)"
         )
         self.port = port
 
