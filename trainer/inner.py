@@ -122,6 +122,8 @@ class InnerLoop:
         tokens = torch.from_numpy(tokens_bt.astype(np.int64)).to(self._device)
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._device.type == "cuda"):
             hidden = self.model(tokens[:, :-1])
+        if self._device.type == "cuda":
+            hidden = hidden.bfloat16()  # the product with the output weights is in this precision, the rest fp32
         loss: Tensor = language_model_loss(hidden, self.model.output_weight, tokens[:, 1:], z_loss)
         return loss
 
