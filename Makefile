@@ -1,0 +1,37 @@
+# Everything on a fresh machine with Python 3.11 (or later) and make: `make demo`, `make test`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.installed
+SEEDS ?= 1
+
+.PHONY: venv demo test lint bench simulate clean
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is needed; name it with make PYTHON=..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: venv
+	$(BIN)/peer demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: venv
+	$(BIN)/python -m benchmarks.codec
+	$(BIN)/python -m benchmarks.diloco
+
+simulate: venv
+	$(BIN)/python -m tests.simulation $(SEEDS)
+
+clean:
+	rm -rf .venv build *.egg-info
