@@ -138,6 +138,8 @@ def level(event: ev.Event) -> str:
     match event:
         case ev.Notice(given, _):
             return given
+        case ev.TrainerStopped(reason) if reason == "the trainer was stopped":
+            return "info"
         case ev.TrainerStopped() | ev.MemberLost() | ev.RolledBack() | ev.Desynced() | ev.PeerSuspected():
             return "warning"
         case ev.Dropped() | ev.RoundVoted() | ev.ComputeProgress() | ev.ExchangeProgress() | ev.SyncProgress():

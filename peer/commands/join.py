@@ -58,6 +58,22 @@ def run(args: argparse.Namespace) -> int:
             return trio.run(live)
     except IdentityLocked as error:
         raise PeerError(str(error), ExitCode.ALREADY_RUNNING) from error
+    except Exception as error:
+        if args.debug or isinstance(error, PeerError):
+            raise
+        raise _crash(error, folder) from error
+
+
+def _crash(error: Exception, folder: Path) -> PeerError:
+    """For what nobody foresaw: the details into a file, a sentence for the person."""
+    import traceback
+
+    cause: BaseException = error
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    path = folder / "crash.log"
+    path.write_text("".join(traceback.format_exception(error)))
+    return PeerError(f"unexpected {type(cause).__name__}: {cause}; please report it with {path}")
 
 
 def _choose(what: str | None, folder: Path) -> RunChoice:

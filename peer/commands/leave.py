@@ -58,4 +58,18 @@ def _leave_and_wait(folder: Path) -> str:
         client.request("leave")
         while stream.next(STOP_DEADLINE_S) is not None:
             pass
-        return stream.end
+    _wait_for_end(int(stream.status.get("pid", 0)))
+    return stream.end
+
+
+def _wait_for_end(pid: int) -> None:
+    """Until the process is gone, so that `peer leave && peer join` finds the identity free; it has said its last word."""
+    import psutil
+
+    if pid > 0 and psutil.pid_exists(pid):
+        try:
+            psutil.Process(pid).wait(STOP_DEADLINE_S)
+        except psutil.TimeoutExpired as error:
+            raise TimeoutError from error
+        except psutil.NoSuchProcess:
+            return

@@ -1,0 +1,96 @@
+"""`peer demo` as a person types it: real processes, real sockets, a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+TINY_RUN = """
+name = "tiny"
+chunk_parameters = 4096
+[model]
+dim = 32
+layers = 1
+heads = 2
+kv_heads = 1
+ffn = 64
+[data]
+sequence_length = 64
+sequences_per_step = 2
+[inner]
+warmup_steps = 4
+[rounds]
+inner_steps = 3
+"""
+
+
+@pytest.fixture
+def demo_environment(tmp_path: Path) -> dict[str, str]:
+    """A place of its own for temporary files, so that what is left behind can be seen."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tiny.toml").write_text(TINY_RUN)
+    return {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+
+
+def start_demo(tmp_path: Path, environment: dict[str, str], *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "peer", "demo", "--run", str(tmp_path / "tiny.toml"), *options]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def processes_of(environment: dict[str, str]) -> list[psutil.Process]:
+    """Processes whose command line or environment names this demo's folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR") == environment["TMPDIR"] and process.pid != os.getpid():
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def test_two_peers_train_two_rounds_and_end_with_equal_digests(tmp_path: Path, demo_environment: dict[str, str]) -> None:
+    demo = start_demo(tmp_path, demo_environment, "--peers", "2", "--rounds", "2", "--json")
+    try:
+        output, errors = demo.communicate(timeout=180)
+    finally:
+        demo.kill()
+    assert demo.returncode == 0, errors
+    summary = json.loads(output)
+    assert set(summary) == {"peers", "rounds", "seconds", "eval_loss_start", "eval_loss_end", "state_digests",
+                            "wire_bytes_per_param_round"}
+    assert (summary["peers"], summary["rounds"]) == (2, 2)
+    digests = list(summary["state_digests"].values())
+    assert len(digests) == 2 and len(set(digests)) == 1 and len(digests[0]) == 64
+    assert summary["eval_loss_end"] < summary["eval_loss_start"]
+    assert 0.9 < summary["wire_bytes_per_param_round"] < 1.3, "about 2 (N - 1) / N bytes for N = 2"
+    assert os.listdir(demo_environment["TMPDIR"]) == [] and processes_of(demo_environment) == []
+
+
+def test_ctrl_c_leaves_no_process_and_no_directory(tmp_path: Path, demo_environment: dict[str, str]) -> None:
+    demo = start_demo(tmp_path, demo_environment, "--peers", "2", "--rounds", "1000")
+    try:
+        assert demo.stderr is not None
+        while "round 0" not in (line := demo.stderr.readline()):
+            assert line, "the demo ended early"
+        demo.send_signal(signal.SIGINT)
+        demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+    assert demo.returncode == 130
+    assert os.listdir(demo_environment["TMPDIR"]) == [] and processes_of(demo_environment) == []
+
+
+def test_a_wrong_run_file_is_a_sentence(tmp_path: Path, demo_environment: dict[str, str]) -> None:
+    (tmp_path / "tiny.toml").write_text("name = 3")
+    demo = start_demo(tmp_path, demo_environment, "--peers", "2", "--rounds", "1")
+    _, errors = demo.communicate(timeout=60)
+    assert demo.returncode == 3 and errors.startswith("peer: ") and "Traceback" not in errors
+    assert os.listdir(demo_environment["TMPDIR"]) == []
