@@ -103,4 +103,4 @@ def norm(values: Floats) -> float:
     for start in range(0, values.size, PIECE):
         piece = values[start : start + PIECE].astype(np.float64)
         total += float(np.dot(piece, piece))
-    return total**0.5
+    return float(total**0.5)

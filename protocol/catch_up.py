@@ -177,7 +177,7 @@ class CatchUp:
             if tree_root(leaves) != self.history.commit_at(rounds).record.state_digest:
                 return False
         await self.offload(self.state.load, view, rounds)
-        return await self.offload(self.state.digest) == tree_root(leaves)
+        return bool(await self.offload(self.state.digest) == tree_root(leaves))
 
     def _stored_result(self, commit: Commit) -> memoryview | None:
         """A result from the disk, checked; one whose bytes were altered is dropped."""

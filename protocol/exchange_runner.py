@@ -218,7 +218,7 @@ class Exchange:
             await trio.sleep(RETRY_S)
 
     def _part_header(self, chunk: int) -> bytes:
-        proof = list(tree_proof(self._leaves, chunk))
+        proof: list[bytes] = [*tree_proof(self._leaves, chunk)]
         return PushHeader(plan=self.machine.name, chunk=chunk, proof=proof, statement=None).encode()
 
     def _result_header(self, chunk: int) -> bytes:

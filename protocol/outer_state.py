@@ -49,7 +49,8 @@ class OuterState:
 
     def reset(self) -> None:
         """Zeros, and no rounds applied: the state before the initial parameters are written."""
-        self.region.view[:] = bytes(self.size_bytes) if self.size_bytes < 1 << 20 else _zeros(self.size_bytes)
+        self._theta.fill(0)
+        self._momentum.fill(0)
         self.rounds, self._torn = 0, False
 
     def load(self, checkpoint: memoryview, rounds: int) -> None:
@@ -83,7 +84,3 @@ class OuterState:
         """Give the memory back."""
         del self._theta, self._momentum
         self.region.close()
-
-
-def _zeros(size: int) -> memoryview:
-    return memoryview(np.zeros(size, np.uint8))
