@@ -1,0 +1,94 @@
+"""Imports point one way, and nothing heavy is imported where it is not wanted.
+
+The arrows between the rooms are import-linter's contracts in pyproject.toml; here they are checked with the tests, and
+with them what the contracts cannot say: what a process has really loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+GPU_IMAGE = {"torch", "triton", "numpy", "safetensors", "tokenizers"}
+"""What a rented GPU image has, besides what these bring along."""
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=dict(os.environ))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Top-level modules in a fresh interpreter after `statement`."""
+    code = f"import sys\n{statement}\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    return set(run(sys.executable, "-c", code).split())
+
+
+def modules_of(room: str) -> list[str]:
+    return sorted(module.name for module in pkgutil.walk_packages([str(ROOT / room)], f"{room}."))
+
+
+def test_imports_between_rooms_point_one_way() -> None:
+    code = "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports(no_cache=True))"
+    run(sys.executable, "-c", code)
+
+
+BLOCK_OTHERS = """
+import importlib, importlib.metadata, re, sys
+def closure(names):
+    found, todo = set(), list(names)
+    while todo:
+        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            wanted = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        todo += [re.match(r"[A-Za-z0-9._-]+", line)[0] for line in wanted if "extra ==" not in line]
+    return found
+allowed = closure({allowed!r})
+owners = importlib.metadata.packages_distributions()
+class OnlyAllowed:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        dists = {{re.sub(r"[-_.]+", "-", dist).lower() for dist in owners.get(top, [])}}
+        if top in {{"protocol", "peer", "tui"}} or dists - {{"manyhands"}} and not dists & allowed:
+            raise ModuleNotFoundError(f"{{name}} is not on a GPU image", name=name)
+        return None
+sys.meta_path.insert(0, OnlyAllowed())
+for module in {modules!r}:
+    importlib.import_module(module)
+"""
+
+
+def test_kernels_and_trainer_import_with_only_what_a_gpu_image_has() -> None:
+    modules = [name for name in modules_of("kernels") + modules_of("trainer") if not name.endswith("__main__")]
+    run(sys.executable, "-c", BLOCK_OTHERS.format(allowed=GPU_IMAGE, modules=modules))
+
+
+def test_the_block_of_the_test_above_blocks() -> None:
+    with pytest.raises(AssertionError, match="trio is not on a GPU image"):
+        run(sys.executable, "-c", BLOCK_OTHERS.format(allowed=GPU_IMAGE, modules=["trio"]))
+
+
+def test_command_line_imports_neither_torch_nor_libp2p() -> None:
+    assert not loaded_after("import peer.cli; peer.cli.build_parser()") & {"torch", "triton", "libp2p", "trainer"}
+
+
+def test_protocol_never_imports_torch() -> None:
+    imports = "\n".join(f"import {name}" for name in modules_of("protocol"))
+    assert not loaded_after(imports) & {"torch", "triton", "peer", "trainer", "tui"}
+
+
+def test_numbers_the_peer_needs_come_without_torch() -> None:
+    assert not loaded_after("import kernels.codec, kernels.reduce, kernels.outer") & {"torch", "triton"}
