@@ -1,8 +1,8 @@
 """The address book and who is dialled when.
 
-Every peer in the book that is not connected is dialled, with a pause that doubles up to a minute; new addresses and a
-lost connection make it due at once.  The library's own dialling (happy eyeballs over two addresses, a cache of failed
-peers) is bypassed: each address is tried alone.
+Every peer in the book that is not connected is dialled, with a pause that doubles up to a minute; a new address makes
+it due at once, a lost connection after a second.  The library's own dialling (happy eyeballs over two addresses, a
+cache of failed peers) is bypassed: each address is tried alone.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ class Dialer:
             self._forgotten.add(peer)
 
     def lost(self, peer: PeerId) -> None:
-        """A connection ended: try again soon."""
+        """A connection ended: try again soon.  Not at once: a peer that shuts down still accepts for a moment."""
         entry = self._book.get(peer)
         if entry is not None:
             self._make_due(entry)
+            entry.due_at = trio.current_time() + FIRST_PAUSE_S
 
     def _make_due(self, entry: _Entry) -> None:
         entry.pause_s = FIRST_PAUSE_S
