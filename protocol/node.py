@@ -9,6 +9,7 @@ decided there.  The life of a node:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from protocol.canonical import Malformed
 from protocol.catch_up import CatchUp, Followed, WrongState
 from protocol.doorkeeper import Doorkeeper
 from protocol.envelope import MAX_GOSSIP_BYTES, Envelope
-from protocol.events import CheckpointWritten, Desynced, Dropped, Event, Notice, PhaseChanged, RoundCommitted
+from protocol.events import CheckpointWritten, Desynced, Dropped, EvalLoss, Event, Notice, PhaseChanged, RoundCommitted
 from protocol.exchange_plan import chunk_layout
 from protocol.exchange_runner import ExchangeAsk, push_plan
 from protocol.hashes import Hash
@@ -86,6 +87,7 @@ class Node:
         self._leaving = trio.Event()
         self._finishing = False
         self._network: Network | None = None
+        self._nursery: trio.Nursery | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -117,6 +119,7 @@ class Node:
                 self.on_peer_connected(peer)
             await self._leaving.wait()
             nursery.cancel_scope.cancel()
+        self._nursery = None
         with trio.move_on_after(2.0):
             await self._say_goodbye()
 
@@ -150,6 +153,7 @@ class Node:
         while True:
             await self._reach_tip()
             if self._done():
+                await self._measure_the_end()
                 await self._linger()
                 self.leave()
                 return
@@ -203,7 +207,7 @@ class Node:
         base = Base(self._history.length, self._history.tip, self._history.last)
         kept = kept_promise(await self._offload(self._store.load_promise))
         runner = RoundRunner(self._parts, self._catch_up, base, kept, self._pause, self._set_phase, self._warmed_pid,
-                             self._verified_tip == base.tip)
+                             self._verified_tip == base.tip, self._nursery)
         self._runner = runner
         for peer, (ready, envelope) in list(self._readys.items()):
             if ready.base == base.tip:
@@ -242,6 +246,7 @@ class Node:
             self._digest = await self._offload(self._state.digest)
         self._beat_now.set()
         if self._history.length % self._signed.manifest.checkpoint_interval == 0:
+            assert self._nursery is not None
             self._nursery.start_soon(self._checkpoint)
 
     async def _checkpoint(self) -> None:
@@ -381,6 +386,13 @@ class Node:
         bye = Goodbye(incarnation=self._settings.incarnation, seq=self._seq + 1)
         await self._network.publish(pack(self._identity, self._signed.run, bye).raw)
 
+    async def _measure_the_end(self) -> None:
+        if self._trainer is not None and self._settings.eval_every:
+            self._set_phase(Phase.SEEDING, WhyIdle.BUSY, "measuring the held-out loss")
+            with suppress(TrainerDied):
+                self._eval_loss = await self._trainer.evaluate(self._state.theta)
+                self._emit(EvalLoss(self._state.rounds, self._eval_loss))
+
     async def _linger(self) -> None:
         """Stay until everybody here has what we have."""
         self._set_phase(Phase.SEEDING, WhyIdle.BUSY, "done; staying for those who are not")
@@ -489,7 +501,8 @@ class Node:
             runner.exchange_moved()
 
     def on_peer_connected(self, peer: PeerId) -> None:
-        self._nursery.start_soon(self._greet, peer)
+        if self._nursery is not None:
+            self._nursery.start_soon(self._greet, peer)
 
     async def _greet(self, peer: PeerId) -> None:
         assert self._network is not None

@@ -56,7 +56,7 @@ from protocol.rounds import (
     View,
 )
 from protocol.store import ResultFile
-from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied
+from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
 
 TICK_S = 0.25
 QUEUE = 4096
@@ -134,11 +134,13 @@ class RoundRunner:
 
     warmed_pid: the trainer process that has computed before; another one warms up its learning rate.
     state_verified: the state was just made anew from certified data: whoever stands on another one is wrong.
+    outlasting: where the commit is delivered from, for it ends the round here before it has arrived there.
     """
 
     def __init__(self, parts: Parts, catch_up: CatchUp, base: Base, kept: Promise | None, pause: Pause,
-                 set_phase: SetPhase, warmed_pid: int | None, state_verified: bool) -> None:
+                 set_phase: SetPhase, warmed_pid: int | None, state_verified: bool, outlasting: trio.Nursery) -> None:
         self.parts, self.base = parts, base
+        self._outlasting = outlasting
         self._state_verified = state_verified
         self.machine = RoundMachine(parts.me, parts.rounds, base, trio.current_time(), kept)
         self.work = Work()
@@ -303,11 +305,12 @@ class RoundRunner:
             plan = effect.body.plan
             self.parts.emit(RoundProposed(plan.round, effect.body.attempt, self.parts.me,
                                           [member.peer for member in plan.members], list(effect.body.evicted)))
+        nursery = self._outlasting if isinstance(effect.body, Commit) else self._nursery
         for peer in effect.to:
             if peer == self.parts.me:
                 self.receive(peer, effect.body, envelope)
             else:
-                self._nursery.start_soon(self._deliver, peer, envelope)
+                nursery.start_soon(self._deliver, peer, envelope)
 
     async def _deliver(self, peer: PeerId, envelope: Envelope) -> None:
         """Best effort: whatever matters is sent again by the machine."""
@@ -335,6 +338,9 @@ class RoundRunner:
             try:
                 await self._evaluate()
                 contribution = await self._compute()
+            except TrainerGaveUp as end:
+                self._set_phase(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"no trainer any more: {end}"[:200])
+                return
             except TrainerDied as death:
                 self._set_phase(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
                 continue
