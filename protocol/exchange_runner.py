@@ -85,21 +85,26 @@ class Exchange:
         self._sealed = False
         self._nursery: trio.Nursery | None = None
         self._begun = trio.current_time()
+        self._seconds: float | None = None
         self._shown = -1.0
         self._up = self._down = 0
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            for peer in self.machine.others:
-                nursery.start_soon(self._send_to, peer)
-            self._apply(self.machine.start())
-            while True:
-                self._apply(self.machine.tick(trio.current_time()))
-                await trio.sleep(TICK_S)
+        """Until cancelled; only then is it known what was sent, for others may want it after we have all."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for peer in self.machine.others:
+                    nursery.start_soon(self._send_to, peer)
+                self._apply(self.machine.start())
+                while True:
+                    self._apply(self.machine.tick(trio.current_time()))
+                    await trio.sleep(TICK_S)
+        finally:
+            seconds = trio.current_time() - self._begun if self._seconds is None else self._seconds
+            self._emit(ExchangeFinished(self.machine.plan.round, seconds, self._up, self._down))
 
     def entries(self) -> tuple[ChunkEntry, ...]:
         """The chunks of the result, once `done`."""
@@ -137,7 +142,7 @@ class Exchange:
                 self._free_room()
             elif isinstance(effect, Done):
                 self.done.set()
-                self._emit(ExchangeFinished(self.machine.plan.round, trio.current_time() - self._begun, self._up, self._down))
+                self._seconds = trio.current_time() - self._begun
         if effects:
             self._show_progress()
 

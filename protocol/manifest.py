@@ -308,7 +308,10 @@ def demo_manifest() -> SignedManifest:
     manifest = RunManifest(
         name="demo",
         organiser=organiser.peer_id,
-        outer=OuterSection(lr=0.7, momentum=0.9, momentum_ramp_rounds=100),
+        data=DataSection(sequence_length=256, sequences_per_step=4),
+        inner=InnerSection(lr=2e-3, warmup_steps=30),
+        outer=OuterSection(lr=1.0, momentum=0.85, momentum_ramp_rounds=100),
+        rounds=RoundSection(inner_steps=40),
         total_tokens=200_000_000,
     )
     return sign(organiser, manifest)

@@ -7,6 +7,7 @@ One frozen class a statement.  `pack` seals one; `unpack` opens an envelope and 
 from __future__ import annotations
 
 from enum import Enum
+from functools import lru_cache
 from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,6 +18,8 @@ from protocol.envelope import MAX_ENVELOPE_BYTES, Envelope, open_envelope, seal
 from protocol.hashes import HASH_BYTES, Hash
 from protocol.identity import SIGNATURE_BYTES, Identity, PeerId
 
+REMEMBERED_BYTES = 2048
+"""Statements up to this size are decoded once, however often they arrive."""
 MAX_MEMBERS = 256
 MAX_CHUNKS = 8192
 """Chunks of a contribution; with 1 MiB chunks 8 G parameters a fragment."""
@@ -301,6 +304,20 @@ def pack(identity: Identity, run: Hash, body: Body) -> Envelope:
 
 def unpack(data: bytes | memoryview, run: Hash, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> tuple[PeerId, Body, Envelope]:
     """Sender and typed body of an envelope; raises `Malformed` for anything that is not one of ours."""
+    if len(data) > max_bytes:
+        raise Malformed(f"message of {len(data)} bytes is over the limit of {max_bytes}")
+    if len(data) <= REMEMBERED_BYTES:
+        return _unpack_again(bytes(data), run)
+    return _unpack(data, run, max_bytes)
+
+
+@lru_cache(maxsize=2048)
+def _unpack_again(data: bytes, run: Hash) -> tuple[PeerId, Body, Envelope]:
+    """Gossip brings the same bytes by several ways; what they say never changes."""
+    return _unpack(data, run, REMEMBERED_BYTES)
+
+
+def _unpack(data: bytes | memoryview, run: Hash, max_bytes: int) -> tuple[PeerId, Body, Envelope]:
     envelope = open_envelope(data, run, max_bytes=max_bytes)
     cls = STATEMENTS.get(envelope.kind)
     if cls is None:

@@ -46,7 +46,7 @@ class NodeSettings:
     version: str
     incarnation: int
     wait_for_contact: bool = False
-    eval_every: int = 1
+    eval_every: int = 4
     stop_after: int | None = None
     token: bytes | None = None
     wall_clock: Callable[[], float] = _no_clock

@@ -1,0 +1,83 @@
+"""A trainer that computes nothing but vectors: the difference is a pull towards a common target, plus noise of its own.
+
+It takes simulated time, can be slow, stopped early, paused and killed, and is a pure function of (seed, round, lane).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import trio
+
+from kernels.codec import encode, norm
+from protocol.exchange_plan import chunk_layout, payload_bytes
+from protocol.manifest import RunManifest
+from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied
+
+TOKENS_A_STEP = 64
+
+
+class ArithmeticTrainer:
+    """Implements `protocol.trainer_link.TrainerLink`.  step_s: simulated seconds of one inner step."""
+
+    def __init__(self, manifest: RunManifest, seed: int, step_s: float) -> None:
+        self._manifest, self._seed = manifest, seed
+        self.step_s = step_s
+        self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
+        self._target = np.random.Generator(np.random.Philox(manifest.seed + 1)).standard_normal(
+            manifest.parameters, dtype=np.float32)
+        self._finish = False
+        self._resumed = trio.Event()
+        self._resumed.set()
+        self._deaths = 0
+        self._dying = False
+
+    @property
+    def pid(self) -> int | None:
+        return 1000 + self._deaths
+
+    async def initialise(self, theta: memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+        np.frombuffer(theta, np.float32)[:] = np.random.Generator(np.random.Philox(self._manifest.seed)).standard_normal(
+            self._manifest.parameters, dtype=np.float32)
+
+    async def compute(
+        self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]
+    ) -> Contribution:
+        self._finish, steps = False, 0
+        while steps < task.steps and not (self._finish and steps):
+            await self._resumed.wait()
+            await trio.sleep(self.step_s)
+            if self._dying:
+                self._dying = False
+                self._deaths += 1
+                raise TrainerDied("killed by signal 9")
+            steps += 1
+            on_progress(Progress(task.round, steps, 1.0, steps * TOKENS_A_STEP, TOKENS_A_STEP / self.step_s))
+        values = np.frombuffer(theta, np.float32)
+        noise = np.random.Generator(np.random.Philox(key=[self._seed, task.round * 1000 + task.lane])).standard_normal(
+            values.size, dtype=np.float32)
+        delta = (values - self._target) * np.float32(0.05 * steps / task.steps) + noise * np.float32(0.01)
+        data = memoryview(bytearray(payload_bytes(self._layout)))
+        for span in self._layout:
+            encode(delta[span.start : span.start + span.count], data[span.offset : span.offset + span.size])
+        loss = float(np.mean((values - self._target) ** 2))
+        return Contribution(task.round, steps * TOKENS_A_STEP, steps, loss, norm(delta), data)
+
+    def finish(self) -> None:
+        self._finish = True
+
+    async def evaluate(self, theta: memoryview) -> float:
+        await trio.lowlevel.checkpoint()
+        return float(np.mean((np.frombuffer(theta, np.float32) - self._target) ** 2))
+
+    def pause(self) -> None:
+        self._resumed = trio.Event()
+
+    def resume(self) -> None:
+        self._resumed.set()
+
+    def kill(self) -> None:
+        """As by SIGKILL: the running compute fails at its step."""
+        self._dying = True
