@@ -1,8 +1,9 @@
 """The int8 block codec on the CPU.
 
-`count` fp32 values become ceil(count / 256) fp32 little-endian scales followed by `count` int8 codes.  A block's scale is
-absmax / 127; a code is the value times (127 / absmax), rounded to the nearest even integer.  8.125 bits a parameter.
-Which codec and which count apply is fixed by the run's manifest, so the bytes carry no header.
+`count` fp32 values become ceil(count / 256) fp32 little-endian scales followed by `count` int8 codes.  A block's scale
+is absmax / 127; a code is the value times (127 / absmax), rounded to the nearest, ties to even: 8.125 bits a parameter.
+Both divisions and the product are fp32, rounded once.  Which codec, block and count apply is fixed by the run's signed
+manifest, so the bytes carry no header that a peer could lie in.
 
 numpy in cache-sized pieces: elementwise IEEE fp32 in a fixed order, so that every computer, and the Triton kernel in
 `kernels.codec_triton`, gives the same bytes.
@@ -10,6 +11,7 @@ numpy in cache-sized pieces: elementwise IEEE fp32 in a fixed order, so that eve
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,10 +22,11 @@ BLOCK = 256
 LEVELS = 127
 PIECE = 1 << 16
 """Values worked on at a time: 256 KiB of fp32, so that the scratch stays in the second-level cache."""
-TINY = np.float32(1e-36)
-"""A block whose absmax is below is encoded as zeros: 127 / absmax would overflow."""
+TINY = np.float32(2.0**-100)
+"""A block whose absmax is below is encoded as zeros: 127 / absmax could overflow, and products be denormal."""
+LARGEST_SCALE = np.float32(2.0**120)
+"""Values beyond 127 times this (1.7e38) are encoded as that: a mean of decoded values can then not overflow."""
 
-Bytes = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 
@@ -47,22 +50,30 @@ def parts(data: Any, count: int) -> tuple[Floats, npt.NDArray[np.int8]]:
 def encode(values: Floats, out: Any) -> None:
     """Encode `values` (fp32, one dimension) into `out` (encoded_bytes(len(values)) writable bytes).
 
-    Raises ValueError when a value is not finite: there is no code for it.
+    Raises ValueError when a value is not finite: there is no code for it.  What is in `out` is then undefined.
     """
+    assert values.ndim == 1 and values.dtype == np.float32
     scales, codes = parts(out, values.size)
-    scratch = np.empty(PIECE, np.float32)
+    scratch = np.empty(min(PIECE, values.size), np.float32)
     for start in range(0, values.size, PIECE):
         piece = values[start : start + PIECE]
         whole = piece.size - piece.size % BLOCK
         first = start // BLOCK
         if whole:
             rows = whole // BLOCK
-            _encode_rows(piece[:whole].reshape(-1, BLOCK), scratch[:whole].reshape(-1, BLOCK),
-                         scales[first : first + rows], codes[start : start + whole].reshape(-1, BLOCK))
+            _encode_rows(
+                piece[:whole].reshape(-1, BLOCK),
+                scratch[:whole].reshape(-1, BLOCK),
+                scales[first : first + rows],
+                codes[start : start + whole].reshape(-1, BLOCK),
+            )
         if whole < piece.size:
-            rest = piece.size - whole
-            _encode_rows(piece[whole:].reshape(1, -1), scratch[:rest].reshape(1, -1),
-                         scales[first + whole // BLOCK :][:1], codes[start + whole : start + whole + rest].reshape(1, -1))
+            _encode_rows(
+                piece[whole:].reshape(1, -1),
+                scratch[: piece.size - whole].reshape(1, -1),
+                scales[-1:],
+                codes[start + whole :].reshape(1, -1),
+            )
 
 
 def _encode_rows(rows: Floats, scratch: Floats, scales: Floats, codes: npt.NDArray[np.int8]) -> None:
@@ -72,6 +83,7 @@ def _encode_rows(rows: Floats, scratch: Floats, scales: Floats, codes: npt.NDArr
         raise ValueError("a value is not finite")
     absmax[absmax < TINY] = 0
     np.divide(absmax, np.float32(LEVELS), out=scales)
+    np.minimum(scales, LARGEST_SCALE, out=scales)
     inverse = np.zeros_like(absmax)
     np.divide(np.float32(LEVELS), absmax, out=inverse, where=absmax > 0)
     np.multiply(rows, inverse[:, None], out=scratch)
@@ -89,18 +101,26 @@ def decode(data: Any, count: int, out: Floats) -> None:
 
 
 def is_sane(data: Any, count: int) -> bool:
-    """Whether bytes from a peer encode `count` finite values: right size, scales finite and not negative, no code -128."""
+    """Whether bytes from a peer are what `encode` could have made of `count` values.
+
+    The right size, every scale finite, not negative and at most `LARGEST_SCALE`, no code -128.
+    """
     if memoryview(data).nbytes != encoded_bytes(count):
         return False
+    if count == 0:
+        return True
     scales, codes = parts(data, count)
-    top = np.float32(np.finfo(np.float32).max / LEVELS)
-    return bool(np.isfinite(scales).all() and (scales >= 0).all() and (scales <= top).all() and codes.min() >= -LEVELS)
+    in_range = (scales >= 0) & (scales <= LARGEST_SCALE)  # false for NaN, too
+    return bool(in_range.all()) and int(codes.min()) >= -LEVELS
 
 
 def norm(values: Floats) -> float:
-    """L2 norm, summed in fp64 piece by piece."""
+    """L2 norm, squared and summed in fp64, piece by piece.  For people: last bits may differ by computer."""
+    scratch = np.empty(min(PIECE, values.size), np.float64)
     total = 0.0
     for start in range(0, values.size, PIECE):
-        piece = values[start : start + PIECE].astype(np.float64)
-        total += float(np.dot(piece, piece))
-    return float(total**0.5)
+        piece = scratch[: min(PIECE, values.size - start)]
+        np.copyto(piece, values[start : start + PIECE])
+        np.multiply(piece, piece, out=piece)
+        total += float(piece.sum())
+    return math.sqrt(total)

@@ -2,11 +2,12 @@
 
     loss = mean over counted tokens of (logsumexp(logits) - logits[target] + z_loss * max(logits)^2)
 
-The logits of a chunk of tokens are made, turned into their gradient and dropped, all in the forward pass (their gradient
-depends on nothing that comes later but a factor).  Memory beyond inputs and gradients: `chunk_tokens` x vocabulary, twice.
+The logits of a chunk of tokens are made, turned into their gradient and dropped, all in the forward pass (their
+gradient depends on nothing that comes later but a factor).  Memory beyond inputs and gradients: `chunk_tokens` x
+vocabulary, twice.
 
-Logits come from a product in the hidden states' precision; everything after is fp32.  Max-z-loss: Baichuan 2 (Yang et al.
-2023, section 2), with the weight 2e-4 in INTELLECT-1.
+Logits come from a product in the hidden states' precision; everything after is fp32.  Max-z-loss: Baichuan 2 (Yang et
+al. 2023, section 2), with the weight 2e-4 in INTELLECT-1.
 """
 
 from __future__ import annotations

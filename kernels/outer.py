@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.codec import PIECE, decode
+from kernels.codec import PIECE, decode, is_sane
 
 Floats = npt.NDArray[np.float32]
 
 
 def nesterov_update(theta: Floats, momentum: Floats, gradient: Floats, lr: float, mu: float) -> None:
-    """Update `theta` and `momentum` (fp32, same size) in place.  `gradient` is used up as scratch."""
+    """Update `theta` and `momentum` (fp32, same size) in place; `gradient` stays."""
     assert theta.size == momentum.size == gradient.size
     rate, decay = np.float32(lr), np.float32(mu)
     scratch = np.empty(min(PIECE, theta.size), np.float32)
@@ -34,7 +34,11 @@ def nesterov_update(theta: Floats, momentum: Floats, gradient: Floats, lr: float
 
 
 def apply_result(theta: Floats, momentum: Floats, data: Any, lr: float, mu: float) -> None:
-    """Decode one chunk of a result and update its slice of the outer state."""
+    """Decode one chunk of a result (the codec bytes of `theta.size` values) and update its slice of the outer state.
+
+    The caller has seen to it that the bytes are those of a certified result; not sane ones are a bug, not bad luck.
+    """
+    assert is_sane(data, theta.size)
     gradient = np.empty(theta.size, np.float32)
     decode(data, theta.size, gradient)
     nesterov_update(theta, momentum, gradient, lr, mu)

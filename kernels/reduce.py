@@ -11,23 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from kernels.codec import BLOCK, PIECE, blocks_of, encode, encoded_bytes, parts
+from kernels.codec import BLOCK, PIECE, blocks_of, encode, encoded_bytes, is_sane, parts
 
 
 def weighted_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
     """Average `contributions` (codec bytes of `count` values each) with positive integer `weights` into `out`.
 
-    The caller has seen to it that each contribution `is_sane`.
+    The caller drops contributions that are not sane; here that is an invariant.  `out` must not overlap any of them.
     """
     assert len(contributions) == len(weights) > 0 and all(weight > 0 for weight in weights)
-    total = sum(weights)
-    shares = [np.float32(weight / total) for weight in weights]
+    assert all(is_sane(contribution, count) for contribution in contributions)
+    shares = shares_of(weights)
     members = [parts(contribution, count) for contribution in contributions]
-    out_bytes = np.frombuffer(out, dtype=np.uint8)
-    assert out_bytes.size == encoded_bytes(count)
     out_scales, out_codes = parts(out, count)
-    mean, term = np.empty(PIECE, np.float32), np.empty(PIECE, np.float32)
-    piece_bytes = np.empty(encoded_bytes(PIECE), np.uint8)
+    longest = min(PIECE, count)
+    mean, term = np.empty(longest, np.float32), np.empty(longest, np.float32)
+    piece_bytes = np.empty(encoded_bytes(longest), np.uint8)
     for start in range(0, count, PIECE):
         size = min(PIECE, count - start)
         first, rows = start // BLOCK, blocks_of(size)
@@ -40,6 +39,12 @@ def weighted_mean(contributions: Sequence[Any], weights: Sequence[int], count: i
         encode(mean[:size], encoded)
         scales, codes = parts(encoded, size)
         out_scales[first : first + rows], out_codes[start : start + size] = scales, codes
+
+
+def shares_of(weights: Sequence[int]) -> list[np.float32]:
+    """Each weight over their sum, in fp64 and then fp32: the division is the same everywhere."""
+    total = sum(weights)
+    return [np.float32(weight / total) for weight in weights]
 
 
 def _scaled(codes: Any, scales: Any, out: Any) -> None:
