@@ -35,7 +35,7 @@ from protocol.round_runner import Behind, Outcome, Pause, RoundRunner, Wrong, ke
 from protocol.rounds import Base, RoundSettings
 from protocol.serving import Serving
 from protocol.store import Store
-from protocol.trainer_link import TrainerDied, TrainerLink
+from protocol.trainer_link import StateMark, TrainerDied, TrainerLink
 
 TICK_S = 0.25
 LISTEN_S = 5.0
@@ -206,6 +206,7 @@ class Node:
     async def _live_round(self) -> Outcome:
         base = Base(self._history.length, self._history.tip, self._history.last)
         kept = kept_promise(await self._offload(self._store.load_promise))
+        assert self._nursery is not None
         runner = RoundRunner(self._parts, self._catch_up, base, kept, self._pause, self._set_phase, self._warmed_pid,
                              self._verified_tip == base.tip, self._nursery)
         self._runner = runner
@@ -525,6 +526,26 @@ class Node:
         if (phase, why, detail) != (self._phase, self._why, self._detail):
             self._phase, self._why, self._detail = phase, why, detail
             self._emit(PhaseChanged(phase.value, why.value, detail))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds committed."""
+        return self._history.length
+
+    @property
+    def tip(self) -> Hash:
+        return self._history.tip
+
+    @property
+    def state_mark(self) -> StateMark:
+        """How far the outer state is, and its digest."""
+        return StateMark(self._state.rounds, Hash(self._digest))
+
+    def tip_at(self, rounds: int) -> Hash:
+        return self._history.tip_at(rounds)
+
+    def commit_at(self, round: int) -> Commit:
+        return self._history.commit_at(round)
 
     def status(self) -> dict[str, Any]:
         """What `peer status --json` shows, as far as the protocol knows it."""

@@ -21,9 +21,11 @@ TOKENS_A_STEP = 64
 class ArithmeticTrainer:
     """Implements `protocol.trainer_link.TrainerLink`.  step_s: simulated seconds of one inner step."""
 
-    def __init__(self, manifest: RunManifest, seed: int, step_s: float) -> None:
+    def __init__(self, manifest: RunManifest, seed: int, step_s: float,
+                 on_contribution: Callable[[memoryview], None]) -> None:
         self._manifest, self._seed = manifest, seed
         self.step_s = step_s
+        self._on_contribution = on_contribution
         self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
         self._target = np.random.Generator(np.random.Philox(manifest.seed + 1)).standard_normal(
             manifest.parameters, dtype=np.float32)
@@ -62,6 +64,7 @@ class ArithmeticTrainer:
         data = memoryview(bytearray(payload_bytes(self._layout)))
         for span in self._layout:
             encode(delta[span.start : span.start + span.count], data[span.offset : span.offset + span.size])
+        self._on_contribution(data)
         loss = float(np.mean((values - self._target) ** 2))
         return Contribution(task.round, steps * TOKENS_A_STEP, steps, loss, norm(delta), data)
 

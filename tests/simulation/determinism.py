@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
@@ -13,7 +14,7 @@ import trio
 @contextmanager
 def deterministic_trio(seed: int) -> Iterator[None]:
     """Within, trio picks the order of runnable tasks from `seed` (the hook that hypothesis uses too)."""
-    core: Any = trio._core._run
+    core: Any = importlib.import_module("trio._core._run")
     before = core._r, core._ALLOW_DETERMINISTIC_SCHEDULING
     core._r, core._ALLOW_DETERMINISTIC_SCHEDULING = Random(seed), True
     try:
