@@ -2,14 +2,15 @@
 
 `encode_difference` is fused: difference, quantisation and the sum of squares of the norm.  `weighted_mean` is fused:
 dequantisation, weighted sum and quantisation.  Both give the CPU's bytes: the same fp32 operations in the same order,
-divisions rounded to nearest (`div_rn`; Triton's `/` is not exact), no fused multiply-add (`enable_fp_fusion=False`), and
-ties to even by adding and taking away 1.5 * 2^23, which needs no library function and so runs in Triton's interpreter.
+divisions rounded to nearest (`div_rn`; Triton's `/` is not exact), no fused multiply-add (`enable_fp_fusion=False`),
+and ties to even by adding and taking away 1.5 * 2^23, which needs no library function, so the interpreter runs it too.
 
 Tensors are contiguous and on one device; encoded bytes are uint8 tensors in the layout of `kernels.codec`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -42,9 +43,9 @@ def _quantise(values, rows, count_rows, columns, inside, scales_ptr, codes_ptr):
     tl.store(codes_ptr + rows[:, None] * _BLOCK + columns[None, :], codes.to(tl.int8), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "count_rows"])
 def _encode_kernel(base_ptr, values_ptr, scales_ptr, codes_ptr, squares_ptr, count, count_rows, ROWS: tl.constexpr):
-    """base - values -> scales, codes; each block's sum of squares, fp32 (NaN or infinite when a value is not finite)."""
+    """base - values -> scales, codes; each block's sum of squares, fp64 (not finite if a value is not)."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, _BLOCK)
     places = rows[:, None] * _BLOCK + columns[None, :]
@@ -57,7 +58,7 @@ def _encode_kernel(base_ptr, values_ptr, scales_ptr, codes_ptr, squares_ptr, cou
     _quantise(difference, rows, count_rows, columns, inside, scales_ptr, codes_ptr)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "count_rows"])
 def _mean_kernel(
     addresses_ptr, shares_ptr, scales_ptr, codes_ptr, count, count_rows, MEMBERS: tl.constexpr, ROWS: tl.constexpr
 ):
@@ -90,8 +91,8 @@ def encode_difference(base: Tensor, values: Tensor, out: Tensor) -> float:
     _encode_kernel[(triton.cdiv(blocks_of(count), ROWS),)](
         base, values, scales, codes, squares, count, blocks_of(count), ROWS=ROWS, enable_fp_fusion=False
     )
-    norm = float(squares.sum()) ** 0.5
-    if norm - norm != 0.0:
+    norm = math.sqrt(float(squares.sum()))
+    if not math.isfinite(norm):
         raise ValueError("a value is not finite")
     return norm
 
@@ -106,7 +107,14 @@ def weighted_mean(contributions: Sequence[Tensor], weights: Sequence[int], count
     shares = torch.tensor(shares_of(weights), dtype=torch.float32, device=device)
     scales, codes = _parts(out, count)
     _mean_kernel[(triton.cdiv(blocks_of(count), ROWS),)](
-        addresses, shares, scales, codes, count, blocks_of(count), MEMBERS=len(contributions), ROWS=ROWS,
+        addresses,
+        shares,
+        scales,
+        codes,
+        count,
+        blocks_of(count),
+        MEMBERS=len(contributions),
+        ROWS=ROWS,
         enable_fp_fusion=False,
     )
 
