@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -74,7 +75,7 @@ class DaemonSettings:
     """What the person said on the command line.
 
     port: None for the usual one, or a free one when that is busy.  rounds: stop when so many are committed.
-    local: meet only peers on this computer.
+    local: meet only peers on this computer.  until_eof: leave when standard input ends.
     """
 
     data_dir: Path
@@ -85,6 +86,7 @@ class DaemonSettings:
     threads: int = 0
     rounds: int | None = None
     local: bool = False
+    until_eof: bool = False
 
 
 class Daemon:
@@ -119,6 +121,8 @@ class Daemon:
             self.nursery.start_soon(server.run)
             self.nursery.start_soon(self._show)
             self.nursery.start_soon(self._obey_signals)
+            if self._settings.until_eof:
+                self.nursery.start_soon(self._leave_at_eof)
             await self._live_guarded()
             self._log.flush()
             with trio.move_on_after(LAST_WORDS_S):
@@ -199,6 +203,12 @@ class Daemon:
                     self.leave()
                 else:
                     self._scope.cancel()
+
+    async def _leave_at_eof(self) -> None:
+        """Whoever started us holds the other end of our standard input, and is gone when that ends."""
+        while await trio.to_thread.run_sync(os.read, sys.stdin.fileno(), 4096, abandon_on_cancel=True):
+            pass
+        self.leave()
 
     def _wait_for(self, what: str) -> None:
         if what != self._waiting:

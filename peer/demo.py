@@ -3,6 +3,7 @@
 The peers are ordinary `peer join` processes with a run, a runtime directory and an organiser of their own, so they meet
 nobody else; this process only reads their event streams.  The run waits for all of them before its first round.  It is
 over when every peer has applied `rounds` rounds and measured the held-out loss after them; then they are asked to leave.
+Each peer leaves when its standard input ends, so none outlives this process, however that ends.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LOG_TAIL_LINES = 8
 
 @dataclass
 class Member:
-    """One peer of the demo, as its events tell."""
+    """One peer of the demo, as its events tell.  silent: its stream of events has ended."""
 
     number: int
     folder: Path
@@ -52,6 +53,7 @@ class Member:
     committed: int = 0
     peer: str = ""
     stream: EventStream | None = None
+    silent: bool = False
 
     @property
     def name(self) -> str:
@@ -107,7 +109,7 @@ class Demo:
         self.peers, self.rounds, self._keep = peers, rounds, keep
         self.folder = Path(tempfile.mkdtemp(prefix="manyhands-demo-"))
         self.members: list[Member] = []
-        self._happened: queue.SimpleQueue[tuple[Member, Stamped]] = queue.SimpleQueue()
+        self._happened: queue.SimpleQueue[tuple[Member, Stamped | None]] = queue.SimpleQueue()
         self._closing = False
         self._started = time.monotonic()
         self._moved = self._started
@@ -127,6 +129,8 @@ class Demo:
         for member in self.members:
             if member.stream is not None:
                 member.stream.close()
+            if member.process.stdin is not None:
+                member.process.stdin.close()
         if not self._keep:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -189,15 +193,22 @@ class Demo:
         folder = self.folder / f"peer-{number}"
         folder.mkdir(mode=0o700)
         command = [sys.executable, "-m", "peer", "join", str(manifest), "--headless", "--log-format", "json", "--local",
-                   "--data-dir", str(folder), "--name", f"peer-{number}", "--threads", str(threads), "--port", "0"]
+                   "--data-dir", str(folder), "--name", f"peer-{number}", "--threads", str(threads), "--port", "0",
+                   "--rounds", str(self.rounds), "--until-eof"]
         environment = {**os.environ, "PEER_RUNTIME_DIR": str(self.folder / "runtime")}
         with (folder / "output.log").open("wb") as output:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
                                        env=environment, start_new_session=True)  # Ctrl-C is ours to pass on
         return Member(number, folder, process)
 
     def _listen(self, member: Member) -> None:
-        """A thread a peer: connect to its control socket when that is there, and hand its events on."""
+        """A thread a peer: hand its events on, and None at their end."""
+        try:
+            self._hand_on(member)
+        finally:
+            self._happened.put((member, None))
+
+    def _hand_on(self, member: Member) -> None:
         client = ControlClient(member.folder)
         while not self._closing and member.process.poll() is None:
             try:
@@ -219,7 +230,10 @@ class Demo:
             member, stamped = self._happened.get(timeout=TICK_S)
             while True:
                 before = member.committed
-                member.apply(stamped)
+                if stamped is None:
+                    member.silent = True
+                else:
+                    member.apply(stamped)
                 if member.committed > before:
                     self._moved = time.monotonic()
                 member, stamped = self._happened.get_nowait()
@@ -238,8 +252,9 @@ class Demo:
 
     def _check(self) -> None:
         for member in self.members:
-            if member.process.poll() is not None:
-                raise self._failure(member, f"ended with exit code {member.process.returncode}")
+            code = member.process.poll()
+            if code or (code == 0 and member.silent and not self._has_arrived(member)):
+                raise self._failure(member, f"ended with exit code {code} before its last round")
         if time.monotonic() - self._moved > STALL_DEADLINE_S:
             slowest = min(self.members, key=lambda member: member.committed)
             raise self._failure(slowest, f"committed no round for {STALL_DEADLINE_S:.0f} s")

@@ -103,6 +103,7 @@ class Exchange:
                     self._apply(self.machine.tick(trio.current_time()))
                     await trio.sleep(TICK_S)
         finally:
+            self._nursery = None  # what is still on its way here starts nothing any more
             seconds = trio.current_time() - self._begun if self._seconds is None else self._seconds
             self._emit(ExchangeFinished(self.machine.plan.round, seconds, self._up, self._down))
 
@@ -132,8 +133,8 @@ class Exchange:
                 self._queues[effect.to].append(effect)
                 self._wake[effect.to].set()
             elif isinstance(effect, Reduce):
-                assert self._nursery is not None
-                self._nursery.start_soon(self._reduce, effect)
+                if self._nursery is not None:
+                    self._nursery.start_soon(self._reduce, effect)
             elif isinstance(effect, Ask):
                 if self._nursery is not None:
                     self._nursery.start_soon(self._ask, effect)

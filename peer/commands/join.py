@@ -29,6 +29,8 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--port", type=_port, help="TCP port to listen on (default: 4001, or a free one)")
     parser.add_argument("--threads", type=_count, default=0, help="CPU threads of the trainer (default: torch's choice)")
     parser.add_argument("--rounds", type=_count, metavar="N", help="leave when the run has committed N rounds")
+    parser.add_argument("--until-eof", action="store_true",
+                        help="leave when standard input ends (for programs that start a peer)")
     parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
 
 
@@ -48,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
     settings = DaemonSettings(
         data_dir=folder, name=args.name[:40] or f"peer-{identity.peer_id[-6:]}",
         role=Role.SEED if args.role == "seed" else Role.TRAINER, style=choose_style(args.headless, args.log_format),
-        port=args.port, threads=args.threads, rounds=args.rounds, local=args.local)
+        port=args.port, threads=args.threads, rounds=args.rounds, local=args.local, until_eof=args.until_eof)
+
+    _log_to(folder)
 
     async def live() -> int:
         return await Daemon(settings, identity, choice).run()
@@ -74,6 +78,15 @@ def _crash(error: Exception, folder: Path) -> PeerError:
     path = folder / "crash.log"
     path.write_text("".join(traceback.format_exception(error)))
     return PeerError(f"unexpected {type(cause).__name__}: {cause}; please report it with {path}")
+
+
+def _log_to(folder: Path) -> None:
+    """What libraries log goes into a small file: the terminal is the view's."""
+    import logging
+    from logging.handlers import RotatingFileHandler
+
+    handler = RotatingFileHandler(folder / "libraries.log", maxBytes=1 << 20, backupCount=1, delay=True)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, format="%(asctime)s %(name)s %(message)s", force=True)
 
 
 def _choose(what: str | None, folder: Path) -> RunChoice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def test_ctrl_c_leaves_no_process_and_no_directory(tmp_path: Path, demo_environm
     demo = start_demo(tmp_path, demo_environment, "--peers", "2", "--rounds", "1000")
     try:
         assert demo.stderr is not None
-        while "round 0" not in (line := demo.stderr.readline()):
+        while not re.match(r"round [1-9]", line := demo.stderr.readline()):
             assert line, "the demo ended early"
         demo.send_signal(signal.SIGINT)
         demo.communicate(timeout=60)
@@ -94,3 +95,16 @@ def test_a_wrong_run_file_is_a_sentence(tmp_path: Path, demo_environment: dict[s
     _, errors = demo.communicate(timeout=60)
     assert demo.returncode == 3 and errors.startswith("peer: ") and "Traceback" not in errors
     assert os.listdir(demo_environment["TMPDIR"]) == []
+
+
+def test_a_demo_that_is_killed_leaves_no_peer_running(tmp_path: Path, demo_environment: dict[str, str]) -> None:
+    demo = start_demo(tmp_path, demo_environment, "--peers", "2", "--rounds", "100000")
+    try:
+        assert demo.stderr is not None
+        while not re.match(r"round [1-9]", line := demo.stderr.readline()):
+            assert line, "the demo ended early"
+    finally:
+        demo.kill()
+        demo.communicate(timeout=60)
+    gone, alive = psutil.wait_procs(processes_of(demo_environment), timeout=60)
+    assert alive == []
