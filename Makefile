@@ -31,7 +31,7 @@ bench: venv
 	$(BIN)/python -m benchmarks.diloco
 
 simulate: venv
-	$(BIN)/python -m tests.simulation $(SEEDS)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 clean:
 	rm -rf .venv build *.egg-info
