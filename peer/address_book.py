@@ -1,6 +1,6 @@
 """Where the others may be: what this computer's rendezvous says now, and what was known before.
 
-Only feeds addresses to the network, which dials; that the one who answers is who the address says, the handshake proves.
+Only feeds addresses to the network, which dials; that who answers is who the address says, the handshake proves.
 Neither a damaged book nor an unusable runtime directory stops a peer: it then finds the others by other ways.
 """
 

@@ -1,8 +1,8 @@
 """The control socket as everyone but the daemon sees it: one question and one answer, or the stream of events.
 
-A frame is four bytes of length (big endian) and a msgpack map.  A question is `{"do": command, …}`; the answer has "ok",
-and "error" (a sentence) when that is false.  After the answer to "events", which holds a snapshot, the connection carries
-one frame an event, and at last `{"end": reason}`.
+A frame is four bytes of length (big endian) and a msgpack map.  A question is `{"do": command, …}`; the answer has
+"ok", and "error" (a sentence) when that is false.  After the answer to "events", which holds a snapshot, the connection
+carries one frame an event, and at last `{"end": reason}`.
 
 Blocking sockets, so that a command, a thread of the TUI or a test can use it alike.  Imports nothing heavy: the TUI
 starts from this module and `protocol.events` alone.  Who may connect is decided by the socket's file mode.

@@ -1,8 +1,8 @@
 """The daemon's end of the control socket.
 
-Decides nothing about the peer: it finds the command by its name, awaits it and frames the answer.  It does decide what a
-client can cost: questions are small, connections are few, a client that does not read its events is dropped, and a frame
-that is none ends its connection with a sentence.  The form of the frames is `peer.control_client`'s.
+Decides nothing about the peer: it finds the command by its name, awaits it and frames the answer.  It does decide what
+a client can cost: questions are small, connections are few, a client that does not read its events is dropped, and a
+frame that is none ends its connection with a sentence.  The form of the frames is `peer.control_client`'s.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ from protocol.admission import admit, version_problem
 from protocol.events import Notice, PhaseChanged, TrainerStarted, TrainerStopped
 from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
-from protocol.keyfile import next_incarnation
 from protocol.invitation import MAX_ADDRESSES, make_invitation
+from protocol.keyfile import next_incarnation
 from protocol.libp2p_network import open_network
 from protocol.manifest import Admission, SignedManifest
 from protocol.messages import Phase, Role, WhyIdle
@@ -272,7 +272,7 @@ class Daemon:
         if problem is not None:
             raise PeerError(problem, ExitCode.NOT_ADMITTED)
         self._choice = replace(self._choice, signed=signed)
-        _check_resources(manifest.state_bytes, self._folder)
+        _check_resources(manifest.state_bytes, self._settings.data_dir)
         store_manifest(signed, self._settings.data_dir)
         return signed
 
@@ -308,7 +308,7 @@ class Daemon:
     async def _keep_trainer(self, trainer: TrainerProcess) -> None:
         """Its end by itself means that it was given up: stop with the reason, instead of a peer that does nothing."""
         await trainer.run()
-        self._stop(PeerError("the trainer failed again and again; see trainer.log in the run's folder", ExitCode.TRAINER))
+        self._stop(PeerError(f"the trainer failed again and again; see {self._folder / 'trainer.log'}", ExitCode.TRAINER))
 
 
 def _check_resources(state_bytes: int, folder: Path) -> None:
@@ -318,11 +318,11 @@ def _check_resources(state_bytes: int, folder: Path) -> None:
         raise PeerError(
             f"the run needs about {size(STATES_IN_MEMORY * state_bytes)} of memory and this computer has {size(free)} "
             "free; close other programs or join a smaller run", ExitCode.RESOURCES)
-    room = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+    room = shutil.disk_usage(folder).free
     if room < STATES_ON_DISK * state_bytes:
         raise PeerError(
-            f"the run needs about {size(STATES_ON_DISK * state_bytes)} on disk and {folder} has {size(room)} free; make "
-            "room or choose another --data-dir", ExitCode.RESOURCES)
+            f"the run needs about {size(STATES_ON_DISK * state_bytes)} on disk and {folder} has {size(room)} free; "
+            "make room or choose another --data-dir", ExitCode.RESOURCES)
 
 
 def _first(group: BaseExceptionGroup[Any]) -> Any:

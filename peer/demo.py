@@ -2,7 +2,7 @@
 
 The peers are ordinary `peer join` processes with a run, a runtime directory and an organiser of their own, so they meet
 nobody else; this process only reads their event streams.  The run waits for all of them before its first round.  It is
-over when every peer has applied `rounds` rounds and measured the held-out loss after them; then they are asked to leave.
+over when every peer has applied `rounds` rounds and measured the held-out loss after them; then they are told to leave.
 Each peer leaves when its standard input ends, so none outlives this process, however that ends.
 """
 

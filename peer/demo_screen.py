@@ -1,4 +1,4 @@
-"""The demo on the terminal: a line a peer with what it does now, redrawn; or a line a round where nothing can be redrawn."""
+"""The demo on the terminal: a line a peer with what it does now, redrawn; or a line a round where that cannot be."""
 
 from __future__ import annotations
 

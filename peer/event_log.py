@@ -1,7 +1,7 @@
 """The one stream of events, kept: stamped, remembered, written as JSON lines, handed to whoever listens.
 
 Decides what is lost when something is slow: never the daemon's time.  `emit` only appends to bounded queues; a listener
-that does not keep up is dropped, a disk that does not keep up (or is full) costs lines of the log, and both are counted.
+that does not keep up is dropped, a disk that does not (or is full) costs lines of the log, and both are counted.
 What an event means is its class's business.
 """
 

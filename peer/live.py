@@ -56,7 +56,8 @@ class View:
         event = stamped.event
         match event:
             case ev.ComputeProgress(round, steps, total, loss, rate):
-                self.bar = Bar(f"round {round}: training", steps, total, f"loss {number(loss)}  {amount(rate)} tokens/s")
+                speed = f"loss {number(loss)}  {amount(rate)} tokens/s"
+                self.bar = Bar(f"round {round}: training", steps, total, speed)
             case ev.ExchangeProgress(round, done, total, waiting):
                 waits = "waiting for " + ", ".join(naming(self.names)(peer) for peer in waiting[:2]) if waiting else ""
                 self.bar = Bar(f"round {round}: exchanging", done, total, waits)

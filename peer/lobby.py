@@ -1,7 +1,7 @@
 """The peer before it has its run's manifest: it can ask, but has nothing to say.
 
-The network wants somebody to call back from its first moment; the node needs the manifest, which an invited peer has yet
-to fetch through that network.  The lobby stands in, and hands everything on once the node runs.
+The network wants somebody to call back from its first moment; the node needs the manifest, which an invited peer has
+yet to fetch through that network.  The lobby stands in, and hands everything on once the node runs.
 """
 
 from __future__ import annotations

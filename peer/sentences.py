@@ -126,7 +126,8 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
         case ev.ComputeProgress(round, steps, total, loss, rate):
             return f"round {round}: step {steps} of {total}, loss {number(loss)}, {amount(rate)} tokens/s"
         case ev.ExchangeProgress(round, done, total, waiting):
-            return f"round {round}: {done} of {total} chunks" + (f", waiting for {_listed(waiting, name)}" if waiting else "")
+            waits = f", waiting for {_listed(waiting, name)}" if waiting else ""
+            return f"round {round}: {done} of {total} chunks{waits}"
         case ev.SyncProgress(what, done, total):
             return f"fetching {what}: {done} of {total}"
         case _:

@@ -20,14 +20,16 @@ def register(subparsers: Subparsers) -> None:
         subparsers, "join", "train together with others", run,
         epilog="Without WHAT: the demo run, with whoever runs it on this computer or network; the first one founds it.",
     )
-    parser.add_argument("what", metavar="WHAT", nargs="?", help="an invitation, a run file (you found the run), or a manifest")
+    parser.add_argument("what", metavar="WHAT", nargs="?",
+                        help="an invitation, a run file (you found the run), or a manifest")
     parser.add_argument("--headless", action="store_true", help="log lines instead of the live view")
     parser.add_argument("--log-format", choices=["human", "json"], default="human", help="what the log lines are")
     parser.add_argument("--name", default="", help="what others see as this peer's name (default: from the peer ID)")
     parser.add_argument("--role", choices=["auto", "trainer", "seed"], default="auto",
                         help="seed: keep and serve the state, do not train")
     parser.add_argument("--port", type=_port, help="TCP port to listen on (default: 4001, or a free one)")
-    parser.add_argument("--threads", type=_count, default=0, help="CPU threads of the trainer (default: torch's choice)")
+    parser.add_argument("--threads", type=_count, default=0,
+                        help="CPU threads of the trainer (default: torch's choice)")
     parser.add_argument("--rounds", type=_count, metavar="N", help="leave when the run has committed N rounds")
     parser.add_argument("--until-eof", action="store_true",
                         help="leave when standard input ends (for programs that start a peer)")
@@ -86,7 +88,8 @@ def _log_to(folder: Path) -> None:
     from logging.handlers import RotatingFileHandler
 
     handler = RotatingFileHandler(folder / "libraries.log", maxBytes=1 << 20, backupCount=1, delay=True)
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, format="%(asctime)s %(name)s %(message)s", force=True)
+    line = "%(asctime)s %(name)s %(message)s"
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, format=line, force=True)
 
 
 def _choose(what: str | None, folder: Path) -> RunChoice:

@@ -63,7 +63,7 @@ def _leave_and_wait(folder: Path) -> str:
 
 
 def _wait_for_end(pid: int) -> None:
-    """Until the process is gone, so that `peer leave && peer join` finds the identity free; it has said its last word."""
+    """Until the process is gone, so that `peer leave && peer join` finds the identity free."""
     import psutil
 
     if pid > 0 and psutil.pid_exists(pid):

@@ -48,7 +48,8 @@ def describe(status: dict[str, Any]) -> list[str]:
         f"peer      {clean(status['name'])} {status['peer']}",
         f"run       {clean(status['run_name'])} {status['run']}",
         f"doing     {status['phase']}" + (f": {why}" if why else ""),
-        f"round     {status['round']}, step {status['steps']} of {status['inner_steps']}, tip {status['tip'][:16] or '-'}",
+        f"round     {status['round']}, step {status['steps']} of {status['inner_steps']}",
+        f"tip       {status['tip'][:32] or '-'}",
         f"state     after {status['state_rounds']} rounds, digest {status['state_digest'][:32] or '-'}",
         f"loss      {number(status['loss'])}, held out {number(status['eval_loss'])}",
         f"speed     {amount(status['tokens_per_s'])} tokens/s",
@@ -58,6 +59,7 @@ def describe(status: dict[str, Any]) -> list[str]:
         f"members   {len(status['members'])} in the last round, {status['peers']} other peers here",
     ]
     for known in status["swarm"]:
-        lines.append(f"          {clean(known['name'])} {short(known['peer'])}: {known['phase']}, round {known['round']}"
-                     + ("" if known["liveness"] == "alive" else f" ({known['liveness']})"))
+        seen = "" if known["liveness"] == "alive" else f" ({known['liveness']})"
+        who = f"{clean(known['name'])} {short(known['peer'])}"
+        lines.append(f"          {who}: {known['phase']}, round {known['round']}{seen}")
     return lines

@@ -57,7 +57,7 @@ def processes_of(environment: dict[str, str]) -> list[psutil.Process]:
     return found
 
 
-def test_two_peers_train_two_rounds_and_end_with_equal_digests(tmp_path: Path, demo_environment: dict[str, str]) -> None:
+def test_two_peers_train_two_rounds_and_end_equal(tmp_path: Path, demo_environment: dict[str, str]) -> None:
     demo = start_demo(tmp_path, demo_environment, "--peers", "2", "--rounds", "2", "--json")
     try:
         output, errors = demo.communicate(timeout=180)
