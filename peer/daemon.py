@@ -308,7 +308,8 @@ class Daemon:
     async def _keep_trainer(self, trainer: TrainerProcess) -> None:
         """Its end by itself means that it was given up: stop with the reason, instead of a peer that does nothing."""
         await trainer.run()
-        self._stop(PeerError(f"the trainer failed again and again; see {self._folder / 'trainer.log'}", ExitCode.TRAINER))
+        log = self._folder / "trainer.log"
+        self._stop(PeerError(f"the trainer failed again and again; see {log}", ExitCode.TRAINER))
 
 
 def _check_resources(state_bytes: int, folder: Path) -> None:
