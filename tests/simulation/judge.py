@@ -4,7 +4,7 @@
     Parity     the same tip means the same state digest
     Mass       each chunk of a result is the average of exactly the contributions in its mask, by their tokens
     No loss    an undisturbed peer's contribution is in the record when it was ready before the round was proposed
-    Order      a peer applies each round once, in order, and goes back only by a fork
+    Order      a peer applies each round once, in order; it jumps only to a checkpoint, and goes back only by a fork
 
 Progress, healing and the return from crashes are asserted by the scenarios: they are about time.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from kernels.codec import encoded_bytes
 from kernels.reduce import weighted_mean
 from protocol.chain import members_in
-from protocol.events import Event, ReadySent, RolledBack, RoundCommitted, RoundProposed, StateApplied
+from protocol.events import CheckpointWritten, Event, ReadySent, RolledBack, RoundCommitted, RoundProposed, StateApplied
 from protocol.exchange_plan import chunk_layout, contribution_leaves
 from protocol.hashes import Hash, chunk_hash, tree_root
 from protocol.identity import PeerId
@@ -69,6 +69,8 @@ class Judge:
         elif isinstance(event, StateApplied):
             self._order(peer, event)
             self._parity(peer, node.tip_at(event.rounds).hex(), event.digest)
+        elif isinstance(event, CheckpointWritten):
+            self._applied[peer] = event.rounds
         elif isinstance(event, ReadySent):
             self._ready[peer, event.round] = now
         elif isinstance(event, RoundProposed):

@@ -8,6 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.simulation.determinism import deterministic_trio
+from tests.simulation.scenarios import GENTLE, ROUGH, churn
 from tests.simulation.world import World, disk_space
 
 
@@ -32,3 +33,13 @@ def test_three_peers_commit_rounds_together() -> None:
 
     world = simulate(3, scenario)
     assert world.judge.commits_checked >= 6
+
+
+def test_twenty_peers_thirty_rounds_with_joins_leaves_and_crashes() -> None:
+    """Agreement, parity, mass and order are judged at every event; progress by the scenario's bounds."""
+    async def scenario(world: World) -> None:
+        await churn(world, 30, GENTLE, founders=8)
+
+    world = simulate(20, scenario, seed=7)
+    assert world.judge.commits_checked >= 30
+    assert sum(seat.lives for seat in world.seats) > 20, "nobody ever came back"
