@@ -203,7 +203,9 @@ class CatchUp:
                 continue
             if result is None:
                 result = await self.fetch_result(commit, sources)
-            if result is None:
+            if result is None:  # everybody may have pruned it: checkpoints that make it superfluous are kept
+                if await self.fetch_newest_checkpoint(sources, at_least=self.state.rounds + 1):
+                    continue
                 return False
             try:
                 await self.apply(commit, result)
