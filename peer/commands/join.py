@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Choose the run, hold the identity, and live."""
     import trio
 
-    from peer.console import choose_style
+    from peer.console import Style, choose_style
     from peer.daemon import Daemon, DaemonSettings
     from peer.paths import data_dir, make_private
     from protocol.keyfile import IdentityLocked, identity_lock, load_or_create_identity
@@ -61,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         with identity_lock(folder):
-            return trio.run(live)
+            code = trio.run(live)
+        if settings.style is not Style.JSON:
+            print("Left; everything is on disk, and the same command goes on from there.")
+        return code
     except IdentityLocked as error:
         raise PeerError(str(error), ExitCode.ALREADY_RUNNING) from error
     except Exception as error:
