@@ -40,6 +40,8 @@ from protocol.trainer_link import StateMark, TrainerDied, TrainerLink
 TICK_S = 0.25
 LISTEN_S = 5.0
 """How long a starting peer listens for the swarm before it takes its own tip for the newest."""
+HEAR_S = 30.0
+"""How long a founder waits for the first heartbeat of those it is connected to."""
 SYNC_AFTER_S = 3.0
 """How long somebody may be ahead before we stop waiting for the commit message and fetch the records."""
 CATCH_UP_RETRY_S = 1.0
@@ -189,15 +191,25 @@ class Node:
         live = self._membership.live_peers()
         here = 1 + sum(self._is_trainer(peer) for peer in live)
         alone = self._settings.wait_for_contact and not live
-        if self._history.length > 0 or (here >= least and not alone):
+        unheard = self._unheard()
+        if self._history.length > 0 or (here >= least and not alone and not unheard):
             return True
-        if alone:
+        if unheard:
+            self._set_phase(Phase.STARTING, WhyIdle.CONNECTING, f"connected to {unheard} peers, waiting to hear them")
+        elif alone:
             self._set_phase(Phase.STARTING, WhyIdle.CONNECTING, "no peer of the invitation answers yet")
         else:
             self._set_phase(Phase.STARTING, WhyIdle.WAITING_FOR_PEERS,
                             f"waiting for {least - here} more peers ({here} of {least})")
         await trio.sleep(TICK_S)
         return False
+
+    def _unheard(self) -> int:
+        """How many peers are connected whose first heartbeat is not here: they may be far ahead."""
+        assert self._network is not None
+        if trio.current_time() - self._membership.started > HEAR_S:
+            return 0
+        return sum(self._membership.get(peer) is None for peer in self._network.connected())
 
     def _is_trainer(self, peer: PeerId) -> bool:
         known = self._membership.get(peer)

@@ -66,9 +66,8 @@ DELIVER_RETRY_S = 0.5
 HOLD_RETRY_S = 0.5
 PLAN_WAIT_S = 5.0
 """How long a chunk that arrives before its plan is held back."""
-FOLLOWS = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
-"""Phases of an elector of an older tip that will be on ours in a moment."""
-AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING})
+AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
+"""Phases of a trainer that is waited for: on our tip, or an elector about to be."""
 
 SetPhase = Callable[[Phase, WhyIdle, str], None]
 
@@ -112,6 +111,8 @@ class Pause:
 class _Running:
     exchange: Exchange
     file: ResultFile
+    taken: bool = False
+    """Its file is being made into the result of some record."""
 
 
 @dataclass
@@ -191,7 +192,7 @@ class RoundRunner:
             beat = known.heartbeat
             live = known.liveness is Liveness.ALIVE
             on_tip = beat.tip == self.base.tip and beat.phase in AT_WORK
-            follows = peer in self.base.electors and beat.round < self.base.round and beat.phase in FOLLOWS
+            follows = peer in self.base.electors and beat.round < self.base.round and beat.phase in AT_WORK
             works = live and beat.role is Role.TRAINER and (on_tip or follows)
             view[peer] = PeerView(live, works, known.liveness is Liveness.LEFT, now - known.heard)
         for peer in self.base.electors:
@@ -212,6 +213,8 @@ class RoundRunner:
     def _post(self, handle: Callable[[], list[Effect]]) -> None:
         try:
             self._put.send_nowait(handle)
+        except trio.BrokenResourceError:
+            return  # the round is over
         except trio.WouldBlock:
             self.parts.emit(Dropped(self.parts.me, "statement", "too many are waiting"))
 
@@ -455,7 +458,8 @@ class RoundRunner:
     async def _assemble(self, record: Record, index: Sequence[ChunkEntry], root: Hash, sources: Sequence[PeerId]) -> None:
         parts = self.parts
         running = next(reversed(self._exchanges.values()), None)
-        if running is not None:
+        if running is not None and not running.taken:
+            running.taken = True
             file, missing = running.file, running.exchange.adopt(index)
         else:
             file = await parts.offload(parts.store.result_writer, record.round, payload_bytes(parts.layout))

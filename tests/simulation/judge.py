@@ -1,6 +1,7 @@
 """The invariants of the protocol, checked while it runs.
 
-    Agreement  no two peers commit different records for one round, unless a partition was made
+    Agreement  no two peers commit different records for one round, unless a partition was made, or two
+               founders that did not hear each other began the run twice
     Parity     the same tip means the same state digest
     Mass       each chunk of a result is the average of exactly the contributions in its mask, by their tokens
     No loss    an undisturbed peer's contribution is in the record when it was ready before the round was proposed
@@ -82,6 +83,8 @@ class Judge:
     def _agreement(self, peer: PeerId, event: RoundCommitted) -> None:
         tips = self._records.setdefault(event.round, {})
         tips.setdefault(event.tip, []).append(peer)
+        if len(tips) > 1 and event.round == 0:
+            self.forks_allowed = True  # founders that could not hear each other: it heals as a partition does
         if len(tips) > 1 and not self.forks_allowed:
             raise Violation(f"agreement: round {event.round} was committed as {sorted(tips)}")
 

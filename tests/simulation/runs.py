@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 from trio.testing import MockClock
@@ -47,7 +49,7 @@ def simulate(peers: int, scenario: Scenario, seed: int = 1, weather: Weather | N
         except BaseExceptionGroup as group:
             failure = _cause(group)
         except Exception as error:  # noqa: BLE001 - whatever a peer dies of is this run's result
-            failure = f"{type(error).__name__}: {error}"
+            failure = _cause(error)
     world = worlds[0]
     return Finished(seed, failure, world.trace, world.trace_hash(), world.judge.commits_checked, virtual_s,
                     world.wire.messages)
@@ -66,8 +68,9 @@ def rough_job(job: tuple[int, int, int]) -> Finished:
     return rough(*job)
 
 
-def _cause(group: BaseExceptionGroup[BaseException]) -> str:
-    error: BaseException = group
+def _cause(error: BaseException) -> str:
+    """The first single exception, and where it was raised."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"
