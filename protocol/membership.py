@@ -22,6 +22,8 @@ SLOW_ABOVE = 32
 """Above this many peers heartbeats slow down in proportion: gossip costs each peer time for every other one."""
 SUSPECT_BEATS = 3
 GONE_BEATS = 5
+SLEPT_S = 3.0
+"""A gap between two ticks that means that this process did not run."""
 MAX_PEERS = 2048
 """Peers remembered; the longest silent one makes room."""
 FORGET_S = 600.0
@@ -55,6 +57,7 @@ class Membership:
     def __init__(self, me: PeerId, started: float) -> None:
         self.me = me
         self.started = started
+        self._awake = started
         self._peers: dict[PeerId, Neighbour] = {}
         self._farewells: dict[PeerId, tuple[int, int]] = {}
 
@@ -75,6 +78,16 @@ class Membership:
     def live_peers(self) -> list[PeerId]:
         """The others that are alive, sorted."""
         return sorted(peer for peer, neighbour in self._peers.items() if neighbour.liveness is Liveness.ALIVE)
+
+    def notice(self, now: float) -> None:
+        """Call often.  When the last call is long ago, it was we who slept (a frozen process, a suspended laptop): that
+        time is nobody's silence."""
+        gap = now - self._awake
+        self._awake = now
+        if gap > SLEPT_S:
+            self.started += gap
+            for known in self._peers.values():
+                known.heard = min(known.heard + gap, now)
 
     def silent_s(self, peer: PeerId, now: float) -> float:
         """Seconds since `peer` was heard; since we began to listen when it never was."""
@@ -122,6 +135,7 @@ class Membership:
 
     def tick(self, now: float) -> list[Event]:
         """Judge everybody's silence."""
+        self.notice(now)
         beat_s = beat_interval_s(len(self._peers) + 1)
         events: list[Event] = []
         for peer, known in list(self._peers.items()):

@@ -187,6 +187,7 @@ class RoundRunner:
     def view(self) -> View:
         """Everybody as they look now."""
         members, now = self.parts.membership, trio.current_time()
+        members.notice(now)
         view: dict[PeerId, PeerView] = {}
         for peer, known in members:
             beat = known.heartbeat

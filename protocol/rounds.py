@@ -21,7 +21,9 @@ Policy
   passed, after which the late ones are asked to finish and get `FINISH_S` more.
 * The record put to the vote fixes the one version of every chunk: a member that assembled another one fetches the
   difference before it votes.  (So a quorum never splits over two versions.)
-* A later attempt takes over the plan of the attempt it has promised: what was exchanged is not exchanged again.
+* Who is ready and finds itself left out answers the first such proposal with its READY instead of a promise.
+* A later attempt takes over the plan of the attempt it has promised: what was exchanged is not exchanged again; except
+  a plan that found no quorum of promises, which its proposer makes anew.
 * Promise and vote are kept (fsync) before they are sent: the effect `Keep` precedes the `Send`.
 """
 
@@ -190,6 +192,7 @@ class RoundMachine:
         self._progress = now
         self._quorum_since: float | None = None
         self._asked: dict[PeerId, float] = {}
+        self._protested: Ballot | None = None
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
@@ -219,6 +222,10 @@ class RoundMachine:
             return []
         if self.state_digest is not None and proposal.plan.state_digest != self.state_digest:
             return [Repair(Hash(proposal.plan.state_digest))]
+        if self._protested is None and self._is_left_out(proposal.plan):
+            self._protested = ballot
+        if ballot == self._protested:
+            return [Send((sender,), self.readys[self.me])]
         effects: list[Effect] = []
         if ballot != self._promised:
             self._promised = ballot
@@ -322,6 +329,8 @@ class RoundMachine:
         if self._mine is not None and not self._impatient(now, self._mine.ballot[0]):
             return self._resend(now)
         if self._mine is not None:
+            if self._mine.motion is None and not self._has_quorum(self._mine):
+                self.plan = None  # nearly nobody took it up: the next one has everybody who is ready by then
             self._mine, self._progress = None, now
             self.attempt += 1
         if self._promised is not None and self._promised[1] != self.me:
@@ -471,14 +480,18 @@ class RoundMachine:
         stay = tuple(peer for peer in self.base.electors if peer not in mine.evicted)
         return stay or tuple(PeerId(member.peer) for member in mine.plan.members)
 
+    def _has_quorum(self, mine: _Attempt) -> bool:
+        voters = self._voters(mine)
+        return sum(peer in mine.promises for peer in voters) >= quorum_size(len(voters))
+
     def _put_to_vote(self, now: float) -> list[Effect]:
         """Make the motion once a quorum has promised: the record already voted for, or that of our exchange."""
         mine = self._mine
         if mine is None or mine.motion is not None:
             return []
-        voters = self._voters(mine)
-        if sum(peer in mine.promises for peer in voters) < quorum_size(len(voters)):
+        if not self._has_quorum(mine):
             return []
+        voters = self._voters(mine)
         carried = [promise.voted for peer, promise in mine.promises.items() if promise.voted and peer in voters]
         if carried:
             latest = max(carried, key=lambda voted: (voted.attempt, voted.proposer))
@@ -545,6 +558,9 @@ class RoundMachine:
         own = self.readys.get(self.me)
         return own is not None and any(
             member.peer == self.me and (member.root, member.tokens) == (own.root, own.tokens) for member in plan.members)
+
+    def _is_left_out(self, plan: Plan) -> bool:
+        return self.me in self.readys and all(member.peer != self.me for member in plan.members)
 
     def _sensible_plan(self, plan: Plan) -> bool:
         peers = [member.peer for member in plan.members]

@@ -133,6 +133,7 @@ class World:
 
     def thaw(self, seat: Seat) -> None:
         self.note(seat, "thaws")
+        self.judge.on_disturbance(seat.peer)
         self.wire.thaw(seat.peer)
 
     def kill_trainer(self, seat: Seat) -> None:
