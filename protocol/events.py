@@ -160,7 +160,10 @@ class SyncProgress(Event):
 
 @dataclass(frozen=True)
 class RolledBack(Event):
-    """We were on the losing side of a fork and went back to the common ancestor."""
+    """We were on the losing side of a fork and went back to the common ancestor.
+
+    winner: the peer whose chain won; empty when nobody alive has the results of the abandoned rounds.
+    """
 
     to_round: int
     abandoned: int

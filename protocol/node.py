@@ -19,7 +19,7 @@ from protocol.canonical import Malformed
 from protocol.catch_up import CatchUp, Followed, WrongState
 from protocol.doorkeeper import Doorkeeper
 from protocol.envelope import MAX_GOSSIP_BYTES, Envelope
-from protocol.events import CheckpointWritten, Desynced, Dropped, EvalLoss, Event, Notice, PhaseChanged, RoundCommitted
+from protocol.events import CheckpointWritten, Desynced, Dropped, EvalLoss, Event, Notice, PhaseChanged, RolledBack, RoundCommitted
 from protocol.exchange_plan import chunk_layout
 from protocol.exchange_runner import ExchangeAsk, push_plan
 from protocol.hashes import Hash
@@ -297,7 +297,7 @@ class Node:
 
     async def _reach_tip(self) -> None:
         """Follow those ahead of us, and bring the state to the end of the chain."""
-        tries = 0
+        tries, begun = 0, trio.current_time()
         while (ahead := self._ahead()) or self._state.rounds < self._history.length:
             if tries:
                 await trio.sleep(CATCH_UP_RETRY_S)
@@ -313,6 +313,18 @@ class Node:
                     self._emit(Notice("warning", f"catching up again: {error}"))
                     await self._restore()
                 self._digest = await self._offload(self._state.digest)
+                if trio.current_time() - begun > self._parts.rounds.eviction_s:
+                    await self._give_up_what_is_lost()
+
+    async def _give_up_what_is_lost(self) -> None:
+        """Records whose results nobody alive has lead nowhere: go on from the last state that can be reached.
+
+        Should somebody who has them come back, the fork is judged as any other.
+        """
+        reached, length = self._state.rounds, self._history.length
+        if reached < length and not any(self._rounds_of(peer) > reached for peer in self._membership.live_peers()):
+            await self._offload(self._history.roll_back, reached)
+            self._emit(RolledBack(reached, length - reached, ""))
 
     def _rounds_of(self, peer: PeerId) -> int:
         known = self._membership.get(peer)

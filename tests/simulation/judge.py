@@ -79,6 +79,7 @@ class Judge:
         elif isinstance(event, RolledBack):
             self._applied[peer] = min(event.to_round, self._applied.get(peer, event.to_round))
             self._disturbed[peer] = now
+            self.forks_allowed = self.forks_allowed or not event.winner  # its results died with their holders
 
     def _agreement(self, peer: PeerId, event: RoundCommitted) -> None:
         tips = self._records.setdefault(event.round, {})
