@@ -35,7 +35,7 @@ from protocol.round_runner import Behind, Outcome, Pause, RoundRunner, Wrong, ke
 from protocol.rounds import Base, RoundSettings
 from protocol.serving import Serving
 from protocol.store import Store
-from protocol.trainer_link import StateMark, TrainerDied, TrainerLink
+from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp, TrainerLink
 
 TICK_S = 0.25
 LISTEN_S = 5.0
@@ -171,6 +171,9 @@ class Node:
             try:
                 await self._catch_up.restore()
                 break
+            except TrainerGaveUp as end:
+                self._set_phase(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"no trainer any more: {end}"[:200])
+                await trio.sleep_forever()  # whoever started the trainer ends this peer, with the reason
             except TrainerDied as death:
                 self._set_phase(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
             except WrongState:

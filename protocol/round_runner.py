@@ -64,6 +64,8 @@ QUEUE = 4096
 DELIVER_TIMEOUT_S = 10.0
 DELIVER_RETRY_S = 0.5
 HOLD_RETRY_S = 0.5
+MAX_EXCHANGES = 6
+"""Plans taken up in one round: each costs a result's room on disk, and a hostile proposer could make many."""
 PLAN_WAIT_S = 5.0
 """How long a chunk that arrives before its plan is held back."""
 AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
@@ -151,6 +153,7 @@ class RoundRunner:
         self._exchanges: dict[Hash, _Running] = {}
         self._exchange_begun = trio.Event()
         self._holding: set[bytes] = set()
+        self._proposed = -1
         self._over = trio.Event()
         self._outcome: Outcome | None = None
         self._nursery: trio.Nursery | None = None
@@ -305,8 +308,8 @@ class RoundRunner:
         if isinstance(effect.body, Vote):
             self._set_phase(Phase.VOTING, WhyIdle.COMMITTING, f"round {self.base.round}: voted, waiting for the quorum")
             self.parts.emit(RoundVoted(effect.body.round, effect.body.attempt, effect.body.record_hash.hex()))
-        elif isinstance(effect.body, Proposal):
-            plan = effect.body.plan
+        elif isinstance(effect.body, Proposal) and effect.body.attempt != self._proposed:
+            plan, self._proposed = effect.body.plan, effect.body.attempt
             self.parts.emit(RoundProposed(plan.round, effect.body.attempt, self.parts.me,
                                           [member.peer for member in plan.members], list(effect.body.evicted)))
         nursery = self._outlasting if isinstance(effect.body, Commit) else self._nursery
@@ -404,7 +407,7 @@ class RoundRunner:
 
     async def _begin_exchange(self, plan: Plan) -> None:
         name = plan_hash(plan)
-        if name in self._exchanges:
+        if name in self._exchanges or len(self._exchanges) >= MAX_EXCHANGES:
             return
         assert self._nursery is not None and self.work.contribution is not None
         parts = self.parts
