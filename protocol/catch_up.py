@@ -37,7 +37,7 @@ from protocol.questions import (
     TipsReply,
     TipsRequest,
 )
-from protocol.rounds import RoundSettings
+from protocol.round_terms import RoundSettings
 from protocol.store import ResultFile, Store
 
 ASK_TIMEOUT_S = 10.0

@@ -19,7 +19,17 @@ from protocol.canonical import Malformed
 from protocol.catch_up import CatchUp, Followed, WrongState
 from protocol.doorkeeper import Doorkeeper
 from protocol.envelope import MAX_GOSSIP_BYTES, Envelope
-from protocol.events import CheckpointWritten, Desynced, Dropped, EvalLoss, Event, Notice, PhaseChanged, RolledBack, RoundCommitted
+from protocol.events import (
+    CheckpointWritten,
+    Desynced,
+    Dropped,
+    EvalLoss,
+    Event,
+    Notice,
+    PhaseChanged,
+    RolledBack,
+    RoundCommitted,
+)
 from protocol.exchange_plan import chunk_layout
 from protocol.exchange_runner import ExchangeAsk, push_plan
 from protocol.hashes import Hash
@@ -32,7 +42,7 @@ from protocol.network import Network, NetworkError, Refused, Verdict
 from protocol.outer_state import OuterState
 from protocol.parts import NodeSettings, Offload, Parts
 from protocol.round_runner import Behind, Outcome, Pause, RoundRunner, Wrong, kept_promise
-from protocol.rounds import Base, RoundSettings
+from protocol.round_terms import Base, RoundSettings
 from protocol.serving import Serving
 from protocol.store import Store
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp, TrainerLink

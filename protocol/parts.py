@@ -16,7 +16,7 @@ from protocol.membership import Membership
 from protocol.messages import Role
 from protocol.network import Network
 from protocol.outer_state import OuterState
-from protocol.rounds import RoundSettings
+from protocol.round_terms import RoundSettings
 from protocol.store import Store
 from protocol.trainer_link import TrainerLink
 

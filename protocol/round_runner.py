@@ -41,7 +41,7 @@ from protocol.messages import (
 )
 from protocol.network import NetworkError, Unreachable
 from protocol.parts import Parts
-from protocol.rounds import (
+from protocol.round_terms import (
     Base,
     BeginExchange,
     Committed,
@@ -51,10 +51,10 @@ from protocol.rounds import (
     Keep,
     PeerView,
     Repair,
-    RoundMachine,
     Send,
     View,
 )
+from protocol.rounds import RoundMachine
 from protocol.store import ResultFile
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
 
@@ -264,7 +264,7 @@ class RoundRunner:
     def _show_waiting(self) -> None:
         if self.work.ready is None or self._exchanges or self._pause.on:
             return
-        waiting = self.machine.waiting_for(self.view())
+        waiting = self.machine.closing.waiting_for(self.view())
         ready = len(self.machine.readys)
         least = self.parts.rounds.min_members
         if ready < least and not waiting:

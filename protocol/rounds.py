@@ -15,10 +15,7 @@ Policy
 * A ballot is (attempt, proposer); ballots are ordered, so two proposers of one attempt never share a ballot.
 * Acceptors are the electors: the members of the previous record less the evicted ones.  At genesis, or when all of
   them are evicted, the members of the plan vote.
-* The proposer is the live ready elector with the lowest hash(tip, attempt, peer); when no elector is ready, the live
-  ready peer with the lowest hash.  Proposing is no privilege: safety rests on the acceptors alone.
-* A round is closed when every live trainer on this tip is ready; or when half of them are ready and `grace_s` has
-  passed, after which the late ones are asked to finish and get `FINISH_S` more.
+* Who proposes, and when, is `protocol.closing`'s matter.  Proposing is no privilege: safety rests on the acceptors.
 * The record put to the vote fixes the one version of every chunk: a member that assembled another one fetches the
   difference before it votes.  (So a quorum never splits over two versions.)
 * Who is ready and finds itself left out answers the first such proposal with its READY instead of a promise.
@@ -29,22 +26,21 @@ Policy
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocol.canonical import Malformed
 from protocol.chain import effective_electorate, index_root, quorum_size, record_hash, verify_commit, verify_record
+from protocol.closing import FINISH_S, RESEND_S, Closing
 from protocol.envelope import Envelope
-from protocol.exchange_plan import assign_owners, plan_hash
-from protocol.hashes import Hash, hash_bytes
+from protocol.exchange_plan import plan_hash
+from protocol.hashes import Hash
 from protocol.identity import PeerId
 from protocol.messages import (
-    Body,
     Certificate,
     ChunkEntry,
     Commit,
     Finish,
-    Member,
     Motion,
     Plan,
     Promise,
@@ -55,105 +51,23 @@ from protocol.messages import (
     Vote,
     Voted,
 )
+from protocol.round_terms import (
+    Ballot,
+    Base,
+    BeginExchange,
+    Committed,
+    Effect,
+    FinishCompute,
+    HoldResult,
+    Keep,
+    Repair,
+    RoundSettings,
+    Send,
+    View,
+)
 
-FINISH_S = 5.0
-"""Seconds that late trainers get to contribute what they have, after the grace time."""
-RESEND_S = 2.0
-"""Seconds between two sendings of an unanswered proposal or motion."""
 PATIENCE_S = 3.0
 """Seconds beyond grace and finish time that a live proposer gets before the next attempt begins; grows by attempt."""
-
-Ballot = tuple[int, PeerId]
-
-
-@dataclass(frozen=True)
-class RoundSettings:
-    """What the manifest says about rounds.  chunks: chunks of a contribution."""
-
-    run: Hash
-    chunks: int
-    codec: str
-    min_members: int
-    max_members: int
-    grace_s: float
-    eviction_s: float
-    stall_s: float
-
-
-@dataclass(frozen=True)
-class Base:
-    """What the round stands on: its number, the tip, the previous record (None at genesis)."""
-
-    round: int
-    tip: Hash
-    previous: Record | None
-
-    @property
-    def electors(self) -> tuple[PeerId, ...]:
-        return tuple(PeerId(member.peer) for member in self.previous.members) if self.previous else ()
-
-
-@dataclass(frozen=True)
-class PeerView:
-    """How a peer looks now.  `on_tip`: a live trainer at work on our tip."""
-
-    live: bool
-    on_tip: bool
-    left: bool
-    silent_s: float
-
-
-View = Mapping[PeerId, PeerView]
-"""Everybody we know or who is an elector, ourselves included."""
-
-
-@dataclass(frozen=True)
-class Send:
-    """Deliver to each peer; to ourselves too, where named."""
-
-    to: tuple[PeerId, ...]
-    body: Body
-
-
-@dataclass(frozen=True)
-class Keep:
-    """Write to disk before anything after this effect happens."""
-
-    promise: Promise
-
-
-@dataclass(frozen=True)
-class BeginExchange:
-    plan: Plan
-
-
-@dataclass(frozen=True)
-class FinishCompute:
-    """Ask our trainer to stop at its step and contribute."""
-
-
-@dataclass(frozen=True)
-class HoldResult:
-    """See to it that the result of this record lies on disk, then call `on_result_held`.  `sources` may have it."""
-
-    record: Record
-    index: tuple[ChunkEntry, ...]
-    sources: tuple[PeerId, ...]
-
-
-@dataclass(frozen=True)
-class Committed:
-    commit: Commit
-
-
-@dataclass(frozen=True)
-class Repair:
-    """Our outer state is not the one the round stands on."""
-
-    digest: Hash
-
-
-Effect = Send | Keep | BeginExchange | FinishCompute | HoldResult | Committed | Repair
 
 
 @dataclass
@@ -177,7 +91,7 @@ class RoundMachine:
         self.attempt = 0
         self.plan: Plan | None = None
         self.state_digest: Hash | None = None
-        self.readys: dict[PeerId, Ready] = {}
+        self.closing = Closing(me, settings, base)
         self.decided: Commit | None = None
         self._promised: Ballot | None = None
         self._voted: Voted | None = None
@@ -190,22 +104,13 @@ class RoundMachine:
         self._held: set[bytes] = set()
         self._results: dict[Hash, tuple[ChunkEntry, ...]] = {}
         self._progress = now
-        self._quorum_since: float | None = None
-        self._asked: dict[PeerId, float] = {}
         self._protested: Ballot | None = None
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
     def on_ready(self, peer: PeerId, ready: Ready) -> bool:
         """A READY, ours or another's.  False when it is not for this round or contradicts an earlier one."""
-        if ready.round != self.base.round or ready.base != self.base.tip:
-            return False
-        known = self.readys.get(peer)
-        if known is not None and (ready.incarnation < known.incarnation or
-                                  (ready.incarnation == known.incarnation and ready != known)):
-            return False
-        self.readys[peer] = ready
-        return True
+        return self.closing.add(peer, ready)
 
     def on_finish(self, sender: PeerId, finish: Finish) -> list[Effect]:
         """Somebody who is ready asks us to finish."""
@@ -218,7 +123,7 @@ class RoundMachine:
             return []
         if self._promised is not None and ballot < self._promised:
             return [Send((sender,), self._promise_body())]
-        if not self._may_evict(proposal.evicted, view):
+        if not self.closing.may_evict(proposal.evicted, view):
             return []
         if self.state_digest is not None and proposal.plan.state_digest != self.state_digest:
             return [Repair(Hash(proposal.plan.state_digest))]
@@ -266,7 +171,7 @@ class RoundMachine:
         ballot = (motion.attempt, sender)
         if motion.proposer != sender or self.decided or (self._promised is not None and ballot < self._promised):
             return []
-        if not self._sensible_record(motion.record, motion.index) or not self._may_evict(motion.evicted, view):
+        if not self._sensible_record(motion.record, motion.index) or not self.closing.may_evict(motion.evicted, view):
             return []
         if self._voted is not None and (self._voted.attempt, self._voted.proposer) == ballot:
             if self._voted.record != motion.record:
@@ -337,14 +242,15 @@ class RoundMachine:
             return self._watch_proposer(view, now)
         if self.me not in self.readys:
             return []
-        effects, closable = self._gather(view, now)
+        effects, closable = self.closing.gather(view, now)
         if not closable:
             return effects
         return [*effects, *self._lead_or_wait(view, now)]
 
-    def waiting_for(self, view: View) -> list[PeerId]:
-        """Who has to become ready before the round can be closed at once."""
-        return sorted(peer for peer, seen in view.items() if seen.on_tip and peer not in self.readys)
+    @property
+    def readys(self) -> dict[PeerId, Ready]:
+        """The READY of everybody who said it for this round."""
+        return self.closing.readys
 
     @property
     def voted(self) -> Voted | None:
@@ -352,34 +258,11 @@ class RoundMachine:
 
     # -- closing a round ----------------------------------------------------------------------------------------------
 
-    def _gather(self, view: View, now: float) -> tuple[list[Effect], bool]:
-        """Whether the round may be closed, and whom to ask to finish."""
-        ready = [peer for peer in self.readys if self._lives(peer, view)]
-        waiting = self.waiting_for(view)
-        if len(ready) < self.settings.min_members:
-            self._quorum_since = None
-            return [], False
-        if not waiting:
-            return [], True
-        if len(ready) < len(waiting):
-            self._quorum_since = None
-            return [], False
-        if self._quorum_since is None:
-            self._quorum_since = now
-        late_s = now - self._quorum_since - self.settings.grace_s
-        if late_s < 0:
-            return [], False
-        ask = tuple(peer for peer in waiting if now - self._asked.get(peer, -1e9) >= RESEND_S)
-        for peer in ask:
-            self._asked[peer] = now
-        finish = Finish(round=self.base.round, base=self.base.tip)
-        return ([Send(ask, finish)] if ask else []), late_s >= FINISH_S
-
     def _lead_or_wait(self, view: View, now: float) -> list[Effect]:
-        agreed = self._agreed(view)
+        agreed = self.closing.agreed(view)
         if self.state_digest is not None and agreed and self.readys[agreed[0]].state_digest != self.state_digest:
             return [Repair(Hash(self.readys[agreed[0]].state_digest))]
-        if self._proposer(view) == self.me:
+        if self.closing.proposer(view, self.attempt) == self.me:
             return self._propose(view, now)
         if now - self._progress > self.settings.grace_s + FINISH_S + PATIENCE_S * (1 + self.attempt):
             self.attempt += 1
@@ -391,37 +274,21 @@ class RoundMachine:
         assert self._promised is not None
         attempt, proposer = self._promised
         stalled = self._impatient(now, attempt)
-        if self._lives(proposer, view) and not stalled:
+        if self.closing.lives(proposer, view) and not stalled:
             return []
         if self.attempt <= attempt:
             self.attempt, self._progress = attempt + 1, now
         elif stalled:
             self.attempt, self._progress = self.attempt + 1, now
-        if self.me in self.readys and self._proposer(view) == self.me:
+        if self.me in self.readys and self.closing.proposer(view, self.attempt) == self.me:
             return self._propose(view, now)
         return []
 
     def _impatient(self, now: float, attempt: int) -> bool:
         return now - self._progress > self.settings.stall_s + PATIENCE_S * (1 + attempt)
 
-    def _proposer(self, view: View) -> PeerId | None:
-        agreed = self._agreed(view)
-        electors = [peer for peer in self.base.electors if peer in agreed]
-        return min(electors or agreed, key=self._draw, default=None)
-
-    def _agreed(self, view: View) -> list[PeerId]:
-        """Live ready peers that stand on the most common state, sorted; ties go to the lower digest."""
-        by_digest: dict[bytes, list[PeerId]] = {}
-        for peer in sorted(self.readys):
-            if self._lives(peer, view):
-                by_digest.setdefault(self.readys[peer].state_digest, []).append(peer)
-        return min(by_digest.items(), key=lambda item: (-len(item[1]), item[0]), default=(b"", []))[1]
-
-    def _draw(self, peer: PeerId) -> bytes:
-        return hash_bytes("proposer", self.base.tip + self.attempt.to_bytes(8, "big") + peer.encode())
-
     def _propose(self, view: View, now: float) -> list[Effect]:
-        plan = self.plan or self._make_plan(view)
+        plan = self.plan or self.closing.make_plan(view)
         if plan is None:
             return []
         if plan.state_digest != self.state_digest:
@@ -430,31 +297,10 @@ class RoundMachine:
         if self._promised is not None and ballot <= self._promised:
             self.attempt = self._promised[0] + 1
             ballot = (self.attempt, self.me)
-        evicted = self._evictable(view)
+        evicted = self.closing.evictable(view)
         self._mine = _Attempt(ballot, plan, evicted, sent=now)
         proposal = Proposal(attempt=ballot[0], plan=plan, evicted=list(evicted))
         return [Send(self._audience(self._mine), proposal)]
-
-    def _make_plan(self, view: View) -> Plan | None:
-        """The plan of those who are ready and stand on the same state."""
-        peers = self._agreed(view)[: self.settings.max_members]
-        if len(peers) < self.settings.min_members:
-            return None
-        ready = self.readys
-        members = [Member(peer=peer, tokens=ready[peer].tokens, root=ready[peer].root) for peer in peers]
-        tokens = sum(member.tokens for member in members)
-        loss = sum(ready[peer].loss * ready[peer].tokens for peer in peers) / tokens
-        owners = assign_owners(self.base.tip, peers, self.settings.chunks)
-        return Plan(round=self.base.round, base=self.base.tip, members=members, owners=owners,
-                    state_digest=ready[peers[0]].state_digest, loss=loss)
-
-    def _evictable(self, view: View) -> tuple[PeerId, ...]:
-        """Electors to name as evicted: those who said goodbye; those long silent only if there is no quorum else."""
-        left = [peer for peer in self.base.electors if peer in view and view[peer].left]
-        stay = [peer for peer in self.base.electors if peer not in left]
-        if sum(self._lives(peer, view) for peer in stay) >= quorum_size(len(stay)):
-            return tuple(sorted(left))
-        return tuple(sorted(left + [peer for peer in stay if self._long_silent(peer, view)]))
 
     def _resend(self, now: float) -> list[Effect]:
         mine = self._mine
@@ -539,19 +385,6 @@ class RoundMachine:
                        proposer=self._promised[1], voted=self._voted)
 
     # -- what makes sense ---------------------------------------------------------------------------------------------
-
-    def _lives(self, peer: PeerId, view: View) -> bool:
-        return peer == self.me or (peer in view and view[peer].live)
-
-    def _long_silent(self, peer: PeerId, view: View) -> bool:
-        seen = view.get(peer)
-        return peer != self.me and seen is not None and not seen.live and seen.silent_s >= self.settings.eviction_s
-
-    def _may_evict(self, evicted: Sequence[str], view: View) -> bool:
-        """We agree that these electors are gone: they said goodbye, or we have not heard them for long either."""
-        named = [PeerId(peer) for peer in evicted]
-        return all(peer in self.base.electors and
-                   ((peer in view and view[peer].left) or self._long_silent(peer, view)) for peer in named)
 
     def _takes_part(self, plan: Plan) -> bool:
         """The plan has the contribution that we hold: not that of an earlier life, and not somebody's invention."""

@@ -28,7 +28,7 @@ from protocol.messages import (
     Vote,
     pack,
 )
-from protocol.rounds import (
+from protocol.round_terms import (
     Base,
     BeginExchange,
     Committed,
@@ -36,11 +36,11 @@ from protocol.rounds import (
     HoldResult,
     Keep,
     PeerView,
-    RoundMachine,
     RoundSettings,
     Send,
     View,
 )
+from protocol.rounds import RoundMachine
 
 RUN = Hash(b"\x07" * 32)
 CHUNKS = 3

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protocol.chain import verify_commit
 from protocol.hashes import ZERO_HASH
 from protocol.messages import Finish, Ready
-from protocol.rounds import FinishCompute, Send
+from protocol.round_terms import FinishCompute, Send
 from tests.protocol.parliament import CHUNKS, RUN, Parliament
 
 

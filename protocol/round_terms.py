@@ -1,0 +1,105 @@
+"""The terms in which a round is negotiated: what it stands on, how peers look, what the machine wants done.
+
+Plain data.  `protocol.closing` and `protocol.rounds` decide with them, `protocol.round_runner` performs the effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protocol.hashes import Hash
+from protocol.identity import PeerId
+from protocol.messages import Body, ChunkEntry, Commit, Plan, Promise, Record
+
+Ballot = tuple[int, PeerId]
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """What the manifest says about rounds.  chunks: chunks of a contribution."""
+
+    run: Hash
+    chunks: int
+    codec: str
+    min_members: int
+    max_members: int
+    grace_s: float
+    eviction_s: float
+    stall_s: float
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the round stands on: its number, the tip, the previous record (None at genesis)."""
+
+    round: int
+    tip: Hash
+    previous: Record | None
+
+    @property
+    def electors(self) -> tuple[PeerId, ...]:
+        return tuple(PeerId(member.peer) for member in self.previous.members) if self.previous else ()
+
+
+@dataclass(frozen=True)
+class PeerView:
+    """How a peer looks now.  `on_tip`: a live trainer at work on our tip."""
+
+    live: bool
+    on_tip: bool
+    left: bool
+    silent_s: float
+
+
+View = Mapping[PeerId, PeerView]
+"""Everybody we know or who is an elector, ourselves included."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """Deliver to each peer; to ourselves too, where named."""
+
+    to: tuple[PeerId, ...]
+    body: Body
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Write to disk before anything after this effect happens."""
+
+    promise: Promise
+
+
+@dataclass(frozen=True)
+class BeginExchange:
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class FinishCompute:
+    """Ask our trainer to stop at its step and contribute."""
+
+
+@dataclass(frozen=True)
+class HoldResult:
+    """See to it that the result of this record lies on disk, then call `on_result_held`.  `sources` may have it."""
+
+    record: Record
+    index: tuple[ChunkEntry, ...]
+    sources: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class Committed:
+    commit: Commit
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Our outer state is not the one the round stands on."""
+
+    digest: Hash
+
+
+Effect = Send | Keep | BeginExchange | FinishCompute | HoldResult | Committed | Repair
