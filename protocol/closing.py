@@ -37,7 +37,7 @@ class Closing:
 
     def add(self, peer: PeerId, ready: Ready) -> bool:
         """Take a READY.  False when it is not for this round or contradicts an earlier one of the same incarnation."""
-        if ready.round != self.base.round or ready.base != self.base.tip:
+        if ready.round != self.base.round or ready.base != self.base.tip or ready.tokens > self.settings.max_tokens:
             return False
         known = self.readys.get(peer)
         if known is not None and ready.incarnation < known.incarnation:

@@ -242,6 +242,11 @@ class RunManifest(Section):
         return self.model.parameters
 
     @property
+    def tokens_per_round(self) -> int:
+        """Tokens that a member reads in a round of all its inner steps."""
+        return self.rounds.inner_steps * self.data.sequences_per_step * self.data.sequence_length
+
+    @property
     def chunks(self) -> int:
         """Chunks of a contribution."""
         return -(-self.parameters // self.chunk_parameters)

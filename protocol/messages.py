@@ -30,7 +30,7 @@ SignatureField = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=S
 Evicted = Annotated[list[PeerField], Field(max_length=MAX_MEMBERS)]
 """Electors that take no part: sorted peer IDs."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
+Number = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 
 

@@ -17,10 +17,11 @@ Ballot = tuple[int, PeerId]
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """What the manifest says about rounds.  chunks: chunks of a contribution."""
+    """What the manifest says about rounds.  chunks: chunks of a contribution.  max_tokens: of a member in a round."""
 
     run: Hash
     chunks: int
+    max_tokens: int
     codec: str
     min_members: int
     max_members: int

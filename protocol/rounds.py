@@ -401,6 +401,8 @@ class RoundMachine:
             return False
         if peers != sorted(set(peers)) or not self.settings.min_members <= len(peers) <= self.settings.max_members:
             return False
+        if any(member.tokens > self.settings.max_tokens for member in plan.members):
+            return False
         return len(plan.owners) == self.settings.chunks and max(plan.owners) < len(peers)
 
     def _sensible_record(self, record: Record, index: Sequence[ChunkEntry]) -> bool:

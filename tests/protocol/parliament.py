@@ -47,7 +47,7 @@ CHUNKS = 3
 
 
 def settings(min_members: int = 1) -> RoundSettings:
-    return RoundSettings(run=RUN, chunks=CHUNKS, codec="int8", min_members=min_members, max_members=16,
+    return RoundSettings(run=RUN, chunks=CHUNKS, max_tokens=10_000, codec="int8", min_members=min_members, max_members=16,
                          grace_s=4.0, eviction_s=20.0, stall_s=6.0)
 
 

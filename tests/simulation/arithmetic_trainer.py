@@ -15,8 +15,6 @@ from protocol.exchange_plan import chunk_layout, payload_bytes
 from protocol.manifest import RunManifest
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied
 
-TOKENS_A_STEP = 64
-
 
 class ArithmeticTrainer:
     """Implements `protocol.trainer_link.TrainerLink`.  step_s: simulated seconds of one inner step."""
@@ -29,6 +27,7 @@ class ArithmeticTrainer:
         self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
         self._target = np.random.Generator(np.random.Philox(manifest.seed + 1)).standard_normal(
             manifest.parameters, dtype=np.float32)
+        self._tokens_a_step = manifest.data.sequences_per_step * manifest.data.sequence_length
         self._finish = False
         self._resumed = trio.Event()
         self._resumed.set()
@@ -56,7 +55,7 @@ class ArithmeticTrainer:
                 self._deaths += 1
                 raise TrainerDied("killed by signal 9")
             steps += 1
-            on_progress(Progress(task.round, steps, 1.0, steps * TOKENS_A_STEP, TOKENS_A_STEP / self.step_s))
+            on_progress(Progress(task.round, steps, 1.0, steps * self._tokens_a_step, self._tokens_a_step / self.step_s))
         values = np.frombuffer(theta, np.float32)
         noise = np.random.Generator(np.random.Philox(key=[self._seed, task.round * 1000 + task.lane])).standard_normal(
             values.size, dtype=np.float32)
@@ -66,7 +65,7 @@ class ArithmeticTrainer:
             encode(delta[span.start : span.start + span.count], data[span.offset : span.offset + span.size])
         self._on_contribution(data)
         loss = float(np.mean((values - self._target) ** 2))
-        return Contribution(task.round, steps * TOKENS_A_STEP, steps, loss, norm(delta), data)
+        return Contribution(task.round, steps * self._tokens_a_step, steps, loss, norm(delta), data)
 
     def finish(self) -> None:
         self._finish = True
