@@ -8,15 +8,14 @@ decided there.  The life of a node:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import trio
 
 from protocol.canonical import Malformed
-from protocol.catch_up import CatchUp, Followed, WrongState
+from protocol.catch_up import CatchUp, WrongState
 from protocol.doorkeeper import Doorkeeper
 from protocol.envelope import MAX_GOSSIP_BYTES, Envelope
 from protocol.events import (
@@ -26,8 +25,6 @@ from protocol.events import (
     EvalLoss,
     Event,
     Notice,
-    PhaseChanged,
-    RolledBack,
     RoundCommitted,
 )
 from protocol.exchange_plan import chunk_layout
@@ -37,10 +34,12 @@ from protocol.history import History
 from protocol.identity import Identity, PeerId
 from protocol.manifest import SignedManifest
 from protocol.membership import Liveness, Membership, beat_interval_s
-from protocol.messages import Body, Commit, Goodbye, Heartbeat, Phase, Ready, Role, WhyIdle, decode_body, pack, unpack
-from protocol.network import Network, NetworkError, Refused, Verdict
+from protocol.messages import Body, Commit, Goodbye, Heartbeat, Phase, Ready, Role, WhyIdle, decode_body, unpack
+from protocol.network import Network, Refused, Verdict
 from protocol.outer_state import OuterState
 from protocol.parts import NodeSettings, Offload, Parts
+from protocol.pulse import Pulse
+from protocol.pursuit import Pursuit
 from protocol.round_runner import Behind, Outcome, Pause, RoundRunner, Wrong, kept_promise
 from protocol.round_terms import Base, RoundSettings
 from protocol.serving import Serving
@@ -58,16 +57,7 @@ CATCH_UP_RETRY_S = 1.0
 LINGER_S = 20.0
 """How long a peer that is done stays for those who are not."""
 GOSSIP_KINDS = (Heartbeat, Goodbye, Ready)
-MAX_JUDGED = 1024
-
-
-@dataclass
-class _Rates:
-    """Traffic between two heartbeats."""
-
-    at: float
-    up: int = 0
-    down: int = 0
+MAX_READYS = 1024
 
 
 class Node:
@@ -84,15 +74,11 @@ class Node:
         self._membership = Membership(identity.peer_id, trio.current_time())
         self._door = Doorkeeper(signed.manifest, signed.run, settings)
         self._pause = Pause()
-        self._phase, self._why, self._detail = Phase.STARTING, WhyIdle.STARTING, "starting"
-        self._seq = 0
         self._readys: dict[PeerId, tuple[Ready, Envelope]] = {}
-        self._judged: dict[bytes, None] = {}
         self._ahead_since: float | None = None
         self._runner: RoundRunner | None = None
         self._warmed_pid: int | None = None
         self._verified_tip = b""
-        self._beat_now = trio.Event()
         self._eval_loss: float | None = None
         self._digest = b""
         self._checkpointing = trio.Lock()
@@ -118,13 +104,15 @@ class Node:
         self._catch_up = CatchUp(manifest, settings, self._history, self._store, self._state, layout, network,
                                  initialise, self._offload, self._emit)
         self._serving = Serving(self._parts)
+        self._pursuit = Pursuit(self._parts, self._catch_up)
+        self._pulse = Pulse(self._parts, lambda: self._runner.work if self._runner else None)
 
     async def run(self) -> None:
         """Until `leave`, the goodbye said.  Raises `StoreFull` when the disk is full: nothing is lost by that."""
         assert self._network is not None, "attach a network first"
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(self._beat)
+            nursery.start_soon(self._pulse.run)
             nursery.start_soon(self._tick)
             nursery.start_soon(self._live)
             for peer in self._network.connected():
@@ -133,7 +121,7 @@ class Node:
             nursery.cancel_scope.cancel()
         self._nursery = None
         with trio.move_on_after(2.0):
-            await self._say_goodbye()
+            await self._pulse.say_goodbye()
 
     def leave(self) -> None:
         """Stop now, with a goodbye; `run` returns."""
@@ -155,7 +143,7 @@ class Node:
         self._pause.end()
         if self._trainer is not None:
             self._trainer.resume()
-        if self._phase is Phase.PAUSED:
+        if self._pulse.phase is Phase.PAUSED:
             self._set_phase(Phase.COMPUTING, WhyIdle.BUSY, "")
 
     async def _live(self) -> None:
@@ -270,7 +258,7 @@ class Node:
             except WrongState:
                 return
             self._digest = await self._offload(self._state.digest)
-        self._beat_now.set()
+        self._pulse.beat_now()
         if self._history.length % self._signed.manifest.checkpoint_interval == 0:
             assert self._nursery is not None
             self._nursery.start_soon(self._checkpoint)
@@ -293,76 +281,24 @@ class Node:
                 await self._catch_up.fetch_newest_checkpoint(self._membership.live_peers(), at_least=0)
         self._verified_tip = self._history.tip
 
-    # -- catching up --------------------------------------------------------------------------------------------------
-
-    def _ahead(self) -> list[PeerId]:
-        """Live peers whose tip is not in our chain, and is not one we judged."""
-        peers = []
-        for peer in self._membership.live_peers():
-            known = self._membership.get(peer)
-            assert known is not None
-            rounds, tip = known.heartbeat.round, known.heartbeat.tip
-            if tip in self._judged or (rounds == 0 and self._history.length > 0):
-                continue
-            if rounds > self._history.length or self._history.tip_at(rounds) != tip:
-                peers.append(peer)
-        return peers
 
     async def _reach_tip(self) -> None:
         """Follow those ahead of us, and bring the state to the end of the chain."""
         tries, begun = 0, trio.current_time()
-        while (ahead := self._ahead()) or self._state.rounds < self._history.length:
+        while self._pursuit.ahead() or self._state.rounds < self._history.length:
             if tries:
                 await trio.sleep(CATCH_UP_RETRY_S)
             tries += 1
             self._set_phase(Phase.SYNCING, WhyIdle.FETCHING_STATE, "catching up with the swarm")
             async with self._checkpointing:
-                for peer in sorted(ahead, key=self._rounds_of, reverse=True)[:4]:
-                    await self._follow(peer)
-                sources = self._membership.live_peers()
+                await self._pursuit.follow()
                 try:
-                    await self._catch_up.replay(sources)
+                    await self._catch_up.replay(self._membership.live_peers())
                 except (WrongState, TrainerDied) as error:
                     self._emit(Notice("warning", f"catching up again: {error}"))
                     await self._restore()
                 self._digest = await self._offload(self._state.digest)
-                if trio.current_time() - begun > self._parts.rounds.eviction_s:
-                    await self._give_up_what_is_lost()
-
-    async def _give_up_what_is_lost(self) -> None:
-        """Records whose results nobody alive has lead nowhere: go on from the last state that can be reached.
-
-        Should somebody who has them come back, the fork is judged as any other.
-        """
-        reached, length = self._state.rounds, self._history.length
-        if reached < length and not any(self._rounds_of(peer) > reached for peer in self._membership.live_peers()):
-            await self._offload(self._history.roll_back, reached)
-            self._emit(RolledBack(reached, length - reached, ""))
-
-    def _rounds_of(self, peer: PeerId) -> int:
-        known = self._membership.get(peer)
-        return known.heartbeat.round if known else 0
-
-    async def _follow(self, peer: PeerId) -> None:
-        known = self._membership.get(peer)
-        if known is None:
-            return
-        tip = known.heartbeat.tip
-        try:
-            followed = await self._catch_up.follow(peer)
-        except (NetworkError, Malformed) as error:
-            self._emit(Notice("debug", f"could not follow {peer}: {error}"))
-            if isinstance(error, Malformed):
-                self._judge(tip)
-                self._emit(Dropped(peer, "chain", str(error)))
-            return
-        if followed is Followed.KEPT:
-            self._judge(tip)
-
-    def _judge(self, tip: bytes) -> None:
-        if len(self._judged) >= MAX_JUDGED:
-            self._judged.pop(next(iter(self._judged)))
-        self._judged[tip] = None
+                await self._pursuit.give_up_what_is_lost(begun)
 
     # -- the clock ----------------------------------------------------------------------------------------------------
 
@@ -384,45 +320,12 @@ class Node:
 
     def _notice_ahead(self, now: float) -> None:
         """A round that the swarm finished without us is not worth going on with."""
-        if self._runner is None or self._runner.deciding or not self._ahead():
+        if self._runner is None or self._runner.deciding or not self._pursuit.ahead():
             self._ahead_since = None
         elif self._ahead_since is None:
             self._ahead_since = now
         elif now - self._ahead_since > SYNC_AFTER_S:
             self._runner.end(Behind())
-
-    async def _beat(self) -> None:
-        assert self._network is not None
-        rates = _Rates(trio.current_time())
-        while True:
-            await self._network.publish(pack(self._identity, self._signed.run, self._heartbeat(rates)).raw)
-            runner = self._runner
-            if runner is not None and runner.work.ready_raw:
-                await self._network.publish(runner.work.ready_raw)
-            with trio.move_on_after(beat_interval_s(len(self._membership.live_peers()) + 1)):
-                await self._beat_now.wait()
-            self._beat_now = trio.Event()
-
-    def _heartbeat(self, rates: _Rates) -> Heartbeat:
-        assert self._network is not None
-        now, traffic = trio.current_time(), self._network.traffic()
-        seconds = max(now - rates.at, 1e-3)
-        up, down = (traffic.up_bytes - rates.up) / seconds, (traffic.down_bytes - rates.down) / seconds
-        rates.at, rates.up, rates.down = now, traffic.up_bytes, traffic.down_bytes
-        self._seq += 1
-        work = self._runner.work if self._runner else None
-        return Heartbeat(
-            incarnation=self._settings.incarnation, seq=self._seq, name=self._settings.name[:40],
-            role=self._settings.role, phase=self._phase, why_idle=self._why, why_detail=self._detail[:200],
-            round=self._history.length, tip=self._history.tip, steps=work.steps if work else 0,
-            loss=work.loss if work else 0.0, tokens_per_s=work.tokens_per_s if work else 0.0,
-            up_bytes_per_s=max(up, 0.0), down_bytes_per_s=max(down, 0.0),
-            addresses=list(self._network.addresses())[:8], version=self._settings.version[:40])
-
-    async def _say_goodbye(self) -> None:
-        assert self._network is not None
-        bye = Goodbye(incarnation=self._settings.incarnation, seq=self._seq + 1)
-        await self._network.publish(pack(self._identity, self._signed.run, bye).raw)
 
     async def _measure_the_end(self) -> None:
         if self._trainer is not None and self._settings.eval_every:
@@ -435,7 +338,7 @@ class Node:
         """Stay until everybody here has what we have."""
         self._set_phase(Phase.SEEDING, WhyIdle.BUSY, "done; staying for those who are not")
         with trio.move_on_after(LINGER_S):
-            while any(self._rounds_of(peer) < self._history.length for peer in self._membership.live_peers()):
+            while any(self._pursuit.rounds_of(peer) < self._history.length for peer in self._membership.live_peers()):
                 await trio.sleep(TICK_S)
             await trio.sleep(beat_interval_s(1) + TICK_S)
 
@@ -481,7 +384,7 @@ class Node:
             return False
         if known is not None and (ready.incarnation, ready.round) < (known[0].incarnation, known[0].round):
             return False
-        if self._membership.get(sender) is None and len(self._readys) >= MAX_JUDGED:
+        if self._membership.get(sender) is None and len(self._readys) >= MAX_READYS:
             return False
         self._readys[sender] = (ready, envelope)
         if self._runner is not None:
@@ -545,7 +448,7 @@ class Node:
     async def _greet(self, peer: PeerId) -> None:
         assert self._network is not None
         refusal = await self._door.greet(self._network, peer)
-        self._beat_now.set()
+        self._pulse.beat_now()
         if refusal is not None:
             self._emit(Notice("warning", refusal))
 
@@ -560,9 +463,7 @@ class Node:
     def _set_phase(self, phase: Phase, why: WhyIdle, detail: str) -> None:
         if self._leaving.is_set() or (self._pause.on and phase not in (Phase.PAUSED, Phase.STOPPING)):
             return
-        if (phase, why, detail) != (self._phase, self._why, self._detail):
-            self._phase, self._why, self._detail = phase, why, detail
-            self._emit(PhaseChanged(phase.value, why.value, detail))
+        self._pulse.set_phase(phase, why, detail)
 
     @property
     def rounds(self) -> int:
@@ -591,8 +492,8 @@ class Node:
         last = self._history.last
         return {
             "peer": self._identity.peer_id, "name": self._settings.name, "run": self._signed.run.hex(),
-            "run_name": self._signed.manifest.name, "role": self._settings.role.value, "phase": self._phase.value,
-            "why_idle": self._why.value, "why_detail": self._detail, "round": self._history.length,
+            "run_name": self._signed.manifest.name, "role": self._settings.role.value, "phase": self._pulse.phase.value,
+            "why_idle": self._pulse.why.value, "why_detail": self._pulse.detail, "round": self._history.length,
             "tip": self._history.tip.hex(), "state_rounds": self._state.rounds, "state_digest": self._digest.hex(),
             "peers": len(self._membership.live_peers()),
             "members": [member.peer for member in last.members] if last else [],
@@ -603,13 +504,5 @@ class Node:
             "eval_loss": work.eval_loss if work and work.eval_loss is not None else self._eval_loss,
             "up_bytes": traffic.up_bytes if traffic else 0, "down_bytes": traffic.down_bytes if traffic else 0,
             "trainer_pid": self._trainer.pid if self._trainer else None, "version": self._settings.version,
-            "swarm": self._neighbours(),
+            "swarm": self._pulse.neighbours(),
         }
-
-    def _neighbours(self) -> Sequence[dict[str, Any]]:
-        now = trio.current_time()
-        return [{"peer": peer, "name": known.heartbeat.name, "role": known.heartbeat.role.value,
-                 "phase": known.heartbeat.phase.value, "round": known.heartbeat.round, "steps": known.heartbeat.steps,
-                 "tokens_per_s": known.heartbeat.tokens_per_s, "liveness": known.liveness.value,
-                 "heard_s": now - known.heard, "version": known.heartbeat.version}
-                for peer, known in sorted(self._membership)]
