@@ -151,9 +151,7 @@ class Bench:
         return theta
 
     def last(self, seed: int, rate: float, theta: F32, rounds: range, recipe: Recipe) -> float:
-        final = theta
-        for final in diloco(self.config(seed, rate), self.corpus, theta, rounds, recipe):
-            pass
+        *_, final = [theta, *diloco(self.config(seed, rate), self.corpus, theta, rounds, recipe)]
         return self.loss(final)
 
     def baseline(self, seed: int, rate: float, theta: F32, rounds: range, workers: int) -> float:

@@ -126,7 +126,7 @@ async def _draw(view: View, status: Status) -> None:
 
 
 async def _write(text: str) -> None:
-    await trio.to_thread.run_sync(_write_now, text, abandon_on_cancel=True)
+    await trio.to_thread.run_sync(_write_now, text, abandon_on_cancel=True)  # type: ignore[call-arg]  # stale stubs
 
 
 def _write_now(text: str) -> None:

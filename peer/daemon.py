@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,8 @@ class Daemon:
 
     async def _leave_at_eof(self) -> None:
         """Whoever started us holds the other end of our standard input, and is gone when that ends."""
-        while await trio.to_thread.run_sync(os.read, sys.stdin.fileno(), 4096, abandon_on_cancel=True):
+        read = partial(trio.to_thread.run_sync, os.read, sys.stdin.fileno(), 4096)
+        while await read(abandon_on_cancel=True):  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
             pass
         self.leave()
 

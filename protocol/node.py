@@ -93,8 +93,8 @@ class Node:
         """Give the node its network, before `run`."""
         manifest, rounds = self._signed.manifest, self._signed.manifest.rounds
         self._network = network
-        settings = RoundSettings(run=self._signed.run, chunks=manifest.chunks, max_tokens=manifest.tokens_per_round, codec=manifest.codec,
-                                 min_members=rounds.min_members, max_members=rounds.max_members,
+        settings = RoundSettings(run=self._signed.run, chunks=manifest.chunks, max_tokens=manifest.tokens_per_round,
+                                 codec=manifest.codec, min_members=rounds.min_members, max_members=rounds.max_members,
                                  grace_s=rounds.grace_s, eviction_s=rounds.eviction_s, stall_s=rounds.stall_s)
         layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
         self._parts = Parts(self._identity, self._signed.run, self._signed.raw, manifest, settings, self._settings,

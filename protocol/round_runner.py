@@ -421,7 +421,8 @@ class RoundRunner:
                 exchange.peer_dead(peer)
         self._exchange_begun.set()
         self._exchange_begun = trio.Event()
-        self._set_phase(Phase.EXCHANGING, WhyIdle.EXCHANGING, f"round {plan.round}: exchanging with {len(plan.members)} members")
+        self._set_phase(Phase.EXCHANGING, WhyIdle.EXCHANGING,
+                        f"round {plan.round}: exchanging with {len(plan.members)} members")
         self._nursery.start_soon(self._run_exchange, name, running)
 
     async def _run_exchange(self, name: Hash, running: _Running) -> None:

@@ -52,7 +52,8 @@ class ResultFile:
 class CheckpointDownload:
     """A checkpoint being fetched into place; survives a restart, since every piece is checked against its hash."""
 
-    def __init__(self, store: Store, rounds: int, leaves: Sequence[Hash], path: Path, mapping: mmap.mmap, piece: int) -> None:
+    def __init__(self, store: Store, rounds: int, leaves: Sequence[Hash], path: Path, mapping: mmap.mmap,
+                 piece: int) -> None:
         self._store, self._rounds, self._leaves = store, rounds, list(leaves)
         self._path, self._mapping, self._piece = path, mapping, piece
         self.view = memoryview(mapping)

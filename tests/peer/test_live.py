@@ -105,5 +105,5 @@ def test_small_drawings() -> None:
 def test_every_event_has_a_sentence_and_a_level() -> None:
     values: dict[str, Any] = {"int": 1, "float": 1.0, "str": "x", "bool": True, "list[str]": [OTHER]}
     for cls in ev.EVENTS.values():
-        event = cls(*[values[field.type] for field in cls.__dataclass_fields__.values()])
+        event = cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])
         assert sentence(event) and level(event), cls

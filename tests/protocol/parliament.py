@@ -79,6 +79,7 @@ class Parliament:
         self.seats = {identity.peer_id: self._seat(identity, None) for identity in identities}
         self.queue: list[tuple[PeerId, PeerId, Body]] = []
         self.silent_since: dict[PeerId, float] = {}
+        self.performed: list[Effect] = []
 
     def _seat(self, identity: Identity, kept: Promise | None) -> Seat:
         machine = RoundMachine(identity.peer_id, settings(), self.base, self.now, kept)
@@ -145,6 +146,7 @@ class Parliament:
         self.perform(seat, effects)
 
     def perform(self, seat: Seat, effects: list[Effect]) -> None:
+        self.performed += effects
         for effect in effects:
             if isinstance(effect, Keep):
                 seat.kept = effect.promise
@@ -153,7 +155,8 @@ class Parliament:
             elif isinstance(effect, BeginExchange) and plan_hash(effect.plan) not in seat.exchanged:
                 name = plan_hash(effect.plan)
                 seat.exchanged.add(name)
-                self.perform(seat, seat.machine.on_exchange_done(name, self.entries(seat, len(effect.plan.members)), self.now))
+                entries = self.entries(seat, len(effect.plan.members))
+                self.perform(seat, seat.machine.on_exchange_done(name, entries, self.now))
             elif isinstance(effect, HoldResult):
                 self.perform(seat, seat.machine.on_result_held(effect.record.result_root))
             elif isinstance(effect, Committed):

@@ -68,7 +68,7 @@ def test_fields_of_any_type_never_raise_anything_else(field: str, value: object)
         return
     if raw != GOOD.raw:
         with pytest.raises(Malformed):
-            open_envelope(raw, RUN)
+            open_envelope(bytes(raw), RUN)
 
 
 @given(st.integers(0, len(GOOD.raw) - 1), st.integers(0, 255))
@@ -77,4 +77,4 @@ def test_one_changed_byte_is_refused(place: int, byte: int) -> None:
     raw[place] = byte
     if bytes(raw) != GOOD.raw:
         with pytest.raises(Malformed):
-            open_envelope(raw, RUN)
+            open_envelope(bytes(raw), RUN)
