@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command
@@ -66,10 +67,13 @@ def _wait_for_end(pid: int) -> None:
     """Until the process is gone, so that `peer leave && peer join` finds the identity free."""
     import psutil
 
-    if pid > 0 and psutil.pid_exists(pid):
+    end = time.monotonic() + STOP_DEADLINE_S
+    while pid > 0 and time.monotonic() < end:
         try:
-            psutil.Process(pid).wait(STOP_DEADLINE_S)
-        except psutil.TimeoutExpired as error:
-            raise TimeoutError from error
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return  # whoever started it has not asked for its exit code yet; it holds nothing any more
         except psutil.NoSuchProcess:
             return
+        time.sleep(0.05)
+    if pid > 0:
+        raise TimeoutError
