@@ -1,0 +1,131 @@
+"""How long an exchange takes on this computer, and what bounds it: `python -m benchmarks.exchange`.
+
+N real processes with real sockets on loopback average a contribution of int8 codes, as peers do.  In the same run the
+same processes
+
+* push the same number of bytes to each other without averaging anything: the limit of the wire here
+  (each peer 2 (N - 1)/N of the payload up, and as much down);
+* average the same tensors as fp32 with gloo's all-reduce, unencrypted;
+* and, with --hivemind-python, by an interpreter that has hivemind 1.1.12, with its averager.
+
+Prints a table; asserts nothing about time.  Each figure is the median over the repetitions of the slowest peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.exchange_plan import chunk_layout, payload_bytes
+
+
+@dataclass
+class Member:
+    """One process of the benchmark, spoken to in JSON lines."""
+
+    process: subprocess.Popen[str]
+
+    def say(self, **words: Any) -> None:
+        assert self.process.stdin is not None
+        print(json.dumps(words), file=self.process.stdin, flush=True)
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("a member of the benchmark ended early")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.exchange", description=__doc__)
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--parameters", type=float, default=64e6)
+    parser.add_argument("--chunk", type=int, default=1 << 20, help="parameters a chunk")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--hivemind-python", help="an interpreter that can import hivemind")
+    arguments = parser.parse_args()
+    parameters = int(arguments.parameters)
+    ours = exchange(arguments.peers, parameters, arguments.chunk, arguments.repeat)
+    gloo = others([sys.executable, "-m", "benchmarks.gloo_member"], arguments.peers, parameters, arguments.repeat)
+    rows = [
+        ("exchange, int8, encrypted, every byte checked", ours["exchange"], ours["bytes"]),
+        ("the same bytes pushed, nothing averaged (limit here)", ours["wire"], ours["bytes"]),
+        ("gloo all-reduce, fp32, unencrypted", gloo, 4 * 2 * (arguments.peers - 1) / arguments.peers),
+    ]
+    if arguments.hivemind_python:
+        command = [arguments.hivemind_python, "benchmarks/hivemind_member.py"]
+        hivemind = others(command, arguments.peers, parameters, arguments.repeat)
+        rows.append(("hivemind 1.1.12 averager, fp32", hivemind, 4 * 2 * (arguments.peers - 1) / arguments.peers))
+    print(f"{arguments.peers} peers, {parameters / 1e6:.0f} M parameters, chunks of {arguments.chunk} parameters, "
+          f"{arguments.repeat} repetitions, medians\n")
+    print("| what | seconds | M parameters/s | bytes/parameter/peer up | time / exchange |")
+    print("|---|---|---|---|---|")
+    for what, seconds, volume in rows:
+        print(f"| {what} | {seconds:.2f} | {parameters / seconds / 1e6:.0f} | {volume:.3f} | "
+              f"{seconds / ours['exchange']:.2f} |")
+    formula = 2 * (arguments.peers - 1) / arguments.peers * payload_bytes(
+        chunk_layout(parameters, arguments.chunk)) / parameters
+    print(f"\nbytes on the wire over the formula 2 (N - 1)/N x codec bytes: {ours['bytes'] / formula:.4f}; "
+          f"equal results: {ours['equal']}; peak memory of a peer beyond contribution and result: "
+          f"{ours['extra'] / 1e6:.0f} MB")
+
+
+def exchange(peers: int, parameters: int, chunk: int, repeat: int) -> dict[str, Any]:
+    """Times of exchange and bare wire, wire bytes per parameter and peer, peak extra memory, equality."""
+    command = [sys.executable, "-m", "benchmarks.exchange_member", str(parameters), str(chunk), str(repeat)]
+    members = [start(command) for _ in range(peers)]
+    introductions = [member.hear() for member in members]
+    for member in members:
+        member.say(peers=introductions)
+    for member in members:
+        member.hear()
+    times: dict[str, list[float]] = {"exchange": [], "wire": []}
+    digests: set[str] = set()
+    answers: list[dict[str, Any]] = []
+    for _ in range(repeat + 1):
+        for what in times:
+            for member in members:
+                member.say(do=what)
+            answers = [member.hear() for member in members]
+            times[what].append(max(answer["seconds"] for answer in answers))
+            if what == "exchange":
+                digests.update(answer["digest"] for answer in answers)
+                volume = statistics.mean(answer["up_bytes"] for answer in answers) / parameters
+    for member in members:
+        member.say(do="end")
+        member.process.wait(30)
+    warm = {what: statistics.median(values[1:]) for what, values in times.items()}
+    return {**warm, "bytes": volume, "equal": len(digests) == 1, "extra": max(a["extra_bytes"] for a in answers)}
+
+
+def others(command: list[str], peers: int, parameters: int, repeat: int) -> float:
+    """Median over the repetitions of the slowest member's time of another library's averaging."""
+    port = 29500 + int(time.time()) % 1000
+    members: list[Member] = []
+    first: dict[str, Any] = {}
+    for rank in range(peers):
+        members.append(start([*command, str(rank), str(peers), str(parameters), str(repeat), str(port)]))
+        if rank == 0:
+            first = members[0].hear()
+    for member in members:
+        member.say(**first)
+    times = [member.hear()["seconds"] for member in members]
+    for member in members:
+        member.process.wait(60)
+    return statistics.median(max(of_all) for of_all in zip(*times, strict=True))
+
+
+def start(command: list[str]) -> Member:
+    return Member(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""One peer of `benchmarks.exchange`: obeys JSON lines on standard input."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import resource
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import trio
+
+from kernels.codec import encode
+from protocol.events import Event
+from protocol.exchange_plan import assign_owners, chunk_layout, contribution_leaves, payload_bytes
+from protocol.exchange_runner import Exchange, push_plan
+from protocol.hashes import ZERO_HASH, Hash, chunk_hash, tree_root
+from protocol.identity import Identity, PeerId
+from protocol.libp2p_network import Libp2pNetwork
+from protocol.messages import Member, Plan
+from protocol.network import Refused, Verdict
+
+RUN = Hash(b"\x05" * 32)
+BARE = b"bare"
+
+
+class Peer:
+    """Implements `protocol.network.Handlers` for the running exchange, and for pushes of nothing but bytes."""
+
+    def __init__(self, parameters: int, chunk: int) -> None:
+        self.identity = Identity.generate()
+        self.layout = chunk_layout(parameters, chunk)
+        self.size = payload_bytes(self.layout)
+        self.contribution = memoryview(mmap.mmap(-1, self.size))
+        self.result = memoryview(mmap.mmap(-1, self.size))
+        values = np.random.default_rng(self.identity.public_key[0]).standard_normal(chunk, dtype=np.float32)
+        for span in self.layout:
+            encode(values[: span.count], self.contribution[span.offset : span.offset + span.size])
+        self.leaves = contribution_leaves(self.contribution, self.layout)
+        self.exchange: Exchange | None = None
+        self.scratch = memoryview(bytearray(max(span.size for span in self.layout)))
+        self.begun = trio.Event()
+        self.scope = trio.CancelScope()
+
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+        return Verdict.IGNORE
+
+    async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        raise Refused("a benchmark answers nothing")
+
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> memoryview | None:
+        if header == BARE:
+            return memoryview(bytearray(size))
+        while self.exchange is None or self.exchange.machine.name != push_plan(header):
+            await self.begun.wait()
+        return await self.exchange.open_push(peer, header, size)
+
+    async def finish_push(self, peer: PeerId, header: bytes, buffer: memoryview | None) -> None:
+        if header != BARE and self.exchange is not None:
+            await self.exchange.finish_push(peer, header, buffer)
+
+    def on_peer_connected(self, peer: PeerId) -> None: ...
+
+    def on_peer_disconnected(self, peer: PeerId) -> None: ...
+
+    def plan(self, members: Sequence[dict[str, Any]], round: int) -> Plan:
+        ordered = sorted(members, key=lambda member: str(member["peer"]))
+        peers = [PeerId(member["peer"]) for member in ordered]
+        return Plan(round=round, base=ZERO_HASH, state_digest=ZERO_HASH, loss=0.0,
+                    owners=assign_owners(ZERO_HASH, peers, len(self.layout)),
+                    members=[Member(peer=m["peer"], tokens=1000, root=bytes.fromhex(m["root"])) for m in ordered])
+
+    async def average(self, network: Libp2pNetwork, plan: Plan, nursery: trio.Nursery) -> None:
+        """One exchange; returns when our result is complete.  It goes on sending others what they miss until the next."""
+        if self.exchange is not None:
+            self.scope.cancel()
+        self.scope = trio.CancelScope()
+        self.exchange = Exchange(
+            identity=self.identity, run=RUN, plan=plan, layout=self.layout, contribution=self.contribution,
+            leaves=self.leaves, result=self.result, network=network, offload=trio.to_thread.run_sync, stall_s=60.0,
+            emit=_ignore)
+        self.begun.set()
+        self.begun = trio.Event()
+        nursery.start_soon(self._run, self.exchange, self.scope)
+        await self.exchange.done.wait()
+
+    async def _run(self, exchange: Exchange, scope: trio.CancelScope) -> None:
+        with scope:
+            await exchange.run()
+
+    async def push_bare(self, network: Libp2pNetwork, peers: list[PeerId]) -> None:
+        """As many bytes as an exchange sends: a part and a result of the payload's N-th to everybody."""
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                nursery.start_soon(self._push_to, network, peer, 2 * self.size // (len(peers) + 1))
+
+    async def _push_to(self, network: Libp2pNetwork, peer: PeerId, size: int) -> None:
+        while size > 0:
+            piece = min(size, len(self.scratch))
+            await network.push(peer, BARE, self.scratch[:piece], timeout_s=60.0)
+            size -= piece
+
+
+def _ignore(event: Event) -> None:
+    return
+
+
+async def main() -> None:
+    peer = Peer(int(sys.argv[1]), int(sys.argv[2]))
+    async with trio.open_nursery() as nursery:
+        network = Libp2pNetwork(peer.identity, RUN, peer, listen_host="127.0.0.1", mdns=False)
+        await nursery.start(network.run)
+        say(peer=peer.identity.peer_id, address=network.addresses()[0], root=tree_root(peer.leaves).hex())
+        members = (await hear())["peers"]
+        others = [PeerId(member["peer"]) for member in members if member["peer"] != peer.identity.peer_id]
+        network.remember([member["address"] for member in members])
+        while len(network.connected()) < len(others):
+            await trio.sleep(0.05)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        say(connected=len(others))
+        round = 0
+        while (order := (await hear())["do"]) != "end":
+            begun, traffic = trio.current_time(), network.traffic()
+            if order == "exchange":
+                await peer.average(network, peer.plan(members, round), nursery)
+                round += 1
+            else:
+                await peer.push_bare(network, others)
+            seconds = trio.current_time() - begun
+            say(seconds=seconds, up_bytes=network.traffic().up_bytes - traffic.up_bytes,
+                digest=chunk_hash(peer.result).hex(),
+                extra_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - peer.size)
+        nursery.cancel_scope.cancel()
+
+
+def say(**words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+async def hear() -> dict[str, Any]:
+    words: dict[str, Any] = json.loads(await trio.to_thread.run_sync(sys.stdin.readline))
+    return words
+
+
+if __name__ == "__main__":
+    trio.run(main)
