@@ -117,10 +117,13 @@ def others(command: list[str], peers: int, parameters: int, repeat: int) -> floa
             first = members[0].hear()
     for member in members:
         member.say(**first)
-    times = [member.hear()["seconds"] for member in members]
+    times: list[list[float]] = [member.hear()["seconds"] for member in members]
+    for member in members:
+        assert member.process.stdin is not None
+        member.process.stdin.close()
     for member in members:
         member.process.wait(60)
-    return statistics.median(max(of_all) for of_all in zip(*times, strict=True))
+    return float(statistics.median(max(of_all) for of_all in zip(*times, strict=True)))
 
 
 def start(command: list[str]) -> Member:
