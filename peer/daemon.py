@@ -288,7 +288,7 @@ class Daemon:
         node = Node(self._identity, signed, self.store, state, trainer, self._node_settings(), self._log.emit)
         node.attach(network)
         self._node = node
-        self._lobby.admit(node)
+        self._lobby.admit(node.reception)
         await node.run()
 
     def _node_settings(self) -> NodeSettings:

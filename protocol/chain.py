@@ -15,6 +15,10 @@ from protocol.envelope import is_authentic, rebuild
 from protocol.hashes import Hash, hash_bytes
 from protocol.identity import PeerId
 from protocol.messages import Certificate, ChunkEntry, Commit, Record, Vote
+from protocol.round_terms import Base, RoundSettings
+
+FINAL_ROUNDS = 100
+"""A chain of so many rounds is not given up for one that shares nothing with it."""
 
 
 def genesis_tip(run: Hash) -> Hash:
@@ -52,19 +56,21 @@ def members_in(mask: bytes, members: int) -> list[int]:
     return [index for index in range(members) if bits >> index & 1]
 
 
-def verify_record(record: Record, index: Sequence[ChunkEntry], previous: Record | None, round: int, tip: Hash, *,
-                  codec: str, chunks: int, max_members: int) -> None:
-    """Whether a record makes sense as the next one after `tip`; raises `Malformed` with the reason."""
-    if record.round != round or record.previous != tip:
+def verify_record(settings: RoundSettings, record: Record, index: Sequence[ChunkEntry], base: Base) -> None:
+    """Whether a record makes sense as the next one on `base`; raises `Malformed` with the reason."""
+    previous = base.previous
+    if record.round != base.round or record.previous != base.tip:
         raise Malformed("a record that does not stand on this tip")
-    if previous is not None and previous.round != round - 1:
+    if previous is not None and previous.round != base.round - 1:
         raise Malformed("a record whose predecessor is another round")
-    if record.fragment != 0 or record.codec != codec:
+    if record.fragment != 0 or record.codec != settings.codec:
         raise Malformed("a record of another fragment or codec than the manifest's")
     peers = [member.peer for member in record.members]
-    if peers != sorted(set(peers)) or len(peers) > max_members:
+    if peers != sorted(set(peers)) or len(peers) > settings.max_members:
         raise Malformed("a record whose members are not sorted, or too many")
-    if len(index) != chunks or index_root(index) != record.result_root:
+    if any(member.tokens > settings.max_tokens for member in record.members):
+        raise Malformed("a record that credits a member with more tokens than a round has")
+    if len(index) != settings.chunks or index_root(index) != record.result_root:
         raise Malformed("a record whose chunks do not match its result root")
     for entry in index:
         members_in(entry.mask, len(peers))
@@ -90,11 +96,10 @@ def verify_certificate(run: Hash, record: Record, previous: Record | None, certi
             raise Malformed("a certificate with a false signature")
 
 
-def verify_commit(run: Hash, commit: Commit, previous: Record | None, round: int, tip: Hash, *, codec: str, chunks: int,
-                  max_members: int) -> None:
+def verify_commit(settings: RoundSettings, commit: Commit, base: Base) -> None:
     """Record, index and certificate together; raises `Malformed`."""
-    verify_record(commit.record, commit.index, previous, round, tip, codec=codec, chunks=chunks, max_members=max_members)
-    verify_certificate(run, commit.record, previous, commit.certificate)
+    verify_record(settings, commit.record, commit.index, base)
+    verify_certificate(settings.run, commit.record, base.previous, commit.certificate)
 
 
 def prefer(common: Record | None, ours: Sequence[Commit], theirs: Sequence[Commit]) -> bool:
@@ -102,9 +107,14 @@ def prefer(common: Record | None, ours: Sequence[Commit], theirs: Sequence[Commi
 
     At the first record: more signers from the common electorate (a majority always beats those who went on without
     it); then the greater sum of committed tokens over the branch; then the lower tip hash.  Total and antisymmetric.
+
+    Where no elector is common, nothing but claims of tokens could decide, and anybody can sign a long chain from genesis
+    alone: a branch of `FINAL_ROUNDS` stays with whoever holds it.
     """
     if not theirs or not ours:
         return bool(theirs)
+    if common is None and len(ours) >= FINAL_ROUNDS:
+        return False
     return _rank(common, theirs) < _rank(common, ours)
 
 

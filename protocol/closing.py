@@ -36,20 +36,22 @@ class Closing:
         self._asked: dict[PeerId, float] = {}
 
     def add(self, peer: PeerId, ready: Ready) -> bool:
-        """Take a READY.  False when it is not for this round or contradicts an earlier one of the same incarnation."""
+        """Take a READY.  False when it is not for this round, or no newer than the one we have from this peer."""
         if ready.round != self.base.round or ready.base != self.base.tip or ready.tokens > self.settings.max_tokens:
             return False
         known = self.readys.get(peer)
-        if known is not None and ready.incarnation < known.incarnation:
-            return False
-        if known is not None and ready.incarnation == known.incarnation and ready != known:
-            return False
+        if known is not None and (ready.incarnation, ready.serial) <= (known.incarnation, known.serial):
+            return ready == known
         self.readys[peer] = ready
         return True
 
     def waiting_for(self, view: View) -> list[PeerId]:
         """Who has to become ready before the round can be closed at once."""
         return sorted(peer for peer, seen in view.items() if seen.on_tip and peer not in self.readys)
+
+    def may_ask_to_finish(self, view: View) -> bool:
+        """Whether, as we see it, at least half of the live trainers are ready: before that nobody has to stop."""
+        return sum(self.lives(peer, view) for peer in self.readys) >= len(self.waiting_for(view))
 
     def gather(self, view: View, now: float) -> tuple[list[Effect], bool]:
         """Whether the round may be closed, and whom to ask to finish."""

@@ -130,12 +130,16 @@ class Goodbye(Body):
 
 
 class Ready(Body):
-    """A finished contribution, committed by its root before anybody shows theirs."""
+    """A finished contribution, committed by its root before anybody shows theirs.
+
+    serial: grows with every READY of an incarnation; two different ones under one serial are a lie.
+    """
 
     KIND: ClassVar[str] = "ready"
     round: Count
     base: HashField
     incarnation: Count
+    serial: Count
     tokens: Annotated[int, Field(ge=1, le=2**40)]
     steps: Annotated[int, Field(ge=1, le=1_000_000)]
     loss: Number

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from protocol.events import Event
@@ -67,10 +68,12 @@ class Parts:
     state: OuterState
     layout: Sequence[ChunkSpan]
     membership: Membership
-    network: Network
     trainer: TrainerLink | None
     offload: Offload
     emit: Callable[[Event], None]
+    network: Network = field(init=False)
+    serials: Iterator[int] = field(default_factory=count)
+    """Numbers of this life's READYs."""
 
     @property
     def me(self) -> PeerId:

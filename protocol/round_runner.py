@@ -238,7 +238,7 @@ class RoundRunner:
         if isinstance(body, Commit):
             return self._handle_commit(sender, body)
         if isinstance(body, Finish):
-            return machine.on_finish(sender, body)
+            return machine.on_finish(sender, body, self.view())
         return []
 
     def _handle_commit(self, sender: PeerId, commit: Commit) -> list[Effect]:
@@ -393,8 +393,9 @@ class RoundRunner:
         leaves = await parts.offload(contribution_leaves, contribution.data, parts.layout)
         assert self.machine.state_digest is not None
         ready = Ready(round=self.base.round, base=self.base.tip, incarnation=parts.settings.incarnation,
-                      tokens=contribution.tokens, steps=contribution.steps, loss=contribution.loss,
-                      norm=contribution.norm, root=tree_root(leaves), state_digest=self.machine.state_digest)
+                      serial=next(parts.serials), tokens=contribution.tokens, steps=contribution.steps,
+                      loss=contribution.loss, norm=contribution.norm, root=tree_root(leaves),
+                      state_digest=self.machine.state_digest)
         envelope = pack(parts.identity, parts.run, ready)
         work.leaves = leaves
         work.contribution, work.ready, work.ready_raw = contribution, ready, envelope.raw

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from protocol.hashes import Hash
 from protocol.identity import PeerId
+from protocol.manifest import RunManifest
 from protocol.messages import Body, ChunkEntry, Commit, Plan, Promise, Record
 
 Ballot = tuple[int, PeerId]
@@ -28,6 +29,14 @@ class RoundSettings:
     grace_s: float
     eviction_s: float
     stall_s: float
+
+
+def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
+    """The settings that `manifest` fixes."""
+    rounds = manifest.rounds
+    return RoundSettings(run=run, chunks=manifest.chunks, max_tokens=manifest.tokens_per_round, codec=manifest.codec,
+                         min_members=rounds.min_members, max_members=rounds.max_members, grace_s=rounds.grace_s,
+                         eviction_s=rounds.eviction_s, stall_s=rounds.stall_s)
 
 
 @dataclass(frozen=True)

@@ -112,10 +112,11 @@ class RoundMachine:
         """A READY, ours or another's.  False when it is not for this round or contradicts an earlier one."""
         return self.closing.add(peer, ready)
 
-    def on_finish(self, sender: PeerId, finish: Finish) -> list[Effect]:
-        """Somebody who is ready asks us to finish."""
+    def on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[Effect]:
+        """Somebody who is ready asks us to finish: we do when we see for ourselves that others wait."""
         fits = finish.round == self.base.round and finish.base == self.base.tip
-        return [FinishCompute()] if fits and sender in self.readys and self.me not in self.readys else []
+        waits = sender in self.readys and self.me not in self.readys and self.closing.may_ask_to_finish(view)
+        return [FinishCompute()] if fits and waits else []
 
     def on_proposal(self, sender: PeerId, proposal: Proposal, view: View, now: float) -> list[Effect]:
         ballot = (proposal.attempt, sender)
@@ -407,9 +408,7 @@ class RoundMachine:
 
     def _sensible_record(self, record: Record, index: Sequence[ChunkEntry]) -> bool:
         try:
-            verify_record(record, index, self.base.previous, self.base.round, self.base.tip,
-                          codec=self.settings.codec, chunks=self.settings.chunks,
-                          max_members=self.settings.max_members)
+            verify_record(self.settings, record, index, self.base)
         except Malformed:
             return False
         return True
@@ -418,5 +417,4 @@ class RoundMachine:
         return voted is None or self._sensible_record(voted.record, voted.index)
 
     def _check_commit(self, commit: Commit) -> None:
-        verify_commit(self.settings.run, commit, self.base.previous, self.base.round, self.base.tip,
-                      codec=self.settings.codec, chunks=self.settings.chunks, max_members=self.settings.max_members)
+        verify_commit(self.settings, commit, self.base)

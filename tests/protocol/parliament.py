@@ -91,8 +91,8 @@ class Parliament:
     def ready(self, *peers: PeerId) -> None:
         """These peers say READY, and everybody alive hears it."""
         for peer in peers or tuple(self.seats):
-            statement = Ready(round=self.base.round, base=self.base.tip, incarnation=1, tokens=1000, steps=10, loss=2.0,
-                              norm=1.0, root=chunk_hash(peer.encode()), state_digest=ZERO_HASH)
+            statement = Ready(round=self.base.round, base=self.base.tip, incarnation=1, serial=0, tokens=1000,
+                              steps=10, loss=2.0, norm=1.0, root=chunk_hash(peer.encode()), state_digest=ZERO_HASH)
             for seat in self.seats.values():
                 seat.machine.on_ready(peer, statement)
 
@@ -142,7 +142,7 @@ class Parliament:
         elif isinstance(body, Commit):
             effects = machine.on_commit(body, [sender])
         elif isinstance(body, Finish):
-            effects = machine.on_finish(sender, body)
+            effects = machine.on_finish(sender, body, self.view(seat.me))
         self.perform(seat, effects)
 
     def perform(self, seat: Seat, effects: list[Effect]) -> None:

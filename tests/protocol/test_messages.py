@@ -22,7 +22,7 @@ HEARTBEAT = Heartbeat(
     addresses=["/ip4/127.0.0.1/tcp/1"], version="1",
 )  # fmt: skip
 READY = Ready(
-    round=1, base=TIP, incarnation=2, tokens=3, steps=4, loss=5.0, norm=6.0, root=TIP, state_digest=TIP
+    round=1, base=TIP, incarnation=2, serial=0, tokens=3, steps=4, loss=5.0, norm=6.0, root=TIP, state_digest=TIP
 )  # fmt: skip
 
 

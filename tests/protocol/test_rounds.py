@@ -9,7 +9,8 @@ from protocol.chain import verify_commit
 from protocol.hashes import ZERO_HASH
 from protocol.messages import Finish, Ready
 from protocol.round_terms import FinishCompute, Send
-from tests.protocol.parliament import CHUNKS, RUN, Parliament
+from tests.protocol.parliament import Parliament
+from tests.protocol.parliament import settings as round_settings
 
 
 def test_all_ready_commits_one_record_everywhere() -> None:
@@ -19,8 +20,7 @@ def test_all_ready_commits_one_record_everywhere() -> None:
     assert len(parliament.commits()) == 4
     assert len(parliament.records()) == 1
     for commit in parliament.commits():
-        verify_commit(RUN, commit, parliament.base.previous, 5, parliament.base.tip,
-                      codec="int8", chunks=CHUNKS, max_members=16)
+        verify_commit(round_settings(), commit, parliament.base)
 
 
 def test_founders_without_a_previous_record_commit_round_zero() -> None:

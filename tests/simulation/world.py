@@ -99,7 +99,7 @@ class World:
         state = OuterState(self.signed.manifest)
         seat.node = Node(seat.identity, self.signed, store, state, seat.trainer, settings,
                          partial(self._on_event, seat), offload=inline)
-        network = MemoryNetwork(self.wire, seat.peer, seat.node)
+        network = MemoryNetwork(self.wire, seat.peer, seat.node.reception)
         seat.node.attach(network)
         seat.scope = trio.CancelScope()
         self.note(seat, f"starts life {seat.lives}")

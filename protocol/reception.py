@@ -1,0 +1,175 @@
+"""What arrives at a peer, and who it is handed to: the handlers that the network calls.
+
+Every byte is checked here for form and sender before any part of the peer sees it; nothing here raises, except the
+refusals that `on_request` may.  What a statement means is decided by those it is handed to.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from protocol.canonical import Malformed
+from protocol.doorkeeper import Doorkeeper
+from protocol.envelope import MAX_GOSSIP_BYTES, Envelope
+from protocol.events import Dropped, Notice
+from protocol.exchange_runner import ExchangeAsk, push_plan
+from protocol.hashes import Hash
+from protocol.identity import PeerId
+from protocol.membership import Liveness
+from protocol.messages import Body, Commit, Goodbye, Heartbeat, Ready, decode_body, unpack
+from protocol.network import Refused, Verdict
+from protocol.parts import Parts
+from protocol.pulse import Pulse
+from protocol.round_runner import RoundRunner
+from protocol.serving import Serving
+
+GOSSIP_KINDS = (Heartbeat, Goodbye, Ready)
+MAX_READYS = 1024
+
+
+class Reception:
+    """Implements `protocol.network.Handlers`.  `runner` is the running round, None between rounds."""
+
+    def __init__(self, parts: Parts, door: Doorkeeper, pulse: Pulse) -> None:
+        self._parts, self._door, self._pulse = parts, door, pulse
+        self._serving = Serving(parts)
+        self.runner: RoundRunner | None = None
+        self.nursery: trio.Nursery | None = None
+        self._readys: dict[PeerId, tuple[Ready, Envelope]] = {}
+
+    def open_round(self, runner: RoundRunner) -> None:
+        """From now on statements go to this round; what others said for it already comes first."""
+        self.runner = runner
+        for peer, (ready, envelope) in list(self._readys.items()):
+            if ready.base == runner.base.tip:
+                runner.receive(peer, ready, envelope)
+
+    def close_round(self) -> None:
+        self.runner = None
+
+    # -- gossip -------------------------------------------------------------------------------------------------------
+
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+        try:
+            sender, body, envelope = unpack(data, self._parts.run, max_bytes=MAX_GOSSIP_BYTES)
+        except Malformed as error:
+            self._parts.emit(Dropped(forwarder, "gossip", str(error)))
+            return Verdict.REJECT
+        if not isinstance(body, GOSSIP_KINDS):
+            self._parts.emit(Dropped(forwarder, "gossip", f"a {envelope.kind} does not travel by gossip"))
+            return Verdict.REJECT
+        if sender == self._parts.me or not self._door.may_speak(sender):
+            return Verdict.IGNORE
+        return Verdict.ACCEPT if self._on_statement(sender, body, envelope) else Verdict.IGNORE
+
+    def _on_statement(self, sender: PeerId, body: Body, envelope: Envelope) -> bool:
+        """Whether it is news."""
+        if isinstance(body, Heartbeat):
+            return self._on_heartbeat(sender, body)
+        if isinstance(body, Goodbye):
+            fresh, events = self._parts.membership.on_goodbye(sender, body)
+            if fresh and self.runner is not None:
+                self.runner.peer_dead(sender)
+            for event in events:
+                self._parts.emit(event)
+            return fresh
+        assert isinstance(body, Ready)
+        return self._on_ready(sender, body, envelope)
+
+    def _on_heartbeat(self, sender: PeerId, beat: Heartbeat) -> bool:
+        membership = self._parts.membership
+        known = membership.get(sender)
+        was = known.liveness if known else None
+        fresh, events = membership.on_heartbeat(sender, beat, trio.current_time())
+        if fresh:
+            self._parts.network.remember([a for a in beat.addresses if a.endswith(f"/p2p/{sender}")])
+            if was is not Liveness.ALIVE and self.runner is not None:
+                self.runner.peer_alive(sender)
+        for event in events:
+            self._parts.emit(event)
+        return fresh
+
+    def _on_ready(self, sender: PeerId, ready: Ready, envelope: Envelope) -> bool:
+        known = self._readys.get(sender)
+        if known is not None and known[1].raw == envelope.raw:
+            return False
+        if known is not None and (ready.incarnation, ready.serial) <= (known[0].incarnation, known[0].serial):
+            return False
+        if self._parts.membership.get(sender) is None and len(self._readys) >= MAX_READYS:
+            return False
+        self._readys[sender] = (ready, envelope)
+        if self.runner is not None:
+            self.runner.receive(sender, ready, envelope)
+        return True
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        if kind == "hello":
+            return self._door.answer_hello(peer, data)
+        if self._serving.knows(kind) and (kind == "manifest" or self._door.may_speak(peer)):
+            return await self._serving.answer(kind, data)
+        if kind == "round" and self._door.may_speak(peer):
+            return self._on_round_statement(peer, data)
+        if kind == "exchange" and self._door.may_speak(peer):
+            return await self._on_exchange_ask(peer, data)
+        raise Refused(f"not without a hello: {kind:.40}" if not self._door.may_speak(peer) else "no such question")
+
+    def _on_round_statement(self, peer: PeerId, data: bytes) -> bytes:
+        try:
+            sender, body, envelope = unpack(data, self._parts.run)
+        except Malformed as error:
+            self._parts.emit(Dropped(peer, "statement", str(error)))
+            raise Refused(str(error)) from error
+        if sender != peer and not isinstance(body, Commit):
+            raise Refused("a statement of somebody else")
+        if self.runner is not None:
+            self.runner.receive(sender, body, envelope)
+        return b""
+
+    async def _on_exchange_ask(self, peer: PeerId, data: bytes) -> bytes:
+        try:
+            ask = decode_body(ExchangeAsk, data, max_bytes=256)
+        except Malformed as error:
+            raise Refused(str(error)) from error
+        exchange = await self.runner.exchange_for(Hash(ask.plan)) if self.runner is not None else None
+        if exchange is None:
+            raise Refused("no such exchange here")
+        exchange.asked(peer, ask.chunk)
+        return b""
+
+    # -- pushes -------------------------------------------------------------------------------------------------------
+
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> memoryview | None:
+        plan, runner = push_plan(header), self.runner
+        if plan is None or runner is None or not self._door.may_speak(peer):
+            return None
+        exchange = await runner.exchange_for(plan)
+        return await exchange.open_push(peer, header, size) if exchange is not None else None
+
+    async def finish_push(self, peer: PeerId, header: bytes, buffer: memoryview | None) -> None:
+        plan, runner = push_plan(header), self.runner
+        if plan is None or runner is None:
+            return
+        exchange = await runner.exchange_for(plan)
+        if exchange is not None:
+            await exchange.finish_push(peer, header, buffer)
+            runner.exchange_moved()
+
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    def on_peer_connected(self, peer: PeerId) -> None:
+        if self.nursery is not None:
+            self.nursery.start_soon(self._greet, peer)
+
+    async def _greet(self, peer: PeerId) -> None:
+        refusal = await self._door.greet(self._parts.network, peer)
+        self._pulse.beat_now()
+        if refusal is not None:
+            self._parts.emit(Notice("warning", refusal))
+
+    def on_peer_disconnected(self, peer: PeerId) -> None:
+        for event in self._parts.membership.on_disconnected(peer, trio.current_time()):
+            self._parts.emit(event)
+            if self.runner is not None:
+                self.runner.peer_dead(peer)
