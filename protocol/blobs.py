@@ -21,8 +21,8 @@ from protocol.hashes import Hash, chunk_hash
 from protocol.identity import PeerId
 from protocol.messages import Body, Count, HashField
 from protocol.network import Network, NetworkError, Refused
+from protocol.questions import SLICE_BYTES
 
-SLICE_BYTES = 1 << 20
 IN_FLIGHT = 2
 """Chunks under way from one source."""
 FAILURES = 2

@@ -66,8 +66,8 @@ def verify_record(settings: RoundSettings, record: Record, index: Sequence[Chunk
     if record.fragment != 0 or record.codec != settings.codec:
         raise Malformed("a record of another fragment or codec than the manifest's")
     peers = [member.peer for member in record.members]
-    if peers != sorted(set(peers)) or len(peers) > settings.max_members:
-        raise Malformed("a record whose members are not sorted, or too many")
+    if peers != sorted(set(peers)) or not settings.min_members <= len(peers) <= settings.max_members:
+        raise Malformed("a record whose members are not sorted, too few or too many")
     if any(member.tokens > settings.max_tokens for member in record.members):
         raise Malformed("a record that credits a member with more tokens than a round has")
     if len(index) != settings.chunks or index_root(index) != record.result_root:

@@ -111,6 +111,24 @@ class MemberLost(Event):
 
 
 @dataclass(frozen=True)
+class PeerEjected(Event):
+    """Proven to have lied: it takes no part here any more.  `evidence` is the name of the proof."""
+
+    peer: str
+    reason: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class AuditDone(Event):
+    """Averages of others were computed again before the vote: so many, of which so many could be."""
+
+    round: int
+    chunks: int
+    checked: int
+
+
+@dataclass(frozen=True)
 class RoundVoted(Event):
     round: int
     attempt: int

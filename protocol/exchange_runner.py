@@ -26,7 +26,18 @@ from protocol.exchange import Ask, Done, Effect, ExchangeMachine, Lost, Reduce, 
 from protocol.exchange_plan import ChunkSpan
 from protocol.hashes import Hash, chunk_hash, tree_proof, verify_proof
 from protocol.identity import Identity, PeerId
-from protocol.messages import MAX_CHUNKS, Body, ChunkEntry, ChunkResult, HashField, Plan, decode_body, pack, unpack
+from protocol.messages import (
+    MAX_CHUNKS,
+    Body,
+    ChunkEntry,
+    ChunkResult,
+    HashField,
+    Plan,
+    Provenance,
+    decode_body,
+    pack,
+    unpack,
+)
 from protocol.network import MAX_PUSH_HEADER_BYTES, Network, NetworkError, Refused
 from protocol.parts import Offload
 
@@ -110,6 +121,24 @@ class Exchange:
     def entries(self) -> tuple[ChunkEntry, ...]:
         """The chunks of the result, once `done`."""
         return tuple(self.machine.entries[chunk] for chunk in range(self.machine.chunks))
+
+    def provenance(self) -> Provenance:
+        """Who stands for the chunks of the result, once `done`."""
+        members, chunks = self.machine.members, range(self.machine.chunks)
+        return Provenance(owners=self.machine.plan.owners,
+                          signers=bytes(members.index(self._statements[chunk].sender) for chunk in chunks),
+                          signatures=[self._statements[chunk].signature for chunk in chunks])
+
+    def own_part(self, chunk: int) -> tuple[list[bytes], memoryview]:
+        """What we contributed of a chunk, and its tree proof."""
+        return [*tree_proof(self._leaves, chunk)], self._own_part(chunk)
+
+    def result_chunk(self, chunk: int) -> tuple[memoryview, int] | None:
+        """The average of a chunk and how many values it has; None when it is not here."""
+        span = self._layout[chunk]
+        if chunk not in self.machine.entries or self._sealed:
+            return None
+        return self._result[span.offset : span.offset + span.size], span.count
 
     def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
         """From now on the result buffer is the caller's: these chunks of it are missing or another version."""

@@ -59,6 +59,7 @@ class Membership:
         self.started = started
         self._awake = started
         self._peers: dict[PeerId, Neighbour] = {}
+        self._barred: dict[PeerId, None] = {}
         self._farewells: dict[PeerId, tuple[int, int]] = {}
 
     def __iter__(self) -> Iterator[tuple[PeerId, Neighbour]]:
@@ -71,7 +72,19 @@ class Membership:
         neighbour = self._peers.get(peer)
         return peer == self.me or (neighbour is not None and neighbour.liveness is Liveness.ALIVE)
 
+    def bar(self, peer: PeerId) -> None:
+        """This peer has lied: it counts as having left, for good."""
+        self._barred[peer] = None
+        known = self._peers.get(peer)
+        if known is not None:
+            known.liveness = Liveness.LEFT
+
+    def is_barred(self, peer: PeerId) -> bool:
+        return peer in self._barred
+
     def has_left(self, peer: PeerId) -> bool:
+        if peer in self._barred:
+            return True
         neighbour = self._peers.get(peer)
         return neighbour is not None and neighbour.liveness is Liveness.LEFT
 
@@ -98,7 +111,7 @@ class Membership:
         """Take note of a heartbeat.  False when it is not news: an older one, or one from before its goodbye."""
         known = self._peers.get(peer)
         mark = (beat.incarnation, beat.seq)
-        if mark <= self._farewells.get(peer, (-1, -1)):
+        if peer in self._barred or mark <= self._farewells.get(peer, (-1, -1)):
             return False, []
         if known is not None and mark <= (known.heartbeat.incarnation, known.heartbeat.seq):
             return False, []

@@ -21,8 +21,8 @@ from protocol.identity import SIGNATURE_BYTES, Identity, PeerId
 REMEMBERED_BYTES = 2048
 """Statements up to this size are decoded once, however often they arrive."""
 MAX_MEMBERS = 256
-MAX_CHUNKS = 8192
-"""Chunks of a contribution; with 1 MiB chunks 8 G parameters a fragment."""
+MAX_CHUNKS = 4096
+"""Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""
 
 HashField = Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 PeerField = Annotated[str, Field(min_length=46, max_length=60, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
@@ -207,6 +207,18 @@ class Record(Body):
     loss: Number
 
 
+class Provenance(Body):
+    """Who stands for the chunks of a result.
+
+    owners: as in the plan.  signers: one byte a chunk, the index of the member that averaged it; signatures: that
+    member's, over the chunk's `ChunkResult`.
+    """
+
+    owners: Annotated[bytes, Field(min_length=1, max_length=MAX_CHUNKS)]
+    signers: Annotated[bytes, Field(min_length=1, max_length=MAX_CHUNKS)]
+    signatures: Annotated[list[SignatureField], Field(min_length=1, max_length=MAX_CHUNKS)]
+
+
 class Voted(Body):
     """The last vote of a peer in this round."""
 
@@ -214,6 +226,7 @@ class Voted(Body):
     proposer: PeerField
     record: Record
     index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
+    provenance: Provenance
 
 
 class Promise(Body):
@@ -236,6 +249,7 @@ class Motion(Body):
     evicted: Evicted
     record: Record
     index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
+    provenance: Provenance
 
 
 class Vote(Body):
@@ -285,6 +299,15 @@ class ChunkResult(Body):
     entry: ChunkEntry
 
 
+class Accusation(Body):
+    """I hold proof that `accused` lied.  evidence: its name; size: its bytes, to be fetched from me."""
+
+    KIND: ClassVar[str] = "accusation"
+    accused: PeerField
+    evidence: HashField
+    size: Annotated[int, Field(ge=1, le=64 << 20)]
+
+
 class Finish(Body):
     """The proposer asks a late peer to stop at its current step and contribute."""
 
@@ -297,7 +320,7 @@ M = TypeVar("M", bound=Body)
 
 STATEMENTS: dict[str, type[Body]] = {
     cls.KIND: cls
-    for cls in (Heartbeat, Goodbye, Ready, Proposal, Promise, Motion, Vote, Commit, ChunkResult, Finish)
+    for cls in (Heartbeat, Goodbye, Ready, Proposal, Promise, Motion, Vote, Commit, ChunkResult, Finish, Accusation)
 }
 
 

@@ -16,6 +16,7 @@ import trio
 
 from protocol.catch_up import CatchUp, WrongState
 from protocol.doorkeeper import Doorkeeper
+from protocol.ejection import Ejections
 from protocol.events import (
     CheckpointWritten,
     Desynced,
@@ -24,6 +25,7 @@ from protocol.events import (
     Notice,
     RoundCommitted,
 )
+from protocol.evidence import Verdict
 from protocol.exchange_plan import chunk_layout
 from protocol.hashes import Hash
 from protocol.history import History
@@ -72,7 +74,8 @@ class Node:
         self._pursuit = Pursuit(self._parts, self._catch_up)
         self._pulse = Pulse(self._parts, lambda: self._runner.work if self._runner else None)
         self._door = Doorkeeper(manifest, signed.run, settings)
-        self.reception = Reception(self._parts, self._door, self._pulse)
+        self._ejections = Ejections(self._parts, self._on_verdict)
+        self.reception = Reception(self._parts, self._door, self._pulse, self._ejections)
         self._pause = Pause()
         self._ahead_since: float | None = None
         self._scouting = False
@@ -99,7 +102,9 @@ class Node:
         """Until `leave`, the goodbye said.  Raises `StoreFull` when the disk is full: nothing is lost by that."""
         async with trio.open_nursery() as nursery:
             self._nursery = self.reception.nursery = nursery
+            await self._ejections.load()
             nursery.start_soon(self._pulse.run)
+            nursery.start_soon(self._ejections.announce)
             nursery.start_soon(self._tick)
             nursery.start_soon(self._live)
             for peer in self._parts.network.connected():
@@ -206,8 +211,8 @@ class Node:
         base = Base(self._history.length, self._history.tip, self._history.last)
         kept = kept_promise(await self._offload(self._store.load_promise))
         assert self._nursery is not None
-        runner = RoundRunner(self._parts, self._catch_up, base, kept, self._pause, self._set_phase, self._warmed_pid,
-                             self._verified_tip == base.tip, self._nursery)
+        runner = RoundRunner(self._parts, self._catch_up, base, kept, self._pause, self._set_phase,
+                             self._ejections.convict, self._warmed_pid, self._verified_tip == base.tip, self._nursery)
         self.reception.open_round(runner)
         try:
             return await runner.run()
@@ -283,6 +288,13 @@ class Node:
                     await self._restore()
                 self._digest = await self._offload(self._state.digest)
                 await self._pursuit.give_up_what_is_lost(begun)
+
+    def _on_verdict(self, verdict: Verdict) -> None:
+        """A peer is proven to have lied: it is not heard, waited for or served any more."""
+        self._membership.bar(verdict.peer)
+        self._parts.network.forget(verdict.peer)
+        if self._runner is not None:
+            self._runner.on_verdict(verdict)
 
     # -- the clock ----------------------------------------------------------------------------------------------------
 

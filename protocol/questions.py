@@ -10,11 +10,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from protocol.messages import Body, Count, HashField
+from protocol.messages import MAX_CHUNKS, Body, Count, HashField
 
 MAX_TIPS = 1024
 MAX_COMMITS = 64
 MAX_LEAVES = 32_768
+SLICE_BYTES = 1 << 20
+"""Bytes of something large in one answer."""
 COMMITS_BYTES = 1_500_000
 """An answer with records stops before it grows over this."""
 
@@ -56,6 +58,30 @@ class HaveReply(Body):
 
 class LeavesRequest(Body):
     rounds: Count
+
+
+class PartRequest(Body):
+    """Bytes [offset, offset + length) of the part of a chunk that the asked peer contributed to the exchange `plan`."""
+
+    plan: HashField
+    chunk: Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
+    offset: Count
+    length: Annotated[int, Field(ge=1, le=SLICE_BYTES)]
+
+
+class PartReply(Body):
+    """proof: of the whole part, against the root in the plan."""
+
+    proof: Annotated[list[HashField], Field(max_length=16)]
+    data: Annotated[bytes, Field(max_length=SLICE_BYTES)]
+
+
+class EvidenceRequest(Body):
+    """Bytes [offset, offset + length) of a proof."""
+
+    evidence: HashField
+    offset: Count
+    length: Annotated[int, Field(ge=1, le=SLICE_BYTES)]
 
 
 class LeavesReply(Body):

@@ -10,28 +10,31 @@ import trio
 
 from protocol.canonical import Malformed
 from protocol.doorkeeper import Doorkeeper
+from protocol.ejection import Ejections
 from protocol.envelope import MAX_GOSSIP_BYTES, Envelope
 from protocol.events import Dropped, Notice
+from protocol.evidence import TwoStatements, slot
 from protocol.exchange_runner import ExchangeAsk, push_plan
 from protocol.hashes import Hash
 from protocol.identity import PeerId
 from protocol.membership import Liveness
-from protocol.messages import Body, Commit, Goodbye, Heartbeat, Ready, decode_body, unpack
+from protocol.messages import Accusation, Body, Commit, Goodbye, Heartbeat, Ready, decode_body, unpack
 from protocol.network import Refused, Verdict
 from protocol.parts import Parts
 from protocol.pulse import Pulse
+from protocol.questions import PartReply, PartRequest
 from protocol.round_runner import RoundRunner
 from protocol.serving import Serving
 
-GOSSIP_KINDS = (Heartbeat, Goodbye, Ready)
+GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation)
 MAX_READYS = 1024
 
 
 class Reception:
     """Implements `protocol.network.Handlers`.  `runner` is the running round, None between rounds."""
 
-    def __init__(self, parts: Parts, door: Doorkeeper, pulse: Pulse) -> None:
-        self._parts, self._door, self._pulse = parts, door, pulse
+    def __init__(self, parts: Parts, door: Doorkeeper, pulse: Pulse, ejections: Ejections) -> None:
+        self._parts, self._door, self._pulse, self._ejections = parts, door, pulse, ejections
         self._serving = Serving(parts)
         self.runner: RoundRunner | None = None
         self.nursery: trio.Nursery | None = None
@@ -47,6 +50,9 @@ class Reception:
     def close_round(self) -> None:
         self.runner = None
 
+    def _may_speak(self, peer: PeerId) -> bool:
+        return self._door.may_speak(peer) and peer not in self._ejections
+
     # -- gossip -------------------------------------------------------------------------------------------------------
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
@@ -58,7 +64,7 @@ class Reception:
         if not isinstance(body, GOSSIP_KINDS):
             self._parts.emit(Dropped(forwarder, "gossip", f"a {envelope.kind} does not travel by gossip"))
             return Verdict.REJECT
-        if sender == self._parts.me or not self._door.may_speak(sender):
+        if sender == self._parts.me or not self._may_speak(sender):
             return Verdict.IGNORE
         return Verdict.ACCEPT if self._on_statement(sender, body, envelope) else Verdict.IGNORE
 
@@ -73,6 +79,11 @@ class Reception:
             for event in events:
                 self._parts.emit(event)
             return fresh
+        if isinstance(body, Accusation):
+            wanted = self._ejections.wants(sender, body)
+            if wanted and self.nursery is not None:
+                self.nursery.start_soon(self._ejections.look_into, sender, body)
+            return wanted
         assert isinstance(body, Ready)
         return self._on_ready(sender, body, envelope)
 
@@ -94,6 +105,8 @@ class Reception:
         if known is not None and known[1].raw == envelope.raw:
             return False
         if known is not None and (ready.incarnation, ready.serial) <= (known[0].incarnation, known[0].serial):
+            if slot(ready) == slot(known[0]) and self.nursery is not None:
+                self.nursery.start_soon(self._ejections.convict, TwoStatements(first=known[1].raw, second=envelope.raw))
             return False
         if self._parts.membership.get(sender) is None and len(self._readys) >= MAX_READYS:
             return False
@@ -105,15 +118,25 @@ class Reception:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        if peer in self._ejections:
+            raise Refused(f"you were ejected from this run: you {self._ejections.reason(peer)}")
         if kind == "hello":
             return self._door.answer_hello(peer, data)
-        if self._serving.knows(kind) and (kind == "manifest" or self._door.may_speak(peer)):
+        if kind == "manifest":
             return await self._serving.answer(kind, data)
-        if kind == "round" and self._door.may_speak(peer):
+        if not self._door.may_speak(peer):
+            raise Refused(f"not without a hello: {kind:.40}")
+        if self._serving.knows(kind):
+            return await self._serving.answer(kind, data)
+        if kind == "round":
             return self._on_round_statement(peer, data)
-        if kind == "exchange" and self._door.may_speak(peer):
+        if kind == "exchange":
             return await self._on_exchange_ask(peer, data)
-        raise Refused(f"not without a hello: {kind:.40}" if not self._door.may_speak(peer) else "no such question")
+        if kind == "part":
+            return self._on_part_request(data)
+        if kind == "evidence":
+            return await self._ejections.answer(data)
+        raise Refused("no such question")
 
     def _on_round_statement(self, peer: PeerId, data: bytes) -> bytes:
         try:
@@ -138,11 +161,23 @@ class Reception:
         exchange.asked(peer, ask.chunk)
         return b""
 
+    def _on_part_request(self, data: bytes) -> bytes:
+        """A slice of what we contributed, for somebody who audits."""
+        try:
+            question = decode_body(PartRequest, data, max_bytes=256)
+        except Malformed as error:
+            raise Refused(str(error)) from error
+        part = self.runner.part(Hash(question.plan), question.chunk) if self.runner is not None else None
+        if part is None:
+            raise Refused("no such exchange here")
+        proof, piece = part
+        return PartReply(proof=proof, data=bytes(piece[question.offset : question.offset + question.length])).encode()
+
     # -- pushes -------------------------------------------------------------------------------------------------------
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> memoryview | None:
         plan, runner = push_plan(header), self.runner
-        if plan is None or runner is None or not self._door.may_speak(peer):
+        if plan is None or runner is None or not self._may_speak(peer):
             return None
         exchange = await runner.exchange_for(plan)
         return await exchange.open_push(peer, header, size) if exchange is not None else None

@@ -7,23 +7,25 @@ READY), its exchanges, and the fetching of results to hold.  All of it ends with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import trio
 
+from protocol.auditor import Auditor
 from protocol.canonical import Malformed
 from protocol.catch_up import CatchUp
 from protocol.envelope import Envelope
 from protocol.events import ComputeProgress, Dropped, EvalLoss, Notice, ReadySent, RoundProposed, RoundVoted
+from protocol.evidence import Evidence, Verdict
 from protocol.exchange_plan import contribution_leaves, payload_bytes, plan_hash
 from protocol.exchange_runner import Exchange
 from protocol.hashes import Hash, hash_bytes, tree_root
+from protocol.holding import Holding, RunningExchange
 from protocol.identity import PeerId
 from protocol.membership import Liveness
 from protocol.messages import (
     Body,
-    ChunkEntry,
     Commit,
     Finish,
     Motion,
@@ -32,7 +34,6 @@ from protocol.messages import (
     Promise,
     Proposal,
     Ready,
-    Record,
     Role,
     Vote,
     WhyIdle,
@@ -55,7 +56,6 @@ from protocol.round_terms import (
     View,
 )
 from protocol.rounds import RoundMachine
-from protocol.store import ResultFile
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
 
 TICK_S = 0.25
@@ -71,6 +71,7 @@ PLAN_WAIT_S = 5.0
 AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
 """Phases of a trainer that is waited for: on our tip, or an elector about to be."""
 
+Convict = Callable[[Evidence], Awaitable[None]]
 SetPhase = Callable[[Phase, WhyIdle, str], None]
 
 
@@ -110,14 +111,6 @@ class Pause:
 
 
 @dataclass
-class _Running:
-    exchange: Exchange
-    file: ResultFile
-    taken: bool = False
-    """Its file is being made into the result of some record."""
-
-
-@dataclass
 class Work:
     """How far this round's compute is, for heartbeats and status."""
 
@@ -141,7 +134,8 @@ class RoundRunner:
     """
 
     def __init__(self, parts: Parts, catch_up: CatchUp, base: Base, kept: Promise | None, pause: Pause,
-                 set_phase: SetPhase, warmed_pid: int | None, state_verified: bool, outlasting: trio.Nursery) -> None:
+                 set_phase: SetPhase, convict: Convict, warmed_pid: int | None, state_verified: bool,
+                 outlasting: trio.Nursery) -> None:
         self.parts, self.base = parts, base
         self._outlasting = outlasting
         self._state_verified = state_verified
@@ -150,9 +144,10 @@ class RoundRunner:
         self.warmed_pid = warmed_pid
         self._catch_up, self._pause, self._set_phase = catch_up, pause, set_phase
         self._put, self._take = trio.open_memory_channel[Callable[[], list[Effect]]](QUEUE)
-        self._exchanges: dict[Hash, _Running] = {}
+        self._exchanges: dict[Hash, RunningExchange] = {}
+        auditor = Auditor(parts, self._lives, convict)
+        self._holding = Holding(parts, catch_up, auditor, self._exchanges, self._on_held)
         self._exchange_begun = trio.Event()
-        self._holding: set[bytes] = set()
         self._proposed = -1
         self._over = trio.Event()
         self._outcome: Outcome | None = None
@@ -294,9 +289,7 @@ class RoundRunner:
             if parts.trainer is not None:
                 parts.trainer.finish()
         elif isinstance(effect, HoldResult):
-            if effect.record.result_root not in self._holding:
-                self._holding.add(effect.record.result_root)
-                self._nursery.start_soon(self._hold, effect)
+            self._nursery.start_soon(self._holding.hold, effect)
         elif isinstance(effect, Committed):
             self.end(effect.commit)
         elif isinstance(effect, Repair) and not self._state_verified:
@@ -416,7 +409,7 @@ class RoundRunner:
         exchange = Exchange(identity=parts.identity, run=parts.run, plan=plan, layout=parts.layout,
                             contribution=self.work.contribution.data, leaves=self.work.leaves, result=file.view,
                             network=parts.network, offload=parts.offload, stall_s=parts.rounds.stall_s, emit=parts.emit)
-        running = self._exchanges[name] = _Running(exchange, file)
+        running = self._exchanges[name] = RunningExchange(exchange, file)
         for peer, seen in self.view().items():
             if not seen.live:
                 exchange.peer_dead(peer)
@@ -426,12 +419,12 @@ class RoundRunner:
                         f"round {plan.round}: exchanging with {len(plan.members)} members")
         self._nursery.start_soon(self._run_exchange, name, running)
 
-    async def _run_exchange(self, name: Hash, running: _Running) -> None:
+    async def _run_exchange(self, name: Hash, running: RunningExchange) -> None:
         assert self._nursery is not None
         self._nursery.start_soon(running.exchange.run)
         await running.exchange.done.wait()
-        entries = running.exchange.entries()
-        self._post(lambda: self.machine.on_exchange_done(name, entries, trio.current_time()))
+        entries, provenance = running.exchange.entries(), running.exchange.provenance()
+        self._post(lambda: self.machine.on_exchange_done(name, entries, provenance, trio.current_time()))
 
     async def exchange_for(self, plan: Hash) -> Exchange | None:
         """The exchange of this plan; waits a little for a plan that is on its way."""
@@ -448,36 +441,27 @@ class RoundRunner:
         for running in self._exchanges.values():
             running.exchange.peer_dead(peer)
 
+    def on_verdict(self, verdict: Verdict) -> None:
+        """Somebody is proven to have lied."""
+        self.peer_dead(verdict.peer)
+        if verdict.false_chunk is not None:
+            chunk, hash = verdict.false_chunk
+            self._post(lambda: self.machine.on_false_chunk(verdict.peer, chunk, hash, trio.current_time()))
+
+    def part(self, plan: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
+        """What we contributed to an exchange of this round, with its proof."""
+        running = self._exchanges.get(plan)
+        return running.exchange.own_part(chunk) if running and chunk < running.exchange.machine.chunks else None
+
+    def _lives(self, peer: PeerId) -> bool:
+        return self.parts.membership.is_live(peer)
+
+    def _on_held(self, root: Hash) -> None:
+        self._post(lambda: self.machine.on_result_held(root))
+
     def peer_alive(self, peer: PeerId) -> None:
         for running in self._exchanges.values():
             running.exchange.peer_alive(peer)
-
-    # -- results ------------------------------------------------------------------------------------------------------
-
-    async def _hold(self, effect: HoldResult) -> None:
-        """Bring the result of a record to disk: our exchange's chunks where they are the same, the others fetched."""
-        parts, root = self.parts, Hash(effect.record.result_root)
-        if parts.store.open_result(effect.record.round, root) is None:
-            await self._assemble(effect.record, effect.index, root, effect.sources)
-        self._post(lambda: self.machine.on_result_held(root))
-
-    async def _assemble(self, record: Record, index: Sequence[ChunkEntry], root: Hash, sources: Sequence[PeerId]) -> None:
-        parts = self.parts
-        running = next(reversed(self._exchanges.values()), None)
-        if running is not None and not running.taken:
-            running.taken = True
-            file, missing = running.file, running.exchange.adopt(index)
-        else:
-            file = await parts.offload(parts.store.result_writer, record.round, payload_bytes(parts.layout))
-            missing = list(range(len(index)))
-        try:
-            while missing:
-                if await self._catch_up.fetch_chunks(record.round, root, index, missing, file.view, sources):
-                    break
-                await trio.sleep(HOLD_RETRY_S)
-            await parts.offload(file.commit, root)
-        finally:
-            file.discard()
 
 
 def kept_promise(raw: bytes | None) -> Promise | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from protocol.hashes import Hash
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
-from protocol.messages import Body, ChunkEntry, Commit, Plan, Promise, Record
+from protocol.messages import Body, ChunkEntry, Commit, Plan, Promise, Provenance, Record
 
 Ballot = tuple[int, PeerId]
 
@@ -93,11 +93,15 @@ class FinishCompute:
 
 @dataclass(frozen=True)
 class HoldResult:
-    """See to it that the result of this record lies on disk, then call `on_result_held`.  `sources` may have it."""
+    """See to it that the result of this record lies on disk, then call `on_result_held`.  `sources` may have it.
+
+    provenance: None for a certified record; what is put to the vote is audited first.
+    """
 
     record: Record
     index: tuple[ChunkEntry, ...]
     sources: tuple[PeerId, ...]
+    provenance: Provenance | None
 
 
 @dataclass(frozen=True)

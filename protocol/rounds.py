@@ -18,7 +18,12 @@ Policy
 * Who proposes, and when, is `protocol.closing`'s matter.  Proposing is no privilege: safety rests on the acceptors.
 * The record put to the vote fixes the one version of every chunk: a member that assembled another one fetches the
   difference before it votes.  (So a quorum never splits over two versions.)
-* Who is ready and finds itself left out answers the first such proposal with its READY instead of a promise.
+* Who is ready and finds itself left out answers the first such proposal with its READY instead of a promise.  Nobody
+  takes up a new plan that leaves out more than a third of those it sees ready.
+* A promise is not given to a higher ballot while the proposer of the last one is alive and at work: otherwise anybody
+  could keep a round from ending by proposing again and again.
+* A record with an average that was proven wrong is voted for only by who has voted for it before; it is carried on only
+  where it may have been decided already.
 * A later attempt takes over the plan of the attempt it has promised: what was exchanged is not exchanged again; except
   a plan that found no quorum of promises, which its proposer makes anew.
 * Promise and vote are kept (fsync) before they are sent: the effect `Keep` precedes the `Send`.
@@ -29,8 +34,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protocol.canonical import Malformed
-from protocol.chain import effective_electorate, index_root, quorum_size, record_hash, verify_commit, verify_record
+from protocol.chain import effective_electorate, index_root, quorum_size, record_hash, verify_commit
 from protocol.closing import FINISH_S, RESEND_S, Closing
 from protocol.envelope import Envelope
 from protocol.exchange_plan import plan_hash
@@ -45,12 +49,14 @@ from protocol.messages import (
     Plan,
     Promise,
     Proposal,
+    Provenance,
     Ready,
     Record,
     Signature,
     Vote,
     Voted,
 )
+from protocol.round_checks import is_in, leaves_out, motion_fits, plan_fits
 from protocol.round_terms import (
     Ballot,
     Base,
@@ -66,6 +72,8 @@ from protocol.round_terms import (
     View,
 )
 
+MAX_LEAD = 16
+"""Attempts that a ballot may be ahead of ours.  Attempts take seconds: further ahead is nobody honest."""
 PATIENCE_S = 3.0
 """Seconds beyond grace and finish time that a live proposer gets before the next attempt begins; grows by attempt."""
 
@@ -102,7 +110,8 @@ class RoundMachine:
         self._motion: Motion | None = None
         self._commit: Commit | None = None
         self._held: set[bytes] = set()
-        self._results: dict[Hash, tuple[ChunkEntry, ...]] = {}
+        self._results: dict[Hash, tuple[tuple[ChunkEntry, ...], Provenance]] = {}
+        self._false: dict[tuple[int, bytes], None] = {}
         self._progress = now
         self._protested: Ballot | None = None
 
@@ -120,11 +129,11 @@ class RoundMachine:
 
     def on_proposal(self, sender: PeerId, proposal: Proposal, view: View, now: float) -> list[Effect]:
         ballot = (proposal.attempt, sender)
-        if self.decided or not self._sensible_plan(proposal.plan):
+        if self.decided or not plan_fits(self.settings, self.base, proposal.plan):
             return []
         if self._promised is not None and ballot < self._promised:
             return [Send((sender,), self._promise_body())]
-        if not self.closing.may_evict(proposal.evicted, view):
+        if not self._may_follow(ballot, view) or not self.closing.may_evict(proposal.evicted, view):
             return []
         if self.state_digest is not None and proposal.plan.state_digest != self.state_digest:
             return [Repair(Hash(proposal.plan.state_digest))]
@@ -132,6 +141,9 @@ class RoundMachine:
             self._protested = ballot
         if ballot == self._protested:
             return [Send((sender,), self.readys[self.me])]
+        ready = self.closing.agreed(view)[: self.settings.max_members]
+        if proposal.plan != self.plan and leaves_out(proposal.plan, ready) > len(ready) // 3:
+            return []
         effects: list[Effect] = []
         if ballot != self._promised:
             self._promised = ballot
@@ -140,7 +152,7 @@ class RoundMachine:
             effects.append(Keep(self._promise_body()))
         effects.append(Send((sender,), self._promise_body()))
         self.plan = proposal.plan
-        if self._takes_part(proposal.plan):
+        if is_in(proposal.plan, self.me, self.readys.get(self.me)):
             effects.append(BeginExchange(proposal.plan))
         return effects
 
@@ -149,18 +161,21 @@ class RoundMachine:
             return []
         ballot = (promise.attempt, PeerId(promise.proposer))
         if ballot > self._mine.ballot:
-            self.attempt = max(self.attempt, promise.attempt)
+            self.attempt = max(self.attempt, min(promise.attempt, self.attempt + 1))
             self._mine, self._progress = None, now
             return []
-        if ballot != self._mine.ballot or not self._sensible_vote(promise.voted):
+        if ballot != self._mine.ballot or not self._vote_fits(promise.voted):
             return []
         if sender not in self._mine.promises:
             self._mine.promises[sender], self._progress = promise, now
         return self._put_to_vote(now)
 
-    def on_exchange_done(self, plan: Hash, entries: Sequence[ChunkEntry], now: float) -> list[Effect]:
+    def on_exchange_done(self, plan: Hash, entries: Sequence[ChunkEntry], provenance: Provenance,
+                         now: float) -> list[Effect]:
         """Our exchange of `plan` is complete: these are the chunks we hold."""
-        self._results[plan] = tuple(entries)
+        if self._is_false(entries):
+            return []
+        self._results[plan] = (tuple(entries), provenance)
         self._progress = now
         return self._put_to_vote(now)
 
@@ -170,20 +185,24 @@ class RoundMachine:
 
     def on_motion(self, sender: PeerId, motion: Motion, view: View, now: float) -> list[Effect]:
         ballot = (motion.attempt, sender)
-        if motion.proposer != sender or self.decided or (self._promised is not None and ballot < self._promised):
+        if motion.proposer != sender or self.decided or not self._may_follow(ballot, view):
             return []
-        if not self._sensible_record(motion.record, motion.index) or not self.closing.may_evict(motion.evicted, view):
+        if not motion_fits(self.settings, self.base, motion.record, motion.index, motion.provenance):
             return []
-        if self._voted is not None and (self._voted.attempt, self._voted.proposer) == ballot:
-            if self._voted.record != motion.record:
-                return []
+        if not self.closing.may_evict(motion.evicted, view):
+            return []
+        again = self._voted is not None and self._voted.record == motion.record
+        if self._voted is not None and (self._voted.attempt, self._voted.proposer) == ballot and not again:
+            return []
+        if self._is_false(motion.index) and not again:
+            return []
         if self.state_digest is not None and motion.record.state_digest != self.state_digest:
             return [Repair(Hash(motion.record.state_digest))]
         self._motion, self._progress = motion, now
         if motion.record.result_root in self._held:
             return self._vote()
         sources = tuple(PeerId(member.peer) for member in motion.record.members if member.peer != self.me)
-        return [HoldResult(motion.record, tuple(motion.index), sources)]
+        return [HoldResult(motion.record, tuple(motion.index), sources, motion.provenance)]
 
     def on_vote(self, sender: PeerId, vote: Vote, envelope: Envelope) -> list[Effect]:
         mine = self._mine
@@ -212,7 +231,7 @@ class RoundMachine:
         """A certified record for this round, from anywhere.  Raises `Malformed` when the certificate does not hold."""
         if self.decided or commit.record.round != self.base.round:
             return []
-        self._check_commit(commit)
+        verify_commit(self.settings, commit, self.base)
         return self._decide(commit, tuple(sources))
 
     def on_result_held(self, root: bytes) -> list[Effect]:
@@ -224,6 +243,20 @@ class RoundMachine:
             return [Committed(commit)]
         if self._motion is not None and self._motion.record.result_root == root and self.decided is None:
             return self._vote()
+        return []
+
+    def on_false_chunk(self, liar: PeerId, chunk: int, hash: bytes, now: float) -> list[Effect]:
+        """A result is proven wrong: what rests on it is made anew without the liar."""
+        self._false[chunk, hash] = None
+        self._results = {plan: result for plan, result in self._results.items() if not self._is_false(result[0])}
+        again = self._voted is not None and self._motion is not None and self._voted.record == self._motion.record
+        if self._motion is not None and self._is_false(self._motion.index) and not again:
+            self._motion = None
+        if self.plan is not None and any(member.peer == liar for member in self.plan.members):
+            self.plan = None
+            if self._mine is None or self._mine.motion is None or self._is_false(self._mine.motion.index):
+                self._mine = None
+            self.attempt, self._progress = self.attempt + 1, now
         return []
 
     # -- time ---------------------------------------------------------------------------------------------------------
@@ -339,19 +372,27 @@ class RoundMachine:
         if not self._has_quorum(mine):
             return []
         voters = self._voters(mine)
-        carried = [promise.voted for peer, promise in mine.promises.items() if promise.voted and peer in voters]
+        carried = self._carried(mine, voters)
         if carried:
             latest = max(carried, key=lambda voted: (voted.attempt, voted.proposer))
-            record, index = latest.record, list(latest.index)
+            record, index, provenance = latest.record, list(latest.index), latest.provenance
         else:
-            entries = self._results.get(plan_hash(mine.plan))
-            if entries is None:
+            result = self._results.get(plan_hash(mine.plan))
+            if result is None:
                 return []
-            record, index = self._make_record(mine, entries), list(entries)
+            record, index, provenance = self._make_record(mine, result[0]), list(result[0]), result[1]
         mine.motion = Motion(attempt=mine.ballot[0], proposer=self.me, evicted=list(mine.evicted), record=record,
-                             index=index)
+                             index=index, provenance=provenance)
         mine.sent = now
         return [Send(self._audience(mine), mine.motion)]
+
+    def _carried(self, mine: _Attempt, voters: Sequence[PeerId]) -> list[Voted]:
+        """What has been voted for and may be decided.  Votes for a record proven wrong count only if so many have, or
+        may have, given them that it may be: those who promised us without such a vote keep it from being decided."""
+        promises = {peer: promise.voted for peer, promise in mine.promises.items() if peer in voters}
+        true = [peer for peer, voted in promises.items() if voted is None or not self._is_false(voted.index)]
+        settled = len(voters) - len(true) < quorum_size(len(voters))
+        return [voted for peer, voted in promises.items() if voted is not None and (peer in true or not settled)]
 
     def _make_record(self, mine: _Attempt, entries: Sequence[ChunkEntry]) -> Record:
         return Record(round=self.base.round, fragment=0, attempt=mine.ballot[0], proposer=self.me,
@@ -368,7 +409,8 @@ class RoundMachine:
         if self._promised is not None and ballot < self._promised:
             return []
         self._promised = ballot
-        self._voted = Voted(attempt=ballot[0], proposer=ballot[1], record=motion.record, index=motion.index)
+        self._voted = Voted(attempt=ballot[0], proposer=ballot[1], record=motion.record, index=motion.index,
+                            provenance=motion.provenance)
         vote = Vote(round=self.base.round, attempt=ballot[0], proposer=ballot[1], evicted=motion.evicted,
                     record_hash=record_hash(motion.record))
         return [Keep(self._promise_body()), Send((ballot[1],), vote)]
@@ -378,43 +420,33 @@ class RoundMachine:
             self.decided = commit
             return [Committed(commit)]
         self._commit = commit
-        return [HoldResult(commit.record, tuple(commit.index), sources)]
+        return [HoldResult(commit.record, tuple(commit.index), sources, None)]
 
     def _promise_body(self) -> Promise:
         assert self._promised is not None
         return Promise(round=self.base.round, base=self.base.tip, attempt=self._promised[0],
                        proposer=self._promised[1], voted=self._voted)
 
-    # -- what makes sense ---------------------------------------------------------------------------------------------
+    # -- whom to believe ----------------------------------------------------------------------------------------------
 
-    def _takes_part(self, plan: Plan) -> bool:
-        """The plan has the contribution that we hold: not that of an earlier life, and not somebody's invention."""
-        own = self.readys.get(self.me)
-        return own is not None and any(
-            member.peer == self.me and (member.root, member.tokens) == (own.root, own.tokens) for member in plan.members)
+    def _may_follow(self, ballot: Ballot, view: View) -> bool:
+        """Whether to take part in this ballot: no lower one than promised, and no higher one while its proposer works."""
+        attempt, proposer = ballot
+        if proposer not in self.base.electors and proposer not in self.readys:
+            return False
+        if attempt > self.attempt + MAX_LEAD or (self._promised is not None and ballot < self._promised):
+            return False
+        if self._promised is None or ballot == self._promised or not self.closing.lives(self._promised[1], view):
+            return True
+        if self._promised[0] < attempt <= self.attempt:
+            return True  # we have lost patience, too
+        return attempt <= self._promised[0] + 1 and self.closing.proposer(view, attempt) == proposer
 
     def _is_left_out(self, plan: Plan) -> bool:
-        return self.me in self.readys and all(member.peer != self.me for member in plan.members)
+        return self.me in self.readys and leaves_out(plan, [self.me]) > 0
 
-    def _sensible_plan(self, plan: Plan) -> bool:
-        peers = [member.peer for member in plan.members]
-        if plan.round != self.base.round or plan.base != self.base.tip:
-            return False
-        if peers != sorted(set(peers)) or not self.settings.min_members <= len(peers) <= self.settings.max_members:
-            return False
-        if any(member.tokens > self.settings.max_tokens for member in plan.members):
-            return False
-        return len(plan.owners) == self.settings.chunks and max(plan.owners) < len(peers)
+    def _is_false(self, index: Sequence[ChunkEntry]) -> bool:
+        return bool(self._false) and any((chunk, entry.hash) in self._false for chunk, entry in enumerate(index))
 
-    def _sensible_record(self, record: Record, index: Sequence[ChunkEntry]) -> bool:
-        try:
-            verify_record(self.settings, record, index, self.base)
-        except Malformed:
-            return False
-        return True
-
-    def _sensible_vote(self, voted: Voted | None) -> bool:
-        return voted is None or self._sensible_record(voted.record, voted.index)
-
-    def _check_commit(self, commit: Commit) -> None:
-        verify_commit(self.settings, commit, self.base)
+    def _vote_fits(self, voted: Voted | None) -> bool:
+        return voted is None or motion_fits(self.settings, self.base, voted.record, voted.index, voted.provenance)

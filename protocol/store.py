@@ -4,6 +4,7 @@
     results/00000012-<root>    codec bytes of a result; held before it is voted for, so there may be several of a round
     checkpoints/00000012       outer state after 12 rounds, and 00000012.leaves with the hashes of its pieces
     promise                    the last promise and vote
+    evidence/<hash>            proofs that peers lied
 
 Write, fsync, rename; then act.  A file that is torn or altered counts as absent and is moved out of the way.
 """
@@ -24,6 +25,7 @@ __all__ = ["CheckpointDownload", "Disk", "ResultFile", "Store", "StoreFull"]
 
 KEEP_CHECKPOINTS = 2
 MAX_RECORD_BYTES = 4 << 20
+_EVIDENCE = re.compile(r"[0-9a-f]{64}")
 _RESULT = re.compile(r"(\d{8})-([0-9a-f]{16})")
 
 
@@ -76,7 +78,8 @@ class Store:
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self.root, self.disk = root, disk or Disk()
         self._records, self._results, self._checkpoints = root / "records", root / "results", root / "checkpoints"
-        for folder in (self._records, self._results, self._checkpoints):
+        self._evidence = root / "evidence"
+        for folder in (self._records, self._results, self._checkpoints, self._evidence):
             folder.mkdir(parents=True, exist_ok=True)
         for left_over in [*self._results.glob(".part-*"), *root.glob("**/.*.new")]:
             left_over.unlink(missing_ok=True)
@@ -201,6 +204,22 @@ class Store:
 
     def load_promise(self) -> bytes | None:
         return self._read_guarded(self.root / "promise")
+
+    # -- evidence -----------------------------------------------------------------------------------------------------
+
+    def save_evidence(self, name: Hash, raw: bytes) -> None:
+        self.disk.write_file(self._evidence / name.hex(), _guarded(raw))
+
+    def load_evidence(self, name: Hash) -> bytes | None:
+        return self._read_guarded(self._evidence / name.hex())
+
+    def evidence_names(self) -> list[Hash]:
+        names = sorted(path.name for path in self._evidence.iterdir())
+        return [Hash(bytes.fromhex(name)) for name in names if _EVIDENCE.fullmatch(name)]
+
+    def evidence_bytes(self) -> int:
+        """What the proofs take up."""
+        return sum(path.stat().st_size for path in self._evidence.iterdir())
 
     # -- files --------------------------------------------------------------------------------------------------------
 

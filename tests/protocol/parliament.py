@@ -23,6 +23,7 @@ from protocol.messages import (
     Motion,
     Promise,
     Proposal,
+    Provenance,
     Ready,
     Record,
     Vote,
@@ -156,7 +157,9 @@ class Parliament:
                 name = plan_hash(effect.plan)
                 seat.exchanged.add(name)
                 entries = self.entries(seat, len(effect.plan.members))
-                self.perform(seat, seat.machine.on_exchange_done(name, entries, self.now))
+                owners = effect.plan.owners
+                provenance = Provenance(owners=owners, signers=owners, signatures=[bytes(64)] * CHUNKS)
+                self.perform(seat, seat.machine.on_exchange_done(name, entries, provenance, self.now))
             elif isinstance(effect, HoldResult):
                 self.perform(seat, seat.machine.on_result_held(effect.record.result_root))
             elif isinstance(effect, Committed):
