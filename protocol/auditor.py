@@ -1,8 +1,9 @@
 """Checking what others averaged, before we vote for it.
 
 What a record claims is compared with what our own exchange gave us.  Each chunk that we do not hold must be signed by a
-member of the plan; one that was averaged out of turn, while its owner lives, must be right.  Beyond that we average some
-chunks again from the members' own parts, which prove themselves against the roots in the plan, and compare to the bit:
+member of the plan; one averaged out of turn, while its owner lives, must be right, and so must those of a plan that
+we never heard of and that few have signed for.  Beyond that we average some chunks again from the members' own parts, which
+prove themselves against the roots in the plan, and compare to the bit:
 
 * chunks drawn by a signature that only we can make: nobody knows beforehand what we will look at;
 * chunks whose average is much larger than our own part: a destructive average is looked at by everybody.
@@ -21,7 +22,7 @@ import trio
 from kernels.codec import is_sane
 from kernels.codec import parts as codec_parts
 from protocol.canonical import Malformed
-from protocol.chain import members_in
+from protocol.chain import members_in, quorum_size
 from protocol.envelope import Envelope, is_authentic, rebuild
 from protocol.events import AuditDone
 from protocol.evidence import AveragedPart, Evidence, WrongAverage, right_hash
@@ -47,6 +48,9 @@ PART_TIMEOUT_S = 10.0
 MAX_REPLY_BYTES = SLICE_BYTES + 4096
 
 
+OwnPart = Callable[[Hash, int], tuple[list[bytes], memoryview] | None]
+
+
 class Unaccountable(Exception):
     """Not to be voted for; the text says why."""
 
@@ -58,11 +62,14 @@ class Finding(Enum):
 
 
 class Auditor:
-    """Works for the peer made of `parts`.  lives: whether a peer is alive, as we see it."""
+    """Works for the peer made of `parts`.
 
-    def __init__(self, parts: Parts, lives: Callable[[PeerId], bool],
+    lives: whether a peer is alive, as we see it.  own_part: a chunk of our contribution with its proof, by root.
+    """
+
+    def __init__(self, parts: Parts, lives: Callable[[PeerId], bool], own_part: OwnPart,
                  convict: Callable[[Evidence], Awaitable[None]]) -> None:
-        self._parts, self._lives, self._convict = parts, lives, convict
+        self._parts, self._lives, self._own_part, self._convict = parts, lives, own_part, convict
 
     async def check(self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance,
                     exchange: Exchange | None) -> None:
@@ -74,12 +81,15 @@ class Auditor:
         if not await self._parts.offload(self._all_signed, case, strange):
             raise Unaccountable("a record with a chunk that nobody signed")
         drawn = self._draw(case)
-        out_of_turn = [chunk for chunk in strange if not self._in_turn(case, chunk, exchange)]
+        if exchange is None and not case.well_vouched():
+            out_of_turn = strange  # we know nothing of that plan: whoever stands for it alone may have made it up
+        else:
+            out_of_turn = [chunk for chunk in strange if not self._in_turn(case, chunk, exchange)]
         suspects = await self._parts.offload(_suspects, exchange, held) if exchange is not None else []
         optional = dict.fromkeys([*suspects, *drawn])
         checked = 0
         for chunk in dict.fromkeys([*sorted(out_of_turn, key=case.lot(self._seed(case)))[:MAX_OUT_OF_TURN], *optional]):
-            finding = await self._audit(case, chunk, exchange)
+            finding = await self._audit(case, chunk)
             if finding is Finding.WRONG:
                 raise Unaccountable(f"a record with a wrong average of chunk {chunk}")
             if finding is Finding.UNKNOWN and chunk in out_of_turn:
@@ -115,14 +125,14 @@ class Auditor:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    async def _audit(self, case: _Case, chunk: int, exchange: Exchange | None) -> Finding:
+    async def _audit(self, case: _Case, chunk: int) -> Finding:
         try:
             averaged = members_in(case.index[chunk].mask, len(case.members))
         except Malformed:
             return Finding.UNKNOWN
         if case.signer(chunk) == self._parts.me or len(averaged) > MAX_MEMBERS_AUDITED:
             return Finding.UNKNOWN
-        parts = await self._gather(case, chunk, averaged, exchange)
+        parts = await self._gather(case, chunk, averaged)
         if parts is None:
             return Finding.UNKNOWN
         if await self._parts.offload(self._is_right, case, chunk, parts):
@@ -137,13 +147,12 @@ class Auditor:
         tokens = [case.plan.members[part.member].tokens for part in parts]
         return right_hash(span, [part.data for part in parts], tokens) == case.index[chunk].hash
 
-    async def _gather(self, case: _Case, chunk: int, averaged: Sequence[int],
-                      exchange: Exchange | None) -> list[AveragedPart] | None:
+    async def _gather(self, case: _Case, chunk: int, averaged: Sequence[int]) -> list[AveragedPart] | None:
         """The parts of these members, in order; None when one is not to be had."""
         found: dict[int, AveragedPart] = {}
 
         async def fetch(member: int) -> None:
-            part = await self._fetch(case, chunk, member, exchange)
+            part = await self._fetch(case, chunk, member)
             if part is not None:
                 found[member] = part
 
@@ -152,18 +161,16 @@ class Auditor:
                 nursery.start_soon(fetch, member)
         return [found[member] for member in averaged] if len(found) == len(averaged) else None
 
-    async def _fetch(self, case: _Case, chunk: int, member: int, exchange: Exchange | None) -> AveragedPart | None:
+    async def _fetch(self, case: _Case, chunk: int, member: int) -> AveragedPart | None:
         peer, span = case.members[member], self._parts.layout[chunk]
         if peer == self._parts.me:
-            if exchange is None:
-                return None
-            proof, own = exchange.own_part(chunk)
-            return AveragedPart(member=member, proof=proof, data=bytes(own))
+            own = self._own_part(Hash(case.plan.members[member].root), chunk)
+            return None if own is None else AveragedPart(member=member, proof=own[0], data=bytes(own[1]))
         data = bytearray()
         try:
             while len(data) < span.size:
                 length = min(SLICE_BYTES, span.size - len(data))
-                question = PartRequest(plan=case.name, chunk=chunk, offset=len(data), length=length)
+                question = PartRequest(root=case.plan.members[member].root, chunk=chunk, offset=len(data), length=length)
                 raw = await self._parts.network.request(peer, "part", question.encode(), timeout_s=PART_TIMEOUT_S)
                 reply = decode_body(PartReply, raw, max_bytes=MAX_REPLY_BYTES)
                 if len(reply.data) != length:
@@ -189,6 +196,10 @@ class _Case:
     def signer(self, chunk: int) -> PeerId:
         return self.members[self.provenance.signers[chunk]]
 
+    def well_vouched(self) -> bool:
+        """Whether a majority of the members has signed chunks, as far as there are chunks."""
+        return len(set(self.provenance.signers)) >= min(quorum_size(len(self.members)), len(self.index))
+
     def statement(self, run: Hash, chunk: int) -> Envelope:
         """The `ChunkResult` that the signature belongs to; unchecked."""
         body = ChunkResult(plan=self.name, chunk=chunk, entry=self.index[chunk])
@@ -203,10 +214,10 @@ def _suspects(exchange: Exchange, held: dict[int, ChunkEntry]) -> list[int]:
     """The chunks whose average is much larger than our own part, the worst first."""
     ratios = {}
     for chunk in sorted(held):
-        result = exchange.result_chunk(chunk)
-        if result is not None:
-            data, count = result
-            ratio = _size(data, count) / max(_size(exchange.own_part(chunk)[1], count), 1e-30)
+        pair = exchange.chunk_pair(chunk)
+        if pair is not None:
+            average, part, count = pair
+            ratio = _size(average, count) / max(_size(part, count), 1e-30)
             if ratio > SUSPICIOUS:
                 ratios[chunk] = ratio
     return sorted(ratios, key=lambda chunk: -ratios[chunk])[:MAX_SUSPECTS]

@@ -81,9 +81,11 @@ class Ejections:
 
     def wants(self, accuser: PeerId, accusation: Accusation) -> bool:
         """Whether to look into it: somebody new is accused, by somebody who has not accused falsely."""
-        return (accusation.accused not in self and accuser not in self._not_believed and accuser not in self
-                and accusation.evidence not in self._looking and len(self._looking) < MAX_WAITING
-                and len(self._verdicts) < MAX_EJECTED)
+        if accusation.accused in (self._parts.me, accuser) or accusation.accused in self:
+            return False
+        if accuser in self._not_believed or accuser in self or accusation.evidence in self._looking:
+            return False
+        return len(self._looking) < MAX_WAITING and len(self._verdicts) < MAX_EJECTED
 
     async def look_into(self, accuser: PeerId, accusation: Accusation) -> None:
         """Fetch the proof and judge it.  Never raises."""

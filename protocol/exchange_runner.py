@@ -129,16 +129,12 @@ class Exchange:
                           signers=bytes(members.index(self._statements[chunk].sender) for chunk in chunks),
                           signatures=[self._statements[chunk].signature for chunk in chunks])
 
-    def own_part(self, chunk: int) -> tuple[list[bytes], memoryview]:
-        """What we contributed of a chunk, and its tree proof."""
-        return [*tree_proof(self._leaves, chunk)], self._own_part(chunk)
-
-    def result_chunk(self, chunk: int) -> tuple[memoryview, int] | None:
-        """The average of a chunk and how many values it has; None when it is not here."""
+    def chunk_pair(self, chunk: int) -> tuple[memoryview, memoryview, int] | None:
+        """The average of a chunk, our own part, and how many values they have; None when the average is not here."""
         span = self._layout[chunk]
         if chunk not in self.machine.entries or self._sealed:
             return None
-        return self._result[span.offset : span.offset + span.size], span.count
+        return self._result[span.offset : span.offset + span.size], self._own_part(chunk), span.count
 
     def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
         """From now on the result buffer is the caller's: these chunks of it are missing or another version."""

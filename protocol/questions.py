@@ -61,16 +61,16 @@ class LeavesRequest(Body):
 
 
 class PartRequest(Body):
-    """Bytes [offset, offset + length) of the part of a chunk that the asked peer contributed to the exchange `plan`."""
+    """Bytes [offset, offset + length) of a chunk of the contribution `root`, which the asked peer made in this round."""
 
-    plan: HashField
+    root: HashField
     chunk: Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
     offset: Count
     length: Annotated[int, Field(ge=1, le=SLICE_BYTES)]
 
 
 class PartReply(Body):
-    """proof: of the whole part, against the root in the plan."""
+    """proof: of the whole chunk, against the root."""
 
     proof: Annotated[list[HashField], Field(max_length=16)]
     data: Annotated[bytes, Field(max_length=SLICE_BYTES)]

@@ -167,9 +167,9 @@ class Reception:
             question = decode_body(PartRequest, data, max_bytes=256)
         except Malformed as error:
             raise Refused(str(error)) from error
-        part = self.runner.part(Hash(question.plan), question.chunk) if self.runner is not None else None
+        part = self.runner.part(Hash(question.root), question.chunk) if self.runner is not None else None
         if part is None:
-            raise Refused("no such exchange here")
+            raise Refused("that contribution is not here")
         proof, piece = part
         return PartReply(proof=proof, data=bytes(piece[question.offset : question.offset + question.length])).encode()
 

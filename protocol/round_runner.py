@@ -20,7 +20,7 @@ from protocol.events import ComputeProgress, Dropped, EvalLoss, Notice, ReadySen
 from protocol.evidence import Evidence, Verdict
 from protocol.exchange_plan import contribution_leaves, payload_bytes, plan_hash
 from protocol.exchange_runner import Exchange
-from protocol.hashes import Hash, hash_bytes, tree_root
+from protocol.hashes import Hash, hash_bytes, tree_proof, tree_root
 from protocol.holding import Holding, RunningExchange
 from protocol.identity import PeerId
 from protocol.membership import Liveness
@@ -145,7 +145,7 @@ class RoundRunner:
         self._catch_up, self._pause, self._set_phase = catch_up, pause, set_phase
         self._put, self._take = trio.open_memory_channel[Callable[[], list[Effect]]](QUEUE)
         self._exchanges: dict[Hash, RunningExchange] = {}
-        auditor = Auditor(parts, self._lives, convict)
+        auditor = Auditor(parts, self._lives, self.part, convict)
         self._holding = Holding(parts, catch_up, auditor, self._exchanges, self._on_held)
         self._exchange_begun = trio.Event()
         self._proposed = -1
@@ -448,10 +448,13 @@ class RoundRunner:
             chunk, hash = verdict.false_chunk
             self._post(lambda: self.machine.on_false_chunk(verdict.peer, chunk, hash, trio.current_time()))
 
-    def part(self, plan: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
-        """What we contributed to an exchange of this round, with its proof."""
-        running = self._exchanges.get(plan)
-        return running.exchange.own_part(chunk) if running and chunk < running.exchange.machine.chunks else None
+    def part(self, root: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
+        """A chunk of our contribution of this round, with its proof; None when `root` is not its name."""
+        work, layout = self.work, self.parts.layout
+        if work.ready is None or work.contribution is None or work.ready.root != root or chunk >= len(layout):
+            return None
+        span = layout[chunk]
+        return [*tree_proof(work.leaves, chunk)], work.contribution.data[span.offset : span.offset + span.size]
 
     def _lives(self, peer: PeerId) -> bool:
         return self.parts.membership.is_live(peer)

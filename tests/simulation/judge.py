@@ -5,6 +5,7 @@
     Parity     the same tip means the same state digest
     Mass       each chunk of a result is the average of exactly the contributions in its mask, by their tokens
     No loss    an undisturbed peer's contribution is in the record when it was ready before the round was proposed
+    Justice    nobody honest is ever ejected
     Order      a peer applies each round once, in order; it jumps only to a checkpoint, and goes back only by a fork
 
 Progress, healing and the return from crashes are asserted by the scenarios: they are about time.
@@ -15,7 +16,16 @@ from __future__ import annotations
 from kernels.codec import encoded_bytes
 from kernels.reduce import weighted_mean
 from protocol.chain import members_in
-from protocol.events import CheckpointWritten, Event, ReadySent, RolledBack, RoundCommitted, RoundProposed, StateApplied
+from protocol.events import (
+    CheckpointWritten,
+    Event,
+    PeerEjected,
+    ReadySent,
+    RolledBack,
+    RoundCommitted,
+    RoundProposed,
+    StateApplied,
+)
 from protocol.exchange_plan import chunk_layout, contribution_leaves
 from protocol.hashes import Hash, chunk_hash, tree_root
 from protocol.identity import PeerId
@@ -46,6 +56,9 @@ class Judge:
         self._applied: dict[PeerId, int] = {}
         self._now = 0.0
         self.forks_allowed = False
+        self.liars: dict[PeerId, None] = {}
+        self.false_chunks = 0
+        self.ejections: dict[PeerId, dict[PeerId, float]] = {}
         self.commits_checked = 0
 
     def on_contribution(self, data: memoryview) -> None:
@@ -72,6 +85,8 @@ class Judge:
             self._parity(peer, node.tip_at(event.rounds).hex(), event.digest)
         elif isinstance(event, CheckpointWritten):
             self._applied[peer] = event.rounds
+        elif isinstance(event, PeerEjected):
+            self._justice(PeerId(event.peer), peer, now)
         elif isinstance(event, ReadySent):
             self._ready[peer, event.round] = now
         elif isinstance(event, RoundProposed):
@@ -88,6 +103,11 @@ class Judge:
             self.forks_allowed = True  # founders that could not hear each other: it heals as a partition does
         if len(tips) > 1 and not self.forks_allowed:
             raise Violation(f"agreement: round {event.round} was committed as {sorted(tips)}")
+
+    def _justice(self, accused: PeerId, judge: PeerId, now: float) -> None:
+        if accused not in self.liars:
+            raise Violation(f"justice: {judge} ejected {accused}, which is honest")
+        self.ejections.setdefault(accused, {})[judge] = now
 
     def _parity(self, peer: PeerId, tip: str, digest: str) -> None:
         if self._digests.setdefault(tip, digest) != digest:
@@ -111,7 +131,9 @@ class Judge:
             parts = [self._contributions[member.root][span.offset : span.offset + span.size] for member in chosen]
             mean = memoryview(bytearray(encoded_bytes(span.count)))
             weighted_mean(parts, [member.tokens for member in chosen], span.count, mean)
-            if chunk_hash(mean) != Hash(entry.hash):
+            if chunk_hash(mean) != Hash(entry.hash) and self.liars:
+                self.false_chunks += 1
+            elif chunk_hash(mean) != Hash(entry.hash):
                 raise Violation(f"mass: a chunk of round {commit.record.round} is not the average of its mask")
 
     def _no_loss(self, peer: PeerId, event: RoundCommitted, now: float) -> None:

@@ -25,7 +25,7 @@ from protocol.memory_network import MemoryNetwork, MemoryWire, Weather
 from protocol.messages import Role
 from protocol.node import Node
 from protocol.outer_state import OuterState
-from protocol.parts import NodeSettings
+from protocol.parts import NodeSettings, Offload
 from protocol.store import Store
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.determinism import inline
@@ -59,6 +59,8 @@ class Seat:
     node: Node | None = None
     trainer: ArithmeticTrainer | None = None
     scope: trio.CancelScope | None = None
+    offload: Offload = inline
+    """How its node runs blocking work; a hostile peer has its own ways."""
 
     @property
     def peer(self) -> PeerId:
@@ -98,7 +100,7 @@ class World:
                                 eval_every=0)
         state = OuterState(self.signed.manifest)
         seat.node = Node(seat.identity, self.signed, store, state, seat.trainer, settings,
-                         partial(self._on_event, seat), offload=inline)
+                         partial(self._on_event, seat), offload=seat.offload)
         network = MemoryNetwork(self.wire, seat.peer, seat.node.reception)
         seat.node.attach(network)
         seat.scope = trio.CancelScope()

@@ -1,0 +1,161 @@
+"""What honest peers do about peers that lie: nobody honest is ejected, nothing wrong is lasting, rounds go on."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from protocol.hashes import ZERO_HASH
+from protocol.identity import PeerId
+from protocol.messages import Accusation, Ready
+from tests.simulation.liars import Ghost, blow_up, flip_one, turn
+from tests.simulation.runs import Finished, simulate
+from tests.simulation.world import World
+
+
+def holds(run: Finished) -> Finished:
+    assert run.failure is None, f"seed {run.seed}: {run.failure}\n" + "\n".join(run.trace[-40:])
+    return run
+
+
+async def begin(world: World, round: int = 2) -> None:
+    for seat in world.seats:
+        world.start(seat)
+    await world.until_round(round, within_s=60)
+
+
+def lines(run: Finished, event: str) -> list[str]:
+    return [line for line in run.trace if event in line]
+
+
+def test_an_owner_that_blows_an_average_up_is_caught_before_the_vote_and_blamed_by_everybody() -> None:
+    async def scenario(world: World) -> None:
+        liar, *honest = world.seats
+        turn(world, liar, blow_up)
+        for seat in world.seats:
+            world.start(seat)
+        await world.until("everybody honest has ejected the liar",
+                          lambda: len(world.judge.ejections.get(liar.peer, {})) == len(honest), within_s=60)
+        world.crash(liar)
+        reached = max(world.rounds())
+        await world.until_round(reached + 3, within_s=90)
+        await world.until_equal(within_s=20)
+        assert world.judge.false_chunks == 0, "a destructive average is looked at by everybody before the vote"
+        for seat in honest:
+            assert seat.node is not None
+            record = seat.node.commit_at(seat.node.rounds - 1).record
+            assert liar.peer not in [member.peer for member in record.members]
+
+    holds(simulate(4, scenario))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_an_owner_that_changes_one_value_is_caught_by_the_drawn_audits(seed: int) -> None:
+    async def scenario(world: World) -> None:
+        liar, *honest = world.seats
+        turn(world, liar, flip_one)
+        for seat in world.seats:
+            world.start(seat)
+        await world.until("everybody honest has ejected the liar",
+                          lambda: len(world.judge.ejections.get(liar.peer, {})) == len(honest), within_s=200)
+        reached = max(world.rounds())
+        await world.until("rounds without it", lambda: sorted(world.rounds())[1] >= reached + 3, within_s=120)
+
+    holds(simulate(4, scenario, seed))
+
+
+def test_a_restarted_peer_and_a_newcomer_know_who_lied() -> None:
+    async def scenario(world: World) -> None:
+        liar, one, two, three, newcomer = world.seats
+        turn(world, liar, blow_up)
+        for seat in (liar, one, two, three):
+            world.start(seat)
+        judged = world.judge.ejections
+        await world.until("the liar ejected", lambda: len(judged.get(liar.peer, {})) == 3, within_s=60)
+        world.crash(one)
+        judged[liar.peer].pop(one.peer)
+        world.start(one)
+        world.start(newcomer)
+        await world.until("both know", lambda: {one.peer, newcomer.peer} <= set(judged[liar.peer]), within_s=60)
+
+    holds(simulate(5, scenario))
+
+
+def test_who_claims_to_be_ahead_and_shows_nothing_costs_no_round() -> None:
+    async def scenario(world: World) -> None:
+        await begin(world)
+        ghost = Ghost(world, b"\x66")
+        before, started = max(world.rounds()), trio.current_time()
+        for seq in range(60):
+            await ghost.gossip(ghost.beat(seq, 1000 + seq, bytes([seq]) * 32))
+            await trio.sleep(1.0)
+        calm = [line for line in world.trace if "MemberLost" in line or "RolledBack" in line]
+        assert not calm
+        assert max(world.rounds()) >= before + (trio.current_time() - started) / 10
+
+    holds(simulate(3, scenario))
+
+
+def test_two_readys_under_one_serial_eject_their_author() -> None:
+    async def scenario(world: World) -> None:
+        await begin(world)
+        ghost = Ghost(world, b"\x67")
+        world.judge.liars[ghost.peer] = None
+        for tokens in (8, 16):
+            await ghost.gossip(Ready(round=99, base=ZERO_HASH, incarnation=1, serial=0, tokens=tokens, steps=1, loss=1.0,
+                                     norm=1.0, root=ZERO_HASH, state_digest=ZERO_HASH))
+        await world.until("everybody ejected the ghost",
+                          lambda: len(world.judge.ejections.get(ghost.peer, {})) == len(world.seats), within_s=30)
+
+    holds(simulate(3, scenario))
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_record_made_up_by_one_member_gets_no_votes(signed: bool) -> None:
+    """The ghost is ready, then puts to the vote a record whose every chunk it averaged itself, as it says."""
+    async def scenario(world: World) -> None:
+        await begin(world)
+        ghost = Ghost(world, b"\x69")
+        world.judge.liars[ghost.peer] = None
+        for _ in range(3):
+            round = max(world.rounds())
+            await world.until("somebody ready", lambda: len(set(world.rounds())) == 1 and bool(ready_roots(world)),
+                              within_s=30)
+            motion = ghost.made_up_motion(ready_roots(world), signed)
+            await ghost.gossip(ghost.ready_for(motion))
+            await trio.sleep(0.2)
+            for seat in world.seats:
+                world.wire.nursery.start_soon(ghost.tell, seat.peer, motion)
+            await world.until_round(round + 2, within_s=60)
+        for seat in world.seats:
+            assert seat.node is not None
+            proposers = [seat.node.commit_at(round).record.proposer for round in range(seat.node.rounds)]
+            assert ghost.peer not in proposers
+
+    run = holds(simulate(3, scenario))
+    assert lines(run, "no vote for")
+
+
+def ready_roots(world: World) -> dict[PeerId, Ready]:
+    """What the peers said READY with in the running round, as far as they did."""
+    found = {}
+    for seat in world.seats:
+        runner = seat.node.reception.runner if seat.node else None
+        if runner is not None and runner.work.ready is not None:
+            found[seat.peer] = runner.work.ready
+    return found
+
+
+def test_a_false_accusation_ejects_nobody() -> None:
+    async def scenario(world: World) -> None:
+        await begin(world)
+        ghost = Ghost(world, b"\x68")
+        victim = world.seats[0].peer
+        ghost.answers["evidence"] = b"x" * 100
+        for name in (b"\x01" * 32, b"\x02" * 32):
+            await ghost.gossip(Accusation(accused=victim, evidence=name, size=100))
+            await trio.sleep(5)
+        assert sum(kind == "evidence" for kind, _ in ghost.asked) == len(world.seats) - 1, "asked once by each, then ignored"
+        await world.until_round(max(world.rounds()) + 2, within_s=60)
+
+    holds(simulate(3, scenario))
