@@ -80,7 +80,7 @@ class Peer:
         self.exchange = Exchange(
             identity=self.identity, run=RUN, plan=plan, layout=self.layout, contribution=self.contribution,
             leaves=self.leaves, result=self.result, network=network, offload=trio.to_thread.run_sync, stall_s=60.0,
-            emit=_ignore)
+            rule="mean", emit=_ignore)
         self.begun.set()
         self.begun = trio.Event()
         nursery.start_soon(self._run, self.exchange, self.scope)

@@ -145,7 +145,8 @@ class Auditor:
         if not all(is_sane(part.data, span.count) for part in parts):
             return False
         tokens = [case.plan.members[part.member].tokens for part in parts]
-        return right_hash(span, [part.data for part in parts], tokens) == case.index[chunk].hash
+        right = right_hash(self._parts.manifest.aggregation, span, [part.data for part in parts], tokens)
+        return right == case.index[chunk].hash
 
     async def _gather(self, case: _Case, chunk: int, averaged: Sequence[int]) -> list[AveragedPart] | None:
         """The parts of these members, in order; None when one is not to be had."""

@@ -45,7 +45,7 @@ class Ejections:
 
     def __init__(self, parts: Parts, on_verdict: Callable[[Verdict], None]) -> None:
         self._parts, self._on_verdict = parts, on_verdict
-        self._law = Law(parts.run, parts.layout)
+        self._law = Law(parts.run, parts.layout, parts.manifest.aggregation)
         self._verdicts: dict[PeerId, Verdict] = {}
         self._accusations: list[Envelope] = []
         self._looking: dict[bytes, None] = {}

@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from kernels.aggregate import Rule, aggregate
 from kernels.codec import is_sane
-from kernels.reduce import weighted_mean
 from protocol import canonical
 from protocol.canonical import Malformed
 from protocol.chain import members_in
@@ -73,6 +73,7 @@ class Law:
 
     run: Hash
     layout: Sequence[ChunkSpan]
+    rule: Rule
 
 
 def encode_evidence(evidence: Evidence) -> bytes:
@@ -123,15 +124,15 @@ def _wrong_average(law: Law, case: WrongAverage) -> Verdict:
     if not all(is_sane(part.data, span.count) for part in case.parts):
         return verdict  # it had to refuse that part
     tokens = [plan.members[index].tokens for index in averaged]
-    if right_hash(span, [part.data for part in case.parts], tokens) == body.entry.hash:
+    if right_hash(law.rule, span, [part.data for part in case.parts], tokens) == body.entry.hash:
         raise Malformed("the average is right")
     return verdict
 
 
-def right_hash(span: ChunkSpan, parts: Sequence[bytes | memoryview], tokens: Sequence[int]) -> Hash:
-    """The hash of the average of these parts (sane, in canonical order)."""
+def right_hash(rule: Rule, span: ChunkSpan, parts: Sequence[bytes | memoryview], tokens: Sequence[int]) -> Hash:
+    """The hash of what `rule` makes of these parts (sane, in canonical order)."""
     mean = bytearray(span.size)
-    weighted_mean(parts, tokens, span.count, mean)
+    aggregate(rule, parts, tokens, span.count, mean)
     return chunk_hash(mean)
 
 

@@ -16,8 +16,8 @@ from typing import Annotated
 import trio
 from pydantic import Field
 
+from kernels.aggregate import Rule, aggregate
 from kernels.codec import is_sane
-from kernels.reduce import weighted_mean
 from protocol.canonical import Malformed
 from protocol.chain import members_in
 from protocol.envelope import Envelope
@@ -81,12 +81,12 @@ class Exchange:
 
     def __init__(self, *, identity: Identity, run: Hash, plan: Plan, layout: Sequence[ChunkSpan], contribution: memoryview,
                  leaves: Sequence[Hash], result: memoryview, network: Network, offload: Offload, stall_s: float,
-                 emit: Callable[[Event], None]) -> None:
+                 rule: Rule, emit: Callable[[Event], None]) -> None:
         self.machine = ExchangeMachine(identity.peer_id, plan, stall_s, trio.current_time())
         self.done = trio.Event()
         self._identity, self._run, self._layout = identity, run, layout
         self._contribution, self._leaves, self._result = contribution, leaves, result
-        self._network, self._offload, self._emit = network, offload, emit
+        self._network, self._offload, self._rule, self._emit = network, offload, rule, emit
         self._queues: dict[PeerId, deque[SendPart | SendResult]] = {peer: deque() for peer in self.machine.others}
         self._wake = {peer: trio.Event() for peer in self.machine.others}
         self._parts: dict[tuple[int, PeerId], memoryview] = {}
@@ -188,7 +188,7 @@ class Exchange:
                  for peer in members]
         weights = [machine.plan.members[index].tokens for index in effect.members]
         mean = memoryview(bytearray(span.size))
-        await self._offload(weighted_mean, parts, weights, span.count, mean)
+        await self._offload(aggregate, self._rule, parts, weights, span.count, mean)
         entry = entry_of(await self._offload(chunk_hash, mean), effect.members, len(machine.members))
         for peer in members:
             self._parts.pop((effect.chunk, peer), None)

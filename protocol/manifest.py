@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from kernels.aggregate import Rule
 from protocol.canonical import Malformed
 from protocol.envelope import open_envelope
 from protocol.hashes import ZERO_HASH, Hash, hash_bytes
@@ -210,8 +211,8 @@ class RunManifest(Section):
     """Encoding of contributions and results."""
     chunk_parameters: Annotated[int, Field(ge=CODEC_BLOCK, le=MAX_CHUNK_PARAMETERS, multiple_of=CODEC_BLOCK)] = 1 << 16
     """Parameters in one chunk of a contribution; a multiple of 256."""
-    aggregation: Literal["mean"] = "mean"
-    """How contributions become one result: the mean weighted by tokens."""
+    aggregation: Rule = "clip"
+    """How contributions become one result: "mean" (by tokens), "clip", "trimmed" or "centered_clip"."""
     admission: Annotated[Admission, Field(strict=False)] = Admission.OPEN
     """Who may take part: "open", "invite" (a token of the organiser) or "allowlist"."""
     allowlist: Annotated[list[PeerField], Field(max_length=MAX_ALLOWLIST)] = Field(default_factory=list)

@@ -408,7 +408,8 @@ class RoundRunner:
         file = await parts.offload(parts.store.result_writer, plan.round, payload_bytes(parts.layout))
         exchange = Exchange(identity=parts.identity, run=parts.run, plan=plan, layout=parts.layout,
                             contribution=self.work.contribution.data, leaves=self.work.leaves, result=file.view,
-                            network=parts.network, offload=parts.offload, stall_s=parts.rounds.stall_s, emit=parts.emit)
+                            network=parts.network, offload=parts.offload, stall_s=parts.rounds.stall_s,
+                            rule=parts.manifest.aggregation, emit=parts.emit)
         running = self._exchanges[name] = RunningExchange(exchange, file)
         for peer, seen in self.view().items():
             if not seen.live:

@@ -308,7 +308,7 @@ class RoundMachine:
         assert self._promised is not None
         attempt, proposer = self._promised
         stalled = self._impatient(now, attempt)
-        if self.closing.lives(proposer, view) and not stalled:
+        if self.closing.lives(proposer, view) and not stalled and self.attempt <= attempt:
             return []
         if self.attempt <= attempt:
             self.attempt, self._progress = attempt + 1, now
@@ -373,6 +373,8 @@ class RoundMachine:
             return []
         voters = self._voters(mine)
         carried = self._carried(mine, voters)
+        if any(self._is_false(voted.index) for voted in carried) and not all(peer in mine.promises for peer in voters):
+            return []  # the others' promises may show that it was not decided
         if carried:
             latest = max(carried, key=lambda voted: (voted.attempt, voted.proposer))
             record, index, provenance = latest.record, list(latest.index), latest.provenance

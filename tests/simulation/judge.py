@@ -3,7 +3,7 @@
     Agreement  no two peers commit different records for one round, unless a partition was made, or two
                founders that did not hear each other began the run twice
     Parity     the same tip means the same state digest
-    Mass       each chunk of a result is the average of exactly the contributions in its mask, by their tokens
+    Mass       each chunk of a result is what the run's rule makes of exactly the contributions in its mask
     No loss    an undisturbed peer's contribution is in the record when it was ready before the round was proposed
     Justice    nobody honest is ever ejected
     Order      a peer applies each round once, in order; it jumps only to a checkpoint, and goes back only by a fork
@@ -13,8 +13,8 @@ Progress, healing and the return from crashes are asserted by the scenarios: the
 
 from __future__ import annotations
 
+from kernels.aggregate import aggregate
 from kernels.codec import encoded_bytes
-from kernels.reduce import weighted_mean
 from protocol.chain import members_in
 from protocol.events import (
     CheckpointWritten,
@@ -45,6 +45,7 @@ class Judge:
     """Told of everything; raises `Violation`."""
 
     def __init__(self, manifest: RunManifest) -> None:
+        self._rule = manifest.aggregation
         self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
         self._records: dict[int, dict[str, list[PeerId]]] = {}
         self._digests: dict[str, str] = {}
@@ -120,7 +121,7 @@ class Judge:
         self._applied[peer] = event.rounds
 
     def _mass(self, commit: Commit, tip: str) -> None:
-        """Average the contributions in each mask again, from what the trainers really made."""
+        """Aggregate the contributions in each mask again, from what the trainers really made."""
         if tip in self._checked:
             return
         self._checked[tip] = None
@@ -129,12 +130,12 @@ class Judge:
         for span, entry in zip(self._layout, commit.index, strict=True):
             chosen = [members[index] for index in members_in(entry.mask, len(members))]
             parts = [self._contributions[member.root][span.offset : span.offset + span.size] for member in chosen]
-            mean = memoryview(bytearray(encoded_bytes(span.count)))
-            weighted_mean(parts, [member.tokens for member in chosen], span.count, mean)
-            if chunk_hash(mean) != Hash(entry.hash) and self.liars:
+            result = memoryview(bytearray(encoded_bytes(span.count)))
+            aggregate(self._rule, parts, [member.tokens for member in chosen], span.count, result)
+            if chunk_hash(result) != Hash(entry.hash) and self.liars:
                 self.false_chunks += 1
-            elif chunk_hash(mean) != Hash(entry.hash):
-                raise Violation(f"mass: a chunk of round {commit.record.round} is not the average of its mask")
+            elif chunk_hash(result) != Hash(entry.hash):
+                raise Violation(f"mass: a chunk of round {commit.record.round} is not what its mask aggregates to")
 
     def _no_loss(self, peer: PeerId, event: RoundCommitted, now: float) -> None:
         ready, proposed = self._ready.get((peer, event.round)), self._proposed.get(event.round)

@@ -1,0 +1,281 @@
+"""From the contributions to one chunk to one result: the aggregation rules, bit for bit the same on every computer.
+
+    mean           weighted by tokens; one hostile member moves it as far as it likes
+    clip           mean of contributions whose norm is at most `CLIP` times the median norm
+    trimmed        coordinate by coordinate, the mean without the n // 4 (rounded) smallest and largest values
+    centered_clip  mean of differences from a robust centre, each at most as long as the median difference
+
+Every rule sees one chunk and nothing else: whoever holds the contributions to a chunk can compute its result and check
+somebody else's, and no number that a member claims about itself is believed but its tokens.  Except in `mean`, those
+count at most `WEIGHT_CAP` times their median.  Fewer than three contributions have no majority: `trimmed` and
+`centered_clip` are then the mean with those weights; one alone is what it is under every rule.
+
+Why the bytes are the same everywhere: elementwise IEEE operations in the order of the members; selection by minimum
+and maximum, which round nothing; sums of squares of codes, whole numbers below 2^24, exact in any order; other sums by
+halving, elementwise, or by `math.fsum`, which is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.codec import BLOCK, PIECE, blocks_of, encode, parts
+from kernels.reduce import shares_of, weighted_mean
+
+Rule = Literal["mean", "clip", "trimmed", "centered_clip"]
+
+CLIP = 1.5
+"""A contribution's chunk may be so many times as long as the median one."""
+WEIGHT_CAP = 4
+"""Tokens count up to so many times their median."""
+ITERATIONS = 3
+"""Steps of `centered_clip` from the coordinate-wise median."""
+WORKING = 1 << 19
+"""Values of all members together that are sorted at a time: 2 MiB of fp32."""
+
+Floats = npt.NDArray[np.float32]
+
+
+def aggregate(rule: Rule, contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
+    """Aggregate `contributions` (sane codec bytes of `count` values each, in canonical order) into codec bytes `out`.
+
+    weights: the members' tokens.  `out` must not overlap any contribution.
+    """
+    _RULES[rule](contributions, weights, count, out)
+
+
+def clipped_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
+    """The mean of contributions scaled down to at most `CLIP` times their median norm (weighted by tokens).
+
+    Who holds less than half of the weight can place the median norm nowhere but among the others' norms.
+    """
+    weights = capped(weights)
+    norms = [math.sqrt(sum_of_squares(contribution, count)) for contribution in contributions]
+    limit = CLIP * weighted_median(norms, weights)
+    clipped = [contribution if norm <= limit else _scaled_down(contribution, count, limit / norm)
+               for contribution, norm in zip(contributions, norms, strict=True)]
+    weighted_mean(clipped, weights, count, out)
+
+
+def trimmed_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
+    """Coordinate-wise trimmed mean (Yin et al. 2018, "Byzantine-robust distributed learning"), weighted by tokens.
+
+    Of n values of a parameter those below the k-th smallest or above the k-th largest are left out, k = `trim`(n).
+    """
+    weights, members = capped(weights), len(contributions)
+    k = trim(members)
+    if k == 0:
+        return weighted_mean(contributions, weights, count, out)
+    shares, ranks = shares_of(weights), (k, members - 1 - k)
+    views = [parts(contribution, count) for contribution in contributions]
+    result = np.empty(count, np.float32)
+    for start, rows, spare in _pieces(views, count):
+        low, high = _select(rows, spare, ranks)
+        low, high = low.copy(), high.copy()
+        total, divisor, value, above, kept = _room_for_sum(low.size)
+        for view, share in zip(views, shares, strict=True):
+            _decode(view, start, value)
+            np.greater_equal(value, low, out=kept)
+            np.less_equal(value, high, out=above)
+            np.logical_and(kept, above, out=kept)
+            weight = rows[0]
+            np.multiply(kept, share, out=weight)
+            np.add(divisor, weight, out=divisor)
+            np.multiply(value, weight, out=value)
+            np.add(total, value, out=total)
+        np.divide(total, divisor, out=result[start : start + low.size])
+    encode(result, out)
+
+
+def centered_clip(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
+    """Centered clipping (Karimireddy et al. 2021, "Learning from history for Byzantine robust optimization").
+
+    `centre += sum of share * (value - centre) * min(1, radius / distance)`, `ITERATIONS` times.  Where the paper takes
+    the last round's result as the first centre and a radius as a parameter, this takes the coordinate-wise median and the
+    median distance: a chunk's result then depends on its contributions alone.
+    """
+    weights, members = capped(weights), len(contributions)
+    if members < 3:
+        return weighted_mean(contributions, weights, count, out)
+    shares = shares_of(weights)
+    views = [parts(contribution, count) for contribution in contributions]
+    centre = np.empty(count, np.float32)
+    middle = ((members - 1) // 2, members // 2)
+    half = np.float32(0.5)
+    for start, rows, spare in _pieces(views, count):
+        low, high = _select(rows, spare, middle)
+        np.add(low * half, high * half, out=centre[start : start + low.size])
+    for _ in range(ITERATIONS):
+        distances = [math.sqrt(_squared_distance(view, centre)) for view in views]
+        radius = weighted_median(distances, weights)
+        factors = [share * np.float32(1.0 if distance <= radius else radius / distance)
+                   for share, distance in zip(shares, distances, strict=True)]
+        _move(centre, views, factors)
+    encode(centre, out)
+
+
+_RULES: dict[Rule, Callable[[Sequence[Any], Sequence[int], int, Any], None]] = {
+    "mean": weighted_mean, "clip": clipped_mean, "trimmed": trimmed_mean, "centered_clip": centered_clip,
+}
+
+
+def capped(weights: Sequence[int]) -> list[int]:
+    """Weights of at most `WEIGHT_CAP` times their median (the upper one of an even number)."""
+    limit = WEIGHT_CAP * sorted(weights)[len(weights) // 2]
+    return [min(weight, limit) for weight in weights]
+
+
+def trim(members: int) -> int:
+    """How many values a trimmed mean leaves out at each end: 1 of 3, 2 of 7 or 8, a quarter of many."""
+    return (members + 1) // 4
+
+
+def weighted_median(values: Sequence[float], weights: Sequence[int]) -> float:
+    """The smallest value that, with all below it, has more than half of the weight."""
+    total, so_far = sum(weights), 0
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        so_far += weight
+        if 2 * so_far > total:
+            return value
+    raise AssertionError("weights are positive")
+
+
+def sum_of_squares(contribution: Any, count: int) -> float:
+    """Of the decoded values before they are rounded to fp32: each block's sum rounded once, their sum once."""
+    scales, codes = parts(contribution, count)
+    squares = np.empty(blocks_of(count), np.float32)
+    scratch = np.empty(BLOCK * blocks_of(min(PIECE, count)), np.float32)
+    for start in range(0, count, PIECE):
+        size, first = min(PIECE, count - start), start // BLOCK
+        rows = blocks_of(size)
+        scratch[:size] = codes[start : start + size]
+        scratch[size : rows * BLOCK] = 0
+        grid = scratch[: rows * BLOCK].reshape(rows, BLOCK)
+        np.einsum("ij,ij->i", grid, grid, out=squares[first : first + rows])
+    wide = scales.astype(np.float64)
+    return math.fsum((squares.astype(np.float64) * (wide * wide)).tolist())
+
+
+def _scaled_down(contribution: Any, count: int, factor: float) -> bytearray:
+    copy = bytearray(contribution)
+    scales, _ = parts(copy, count)
+    np.multiply(scales, np.float32(factor), out=scales)
+    return copy
+
+
+# -- pieces of all members ---------------------------------------------------------------------------------------------
+
+View = tuple[Floats, npt.NDArray[np.int8]]
+
+
+def _pieces(views: Sequence[View], count: int) -> Iterator[tuple[int, list[Floats], Floats]]:
+    """Piece by piece: where it starts, the members' values of it, and room for one more row.  Rows may be overwritten."""
+    longest = min(count, max(BLOCK, WORKING // len(views) // BLOCK * BLOCK))
+    room = np.empty((len(views) + 1, longest), np.float32)
+    for start in range(0, count, longest):
+        size = min(longest, count - start)
+        rows = [row[:size] for row in room]
+        for view, row in zip(views, rows, strict=False):
+            _decode(view, start, row)
+        yield start, rows[:-1], rows[-1]
+
+
+def _decode(view: View, start: int, out: Floats) -> None:
+    """The values from `start` (a multiple of the block) on that `out` has room for."""
+    scales, codes = view
+    whole, first = out.size // BLOCK, start // BLOCK
+    middle, stop = start + whole * BLOCK, start + out.size
+    np.multiply(codes[start:middle].reshape(whole, BLOCK), scales[first : first + whole, None],
+                out=out[: whole * BLOCK].reshape(whole, BLOCK))
+    if middle < stop:
+        np.multiply(codes[middle:stop], scales[first + whole], out=out[whole * BLOCK :])
+
+
+def _select(rows: list[Floats], spare: Floats, ranks: tuple[int, int]) -> tuple[Floats, Floats]:
+    """Coordinate-wise order statistics; views of `rows` and `spare`, whose other contents are lost."""
+    rows = list(rows)
+    for low, high, least, greatest in selection_network(len(rows), ranks):
+        one, other = rows[low], rows[high]
+        if least:
+            np.minimum(one, other, out=spare)
+        if greatest:
+            np.maximum(one, other, out=other)
+        if least:
+            rows[low], spare = spare, one
+    return rows[ranks[0]], rows[ranks[1]]
+
+
+@lru_cache(maxsize=256)
+def selection_network(count: int, ranks: tuple[int, ...]) -> tuple[tuple[int, int, bool, bool], ...]:
+    """Comparators (low, high, minimum wanted, maximum wanted) after which the rows `ranks` are in their places.
+
+    Batcher's merge exchange (Knuth, volume 3, algorithm 5.2.2M), less what does not lead to a wanted rank.
+    """
+    network, top = [], 1 << max(0, (count - 1).bit_length() - 1)
+    p = top
+    while p > 0:
+        q, r, d = top, 0, p
+        while True:
+            network += [(i, i + d) for i in range(count - d) if i & p == r]
+            if q == p:
+                break
+            d, q, r = q - p, q // 2, p
+        p //= 2
+    wanted, chosen = set(ranks), []
+    for low, high in reversed(network):
+        if low in wanted or high in wanted:
+            chosen.append((low, high, low in wanted, high in wanted))
+            wanted |= {low, high}
+    return tuple(reversed(chosen))
+
+
+def _room_for_sum(size: int) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    return (np.zeros(size, np.float32), np.zeros(size, np.float32), np.empty(size, np.float32),
+            np.empty(size, np.bool_), np.empty(size, np.bool_))
+
+
+# -- distances ---------------------------------------------------------------------------------------------------------
+
+
+def _squared_distance(view: View, centre: Floats) -> float:
+    longest = min(PIECE, centre.size)
+    value, wide = np.empty(longest, np.float32), np.empty(longest, np.float64)
+    totals = []
+    for start in range(0, centre.size, PIECE):
+        size = min(PIECE, centre.size - start)
+        _decode(view, start, value[:size])
+        np.subtract(value[:size], centre[start : start + size], out=value[:size])
+        np.copyto(wide[:size], value[:size])
+        np.multiply(wide[:size], wide[:size], out=wide[:size])
+        totals.append(_sum_by_halving(wide[:size]))
+    return math.fsum(totals)
+
+
+def _sum_by_halving(values: npt.NDArray[np.float64]) -> float:
+    """Adds the second half to the first, elementwise, until few are left; overwrites them."""
+    while (size := values.size) > BLOCK:
+        half = (size + 1) // 2
+        np.add(values[: size - half], values[half:], out=values[: size - half])
+        values = values[:half]
+    return math.fsum(values.tolist())
+
+
+def _move(centre: Floats, views: Sequence[View], factors: Sequence[np.float32]) -> None:
+    longest = min(PIECE, centre.size)
+    value, total = np.empty(longest, np.float32), np.empty(longest, np.float32)
+    for start in range(0, centre.size, PIECE):
+        here = centre[start : start + PIECE]
+        difference, step = value[: here.size], total[: here.size]
+        step[:] = 0
+        for view, factor in zip(views, factors, strict=True):
+            _decode(view, start, difference)
+            np.subtract(difference, here, out=difference)
+            np.multiply(difference, factor, out=difference)
+            np.add(step, difference, out=step)
+        np.add(here, step, out=here)

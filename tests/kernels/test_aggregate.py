@@ -1,0 +1,196 @@
+"""Every rule is its definition, bit for bit the same everywhere, and bounded in what a minority can do to it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import aggregate as rules
+from kernels import codec
+from kernels.aggregate import Rule, aggregate
+from tests.kernels.test_codec import decoded, encoded
+from tests.kernels.test_reduce import mean_of
+from tests.kernels.vectors import Floats, normal, vectors
+
+RULES: tuple[Rule, ...] = get_args(Rule)
+ROBUST = tuple(rule for rule in RULES if rule != "mean")
+
+
+def of(rule: Rule, parts: list[bytes], count: int, weights: list[int] | None = None) -> bytes:
+    out = bytearray(codec.encoded_bytes(count))
+    given = [memoryview(part) for part in parts]
+    aggregate(rule, given, weights or [100] * len(parts), count, memoryview(out))
+    return bytes(out)
+
+
+def values(rule: Rule, parts: list[bytes], count: int, weights: list[int] | None = None) -> Floats:
+    return decoded(of(rule, parts, count, weights), count)
+
+
+def around(centre: Floats, members: int, spread: float = 0.3) -> list[bytes]:
+    """What honest members send: a common direction and noise of their own."""
+    return [encoded(centre + np.float32(spread) * normal(centre.size, 1000 + seed)) for seed in range(members)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("count", [1, 255, 257, codec.PIECE + 300])
+def test_one_alone_is_what_it_is_under_every_rule(rule: Rule, count: int) -> None:
+    part = encoded(normal(count))
+    assert of(rule, [part], count) == mean_of([part], [100], count)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("members", [2, 3, 8])
+def test_equal_contributions_come_out_as_they_went_in(rule: Rule, members: int) -> None:
+    part = encoded(normal(700))
+    np.testing.assert_allclose(values(rule, [part] * members, 700), decoded(part, 700), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_two_honest_members_give_their_mean(rule: Rule) -> None:
+    parts = [encoded(normal(600, seed)) for seed in range(2)]
+    assert of(rule, parts, 600, [3, 5]) == mean_of(parts, [3, 5], 600)
+
+
+def test_clip_of_contributions_of_like_norm_is_the_mean() -> None:
+    parts = around(normal(codec.PIECE + 300), 8)
+    assert of("clip", parts, codec.PIECE + 300) == mean_of(parts, [100] * 8, codec.PIECE + 300)
+
+
+def test_clip_scales_what_is_too_long_and_only_that() -> None:
+    centre = normal(3000)
+    honest, long = around(centre, 7), encoded(-1000 * centre)
+    norms = [codec.norm(decoded(part, 3000)) for part in [*honest, long]]
+    factor = rules.CLIP * sorted(norms)[4] / norms[-1]
+    expected = (sum(decoded(part, 3000) for part in honest) + np.float32(factor) * decoded(long, 3000)) / 8
+    np.testing.assert_allclose(values("clip", [*honest, long], 3000), expected, atol=0.02)
+
+
+@pytest.mark.parametrize("members", [3, 4, 5, 8, 13])
+def test_trimmed_leaves_out_the_smallest_and_the_largest_of_each_coordinate(members: int) -> None:
+    parts = [encoded(normal(1500, seed)) for seed in range(members)]
+    k = rules.trim(members)
+    inner = np.sort(np.stack([decoded(part, 1500) for part in parts]), axis=0)[k : members - k]
+    expected = encoded(inner.mean(axis=0, dtype=np.float64).astype(np.float32))
+    np.testing.assert_allclose(values("trimmed", parts, 1500), decoded(expected, 1500), atol=0.04)
+    assert k >= 1
+
+
+def test_trimmed_weighs_by_tokens_what_it_keeps() -> None:
+    parts = [encoded(np.full(10, value, np.float32)) for value in (-9.0, 1.0, 2.0, 9.0)]
+    np.testing.assert_allclose(values("trimmed", parts, 10, [30, 30, 10, 20]), 1.25, rtol=1e-5)
+
+
+def test_centered_clip_is_its_formula() -> None:
+    parts = [*around(normal(900), 6), encoded(50 * normal(900, 5)), encoded(-1000 * normal(900))]
+    rows = np.stack([decoded(part, 900) for part in parts]).astype(np.float64)
+    centre = np.median(rows, axis=0)
+    for _ in range(rules.ITERATIONS):
+        distances = np.linalg.norm(rows - centre, axis=1)
+        radius = np.sort(distances)[4]
+        centre = centre + np.mean((rows - centre) * np.minimum(1, radius / distances)[:, None], axis=0)
+    np.testing.assert_allclose(values("centered_clip", parts, 900), centre, atol=0.02)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+@pytest.mark.parametrize("hostile", [1, 2])
+@pytest.mark.parametrize("size", [-1e3, 1e3, 1e30])
+def test_a_minority_moves_the_result_by_at_most_what_an_honest_member_could(rule: Rule, hostile: int, size: float) -> None:
+    """The mean is moved by as much as the attacker likes; the rules by less than an honest contribution is long."""
+    centre = normal(5000)
+    honest = around(centre, 8 - hostile)
+    attack = [encoded(np.float32(size) * (centre + normal(5000, 7 + place))) for place in range(hostile)]
+    truth = np.mean([decoded(part, 5000) for part in honest], axis=0)
+    moved = codec.norm(values(rule, [*attack, *honest], 5000) - truth)
+    assert moved < codec.norm(truth)
+    with np.errstate(over="ignore"):
+        assert codec.norm(values("mean", [*attack, *honest], 5000) - truth) > 50 * codec.norm(truth)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+def test_tokens_count_up_to_four_times_their_median(rule: Rule) -> None:
+    parts = [encoded(np.full(300, value, np.float32)) for value in (1.0, 1.1, 1.2, 1.3, 1.4)]
+    fair = of(rule, parts, 300, [100, 100, 100, 100, 400])
+    assert of(rule, parts, 300, [100, 100, 100, 100, 2**40]) == fair
+
+
+def test_the_weighted_median_is_one_of_the_values_of_the_heavier_half() -> None:
+    assert rules.weighted_median([5.0, 1.0, 3.0], [1, 1, 1]) == 3.0
+    assert rules.weighted_median([5.0, 1.0], [1, 1]) == 5.0, "of two equals the longer: neither clips the other"
+    assert rules.weighted_median([0.2, 0.3, 1.0], [10, 10, 40]) == 1.0, "stragglers do not shorten who did the work"
+    assert rules.weighted_median([1e30, 1e30, 1.0, 2.0, 1.5], [1, 1, 1, 1, 1]) == 2.0
+
+
+@settings(deadline=None)
+@given(vectors(), st.lists(st.integers(1, 2**40), min_size=1, max_size=9), st.sampled_from(RULES))
+def test_sane_contributions_give_a_sane_result(given: Floats, weights: list[int], rule: Rule) -> None:
+    """Never a number that is not finite, whatever finite numbers went in; and twice the same bytes."""
+    parts = [encoded(np.roll(given, place)) for place in range(len(weights))]
+    result = of(rule, parts, given.size, weights)
+    assert codec.is_sane(result, given.size)
+    assert of(rule, parts, given.size, weights) == result
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("members", [1, 2, 3, 8, 64])
+def test_the_largest_and_smallest_contributions_do_not_overflow(rule: Rule, members: int) -> None:
+    largest = np.full(3, codec.LARGEST_SCALE, "<f4").tobytes()
+    tiny = np.full(3, 1e-45, "<f4").tobytes()
+    parts = [[largest + bytes([127]) * 600, largest + bytes([129]) * 600, tiny + bytes([127]) * 600][place % 3]
+             for place in range(members)]
+    assert codec.is_sane(of(rule, parts, 600, [(1, 2**40, 7)[place % 3] for place in range(members)]), 600)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 64), st.data())
+def test_the_selection_network_puts_the_wanted_ranks_in_place(count: int, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, (count - 1) // 2))
+    row = data.draw(st.lists(st.integers(-3, 3), min_size=count, max_size=count))
+    ranks = (rank, count - 1 - rank)
+    found = list(row)
+    for low, high, least, greatest in rules.selection_network(count, ranks):
+        one, other = found[low], found[high]
+        found[low] = min(one, other) if least else 99
+        found[high] = max(one, other) if greatest else 99
+    assert [found[place] for place in ranks] == [sorted(row)[place] for place in ranks]
+
+
+def test_small_selection_networks_sort_all_zeros_and_ones() -> None:
+    """By the zero-one principle they then sort everything."""
+    for count in range(1, 10):
+        network = rules.selection_network(count, tuple(range(count)))
+        for row in itertools.product((0, 1), repeat=count):
+            found = list(row)
+            for low, high, _, _ in network:
+                found[low], found[high] = min(found[low], found[high]), max(found[low], found[high])
+            assert found == sorted(row)
+
+
+def by_hand(member: int, count: int) -> bytes:
+    """Codec bytes from whole numbers alone, so that no library's generator is in the golden bytes."""
+    blocks = codec.blocks_of(count)
+    scales = [(1 + (7 * member + 3 * block) % 11) * 2.0 ** -((member + block) % 5) for block in range(blocks)]
+    place = np.arange(count, dtype=np.int64)
+    codes = (member * 7919 + place * 104729 + place * place * 31) % 255 - 127
+    return np.array(scales, "<f4").tobytes() + codes.astype(np.int8).tobytes()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_golden_bytes(rule: Rule) -> None:
+    """The same on every computer and in every version: peers that differ here cannot train together."""
+    count = 2 * codec.PIECE + 300
+    parts = [by_hand(member, count) for member in range(9)]
+    weights = [1000, 900, 1000, 20, 1000, 1000, 8000, 1, 1000]
+    assert hashlib.blake2b(of(rule, parts, count, weights), digest_size=8).hexdigest() == GOLDEN[rule]
+
+
+GOLDEN: dict[Rule, str] = {
+    "mean": "9d097f8d573dc500", "clip": "64f8a545f749db42", "trimmed": "0fc3bfa877cca9f1",
+    "centered_clip": "ffed2e07349db41d",
+}
