@@ -88,6 +88,7 @@ def exchange(peers: int, parameters: int, chunk: int, repeat: int) -> dict[str, 
     for member in members:
         member.hear()
     times: dict[str, list[float]] = {"exchange": [], "wire": []}
+    work: dict[str, list[float]] = {"exchange": [], "wire": []}
     digests: set[str] = set()
     answers: list[dict[str, Any]] = []
     for _ in range(repeat + 1):
@@ -96,6 +97,7 @@ def exchange(peers: int, parameters: int, chunk: int, repeat: int) -> dict[str, 
                 member.say(do=what)
             answers = [member.hear() for member in members]
             times[what].append(max(answer["seconds"] for answer in answers))
+            work[what].append(statistics.mean(answer["cpu_seconds"] for answer in answers))
             if what == "exchange":
                 digests.update(answer["digest"] for answer in answers)
                 volume = statistics.mean(answer["up_bytes"] for answer in answers) / parameters
@@ -103,7 +105,8 @@ def exchange(peers: int, parameters: int, chunk: int, repeat: int) -> dict[str, 
         member.say(do="end")
         member.process.wait(30)
     warm = {what: statistics.median(values[1:]) for what, values in times.items()}
-    return {**warm, "bytes": volume, "equal": len(digests) == 1, "extra": max(a["extra_bytes"] for a in answers)}
+    cpu = {f"{what} cpu": statistics.median(values[1:]) for what, values in work.items()}
+    return {**warm, **cpu, "bytes": volume, "equal": len(digests) == 1, "extra": max(a["extra_bytes"] for a in answers)}
 
 
 def others(command: list[str], peers: int, parameters: int, repeat: int) -> float:

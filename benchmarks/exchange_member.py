@@ -6,6 +6,7 @@ import json
 import mmap
 import resource
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,14 +123,14 @@ async def main() -> None:
         say(connected=len(others))
         round = 0
         while (order := (await hear())["do"]) != "end":
-            begun, traffic = trio.current_time(), network.traffic()
+            begun, traffic, used = trio.current_time(), network.traffic(), time.process_time()
             if order == "exchange":
                 await peer.average(network, peer.plan(members, round), nursery)
                 round += 1
             else:
                 await peer.push_bare(network, others)
             seconds = trio.current_time() - begun
-            say(seconds=seconds, up_bytes=network.traffic().up_bytes - traffic.up_bytes,
+            say(seconds=seconds, cpu_seconds=time.process_time() - used, up_bytes=network.traffic().up_bytes - traffic.up_bytes,
                 digest=chunk_hash(peer.result).hex(),
                 extra_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - peer.size)
         nursery.cancel_scope.cancel()
