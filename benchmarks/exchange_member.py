@@ -130,8 +130,8 @@ async def main() -> None:
             else:
                 await peer.push_bare(network, others)
             seconds = trio.current_time() - begun
-            say(seconds=seconds, cpu_seconds=time.process_time() - used, up_bytes=network.traffic().up_bytes - traffic.up_bytes,
-                digest=chunk_hash(peer.result).hex(),
+            say(seconds=seconds, cpu_seconds=time.process_time() - used,
+                up_bytes=network.traffic().up_bytes - traffic.up_bytes, digest=chunk_hash(peer.result).hex(),
                 extra_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - peer.size)
         nursery.cancel_scope.cancel()
 

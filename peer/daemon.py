@@ -48,7 +48,7 @@ from protocol.network import Network, NetworkError
 from protocol.node import Node
 from protocol.outer_state import OuterState
 from protocol.parts import NodeSettings
-from protocol.store import Store, StoreFull
+from protocol.store import Store, StoreFailed
 
 MANIFEST_DEADLINE_S = 120.0
 """How long the peers of an invitation are tried before it is called unreachable."""
@@ -231,9 +231,9 @@ class Daemon:
                 await self._live()
             except* PeerError as group:
                 self._problem = _first(group)
-            except* StoreFull as group:
+            except* StoreFailed as group:
                 self._problem = PeerError(
-                    f"{_first(group)}; nothing is lost: make room and start the peer again", ExitCode.RESOURCES)
+                    f"{_first(group)}; nothing is lost: then start the peer again", ExitCode.RESOURCES)
             except* NetworkError as group:
                 self._problem = PeerError(str(_first(group)), ExitCode.RESOURCES)
         if self._problem is not None:

@@ -1,69 +1,86 @@
 """The few things a store does to a file system, in one place, so that tests can make each of them fail.
 
-`durable=False` leaves out the fsyncs: for simulations, where the disk is not what is tested.
+`durable=False` leaves out the fsyncs, for tests that are not about the disk.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 
-class StoreFull(Exception):
-    """The disk is full; the text is a sentence with the remedy.  Nothing half-written remains."""
+class StoreFailed(Exception):
+    """The disk did not do what it was told; the text is a sentence with the remedy.  What was there before is intact."""
+
+
+class StoreFull(StoreFailed):
+    """The disk is full.  Nothing half-written remains."""
 
 
 class Disk:
-    """Writes that are whole or not there."""
+    """Writes that are whole or not there: `write_file`, `allocate`, `publish`.  Below them the single operations."""
 
     def __init__(self, *, durable: bool = True) -> None:
         self.durable = durable
-
-    def step(self, what: str) -> None:
-        """Called before each operation that changes the disk; a test's disk raises here."""
 
     def write_file(self, path: Path, data: bytes | memoryview) -> None:
         """Replace `path` with `data` atomically: temporary file, fsync, rename, fsync of the folder."""
         temporary = path.with_name(f".{path.name}.new")
         try:
-            self.step(f"write {path.name}")
             with open(temporary, "wb") as file:
-                file.write(data)
-                self._sync(file.fileno())
+                self.write(file, data)
+                self.sync(file)
             self.rename(temporary, path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise _full(error, path) from error
+            self.remove(temporary)
+            raise _sentence(error, path) from error
+
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        """Into a new file; nothing is safe before `sync`."""
+        file.write(data)
+        file.flush()
+
+    def sync(self, file: BinaryIO) -> None:
+        """A file's bytes to the disk."""
+        if self.durable:
+            os.fsync(file.fileno())
 
     def allocate(self, path: Path, size: int) -> mmap.mmap:
         """A writable mapping of a new file of `size` bytes whose blocks exist: a full disk shows now, not as SIGBUS."""
         try:
-            self.step(f"allocate {path.name}")
             with open(path, "w+b") as file:
-                os.posix_fallocate(file.fileno(), 0, size)
+                self.reserve(file, size)
                 return mmap.mmap(file.fileno(), size)
         except OSError as error:
-            path.unlink(missing_ok=True)
-            raise _full(error, path) from error
+            self.remove(path)
+            raise _sentence(error, path) from error
 
-    def flush(self, mapping: mmap.mmap) -> None:
-        """The mapping's bytes to the disk."""
-        self.step("flush")
+    def publish(self, path: Path, mapping: mmap.mmap, target: Path) -> None:
+        """A mapped file is complete: its bytes to the disk, then its name."""
+        try:
+            self.flush(path, mapping)
+            self.rename(path, target)
+        except OSError as error:
+            raise _sentence(error, path) from error
+
+    def reserve(self, file: BinaryIO, size: int) -> None:
+        os.posix_fallocate(file.fileno(), 0, size)
+
+    def flush(self, path: Path, mapping: mmap.mmap) -> None:
+        """The bytes of a mapped file to the disk."""
         if self.durable:
             mapping.flush()
 
     def rename(self, source: Path, target: Path) -> None:
-        self.step(f"rename {target.name}")
+        """Replace `target`, for good when this returns."""
         os.replace(source, target)
         self.sync_folder(target.parent)
 
     def remove(self, path: Path) -> None:
-        self.step(f"remove {path.name}")
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        path.unlink(missing_ok=True)
 
     def sync_folder(self, folder: Path) -> None:
         if self.durable:
@@ -73,12 +90,9 @@ class Disk:
             finally:
                 os.close(descriptor)
 
-    def _sync(self, descriptor: int) -> None:
-        if self.durable:
-            os.fsync(descriptor)
 
-
-def _full(error: OSError, path: Path) -> Exception:
+def _sentence(error: OSError, path: Path) -> StoreFailed:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(f"the disk that holds {path.parent} is full: make room there, or choose another --data-dir")
-    return error
+    return StoreFailed(f"the disk that holds {path.parent} failed ({error.strerror or error}): look after it, or choose "
+                       f"another --data-dir")

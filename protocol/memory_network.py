@@ -3,11 +3,16 @@
 `MemoryWire` is the world, `MemoryNetwork` one peer's end of it; both run on trio's clock alone, so under a mock clock an
 hour passes at once.  All chance comes from the generator that is passed in, and nothing iterates over a set: the same
 seed gives the same run.  Protocol code cannot tell this from libp2p.
+
+What arrives at a peer is put into its inbox and handled by its own tasks, never by the sender's: a peer that does not run
+handles nothing.  Gossip reaches whoever can be reached directly or through one other peer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
@@ -15,22 +20,28 @@ from random import Random
 import trio
 
 from protocol.identity import PeerId
+from protocol.memory_links import SMALL_BYTES, Access, Agenda, Pipe, Transfer
 from protocol.network import (
     MAX_PUSH_BYTES,
     MAX_PUSH_HEADER_BYTES,
     MAX_REQUEST_BYTES,
     Handlers,
+    NetworkError,
     Refused,
     Traffic,
     Unreachable,
 )
+
+HALF_OPEN_S = 30.0
+"""How long a receiver waits for the rest of a push whose sender fell silent."""
 
 
 @dataclass
 class Weather:
     """What links are like.  latency_s: one way, `jitter_s` more at most.  bytes_per_s: each peer's up and down rate.
 
-    gossip_loss, gossip_copies: chance that a gossip message is lost, or arrives twice, at one peer.
+    gossip_loss, gossip_copies, gossip_late: chance that a gossip message is lost, arrives twice, or comes up to `late_s`
+    late (and so after later ones), at one peer.  request_loss: chance that a question, an answer or a push gets lost.
     """
 
     latency_s: float = 0.02
@@ -38,19 +49,30 @@ class Weather:
     bytes_per_s: float = 50e6
     gossip_loss: float = 0.0
     gossip_copies: float = 0.0
+    gossip_late: float = 0.0
+    late_s: float = 3.0
+    request_loss: float = 0.0
 
 
 class MemoryWire:
-    """All peers and what lies between them.  `nursery` runs deliveries."""
+    """All peers and what lies between them.  `nursery` runs the agenda."""
 
     def __init__(self, nursery: trio.Nursery, random: Random, weather: Weather | None = None) -> None:
-        self.nursery, self.random = nursery, random
+        self.random = random
         self.weather = weather or Weather()
-        self.messages = 0
+        self.agenda = Agenda()
+        self.arrivals: Counter[tuple[str, PeerId]] = Counter()
+        """How many of each kind (gossip, request, push) arrived at each peer."""
         self._ends: dict[PeerId, MemoryNetwork] = {}
+        self._rates: dict[PeerId, tuple[float, float]] = {}
         self._side: dict[PeerId, int] = {}
-        self._frozen: dict[PeerId, trio.Event] = {}
         self._cut: dict[tuple[PeerId, PeerId], None] = {}
+        self._forgotten: dict[tuple[PeerId, PeerId], None] = {}
+        nursery.start_soon(self.agenda.run)
+
+    @property
+    def messages(self) -> int:
+        return sum(self.arrivals.values())
 
     # -- what happens in the world ------------------------------------------------------------------------------------
 
@@ -60,96 +82,181 @@ class MemoryWire:
         assert peer not in self._ends, "one process an identity"
         self._ends[peer] = end
         self._side.setdefault(peer, 0)
-        for other in self._reachable(peer):
-            self._ends[other].handlers.on_peer_connected(peer)
-            end.handlers.on_peer_connected(other)
+        up, down = self._rates.get(peer, (self.weather.bytes_per_s, self.weather.bytes_per_s))
+        end.access = Access(Pipe(self.agenda, up), Pipe(self.agenda, down))
+        for other in self.reachable(peer):
+            self._tell_connected(self._ends[other], peer)
 
     def crash(self, peer: PeerId) -> None:
         """A peer is gone from one moment to the next; others see the connection break."""
         end = self._ends.pop(peer, None)
         if end is None:
             return
-        end.broken.set()
-        self.thaw(peer)
-        for other in list(self._ends):
-            if self._linked(peer, other):
-                self._ends[other].handlers.on_peer_disconnected(peer)
+        for call in [*end.calls, *end.served]:
+            call.abandon()
+        for other in self._ends.values():
+            for call in [call for call in other.calls if call.receiver == peer]:
+                call.fail(Unreachable(f"the connection to {peer} broke"))
+            for call in [call for call in other.served if call.caller == peer]:
+                call.break_off()
+            if self._linked(peer, other.peer_id):
+                self._tell_disconnected(other, peer)
+
+    def set_rate(self, peer: PeerId, up: float, down: float) -> None:
+        """This peer's links, from its next life on, in bytes a second."""
+        self._rates[peer] = (up, down)
 
     def partition(self, *sides: Sequence[PeerId]) -> None:
         """Peers of different sides cannot reach each other; who is not named is on the first side."""
-        before = {peer: self._reachable(peer) for peer in self._ends}
+        before = {peer: self.reachable(peer) for peer in self._ends}
         self._side = {peer: number for number, side in enumerate(sides) for peer in side}
-        for peer in self._ends:
+        for peer, end in self._ends.items():
+            after = self.reachable(peer)
             for other in before[peer]:
-                if other not in self._reachable(peer):
-                    self._ends[peer].handlers.on_peer_disconnected(other)
-            for other in self._reachable(peer):
+                if other not in after:
+                    self._tell_disconnected(end, other)
+            for other in after:
                 if other not in before[peer]:
-                    self._ends[peer].handlers.on_peer_connected(other)
+                    self._tell_connected(end, other)
 
     def heal(self) -> None:
+        """No sides and no cuts any more."""
+        self._cut.clear()
         self.partition()
 
     def cut(self, sender: PeerId, receiver: PeerId) -> None:
-        """Nothing gets from `sender` to `receiver` any more; the other way still works."""
+        """Nothing gets from `sender` to `receiver` directly any more; the other way still works."""
         self._cut[sender, receiver] = None
 
     def freeze(self, peer: PeerId) -> None:
-        """As if stopped by a signal: connected, and deaf and dumb."""
-        self._frozen.setdefault(peer, trio.Event())
+        """Its process is stopped: nothing more leaves it."""
+        if peer in self._ends:
+            self._ends[peer].access.up.stop()
 
     def thaw(self, peer: PeerId) -> None:
-        if peer in self._frozen:
-            self._frozen.pop(peer).set()
+        if peer in self._ends:
+            self._ends[peer].access.up.go_on()
 
     # -- used by the ends ---------------------------------------------------------------------------------------------
 
     def end(self, peer: PeerId) -> MemoryNetwork | None:
         return self._ends.get(peer)
 
-    def carries(self, sender: PeerId, receiver: PeerId) -> bool:
-        return (sender in self._ends and receiver in self._ends and self._linked(sender, receiver)
-                and (sender, receiver) not in self._cut)
+    def forget(self, one: PeerId, other: PeerId) -> None:
+        self._forgotten[one, other] = self._forgotten[other, one] = None
 
-    def _linked(self, one: PeerId, other: PeerId) -> bool:
-        return one != other and self._side.get(one, 0) == self._side.get(other, 0)
-
-    def _reachable(self, peer: PeerId) -> list[PeerId]:
+    def reachable(self, peer: PeerId) -> list[PeerId]:
         return [other for other in self._ends if self._linked(peer, other)]
 
-    async def awake(self, peer: PeerId) -> None:
-        while peer in self._frozen:
-            await self._frozen[peer].wait()
+    def carries(self, sender: PeerId, receiver: PeerId) -> bool:
+        return self._linked(sender, receiver) and (sender, receiver) not in self._cut
 
-    async def travel(self, size: int = 0) -> None:
-        """One way over the link, with `size` bytes."""
-        weather = self.weather
-        await trio.sleep(weather.latency_s + self.random.random() * weather.jitter_s + size / weather.bytes_per_s)
+    def _linked(self, one: PeerId, other: PeerId) -> bool:
+        return (one != other and self._side.get(one, 0) == self._side.get(other, 0)
+                and (one, other) not in self._forgotten)
 
-    def spread(self, sender: PeerId, data: bytes) -> None:
+    def _tell_connected(self, end: MemoryNetwork, peer: PeerId) -> None:
+        end.post(lambda: end.handlers.on_peer_connected(peer))
+
+    def _tell_disconnected(self, end: MemoryNetwork, peer: PeerId) -> None:
+        end.post(lambda: end.handlers.on_peer_disconnected(peer))
+
+    def delay_s(self) -> float:
+        return self.weather.latency_s + self.random.random() * self.weather.jitter_s
+
+    def send(self, sender: MemoryNetwork, receiver: MemoryNetwork, size: int, arrived: Callable[[], None], *,
+             delay_s: float | None = None) -> Transfer:
+        """One way, one message; lost when the link does not carry it at the end."""
+        def arrive() -> None:
+            if self._ends.get(receiver.peer_id) is receiver and self.carries(sender.peer_id, receiver.peer_id):
+                receiver.down_bytes += size
+                arrived()
+
+        sender.up_bytes += size
+        delay_s = self.delay_s() if delay_s is None else delay_s
+        transfer = Transfer(self.agenda, (sender.peer_id, receiver.peer_id), size, delay_s, arrive)
+        if size > SMALL_BYTES:
+            transfer.begin(sender.access, receiver.access)
+        else:
+            own_s = size / sender.access.up.bytes_per_s + size / receiver.access.down.bytes_per_s
+            self.agenda.put(delay_s + own_s, lambda: None if transfer.abandoned else arrive())
+        return transfer
+
+    def loses(self) -> bool:
+        return self.weather.request_loss > 0 and self.random.random() < self.weather.request_loss
+
+    def spread(self, sender: MemoryNetwork, data: bytes) -> None:
         """Gossip to everybody within reach."""
-        for receiver in self._reachable(sender):
-            copies = 2 if self.random.random() < self.weather.gossip_copies else 1
-            for _ in range(copies):
-                if self.random.random() >= self.weather.gossip_loss:
-                    self.nursery.start_soon(self._deliver_gossip, sender, receiver, data)
+        weather, random = self.weather, self.random
+        sender.up_bytes += len(data)
+        for receiver in self.reachable(sender.peer_id):
+            hops = self._hops(sender.peer_id, receiver)
+            for _ in range(2 if random.random() < weather.gossip_copies else 1):
+                if hops and random.random() >= weather.gossip_loss:
+                    late_s = random.random() * weather.late_s if random.random() < weather.gossip_late else 0.0
+                    delay_s = late_s + hops * self.delay_s() + len(data) / weather.bytes_per_s
+                    self.agenda.put(delay_s, self._gossip(sender.peer_id, self._ends[receiver], data))
 
-    async def _deliver_gossip(self, sender: PeerId, receiver: PeerId, data: bytes) -> None:
-        await self.travel(len(data))
-        await self.awake(receiver)
-        if self.carries(sender, receiver):
-            self.messages += 1
-            self._ends[receiver].down_bytes += len(data)
-            self._ends[receiver].handlers.on_gossip(sender, data)
+    def _hops(self, sender: PeerId, receiver: PeerId) -> int:
+        if not self._cut or self.carries(sender, receiver):
+            return 1
+        return 2 if any(self.carries(sender, other) and self.carries(other, receiver) for other in self._ends) else 0
+
+    def _gossip(self, sender: PeerId, end: MemoryNetwork, data: bytes) -> Callable[[], None]:
+        def arrive() -> None:
+            if self._ends.get(end.peer_id) is end and self._linked(sender, end.peer_id):
+                self.arrivals["gossip", end.peer_id] += 1
+                end.down_bytes += len(data)
+                end.post(lambda: end.take_gossip(sender, data))
+
+        return arrive
+
+
+class _Call:
+    """A question or a push under way.  Lives with its caller; the receiver serves it.
+
+    size: bytes of a push's data; `delivered` is set when they are there, or never will be (`broken`).
+    """
+
+    def __init__(self, caller: PeerId, receiver: PeerId) -> None:
+        self.caller, self.receiver = caller, receiver
+        self.ended, self.delivered = trio.Event(), trio.Event()
+        self.broken = False
+        self.answer = b""
+        self.error: NetworkError | None = None
+        self.transfers: list[Transfer] = []
+
+    def finish(self, answer: bytes) -> None:
+        self.answer = answer
+        self.ended.set()
+
+    def fail(self, error: NetworkError) -> None:
+        if not self.ended.is_set():
+            self.error = error
+            self.ended.set()
+
+    def break_off(self) -> None:
+        if not self.delivered.is_set():
+            self.broken = True
+            self.delivered.set()
+
+    def abandon(self) -> None:
+        for transfer in self.transfers:
+            transfer.abandon()
 
 
 class MemoryNetwork:
-    """One peer's end: a `protocol.network.Network`.  It is up from `MemoryWire.join` until it crashes."""
+    """One peer's end: a `protocol.network.Network`.  It is up from `MemoryWire.join` until it crashes; `run` it."""
+
+    access: Access
 
     def __init__(self, wire: MemoryWire, peer_id: PeerId, handlers: Handlers) -> None:
         self._wire, self._peer_id, self.handlers = wire, peer_id, handlers
-        self.broken = trio.Event()
         self.up_bytes = self.down_bytes = 0
+        self.calls: dict[_Call, None] = {}
+        self.served: dict[_Call, None] = {}
+        self._post, self._inbox = trio.open_memory_channel[Callable[[], object]](math.inf)
+        self._nursery: trio.Nursery | None = None
 
     @property
     def peer_id(self) -> PeerId:
@@ -159,7 +266,7 @@ class MemoryNetwork:
         return [f"/memory/{self._peer_id}/p2p/{self._peer_id}"]
 
     def connected(self) -> Sequence[PeerId]:
-        return self._wire._reachable(self._peer_id) if self._wire.end(self._peer_id) is self else []
+        return self._wire.reachable(self._peer_id) if self._wire.end(self._peer_id) is self else []
 
     def traffic(self) -> Traffic:
         return Traffic(self.up_bytes, self.down_bytes)
@@ -171,76 +278,119 @@ class MemoryNetwork:
         return []
 
     def forget(self, peer: PeerId) -> None:
-        self._wire.cut(peer, self._peer_id)
-        self._wire.cut(self._peer_id, peer)
+        self._wire.forget(peer, self._peer_id)
+
+    # -- what arrives -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Handle what arrives, until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            async for arrival in self._inbox:
+                arrival()
+
+    def post(self, arrival: Callable[[], object]) -> None:
+        """Into the inbox: handled when this peer runs."""
+        self._post.send_nowait(arrival)
+
+    def take_gossip(self, sender: PeerId, data: bytes) -> None:
+        self.handlers.on_gossip(sender, data)
+
+    async def _answer(self, call: _Call, caller: MemoryNetwork, kind: str, data: bytes) -> None:
+        self.served[call] = None
+        try:
+            answer = await self.handlers.on_request(call.caller, kind, data)
+        except Refused as refusal:
+            reason = refusal
+            self._reply(call, caller, 0, lambda: call.fail(Refused(str(reason)[:300])))
+        else:
+            assert len(answer) <= MAX_REQUEST_BYTES
+            self._reply(call, caller, len(answer), lambda: call.finish(answer))
+        finally:
+            self.served.pop(call, None)
+
+    async def _receive(self, call: _Call, caller: MemoryNetwork, header: bytes, data: memoryview) -> None:
+        self.served[call] = None
+        try:
+            buffer = await self.handlers.open_push(call.caller, header, len(data))
+            if buffer is None:
+                self._reply(call, caller, 0, lambda: call.fail(Refused("not wanted")))
+                return
+            assert len(buffer) == len(data)
+            if not call.broken:  # the sender sent on while the header was looked at
+                call.transfers.append(self._wire.send(caller, self, len(data), call.delivered.set, delay_s=0.0))
+            with trio.move_on_after(HALF_OPEN_S):
+                await call.delivered.wait()
+            if call.broken or not call.delivered.is_set():
+                await self.handlers.finish_push(call.caller, header, None)
+                return
+            buffer[:] = data
+            self._wire.arrivals["push", self._peer_id] += 1
+            await self.handlers.finish_push(call.caller, header, buffer)
+            self._reply(call, caller, 0, lambda: call.finish(b""))
+        finally:
+            self.served.pop(call, None)
+
+    def _reply(self, call: _Call, caller: MemoryNetwork, size: int, arrived: Callable[[], None]) -> None:
+        if not self._wire.loses() and self._wire.end(caller.peer_id) is caller:
+            call.transfers.append(self._wire.send(self, caller, size, arrived))
+
+    # -- what goes out ------------------------------------------------------------------------------------------------
 
     async def publish(self, data: bytes) -> None:
-        await self._wire.awake(self._peer_id)
-        if self._wire.end(self._peer_id) is self:
-            self.up_bytes += len(data)
-            self._wire.spread(self._peer_id, data)
         await trio.lowlevel.checkpoint()
+        if self._wire.end(self._peer_id) is self:
+            self._wire.spread(self, data)
 
     async def request(self, peer: PeerId, kind: str, data: bytes, *, timeout_s: float) -> bytes:
         if len(data) > MAX_REQUEST_BYTES:
             raise Unreachable("the question is over the limit")
-        with self._deadline(peer, timeout_s):
-            await self._pass(self._peer_id, peer, len(data))
-            handlers = self._end_of(peer).handlers
-            try:
-                answer = await handlers.on_request(self._peer_id, kind, data)
-            except Refused:
-                await self._pass(peer, self._peer_id, 0)
-                raise
-            await self._pass(peer, self._peer_id, len(answer))
-            self._wire.messages += 1
-            return answer
+        await trio.lowlevel.checkpoint()
+        with self._calling(peer, timeout_s) as (call, end):
+            self._begin(call, end, len(data), "request", lambda: end.spawn(end._answer, call, self, kind, data))
+            await call.ended.wait()
+        return self._outcome(call)
 
     async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float) -> None:
         assert len(header) <= MAX_PUSH_HEADER_BYTES and len(data) <= MAX_PUSH_BYTES
-        with self._deadline(peer, timeout_s):
-            await self._pass(self._peer_id, peer, len(header))
-            end = self._end_of(peer)
-            buffer = await end.handlers.open_push(self._peer_id, header, len(data))
-            if buffer is None:
-                raise Refused("not wanted")
-            assert len(buffer) == len(data)
-            whole = False
-            try:
-                await self._pass(self._peer_id, peer, len(data))
-                buffer[:] = data
-                whole = True
-            finally:
-                if self._wire.end(peer) is end:
-                    with trio.CancelScope(shield=True):
-                        await end.handlers.finish_push(self._peer_id, header, buffer if whole else None)
-            await self._pass(peer, self._peer_id, 0)
+        await trio.lowlevel.checkpoint()
+        with self._calling(peer, timeout_s) as (call, end):
+            self._begin(call, end, len(header), "", lambda: end.spawn(end._receive, call, self, header, data))
+            await call.ended.wait()
+        self._outcome(call)
+
+    def spawn(self, function: Callable[..., object], *arguments: object) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(function, *arguments)  # type: ignore[arg-type]
+
+    def _begin(self, call: _Call, end: MemoryNetwork, size: int, kind: str, handle: Callable[[], None]) -> None:
+        def arrive() -> None:
+            if kind:
+                self._wire.arrivals[kind, end.peer_id] += 1
+            end.post(handle)
+
+        if not self._wire.loses():
+            call.transfers.append(self._wire.send(self, end, size, arrive))
 
     @contextmanager
-    def _deadline(self, peer: PeerId, timeout_s: float) -> Iterator[None]:
-        with trio.move_on_after(timeout_s) as scope:
-            yield
-        if scope.cancelled_caught:
-            raise Unreachable(f"{peer} did not answer in {timeout_s:.0f} s")
-
-    def _end_of(self, peer: PeerId) -> MemoryNetwork:
+    def _calling(self, peer: PeerId, timeout_s: float) -> Iterator[tuple[_Call, MemoryNetwork]]:
+        """A call to `peer` and its end; when the deadline passes, or we are cancelled, the other end learns of it."""
         end = self._wire.end(peer)
-        if end is None:
+        if end is None or self._wire.end(self._peer_id) is not self:
             raise Unreachable(f"{peer} is gone")
-        return end
+        call = _Call(self._peer_id, peer)
+        self.calls[call] = None
+        try:
+            with trio.move_on_after(timeout_s) as scope:
+                yield call, end
+            if scope.cancelled_caught:
+                raise Unreachable(f"{peer} did not answer in {timeout_s:.0f} s")
+        finally:
+            self.calls.pop(call, None)
+            call.abandon()
+            if not call.ended.is_set() and self._wire.end(peer) is end and self._wire.end(self._peer_id) is self:
+                self._wire.send(self, end, 0, call.break_off)
 
-    async def _pass(self, sender: PeerId, receiver: PeerId, size: int) -> None:
-        """From one end to the other; what the link does not carry is lost, and found out by the deadline."""
-        await self._wire.awake(sender)
-        await self._wire.travel(size)
-        await self._wire.awake(receiver)
-        if self._wire.end(receiver) is None or self._wire.end(sender) is None:
-            raise Unreachable(f"the connection to {receiver} broke")
-        if not self._wire.carries(sender, receiver):
-            await trio.sleep_forever()
-        for peer, up in ((sender, True), (receiver, False)):
-            end = self._wire.end(peer)
-            if end is not None and up:
-                end.up_bytes += size
-            elif end is not None:
-                end.down_bytes += size
+    def _outcome(self, call: _Call) -> bytes:
+        if call.error is not None:
+            raise call.error
+        return call.answer

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from protocol.canonical import Malformed
-from protocol.disk import Disk, StoreFull
+from protocol.disk import Disk, StoreFailed, StoreFull
 from protocol.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes
 from protocol.messages import Commit, decode_body
 
-__all__ = ["CheckpointDownload", "Disk", "ResultFile", "Store", "StoreFull"]
+__all__ = ["CheckpointDownload", "Disk", "ResultFile", "Store", "StoreFailed", "StoreFull"]
 
 KEEP_CHECKPOINTS = 2
 MAX_RECORD_BYTES = 4 << 20
@@ -40,15 +40,14 @@ class ResultFile:
     def commit(self, root: Hash) -> None:
         """The bytes are the result named `root`: fsync and rename."""
         assert not self._done
-        self._store.disk.flush(self._mapping)
-        self._store.disk.rename(self._path, self._store.result_path(self._round, root))
+        self._store.disk.publish(self._path, self._mapping, self._store.result_path(self._round, root))
         self._done = True
 
     def discard(self) -> None:
         """Forget it, unless it was committed."""
         if not self._done:
             self._done = True
-            self._path.unlink(missing_ok=True)
+            self._store.disk.remove(self._path)
 
 
 class CheckpointDownload:
@@ -67,9 +66,8 @@ class CheckpointDownload:
 
     def commit(self) -> None:
         """All pieces are here: fsync and rename."""
-        self._store.disk.flush(self._mapping)
         self._store.write_leaves(self._rounds, self._leaves)
-        self._store.disk.rename(self._path, self._store.checkpoint_path(self._rounds))
+        self._store.disk.publish(self._path, self._mapping, self._store.checkpoint_path(self._rounds))
 
 
 class Store:
@@ -82,7 +80,7 @@ class Store:
         for folder in (self._records, self._results, self._checkpoints, self._evidence):
             folder.mkdir(parents=True, exist_ok=True)
         for left_over in [*self._results.glob(".part-*"), *root.glob("**/.*.new")]:
-            left_over.unlink(missing_ok=True)
+            self.disk.remove(left_over)
         self._serial = 0
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -171,7 +169,7 @@ class Store:
         path = self._checkpoints / f"part-{name}"
         for other in self._checkpoints.glob("part-*"):
             if other != path:
-                other.unlink(missing_ok=True)
+                self.disk.remove(other)
         if path.exists() and path.stat().st_size == size:
             with open(path, "r+b") as file:
                 mapping = mmap.mmap(file.fileno(), size)

@@ -10,6 +10,8 @@ from typing import Any
 
 import trio
 
+from tests.simulation.processes import PROCESS, clocks_of_their_own
+
 
 @contextmanager
 def deterministic_trio(seed: int) -> Iterator[None]:
@@ -18,12 +20,14 @@ def deterministic_trio(seed: int) -> Iterator[None]:
     before = core._r, core._ALLOW_DETERMINISTIC_SCHEDULING
     core._r, core._ALLOW_DETERMINISTIC_SCHEDULING = Random(seed), True
     try:
-        yield
+        with clocks_of_their_own():
+            yield
     finally:
         core._r, core._ALLOW_DETERMINISTIC_SCHEDULING = before
 
 
 async def inline(function: Any, *arguments: Any) -> Any:
-    """In place of a worker thread: threads would finish in no fixed order."""
-    await trio.lowlevel.checkpoint()
+    """In place of a worker thread: threads would finish in no fixed order.  A slow process takes its time for it."""
+    process = PROCESS.get()
+    await trio.sleep(process.slow_s if process is not None else 0.0)
     return function(*arguments)

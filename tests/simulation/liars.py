@@ -78,6 +78,7 @@ class Ghost:
         self._serial = 0
         self.answers: dict[str, bytes] = {}
         world.wire.join(self.network)
+        world.spawn(self.network.run)
 
     @property
     def peer(self) -> PeerId:

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from protocol.memory_network import Weather
 from tests.simulation.determinism import deterministic_trio
+from tests.simulation.processes import Overseer
 from tests.simulation.scenarios import ROUGH, Troubles, churn
 from tests.simulation.world import World, disk_space
 
@@ -38,14 +39,17 @@ def simulate(peers: int, scenario: Scenario, seed: int = 1, weather: Weather | N
     async def main() -> float:
         async with trio.open_nursery() as nursery:
             worlds.append(World(nursery, folder, seed, peers, weather))
-            await scenario(worlds[0])
+            try:
+                await scenario(worlds[0])
+            finally:
+                worlds[0].close()
             nursery.cancel_scope.cancel()
         return trio.current_time()
 
     failure, virtual_s = None, 0.0
     with disk_space() as folder, deterministic_trio(seed):
         try:
-            virtual_s = trio.run(main, clock=MockClock(autojump_threshold=0))
+            virtual_s = trio.run(main, clock=MockClock(autojump_threshold=0), instruments=[Overseer()])
         except BaseExceptionGroup as group:
             failure = _cause(group)
         except Exception as error:  # noqa: BLE001 - whatever a peer dies of is this run's result
@@ -60,7 +64,8 @@ def rough(peers: int, rounds: int, seed: int, troubles: Troubles = ROUGH) -> Fin
     async def scenario(world: World) -> None:
         await churn(world, rounds, troubles, founders=min(peers, 4))
 
-    return simulate(peers, scenario, seed, Weather(gossip_loss=0.1, gossip_copies=0.1))
+    weather = Weather(gossip_loss=0.1, gossip_copies=0.1, gossip_late=0.1, request_loss=0.02)
+    return simulate(peers, scenario, seed, weather)
 
 
 def rough_job(job: tuple[int, int, int]) -> Finished:

@@ -1,11 +1,13 @@
-"""What happens in a simulated world: schedules of joins, deaths, freezes and partitions drawn from the world's seed."""
+"""What happens in a simulated world: schedules of troubles drawn from the world's seed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, fields, replace
 
 import trio
 
+from tests.simulation.disks import DISK_FAULTS
 from tests.simulation.world import Seat, World
 
 
@@ -14,16 +16,24 @@ class Troubles:
     """Chances, in every step of a few virtual seconds, that each of these happens to somebody."""
 
     join: float = 0.3
-    leave: float = 0.05
-    crash: float = 0.15
     restart: float = 0.5
+    leave: float = 0.05
+    kill: float = 0.15
+    power: float = 0.0
+    disk: float = 0.0
+    full: float = 0.0
     freeze: float = 0.0
+    clock: float = 0.0
+    slow: float = 0.0
     trainer: float = 0.05
+    one_way: float = 0.0
     partition: float = 0.0
+    blackout: float = 0.0
 
 
 GENTLE = Troubles()
-ROUGH = Troubles(crash=0.25, freeze=0.15, trainer=0.1, partition=0.06)
+ROUGH = Troubles(kill=0.2, power=0.08, disk=0.12, full=0.05, freeze=0.12, clock=0.05, slow=0.08, trainer=0.1, one_way=0.06,
+                 partition=0.05, blackout=0.01)
 STEP_S = 4.0
 ROUND_BOUND_S = 60.0
 """A round is committed within so much virtual time, whatever happens, when nobody is split off."""
@@ -33,51 +43,150 @@ async def churn(world: World, rounds: int, troubles: Troubles, *, founders: int 
     """Begin with some peers; let others come, go, die and come back until `rounds` are committed; then let it calm."""
     for seat in world.seats[:founders]:
         world.start(seat)
-    unborn, down = list(world.seats[founders:]), list[Seat]()
     last_round, since = 0, trio.current_time()
-    while min(world.rounds(), default=0) < rounds - 3:
+    while max(world.rounds(), default=0) < rounds - 3:
         await trio.sleep(STEP_S * (0.5 + world.random.random()))
-        await _trouble(world, troubles, unborn, down)
+        await trouble(world, troubles)
         newest = max(world.rounds(), default=0)
         if newest > last_round:
             last_round, since = newest, trio.current_time()
         assert trio.current_time() - since < ROUND_BOUND_S, f"no round after {last_round} in {ROUND_BOUND_S:.0f} s"
-    world.heal()
-    for seat in world.up():
-        world.thaw(seat)
-    for seat in down:
-        world.start(seat)
+    await calm(world)
     await world.until_round(rounds, within_s=240)
     await world.until_equal(within_s=60)
 
 
-async def _trouble(world: World, troubles: Troubles, unborn: list[Seat], down: list[Seat]) -> None:
-    """At most one of each kind; a majority of those who were up stays up."""
-    random, up = world.random, world.up()
-    if unborn and random.random() < troubles.join:
-        world.start(unborn.pop(0))
-    if down and random.random() < troubles.restart:
-        world.start(down.pop(random.randrange(len(down))))
-    if len(up) > 3 and random.random() < troubles.crash:
-        seat = random.choice(up)
-        world.crash(seat)
-        down.append(seat)
-    up = world.up()
-    if len(up) > 4 and random.random() < troubles.leave:
-        seat = random.choice(up)
+async def calm(world: World) -> None:
+    """Everything is mended, and everybody who ever lived comes back."""
+    world.heal()
+    world.wire.weather = replace(world.wire.weather, request_loss=0.0)
+    for seat in world.seats:
+        world.thaw(seat)
+        world.make_room(seat)
+        seat.disk_fault = None
+        if seat.process is not None:
+            seat.process.dies_at, seat.process.slow_s = None, 0.0
+        elif seat.lives:
+            world.start(seat)
+
+
+async def trouble(world: World, troubles: Troubles) -> None:
+    """Each kind at most once, to somebody; a majority of those who were up stays up."""
+    for field in fields(troubles):
+        if world.random.random() < getattr(troubles, field.name):
+            await HAPPENS[field.name](world)
+
+
+def _victim(world: World, least: int) -> Seat | None:
+    """Somebody, when more than `least` are up."""
+    up = [seat for seat in world.up() if seat.node is not None]
+    return world.random.choice(up) if len(up) > least else None
+
+
+async def _join(world: World) -> None:
+    unborn = [seat for seat in world.seats if not seat.lives]
+    if unborn:
+        world.start(unborn[0])
+
+
+async def _restart(world: World) -> None:
+    down = [seat for seat in world.seats if seat.lives and not seat.up]
+    if down:
+        world.start(world.random.choice(down))
+
+
+async def _leave(world: World) -> None:
+    seat = _victim(world, 4)
+    if seat is not None:
         world.leave(seat)
         await world.until("the goodbye", lambda: not seat.up, within_s=5)
-        down.append(seat)
-    up = world.up()
-    if len(up) > 3 and random.random() < troubles.freeze:
-        seat = random.choice(up)
+
+
+async def _kill(world: World) -> None:
+    seat = _victim(world, 3)
+    if seat is not None and world.random.random() < 0.3:
+        world.kill(seat)
+    elif seat is not None:
+        world.doom(seat, world.random.randint(1, 300))
+
+
+async def _power(world: World) -> None:
+    seat = _victim(world, 3)
+    if seat is not None:
+        world.cut_power(seat)
+
+
+async def _disk(world: World) -> None:
+    seat = _victim(world, 3)
+    if seat is not None:
+        world.break_disk(seat, world.random.choice(DISK_FAULTS), world.random.randint(1, 8))
+
+
+async def _full(world: World) -> None:
+    seat = _victim(world, 3)
+    if seat is not None:
+        world.fill_disk(seat)
+        await trio.sleep(world.random.choice([2.0, 10.0]))
+        assert seat.up or not seat.farewell or " is full: make room " in seat.farewell, seat.farewell
+        world.make_room(seat)
+
+
+async def _freeze(world: World) -> None:
+    seat = _victim(world, 3)
+    if seat is not None:
         world.freeze(seat)
-        await trio.sleep(random.choice([2.0, 8.0, 15.0]))
+        await trio.sleep(world.random.choice([2.0, 8.0, 15.0]))
         world.thaw(seat)
-    if up and random.random() < troubles.trainer:
-        world.kill_trainer(random.choice(world.up()))
-    if len(up) > 3 and random.random() < troubles.partition:
-        few = random.sample(up, len(up) // 3)
-        world.partition([seat for seat in up if seat not in few], few)
-        await trio.sleep(random.choice([5.0, 20.0, 45.0]))
+
+
+async def _clock(world: World) -> None:
+    seat = _victim(world, 2)
+    if seat is not None:
+        world.jump_clock(seat, world.random.choice([1.0, 4.0, 30.0, 3600.0]))
+
+
+async def _slow(world: World) -> None:
+    seat = _victim(world, 2)
+    if seat is not None:
+        world.slow_down(seat, world.random.choice([0.01, 0.1, 0.5]))
+        await trio.sleep(world.random.choice([2.0, 10.0]))
+        if seat.process is not None:
+            seat.process.slow_s = 0.0
+
+
+async def _trainer(world: World) -> None:
+    seat = _victim(world, 0)
+    if seat is not None:
+        world.kill_trainer(seat)
+
+
+async def _one_way(world: World) -> None:
+    seat, other = _victim(world, 3), _victim(world, 3)
+    if seat is not None and other is not None and seat is not other:
+        world.cut(seat, other)
+        await trio.sleep(world.random.choice([3.0, 15.0]))
         world.heal()
+
+
+async def _partition(world: World) -> None:
+    up = world.up()
+    if len(up) > 3:
+        few = world.random.sample(up, len(up) // 3)
+        world.partition([seat for seat in up if seat not in few], few)
+        await trio.sleep(world.random.choice([5.0, 20.0, 45.0]))
+        world.heal()
+
+
+async def _blackout(world: World) -> None:
+    """The power is cut everywhere at once."""
+    for seat in world.up():
+        world.cut_power(seat)
+    for seat in world.seats:
+        if seat.lives:
+            world.start(seat)
+
+
+HAPPENS: dict[str, Callable[[World], Awaitable[None]]] = {
+    "join": _join, "restart": _restart, "leave": _leave, "kill": _kill, "power": _power, "disk": _disk, "full": _full,
+    "freeze": _freeze, "clock": _clock, "slow": _slow, "trainer": _trainer, "one_way": _one_way, "partition": _partition,
+    "blackout": _blackout}

@@ -36,7 +36,7 @@ def test_an_owner_that_blows_an_average_up_is_caught_before_the_vote_and_blamed_
             world.start(seat)
         await world.until("everybody honest has ejected the liar",
                           lambda: len(world.judge.ejections.get(liar.peer, {})) == len(honest), within_s=60)
-        world.crash(liar)
+        world.kill(liar)
         reached = max(world.rounds())
         await world.until_round(reached + 3, within_s=90)
         await world.until_equal(within_s=20)
@@ -72,7 +72,7 @@ def test_a_restarted_peer_and_a_newcomer_know_who_lied() -> None:
             world.start(seat)
         judged = world.judge.ejections
         await world.until("the liar ejected", lambda: len(judged.get(liar.peer, {})) == 3, within_s=60)
-        world.crash(one)
+        world.kill(one)
         judged[liar.peer].pop(one.peer)
         world.start(one)
         world.start(newcomer)
@@ -125,7 +125,7 @@ def test_a_record_made_up_by_one_member_gets_no_votes(signed: bool) -> None:
             await ghost.gossip(ghost.ready_for(motion))
             await trio.sleep(0.2)
             for seat in world.seats:
-                world.wire.nursery.start_soon(ghost.tell, seat.peer, motion)
+                world.spawn(ghost.tell, seat.peer, motion)
             await world.until_round(round + 2, within_s=60)
         for seat in world.seats:
             assert seat.node is not None

@@ -84,7 +84,7 @@ def test_a_lone_founder_that_dies_is_succeeded_by_the_joiner() -> None:
         await world.until_round(2, within_s=60)
         world.start(joiner)
         await world.until("the joiner at the tip", lambda: min(world.rounds()) >= 2, within_s=60)
-        world.crash(founder)
+        world.kill(founder)
         await world.until_round(5, within_s=180)
         world.start(founder)
         await world.until_equal(within_s=60)
@@ -96,7 +96,7 @@ def test_everybody_crashes_and_comes_back_on_the_same_tip() -> None:
     async def scenario(world: World) -> None:
         await begin(world, 5)
         for seat in world.up():
-            world.crash(seat)
+            world.kill(seat)
         for seat in world.seats:
             world.start(seat)
         await world.until("everybody at the old tip", lambda: min(world.rounds(), default=0) >= 5, within_s=30)

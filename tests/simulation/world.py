@@ -1,13 +1,14 @@
-"""N peers of the real protocol in one process: started, crashed, restarted, frozen, split, on a simulated network.
+"""N peers of the real protocol: started, killed, restarted, frozen, split, with disks that fail, on a simulated network.
 
 Everything that a peer emits goes, with the virtual time, into one trace; the `Judge` sees it first.  The same seed gives
-the same trace.
+the same trace.  Every fault is counted with the phase in which it met its victim.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -17,7 +18,6 @@ from tempfile import TemporaryDirectory
 
 import trio
 
-from protocol.disk import Disk
 from protocol.events import ComputeProgress, Event, ExchangeProgress, PhaseChanged
 from protocol.identity import Identity, PeerId
 from protocol.manifest import DataSection, ModelSection, RoundSection, RunManifest, SignedManifest, sign
@@ -26,10 +26,12 @@ from protocol.messages import Role
 from protocol.node import Node
 from protocol.outer_state import OuterState
 from protocol.parts import NodeSettings, Offload
-from protocol.store import Store
+from protocol.store import Store, StoreFailed
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.determinism import inline
+from tests.simulation.disks import FaultyDisk, Platter
 from tests.simulation.judge import Judge
+from tests.simulation.processes import PROCESS, Process
 
 NOISE = (ComputeProgress, ExchangeProgress, PhaseChanged)
 """Events that would make the trace long and say little."""
@@ -49,18 +51,26 @@ def simulated_run(min_members: int = 1) -> SignedManifest:
 
 @dataclass
 class Seat:
-    """A peer's place in the world: what survives its deaths, and its present life."""
+    """A peer's place in the world: what survives its deaths, and its present life.
+
+    farewell: the sentence with which its last life stopped by itself.
+    disk_fault: what its disk will do, `disk_operations` fitting operations from now.
+    """
 
     identity: Identity
     number: int
     folder: Path
     step_s: float
+    platter: Platter
     lives: int = 0
+    process: Process | None = None
     node: Node | None = None
     trainer: ArithmeticTrainer | None = None
-    scope: trio.CancelScope | None = None
     offload: Offload = inline
     """How its node runs blocking work; a hostile peer has its own ways."""
+    disk_fault: str | None = None
+    disk_operations: int = 0
+    farewell: str = ""
 
     @property
     def peer(self) -> PeerId:
@@ -68,7 +78,11 @@ class Seat:
 
     @property
     def up(self) -> bool:
-        return self.node is not None
+        return self.process is not None
+
+    @property
+    def phase(self) -> str:
+        return str(self.node.status()["phase"]) if self.node is not None else "starting"
 
 
 class World:
@@ -81,12 +95,27 @@ class World:
         self.wire = MemoryWire(nursery, Random(seed + 1), weather)
         self.judge = Judge(self.signed.manifest)
         self.trace: list[str] = []
+        self.met: Counter[tuple[str, str]] = Counter()
+        """How often a fault met a peer in a phase."""
         self._nursery = nursery
+        self._processes: list[Process] = []
         self.seats: list[Seat] = []
         for number in range(peers):
             seed_bytes = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=32).digest()
             step_s = 0.25 + 0.1 * self.random.random()
-            self.seats.append(Seat(Identity.from_seed(seed_bytes), number, folder / f"{number:03}", step_s))
+            platter = Platter(Random(f"{seed} {number}"))
+            self.seats.append(Seat(Identity.from_seed(seed_bytes), number, folder / f"{number:03}", step_s, platter))
+
+    def close(self) -> None:
+        """Let the remains of all lives end."""
+        for seat in self.seats:
+            seat.node = None
+        for process in self._processes:
+            process.bury()
+
+    def spawn(self, function: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        """Something beside the peers, until the world ends."""
+        self._nursery.start_soon(function, *arguments)
 
     # -- what happens to a peer ---------------------------------------------------------------------------------------
 
@@ -94,68 +123,162 @@ class World:
         """A new life with the disk as it is."""
         assert not seat.up
         seat.lives += 1
-        store = Store(seat.folder, Disk(durable=False))
+        seat.process = Process(lambda: self._killed(seat))
+        seat.disk_fault, seat.farewell = None, ""
+        self._processes.append(seat.process)
+        self.note(seat, f"starts life {seat.lives}")
+        if seat.lives > 1 or self.judge.commits_checked:
+            self.meet("join" if seat.lives == 1 else "restart", seat)
+        self.judge.on_start(seat.peer)
+        self._nursery.start_soon(self._live, seat, seat.process)
+
+    async def _live(self, seat: Seat, process: Process) -> None:
+        PROCESS.set(process)
+        try:
+            await self._run_node(seat, process)
+        except* StoreFailed as group:
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            seat.farewell = str(error)
+            self.note(seat, f"stops: {error}")
+        except* BaseException:
+            if process.alive:
+                raise
+        if process.alive:
+            process.kill()
+
+    async def _run_node(self, seat: Seat, process: Process) -> None:
+        store = Store(seat.folder, FaultyDisk(seat.platter, process, lambda what: self._disk_fault(seat, what)))
         seat.trainer = ArithmeticTrainer(self.signed.manifest, seat.number, seat.step_s, self.judge.on_contribution)
         settings = NodeSettings(name=f"sim-{seat.number}", role=Role.TRAINER, version="0", incarnation=seat.lives,
                                 eval_every=0)
         state = OuterState(self.signed.manifest)
-        seat.node = Node(seat.identity, self.signed, store, state, seat.trainer, settings,
-                         partial(self._on_event, seat), offload=seat.offload)
-        network = MemoryNetwork(self.wire, seat.peer, seat.node.reception)
-        seat.node.attach(network)
-        seat.scope = trio.CancelScope()
-        self.note(seat, f"starts life {seat.lives}")
-        self.judge.on_start(seat.peer)
-        self._nursery.start_soon(self._live, seat, seat.node, network, seat.scope)
+        node = Node(seat.identity, self.signed, store, state, seat.trainer, settings,
+                    partial(self._on_event, seat, process), offload=seat.offload)
+        network = MemoryNetwork(self.wire, seat.peer, node.reception)
+        node.attach(network)
+        seat.node = node
+        self.wire.join(network)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(network.run)
+                await node.run()
+                nursery.cancel_scope.cancel()
+        finally:
+            state.close()
 
-    async def _live(self, seat: Seat, node: Node, network: MemoryNetwork, scope: trio.CancelScope) -> None:
-        with scope:
-            self.wire.join(network)
-            await node.run()
-        if seat.node is node:
-            self._gone(seat)
+    def _disk_fault(self, seat: Seat, operation: str) -> str | None:
+        """The fault that was ordered for this disk happens at the first operation that it fits, after some others."""
+        fault = seat.disk_fault
+        if fault is None or (fault == "torn write" and operation != "write") or (
+                fault == "failing fsync" and operation != "sync"):
+            return None
+        seat.disk_operations -= 1
+        if seat.disk_operations > 0:
+            return None
+        seat.disk_fault = None
+        self.meet(fault, seat, operation)
+        return fault
 
-    def crash(self, seat: Seat) -> None:
-        """From one moment to the next; the disk stays."""
-        assert seat.up and seat.scope is not None
-        self.note(seat, "crashes")
-        seat.scope.cancel()
-        self._gone(seat)
+    def kill(self, seat: Seat) -> None:
+        """From one moment to the next; the disk stays as it is."""
+        assert seat.process is not None
+        self.meet("kill", seat)
+        seat.process.kill()
+
+    def doom(self, seat: Seat, steps: int) -> None:
+        """Kill it between two awaits, so many steps of its tasks from now."""
+        assert seat.process is not None
+        self.meet("kill", seat, f"{steps} steps from here")
+        seat.process.dies_at = seat.process.steps + steps
+
+    def break_disk(self, seat: Seat, fault: str, operations: int) -> None:
+        """One of `DISK_FAULTS`, so many fitting operations from now."""
+        seat.disk_fault, seat.disk_operations = fault, operations
+
+    def fill_disk(self, seat: Seat) -> None:
+        self.meet("full disk", seat)
+        seat.platter.full = True
+
+    def make_room(self, seat: Seat) -> None:
+        if seat.platter.full:
+            self.note(seat, "has room on its disk")
+            seat.platter.full = False
+
+    def cut_power(self, seat: Seat) -> None:
+        """Kill it, if it is up, and lose what its disk had not synced."""
+        self.meet("power cut", seat)
+        if seat.process is not None:
+            seat.process.kill()
+        seat.platter.cut_power()
 
     def leave(self, seat: Seat) -> None:
         assert seat.node is not None
-        self.note(seat, "leaves")
+        self.meet("leave", seat)
         self.judge.on_disturbance(seat.peer)
         seat.node.leave()
 
     def freeze(self, seat: Seat) -> None:
-        self.note(seat, "freezes")
+        assert seat.process is not None
+        self.meet("freeze", seat)
         self.judge.on_disturbance(seat.peer)
+        seat.process.stop()
         self.wire.freeze(seat.peer)
 
     def thaw(self, seat: Seat) -> None:
-        self.note(seat, "thaws")
+        if seat.process is not None and seat.process.stopped:
+            self.note(seat, "thaws")
+            self.judge.on_disturbance(seat.peer)
+            self.wire.thaw(seat.peer)
+            seat.process.go_on()
+
+    def jump_clock(self, seat: Seat, seconds: float) -> None:
+        """Its clock leaps ahead; nothing else happened."""
+        assert seat.process is not None
+        self.meet("clock jump", seat, f"{seconds:+.0f} s")
         self.judge.on_disturbance(seat.peer)
-        self.wire.thaw(seat.peer)
+        seat.process.ahead_s += seconds
+
+    def slow_down(self, seat: Seat, slow_s: float) -> None:
+        """Everything that blocks takes it so long; 0 ends it."""
+        if seat.process is not None:
+            self.meet("slow peer", seat, f"{slow_s:.1f} s")
+            self.judge.on_disturbance(seat.peer)
+            seat.process.slow_s = slow_s
 
     def kill_trainer(self, seat: Seat) -> None:
-        assert seat.trainer is not None
-        self.note(seat, "loses its trainer")
-        seat.trainer.kill()
+        if seat.trainer is not None:
+            self.meet("trainer death", seat)
+            seat.trainer.kill()
 
     def partition(self, *sides: list[Seat]) -> None:
+        for seat in self.up():
+            self.met["partition", seat.phase] += 1
         self.note(None, "splits: " + " | ".join(",".join(str(seat.number) for seat in side) for side in sides))
         self.judge.on_partition()
         self.wire.partition(*[[seat.peer for seat in side] for side in sides])
+
+    def cut(self, sender: Seat, receiver: Seat) -> None:
+        """One-way: nothing gets from `sender` to `receiver`."""
+        self.meet("one-way link", sender, f"to peer {receiver.number}")
+        self.judge.on_disturbance(sender.peer)
+        self.judge.on_disturbance(receiver.peer)
+        self.wire.cut(sender.peer, receiver.peer)
 
     def heal(self) -> None:
         self.note(None, "heals")
         self.wire.heal()
 
-    def _gone(self, seat: Seat) -> None:
+    def meet(self, fault: str, seat: Seat, detail: str = "") -> None:
+        self.met[fault, seat.phase] += 1
+        self.note(seat, f"meets in phase {seat.phase}: {fault} {detail}".rstrip())
+
+    def _killed(self, seat: Seat) -> None:
+        self.note(seat, "is gone")
         self.judge.on_disturbance(seat.peer)
         self.wire.crash(seat.peer)
-        seat.node, seat.trainer, seat.scope = None, None, None
+        seat.process, seat.node, seat.trainer = None, None, None
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -164,7 +287,7 @@ class World:
 
     def rounds(self) -> list[int]:
         """How many rounds each running peer has committed."""
-        return [seat.node.rounds for seat in self.up() if seat.node]
+        return [seat.node.rounds if seat.node else 0 for seat in self.up()]
 
     async def until(self, what: str, condition: Callable[[], bool], within_s: float) -> None:
         """Let virtual time pass until it holds; AssertionError when it does not within `within_s`."""
@@ -183,20 +306,28 @@ class World:
     async def until_equal(self, within_s: float) -> None:
         """All running peers stand on one tip with one digest."""
         def equal() -> bool:
+            if any(seat.node is None for seat in self.up()):
+                return False
             marks = [(seat.node.tip, seat.node.state_mark) for seat in self.up() if seat.node]
             return len(set(marks)) == 1
         await self.until("one tip and one state everywhere", equal, within_s)
 
     def note(self, seat: Seat | None, text: str) -> None:
         who = f"peer {seat.number:3}" if seat else "world   "
-        self.trace.append(f"{trio.current_time():9.3f}  {who}  {text}")
+        self.trace.append(f"{self.now():9.3f}  {who}  {text}")
 
-    def _on_event(self, seat: Seat, event: Event) -> None:
+    def _on_event(self, seat: Seat, process: Process, event: Event) -> None:
+        if not process.alive or seat.process is not process:
+            return  # the last words of a dead process
         if not isinstance(event, NOISE):
             fields = {key: value for key, value in event.to_fields().items() if key != "event"}
             self.note(seat, f"{type(event).__name__} {fields}")
         if seat.node is not None:
-            self.judge.on_event(seat.peer, seat.node, event, trio.current_time())
+            self.judge.on_event(seat.peer, seat.node, event, self.now())
+
+    def now(self) -> float:
+        """The world's own time."""
+        return trio.lowlevel.current_clock().current_time()
 
     def trace_hash(self) -> str:
         return hashlib.blake2b("\n".join(self.trace).encode(), digest_size=16).hexdigest()

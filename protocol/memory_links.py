@@ -1,0 +1,128 @@
+"""The links of the simulated network: who may send when, on access links that flows share.
+
+Every peer has one link up and one down.  Small messages go first, as control traffic does, and cost their own time only;
+what is larger waits in a queue of its flow (one for each other peer), and the flows of a link take turns, a slice each.  A
+slice that left one peer's link up travels, and then queues for the other's link down.
+
+All of it runs on one agenda, one task and no chance of its own, so that the same calls give the same times.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+SMALL_BYTES = 4096
+TURN_S = 0.05
+"""How long a flow has the link at most before the next one's turn."""
+LEAST_SLICE = 1024
+
+Action = Callable[[], None]
+
+
+class Agenda:
+    """What happens when.  Things due at one time happen in the order they were put on."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Action]] = []
+        self._serial = 0
+        self._nap = trio.CancelScope()
+
+    def put(self, delay_s: float, action: Action) -> None:
+        at = trio.lowlevel.current_clock().current_time() + delay_s
+        self._serial += 1
+        heapq.heappush(self._due, (at, self._serial, action))
+        if at < self._nap.deadline:
+            self._nap.deadline = at
+
+    async def run(self) -> None:
+        clock = trio.lowlevel.current_clock()
+        while True:
+            while self._due and self._due[0][0] <= clock.current_time():
+                heapq.heappop(self._due)[2]()
+            with trio.CancelScope(deadline=self._due[0][0] if self._due else math.inf) as self._nap:
+                await trio.sleep_forever()
+
+
+@dataclass
+class Access:
+    """A peer's links."""
+
+    up: Pipe
+    down: Pipe
+
+
+class Pipe:
+    """One direction of an access link.  Never idle while something waits; round-robin between flows."""
+
+    def __init__(self, agenda: Agenda, bytes_per_s: float) -> None:
+        self._agenda = agenda
+        self.bytes_per_s = bytes_per_s
+        self._flows: dict[object, deque[tuple[int, Transfer, Action]]] = {}
+        self._busy = self._stopped = False
+
+    def slice_bytes(self) -> int:
+        return max(LEAST_SLICE, int(self.bytes_per_s * TURN_S))
+
+    def put(self, transfer: Transfer, size: int, through: Action) -> None:
+        self._flows.setdefault(transfer.flow, deque()).append((size, transfer, through))
+        self._next()
+
+    def stop(self) -> None:
+        """Nothing more goes in: its owner sleeps.  What is on its way stays on its way."""
+        self._stopped = True
+
+    def go_on(self) -> None:
+        self._stopped = False
+        self._next()
+
+    def _next(self) -> None:
+        while self._flows and not self._busy and not self._stopped:
+            flow = next(iter(self._flows))
+            slices = self._flows.pop(flow)
+            size, transfer, through = slices.popleft()
+            if slices:
+                self._flows[flow] = slices  # to the end of the queue
+            if not transfer.abandoned:
+                self._busy = True
+                self._agenda.put(size / self.bytes_per_s, partial(self._done, through))
+
+    def _done(self, through: Action) -> None:
+        self._busy = False
+        through()
+        self._next()
+
+
+class Transfer:
+    """`size` bytes from one access link to another, in slices that are each `delay_s` under way between the two."""
+
+    def __init__(self, agenda: Agenda, flow: tuple[object, object], size: int, delay_s: float, arrived: Action) -> None:
+        self.flow, self._size = flow, size
+        self.abandoned = False
+        self._agenda, self._delay_s, self._arrived = agenda, delay_s, arrived
+        self._left = 0
+
+    def begin(self, sender: Access, receiver: Access) -> None:
+        step = min(sender.up.slice_bytes(), receiver.down.slice_bytes())
+        sizes = [min(step, self._size - at) for at in range(0, self._size, step)]
+        self._left = len(sizes)
+        for size in sizes:
+            sender.up.put(self, size, partial(self._travel, receiver, size))
+
+    def abandon(self) -> None:
+        """The sender gives up: what has not left yet takes no time of the links any more."""
+        self.abandoned = True
+
+    def _travel(self, receiver: Access, size: int) -> None:
+        self._agenda.put(self._delay_s, partial(receiver.down.put, self, size, self._through))
+
+    def _through(self) -> None:
+        self._left -= 1
+        if not self._left and not self.abandoned:
+            self._arrived()

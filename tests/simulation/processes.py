@@ -1,0 +1,123 @@
+"""Peers as processes: tasks that can be stopped, continued, and killed between any two awaits.
+
+Every trio task that is started within a process belongs to it.  A stopped process (SIGSTOP, a suspended laptop) runs no
+step until it is continued; a killed one never runs again, so no `finally` of its tidies anything up.  Each process has its
+own idea of the time: `trio.current_time` differs by `ahead_s` within it.
+
+Works by an instrument that, before a task's step, puts the step aside when its process does not run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import trio
+from trio.lowlevel import Abort, Task
+
+PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
+"""The process that the running task belongs to; None for the world."""
+
+
+class Killed(BaseException):
+    """Raised where a process dies in the middle of a step: in a disk operation, or at a crash point."""
+
+
+class Process:
+    """A group of tasks.  `died` is called once, when it is killed."""
+
+    def __init__(self, died: Callable[[], None]) -> None:
+        self.alive = True
+        self.steps = 0
+        self.ahead_s = 0.0
+        self.slow_s = 0.0
+        """What every blocking operation of it takes."""
+        self.dies_at: int | None = None
+        """Dies instead of running this step."""
+        self._died = died
+        self.stopped = False
+        self._ended = False
+        self._held: list[tuple[Task, Any, Any]] = []
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """Runs again; what became due meanwhile happens now, all at once."""
+        self.stopped = False
+        if self.alive:
+            self._release()
+
+    def kill(self) -> None:
+        """As by SIGKILL: nothing of it ever runs again."""
+        if self.alive:
+            self.alive = False
+            self._died()
+
+    def die(self) -> None:
+        """Kill the process from within its own step."""
+        self.kill()
+        raise Killed
+
+    def bury(self) -> None:
+        """The world ends: let the remains be cancelled."""
+        self._ended = True
+        self._release()
+
+    @property
+    def runs(self) -> bool:
+        return self._ended or (self.alive and not self.stopped)
+
+    def before_step(self, task: Task) -> None:
+        self.steps += 1
+        if self.dies_at is not None and self.steps >= self.dies_at and not self._ended:
+            self.kill()
+        if not self.runs:
+            step: Any = task
+            self._held.append((task, step._next_send_fn, step._next_send))
+            step._next_send_fn, step._next_send = _park, None
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for task, send, value in held:
+            step: Any = task
+            step._abort_func = None
+            step._next_send_fn, step._next_send = send, value
+            step._runner.runq.append(task)
+
+
+def _park(_: object) -> Any:
+    """In place of a step: the task blocks, and takes no cancellation, until it is released."""
+    return importlib.import_module("trio._core._traps").WaitTaskRescheduled(lambda _: Abort.FAILED)
+
+
+class Overseer(trio.abc.Instrument):
+    """Sees every step of every task."""
+
+    def before_task_step(self, task: Task) -> None:
+        process = task.context.get(PROCESS)
+        if process is not None:
+            process.before_step(task)
+
+
+@contextmanager
+def clocks_of_their_own() -> Iterator[None]:
+    """Within, `trio.current_time` is the running process's own clock."""
+    world_time = trio.current_time
+
+    def current_time() -> float:
+        process = PROCESS.get()
+        return world_time() + (process.ahead_s if process is not None else 0.0)
+
+    async def sleep(seconds: float) -> None:
+        await (trio.sleep_until(world_time() + seconds) if seconds else trio.lowlevel.checkpoint())
+
+    before = trio.current_time, trio.sleep
+    trio.current_time, trio.sleep = current_time, sleep
+    try:
+        yield
+    finally:
+        trio.current_time, trio.sleep = before
