@@ -13,8 +13,9 @@ A wrong average is proof against its signer.  A chunk whose members are gone, or
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 import trio
@@ -48,7 +49,15 @@ PART_TIMEOUT_S = 10.0
 MAX_REPLY_BYTES = SLICE_BYTES + 4096
 
 
-OwnPart = Callable[[Hash, int], tuple[list[bytes], memoryview] | None]
+class OwnContribution(Protocol):
+    """Ours of this round.  data: its codec bytes, None before it is there."""
+
+    @property
+    def data(self) -> memoryview | None: ...
+
+    def part(self, root: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
+        """A chunk with its tree proof; None when `root` is not its name."""
+        ...
 
 
 class Unaccountable(Exception):
@@ -64,12 +73,12 @@ class Finding(Enum):
 class Auditor:
     """Works for the peer made of `parts`.
 
-    lives: whether a peer is alive, as we see it.  own_part: a chunk of our contribution with its proof, by root.
+    lives: whether a peer is alive, as we see it.
     """
 
-    def __init__(self, parts: Parts, lives: Callable[[PeerId], bool], own_part: OwnPart,
+    def __init__(self, parts: Parts, lives: Callable[[PeerId], bool], own: OwnContribution,
                  convict: Callable[[Evidence], Awaitable[None]]) -> None:
-        self._parts, self._lives, self._own_part, self._convict = parts, lives, own_part, convict
+        self._parts, self._lives, self._own, self._convict = parts, lives, own, convict
 
     async def check(self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance,
                     exchange: Exchange | None) -> None:
@@ -85,17 +94,37 @@ class Auditor:
             out_of_turn = strange  # we know nothing of that plan: whoever stands for it alone may have made it up
         else:
             out_of_turn = [chunk for chunk in strange if not self._in_turn(case, chunk, exchange)]
-        suspects = await self._parts.offload(_suspects, exchange, held) if exchange is not None else []
-        optional = dict.fromkeys([*suspects, *drawn])
+        outsized = await self._parts.offload(self._outsized, sorted(held), exchange.result) if exchange is not None else []
+        optional = dict.fromkeys([*outsized[:MAX_SUSPECTS], *drawn])
         checked = 0
         for chunk in dict.fromkeys([*sorted(out_of_turn, key=case.lot(self._seed(case)))[:MAX_OUT_OF_TURN], *optional]):
             finding = await self._audit(case, chunk)
             if finding is Finding.WRONG:
                 raise Unaccountable(f"a record with a wrong average of chunk {chunk}")
-            if finding is Finding.UNKNOWN and chunk in out_of_turn:
+            if finding is Finding.UNKNOWN and chunk in out_of_turn and case.signer(chunk) == record.proposer:
                 raise Unaccountable(f"a record whose chunk {chunk} was averaged out of turn, and cannot be checked")
             checked += finding is Finding.RIGHT
         self._parts.emit(AuditDone(record.round, len(optional), checked))
+
+    async def inspect(self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, chunks: Sequence[int],
+                      result: memoryview) -> None:
+        """Look at fetched chunks of a record before voting for it: one that is much larger than our own part must be
+        shown to be right.  Raises `Unaccountable`."""
+        plan = plan_of(record, provenance)
+        case = _Case(plan, plan_hash(plan), index, provenance)
+        for chunk in (await self._parts.offload(self._outsized, chunks, result))[:MAX_SUSPECTS]:
+            if await self._audit(case, chunk) is not Finding.RIGHT:
+                raise Unaccountable(f"a record whose chunk {chunk} is far larger than ours, and cannot be checked")
+
+    def _outsized(self, chunks: Iterable[int], result: memoryview | None) -> list[int]:
+        """Those of these chunks whose average is much larger than our own part, the worst first."""
+        own, ratios = self._own.data, {}
+        for chunk in chunks if own is not None and result is not None else ():
+            span = self._parts.layout[chunk]
+            place = slice(span.offset, span.offset + span.size)
+            assert own is not None and result is not None
+            ratios[chunk] = _size(result[place], span.count) / max(_size(own[place], span.count), 1e-30)
+        return sorted((chunk for chunk in ratios if ratios[chunk] > SUSPICIOUS), key=lambda chunk: -ratios[chunk])
 
     # -- what to look at ----------------------------------------------------------------------------------------------
 
@@ -165,7 +194,7 @@ class Auditor:
     async def _fetch(self, case: _Case, chunk: int, member: int) -> AveragedPart | None:
         peer, span = case.members[member], self._parts.layout[chunk]
         if peer == self._parts.me:
-            own = self._own_part(Hash(case.plan.members[member].root), chunk)
+            own = self._own.part(Hash(case.plan.members[member].root), chunk)
             return None if own is None else AveragedPart(member=member, proof=own[0], data=bytes(own[1]))
         data = bytearray()
         try:
@@ -209,19 +238,6 @@ class _Case:
     def lot(self, seed: bytes) -> Callable[[int], bytes]:
         """The order in which `seed` draws chunks."""
         return lambda chunk: hash_bytes("audit lot", seed + chunk.to_bytes(4, "big"))
-
-
-def _suspects(exchange: Exchange, held: dict[int, ChunkEntry]) -> list[int]:
-    """The chunks whose average is much larger than our own part, the worst first."""
-    ratios = {}
-    for chunk in sorted(held):
-        pair = exchange.chunk_pair(chunk)
-        if pair is not None:
-            average, part, count = pair
-            ratio = _size(average, count) / max(_size(part, count), 1e-30)
-            if ratio > SUSPICIOUS:
-                ratios[chunk] = ratio
-    return sorted(ratios, key=lambda chunk: -ratios[chunk])[:MAX_SUSPECTS]
 
 
 def _size(data: memoryview, count: int) -> float:

@@ -129,12 +129,10 @@ class Exchange:
                           signers=bytes(members.index(self._statements[chunk].sender) for chunk in chunks),
                           signatures=[self._statements[chunk].signature for chunk in chunks])
 
-    def chunk_pair(self, chunk: int) -> tuple[memoryview, memoryview, int] | None:
-        """The average of a chunk, our own part, and how many values they have; None when the average is not here."""
-        span = self._layout[chunk]
-        if chunk not in self.machine.entries or self._sealed:
-            return None
-        return self._result[span.offset : span.offset + span.size], self._own_part(chunk), span.count
+    @property
+    def result(self) -> memoryview | None:
+        """The averages that are here, each in its place; None once somebody else has the buffer."""
+        return None if self._sealed else self._result
 
     def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
         """From now on the result buffer is the caller's: these chunks of it are missing or another version."""

@@ -42,6 +42,7 @@ class History:
         return self._last
 
     def tip_at(self, rounds: int) -> Hash:
+        """The tip after `rounds` rounds, at most `length`."""
         return self._tips[rounds]
 
     def tips(self, start: int, count: int) -> list[Hash]:

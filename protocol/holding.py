@@ -6,7 +6,7 @@ when another takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
@@ -17,8 +17,6 @@ from protocol.events import Notice
 from protocol.exchange_plan import payload_bytes, plan_hash
 from protocol.exchange_runner import Exchange
 from protocol.hashes import Hash
-from protocol.identity import PeerId
-from protocol.messages import ChunkEntry, Record
 from protocol.parts import Parts
 from protocol.round_checks import plan_of
 from protocol.round_terms import HoldResult
@@ -46,12 +44,16 @@ class _Motion:
 
 
 class Holding:
-    """For one round.  `exchanges` are those of the round, by plan; on_held is told the root of what is on disk."""
+    """For one round.  `exchanges` are those of the round, by plan.
+
+    on_held, on_refused: told the root of what is on disk, and of what is not to be voted for.
+    """
 
     def __init__(self, parts: Parts, catch_up: CatchUp, auditor: Auditor, exchanges: dict[Hash, RunningExchange],
-                 on_held: Callable[[Hash], None]) -> None:
+                 on_held: Callable[[Hash], None], on_refused: Callable[[Hash], None]) -> None:
         self._parts, self._catch_up, self._auditor = parts, catch_up, auditor
-        self._exchanges, self._on_held = exchanges, on_held
+        self._exchanges, self._on_held, self._on_refused = exchanges, on_held, on_refused
+        self._complained: dict[str, None] = {}
         self._certified: dict[bytes, None] = {}
         self._motion: _Motion | None = None
 
@@ -78,7 +80,10 @@ class Holding:
                 await self._check(effect)
                 await self._bring(effect, root)
         except Unaccountable as reason:
-            self._parts.emit(Notice("warning", f"round {effect.record.round}: no vote for {reason}"))
+            self._on_refused(root)
+            if str(reason) not in self._complained:
+                self._complained[str(reason)] = None
+                self._parts.emit(Notice("warning", f"round {effect.record.round}: no vote for {reason}"))
         finally:
             mine.ended.set()
             if self._motion is mine:
@@ -91,12 +96,12 @@ class Holding:
 
     async def _bring(self, effect: HoldResult, root: Hash) -> None:
         if self._parts.store.open_result(effect.record.round, root) is None:
-            await self._assemble(effect.record, effect.index, root, effect.sources)
+            await self._assemble(effect, root)
         self._on_held(root)
 
-    async def _assemble(self, record: Record, index: Sequence[ChunkEntry], root: Hash, sources: Sequence[PeerId]) -> None:
-        """Our exchange's chunks where they are the same, the others fetched."""
-        parts = self._parts
+    async def _assemble(self, effect: HoldResult, root: Hash) -> None:
+        """Our exchange's chunks where they are the same, the others fetched, and looked at if it is not certified."""
+        parts, record, index = self._parts, effect.record, effect.index
         running = next(reversed(self._exchanges.values()), None)
         if running is not None and not running.taken:
             running.taken = True
@@ -106,9 +111,11 @@ class Holding:
             missing = list(range(len(index)))
         try:
             while missing:
-                if await self._catch_up.fetch_chunks(record.round, root, index, missing, file.view, sources):
+                if await self._catch_up.fetch_chunks(record.round, root, index, missing, file.view, effect.sources):
                     break
                 await trio.sleep(RETRY_S)
+            if effect.provenance is not None:
+                await self._auditor.inspect(record, index, effect.provenance, missing, file.view)
             await parts.offload(file.commit, root)
         finally:
             file.discard()

@@ -263,6 +263,17 @@ class Vote(Body):
     record_hash: HashField
 
 
+class Refusal(Body):
+    """To the proposer: I do not vote for this record, so do not wait for me."""
+
+    KIND: ClassVar[str] = "refusal"
+    round: Count
+    base: HashField
+    attempt: Count
+    proposer: PeerField
+    record_hash: HashField
+
+
 class Signature(Body):
     peer: PeerField
     signature: SignatureField
@@ -320,7 +331,7 @@ M = TypeVar("M", bound=Body)
 
 STATEMENTS: dict[str, type[Body]] = {
     cls.KIND: cls
-    for cls in (Heartbeat, Goodbye, Ready, Proposal, Promise, Motion, Vote, Commit, ChunkResult, Finish, Accusation)
+    for cls in (Heartbeat, Goodbye, Ready, Proposal, Promise, Motion, Vote, Commit, ChunkResult, Finish, Accusation, Refusal)
 }
 
 

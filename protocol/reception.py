@@ -167,7 +167,7 @@ class Reception:
             question = decode_body(PartRequest, data, max_bytes=256)
         except Malformed as error:
             raise Refused(str(error)) from error
-        part = self.runner.part(Hash(question.root), question.chunk) if self.runner is not None else None
+        part = self.runner.work.part(Hash(question.root), question.chunk) if self.runner is not None else None
         if part is None:
             raise Refused("that contribution is not here")
         proof, piece = part

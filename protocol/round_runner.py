@@ -8,7 +8,7 @@ READY), its exchanges, and the fetching of results to hold.  All of it ends with
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import trio
 
@@ -20,7 +20,7 @@ from protocol.events import ComputeProgress, Dropped, EvalLoss, Notice, ReadySen
 from protocol.evidence import Evidence, Verdict
 from protocol.exchange_plan import contribution_leaves, payload_bytes, plan_hash
 from protocol.exchange_runner import Exchange
-from protocol.hashes import Hash, hash_bytes, tree_proof, tree_root
+from protocol.hashes import Hash, hash_bytes, tree_root
 from protocol.holding import Holding, RunningExchange
 from protocol.identity import PeerId
 from protocol.membership import Liveness
@@ -34,6 +34,7 @@ from protocol.messages import (
     Promise,
     Proposal,
     Ready,
+    Refusal,
     Role,
     Vote,
     WhyIdle,
@@ -57,6 +58,7 @@ from protocol.round_terms import (
 )
 from protocol.rounds import RoundMachine
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
+from protocol.work import Work
 
 TICK_S = 0.25
 QUEUE = 4096
@@ -110,21 +112,6 @@ class Pause:
             await self._over.wait()
 
 
-@dataclass
-class Work:
-    """How far this round's compute is, for heartbeats and status."""
-
-    steps: int = 0
-    tokens: int = 0
-    loss: float = 0.0
-    tokens_per_s: float = 0.0
-    ready: Ready | None = None
-    ready_raw: bytes = b""
-    contribution: Contribution | None = None
-    leaves: list[Hash] = field(default_factory=list)
-    eval_loss: float | None = field(default=None)
-
-
 class RoundRunner:
     """Lives one round.
 
@@ -140,13 +127,13 @@ class RoundRunner:
         self._outlasting = outlasting
         self._state_verified = state_verified
         self.machine = RoundMachine(parts.me, parts.rounds, base, trio.current_time(), kept)
-        self.work = Work()
+        self.work = Work(parts.layout)
         self.warmed_pid = warmed_pid
         self._catch_up, self._pause, self._set_phase = catch_up, pause, set_phase
         self._put, self._take = trio.open_memory_channel[Callable[[], list[Effect]]](QUEUE)
         self._exchanges: dict[Hash, RunningExchange] = {}
-        auditor = Auditor(parts, self._lives, self.part, convict)
-        self._holding = Holding(parts, catch_up, auditor, self._exchanges, self._on_held)
+        auditor = Auditor(parts, self._lives, self.work, convict)
+        self._holding = Holding(parts, catch_up, auditor, self._exchanges, self._on_held, self._on_refused)
         self._exchange_begun = trio.Event()
         self._proposed = -1
         self._over = trio.Event()
@@ -232,6 +219,8 @@ class RoundRunner:
             return machine.on_vote(sender, body, envelope)
         if isinstance(body, Commit):
             return self._handle_commit(sender, body)
+        if isinstance(body, Refusal):
+            return machine.on_refusal(sender, body, now)
         if isinstance(body, Finish):
             return machine.on_finish(sender, body, self.view())
         return []
@@ -449,19 +438,14 @@ class RoundRunner:
             chunk, hash = verdict.false_chunk
             self._post(lambda: self.machine.on_false_chunk(verdict.peer, chunk, hash, trio.current_time()))
 
-    def part(self, root: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
-        """A chunk of our contribution of this round, with its proof; None when `root` is not its name."""
-        work, layout = self.work, self.parts.layout
-        if work.ready is None or work.contribution is None or work.ready.root != root or chunk >= len(layout):
-            return None
-        span = layout[chunk]
-        return [*tree_proof(work.leaves, chunk)], work.contribution.data[span.offset : span.offset + span.size]
-
     def _lives(self, peer: PeerId) -> bool:
         return self.parts.membership.is_live(peer)
 
     def _on_held(self, root: Hash) -> None:
         self._post(lambda: self.machine.on_result_held(root))
+
+    def _on_refused(self, root: Hash) -> None:
+        self._post(lambda: self.machine.on_refused(root, trio.current_time()))
 
     def peer_alive(self, peer: PeerId) -> None:
         for running in self._exchanges.values():

@@ -22,8 +22,8 @@ Policy
   takes up a new plan that leaves out more than a third of those it sees ready.
 * A promise is not given to a higher ballot while the proposer of the last one is alive and at work: otherwise anybody
   could keep a round from ending by proposing again and again.
-* A record with an average that was proven wrong is voted for only by who has voted for it before; it is carried on only
-  where it may have been decided already.
+* A record with an average that was proven wrong, or that cannot be accounted for, is voted for only by who has voted for
+  it before; who doubts it carries it on only where it may have been decided already.
 * A later attempt takes over the plan of the attempt it has promised: what was exchanged is not exchanged again; except
   a plan that found no quorum of promises, which its proposer makes anew.
 * Promise and vote are kept (fsync) before they are sent: the effect `Keep` precedes the `Send`.
@@ -52,6 +52,7 @@ from protocol.messages import (
     Provenance,
     Ready,
     Record,
+    Refusal,
     Signature,
     Vote,
     Voted,
@@ -88,6 +89,7 @@ class _Attempt:
     promises: dict[PeerId, Promise] = field(default_factory=dict)
     motion: Motion | None = None
     votes: dict[PeerId, Envelope] = field(default_factory=dict)
+    refusals: dict[PeerId, None] = field(default_factory=dict)
     sent: float = 0.0
 
 
@@ -112,6 +114,7 @@ class RoundMachine:
         self._held: set[bytes] = set()
         self._results: dict[Hash, tuple[tuple[ChunkEntry, ...], Provenance]] = {}
         self._false: dict[tuple[int, bytes], None] = {}
+        self._refused: dict[bytes, None] = {}
         self._progress = now
         self._protested: Ballot | None = None
 
@@ -202,7 +205,7 @@ class RoundMachine:
         if motion.record.result_root in self._held:
             return self._vote()
         sources = tuple(PeerId(member.peer) for member in motion.record.members if member.peer != self.me)
-        return [HoldResult(motion.record, tuple(motion.index), sources, motion.provenance)]
+        return [HoldResult(motion.record, tuple(motion.index), sources, None if again else motion.provenance)]
 
     def on_vote(self, sender: PeerId, vote: Vote, envelope: Envelope) -> list[Effect]:
         mine = self._mine
@@ -243,6 +246,33 @@ class RoundMachine:
             return [Committed(commit)]
         if self._motion is not None and self._motion.record.result_root == root and self.decided is None:
             return self._vote()
+        return []
+
+    def on_refused(self, root: bytes, now: float) -> list[Effect]:
+        """We cannot account for the record with this result, so we do not vote for it now."""
+        self._refused[root] = None
+        motion = self._motion
+        if motion is None or motion.record.result_root != root:
+            return []
+        self._motion = None
+        refusal = Refusal(round=self.base.round, base=self.base.tip, attempt=motion.attempt, proposer=motion.proposer,
+                          record_hash=record_hash(motion.record))
+        return [Send((PeerId(motion.proposer),), refusal)]
+
+    def on_refusal(self, sender: PeerId, refusal: Refusal, now: float) -> list[Effect]:
+        """Somebody will not vote for our motion.  When too few are left, the next attempt begins, with another record
+        unless this one may have been decided."""
+        mine = self._mine
+        if mine is None or mine.motion is None or (refusal.attempt, refusal.proposer) != mine.ballot:
+            return []
+        if refusal.record_hash != record_hash(mine.motion.record):
+            return []
+        voters = self._voters(mine)
+        mine.refusals[sender] = None
+        if sum(peer not in mine.refusals for peer in voters) < quorum_size(len(voters)):
+            self._refused[mine.motion.record.result_root] = None
+            self._mine, self._progress = None, now
+            self.attempt += 1
         return []
 
     def on_false_chunk(self, liar: PeerId, chunk: int, hash: bytes, now: float) -> list[Effect]:
@@ -373,7 +403,7 @@ class RoundMachine:
             return []
         voters = self._voters(mine)
         carried = self._carried(mine, voters)
-        if any(self._is_false(voted.index) for voted in carried) and not all(peer in mine.promises for peer in voters):
+        if any(self._doubts(voted) for voted in carried) and not all(peer in mine.promises for peer in voters):
             return []  # the others' promises may show that it was not decided
         if carried:
             latest = max(carried, key=lambda voted: (voted.attempt, voted.proposer))
@@ -389,10 +419,10 @@ class RoundMachine:
         return [Send(self._audience(mine), mine.motion)]
 
     def _carried(self, mine: _Attempt, voters: Sequence[PeerId]) -> list[Voted]:
-        """What has been voted for and may be decided.  Votes for a record proven wrong count only if so many have, or
+        """What has been voted for and may be decided.  Votes for a record that we doubt count only if so many have, or
         may have, given them that it may be: those who promised us without such a vote keep it from being decided."""
         promises = {peer: promise.voted for peer, promise in mine.promises.items() if peer in voters}
-        true = [peer for peer, voted in promises.items() if voted is None or not self._is_false(voted.index)]
+        true = [peer for peer, voted in promises.items() if voted is None or not self._doubts(voted)]
         settled = len(voters) - len(true) < quorum_size(len(voters))
         return [voted for peer, voted in promises.items() if voted is not None and (peer in true or not settled)]
 
@@ -449,6 +479,9 @@ class RoundMachine:
 
     def _is_false(self, index: Sequence[ChunkEntry]) -> bool:
         return bool(self._false) and any((chunk, entry.hash) in self._false for chunk, entry in enumerate(index))
+
+    def _doubts(self, voted: Voted) -> bool:
+        return voted.record.result_root in self._refused or self._is_false(voted.index)
 
     def _vote_fits(self, voted: Voted | None) -> bool:
         return voted is None or motion_fits(self.settings, self.base, voted.record, voted.index, voted.provenance)

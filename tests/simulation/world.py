@@ -158,6 +158,8 @@ class World:
                     partial(self._on_event, seat, process), offload=seat.offload)
         network = MemoryNetwork(self.wire, seat.peer, node.reception)
         node.attach(network)
+        if not process.alive:
+            return  # killed while it read its disk
         seat.node = node
         self.wire.join(network)
         try:
