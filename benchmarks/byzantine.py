@@ -1,0 +1,301 @@
+"""What do hostile members do to the loss, under each aggregation rule?
+
+Eight members train a small decoder on the embedded corpus, round by round, with the trainer's own worker, the real codec,
+`kernels.aggregate` and the outer update, from a common warm start; the first f of them are hostile.  The hostile know
+what the honest members of the round contribute (in a real round they would have to commit to theirs before) and act
+together; they claim as many tokens as everybody.  Prints the final held-out loss of every case against that of eight
+honest members under `mean`, and whether the bars hold:
+
+    clip with f = 1, and trimmed or centered_clip with f = 2: at most 2 % above, for each attack of the bars
+
+One thread and fixed seeds: the same table again on the same machine.  `--save` keeps finished cases in a file, so that an
+interrupted run goes on where it was.
+
+    python -m benchmarks.byzantine [--rounds 20] [--inner-steps 10] [--save FILE] [--rules clip,trimmed] [--seed 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels import codec, outer
+from kernels.aggregate import Rule, aggregate
+from trainer import corpus as corpora
+from trainer.config import DataConfig, InnerConfig, ModelConfig, TrainingConfig
+from trainer.initial import initial_parameters
+from trainer.worker import NotFinite, Task, Worker, contribution_bytes
+
+F32 = npt.NDArray[np.float32]
+
+MODEL = ModelConfig(vocab=256, dim=48, layers=2, heads=2, kv_heads=1, ffn=128, rope_base=1e4, norm_eps=1e-5, tied=True)
+CHUNK = 1 << 14
+MEMBERS = 8
+MOST_HOSTILE = 3
+WARM_STEPS, WARM_RATE, RATE = 600, 3e-3, 1e-3
+OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
+EVALUATION_TOKENS = 1 << 16
+BAR_PERCENT = 2.0
+BAR_ATTACKS = ("sign flip x -1000", "constant", "random, large", "random, honest norm", "copied", "delayed")
+STALE_ROUNDS = 5
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one table.  Cases of other settings do not compare."""
+
+    rounds: int = 20
+    inner_steps: int = 10
+    warm_steps: int = WARM_STEPS
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    rule: Rule
+    attack: str
+    hostile: int
+
+
+HONEST = Case("mean", "none", 0)
+
+# -- attacks -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Scene:
+    """What the hostile know: the honest differences of this round and before, and a generator of their own."""
+
+    honest: list[F32]
+    past: list[F32]
+    draw: np.random.Generator
+
+    @property
+    def mean(self) -> F32:
+        return np.asarray(np.mean(self.honest, axis=0), dtype=np.float32)
+
+    def noise(self) -> F32:
+        return self.draw.standard_normal(self.honest[0].size, dtype=np.float32)
+
+
+def honest_norm_noise(scene: Scene) -> F32:
+    noise = scene.noise()
+    return noise * np.float32(codec.norm(scene.honest[0]) / codec.norm(noise))
+
+
+def little(scene: Scene) -> F32:
+    """Baruch et al. 2019, "A little is enough": off by a spread and a half, against the direction, in every coordinate."""
+    mean, spread = scene.mean, np.std(scene.honest, axis=0).astype(np.float32)
+    return mean - np.float32(1.5) * spread * np.sign(mean)
+
+
+ATTACKS: dict[str, Callable[[Scene], F32]] = {
+    "sign flip x -1000": lambda scene: np.float32(-1000) * scene.mean,
+    "constant": lambda scene: np.full_like(scene.mean, 1.0),
+    "random, large": lambda scene: np.float32(1000) * scene.noise(),
+    "random, honest norm": honest_norm_noise,
+    "copied": lambda scene: scene.honest[0],
+    "delayed": lambda scene: scene.past[-min(len(scene.past), STALE_ROUNDS + 1)],
+    "inner product, honest norm": lambda scene: -scene.mean,
+    "a little is enough": little,
+}
+"""What one hostile member contributes; "constant" has no scale of its own, 1 is some hundred times an honest value."""
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def config_for(settings: Settings, rate: float) -> TrainingConfig:
+    inner = InnerConfig(
+        lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
+        warmup_steps=30, stable_steps=1 << 30, total_steps=1 << 31, joiner_warmup_steps=10,
+    )  # fmt: skip
+    data = DataConfig(corpus="stdlib", sequence_length=64, sequences_per_step=4, held_out_percent=5)
+    return TrainingConfig(seed=settings.seed, model=MODEL, data=data, inner=inner, inner_steps=settings.inner_steps,
+                          lanes=2 * MEMBERS, chunk_parameters=CHUNK)
+
+
+class Bench:
+    """The warm start and the held-out text that all cases share."""
+
+    def __init__(self, settings: Settings, corpus: corpora.Corpus) -> None:
+        self.settings, self.corpus = settings, corpus
+        self.config = config_for(settings, RATE)
+        self.warm_rounds = settings.warm_steps // settings.inner_steps
+        self.start = self._warm_start()
+        self.spans = [(start, min(start + CHUNK, len(self.start))) for start in range(0, len(self.start), CHUNK)]
+
+    def _warm_start(self) -> F32:
+        worker = Worker(config_for(self.settings, WARM_RATE), CPU, self.corpus)
+        theta = np.empty(worker.parameters, dtype=np.float32)
+        initial_parameters(MODEL, self.settings.seed, theta)
+        worker.load(theta)
+        for round_number in range(self.warm_rounds):
+            for step in range(self.settings.inner_steps):
+                rows = np.concatenate([worker.batch(round_number, lane, step) for lane in range(4)])
+                worker.inner.step(rows, round_number * self.settings.inner_steps + step, 1.0)
+        return worker.model.flat.numpy().copy()
+
+    def loss(self, theta: F32) -> float:
+        return Worker(self.config, CPU, self.corpus).evaluate(theta, EVALUATION_TOKENS)
+
+    def run(self, case: Case) -> float:
+        """The held-out loss at the end; infinite when training stopped because a loss was not finite."""
+        theta, momentum = self.start.copy(), np.zeros_like(self.start)
+        honest = {lane: Worker(self.config, CPU, self.corpus) for lane in range(case.hostile, MEMBERS)}
+        draw = np.random.Generator(np.random.Philox(key=[self.settings.seed, case.hostile]))
+        past: list[F32] = []
+        try:
+            for round_number in range(self.warm_rounds, self.warm_rounds + self.settings.rounds):
+                encoded = [self._train(worker, round_number, lane, theta) for lane, worker in honest.items()]
+                decoded = [self._decoded(data) for data in encoded]
+                past.append(np.asarray(np.mean(decoded, axis=0), dtype=np.float32))
+                scene = Scene(decoded, past, draw)
+                hostile = [self._encoded(ATTACKS[case.attack](scene)) for _ in range(case.hostile)]
+                self._outer_step(case.rule, theta, momentum, [*hostile, *encoded])
+            loss = self.loss(theta)
+        except NotFinite:
+            return math.inf
+        return loss if math.isfinite(loss) else math.inf
+
+    def _train(self, worker: Worker, round_number: int, lane: int, theta: F32) -> bytearray:
+        steps = self.settings.inner_steps
+        out = bytearray(contribution_bytes(len(theta), CHUNK))
+        worker.compute(Task(round_number, lane, steps, round_number * steps, 0), theta, memoryview(out), lambda *_: False)
+        return out
+
+    def _outer_step(self, rule: Rule, theta: F32, momentum: F32, contributions: Sequence[bytearray]) -> None:
+        tokens = [self.config.inner_steps * self.config.tokens_per_step] * len(contributions)
+        for start, stop, span in self._chunks():
+            result = bytearray(codec.encoded_bytes(stop - start))
+            aggregate(rule, [memoryview(data)[span] for data in contributions], tokens, stop - start, result)
+            outer.apply_result(theta[start:stop], momentum[start:stop], result, OUTER_RATE, OUTER_MOMENTUM)
+
+    def _encoded(self, values: F32) -> bytearray:
+        data = bytearray(contribution_bytes(len(values), CHUNK))
+        for start, stop, span in self._chunks():
+            codec.encode(values[start:stop], memoryview(data)[span])
+        return data
+
+    def _decoded(self, data: bytearray) -> F32:
+        values = np.empty(len(self.start), np.float32)
+        for start, stop, span in self._chunks():
+            codec.decode(memoryview(data)[span], stop - start, values[start:stop])
+        return values
+
+    def _chunks(self) -> Iterator[tuple[int, int, slice]]:
+        """(first parameter, last + 1, codec bytes) of each chunk."""
+        offset = 0
+        for start, stop in self.spans:
+            size = codec.encoded_bytes(stop - start)
+            yield start, stop, slice(offset, offset + size)
+            offset += size
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def cases(rules: Sequence[Rule], attacks: Sequence[str]) -> list[Case]:
+    """Honest runs first; then by attack, so that a table in the making is of use."""
+    return [HONEST, *(Case(rule, "none", 0) for rule in rules if rule != "mean"),
+            *(Case(rule, attack, hostile) for attack in attacks for hostile in range(1, MOST_HOSTILE + 1) for rule in rules)]
+
+
+class Progress:
+    """Finished cases, one JSON line each, in a file if one is named."""
+
+    def __init__(self, settings: Settings, path: Path | None) -> None:
+        self._settings, self._path = asdict(settings), path
+        self.losses: dict[Case, float] = {}
+        if path and path.exists():
+            for line in path.read_text().splitlines():
+                entry = json.loads(line)
+                if entry["settings"] == self._settings:
+                    self.losses[Case(**entry["case"])] = entry["loss"]
+
+    def add(self, case: Case, loss: float) -> None:
+        self.losses[case] = loss
+        if self._path:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"settings": self._settings, "case": asdict(case), "loss": loss}) + "\n")
+
+
+def print_table(losses: dict[Case, float], rules: Sequence[Rule], attacks: Sequence[str]) -> None:
+    print("| attack | f | " + " | ".join(rules) + " |\n|---|---|" + "---|" * len(rules))
+    for attack, hostile in [("none", 0), *((attack, f) for attack in attacks for f in range(1, MOST_HOSTILE + 1))]:
+        shown = [_shown(losses, Case(rule, attack, hostile)) for rule in rules]
+        print(f"| {attack} | {hostile} | " + " | ".join(shown) + " |")
+
+
+def _shown(losses: dict[Case, float], case: Case) -> str:
+    if case not in losses:
+        return ""
+    loss, excess = losses[case], excess_percent(losses, case)
+    if not math.isfinite(loss) or loss > math.log(MODEL.vocab):
+        return "diverged"
+    return f"{loss:.3f} ({excess:+.1f} %)"
+
+
+def excess_percent(losses: dict[Case, float], case: Case) -> float:
+    return 100 * (losses[case] / losses[HONEST] - 1)
+
+
+def print_bars(losses: dict[Case, float]) -> bool:
+    """Whether the bars hold, as far as their cases were run."""
+    holds = True
+    for name, rules, hostile in (("clip, f = 1", ("clip",), 1), ("trimmed or centered_clip, f = 2",
+                                                               ("trimmed", "centered_clip"), 2)):
+        worst = min((max(_worst(losses, rule, hostile)), rule) for rule in rules)
+        holds &= worst[0] <= BAR_PERCENT
+        print(f"{name}: at worst {worst[0]:+.2f} % ({worst[1]}); bar +{BAR_PERCENT} %: "
+              f"{'holds' if worst[0] <= BAR_PERCENT else 'MISSED'}")
+    return holds
+
+
+def _worst(losses: dict[Case, float], rule: str, hostile: int) -> list[float]:
+    known = [case for case in losses if case.rule == rule and case.hostile == hostile and case.attack in BAR_ATTACKS]
+    return [excess_percent(losses, case) for case in known] or [math.inf]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.byzantine", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=Settings.rounds)
+    parser.add_argument("--inner-steps", type=int, default=Settings.inner_steps, help="inner steps in a round (H)")
+    parser.add_argument("--warm-steps", type=int, default=Settings.warm_steps)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rules", default=",".join(get_args(Rule)))
+    parser.add_argument("--attacks", default=";".join(ATTACKS), help="separated by semicolons")
+    parser.add_argument("--save", type=Path, help="file of finished cases; they are not run again")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rules: list[Rule] = [rule for rule in get_args(Rule) if rule in options.rules.split(",")]
+    attacks = [attack for attack in ATTACKS if attack in options.attacks.split(";")]
+    settings = Settings(options.rounds, options.inner_steps, options.warm_steps, options.seed)
+    began, progress = time.monotonic(), Progress(settings, options.save)
+    bench = Bench(settings, corpora.load("stdlib", 5))
+    print(f"warm start {bench.loss(bench.start):.4f} after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    for case in cases(rules, attacks):
+        if case not in progress.losses:
+            progress.add(case, bench.run(case))
+            print(f"{time.monotonic() - began:5.0f} s  {case.rule} {case.attack} f={case.hostile}: "
+                  f"{progress.losses[case]:.4f} ({excess_percent(progress.losses, case):+.2f} %)", file=sys.stderr, flush=True)
+    print(f"{MEMBERS} members, {len(bench.start)} parameters, {settings.rounds} rounds of {settings.inner_steps} steps, "
+          f"{time.monotonic() - began:.0f} s\n")
+    print_table(progress.losses, rules, attacks)
+    print()
+    return 0 if print_bars(progress.losses) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
