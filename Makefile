@@ -3,8 +3,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 SEEDS ?= 1
+SECONDS ?= 60
+MINUTES ?= 10
 
-.PHONY: venv demo test lint bench simulate clean
+.PHONY: venv demo test lint bench simulate fuzz churn clean
 
 venv: $(STAMP)
 
@@ -32,6 +34,13 @@ bench: venv
 
 simulate: venv
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+fuzz: venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
+churn: venv
+	$(BIN)/python -m tests.e2e.churn --minutes $(MINUTES)
 
 clean:
 	rm -rf .venv build *.egg-info

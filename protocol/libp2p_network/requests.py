@@ -61,24 +61,16 @@ class Requests:
 
         stream = await self._host.new_stream(ID.from_string(peer), [self._protocol])
         try:
-            question = canonical.encode({"kind": kind, "data": data, "ms": max(1, int(timeout_s * 1000))})
-            await write_frame(stream, question)
+            await write_frame(stream, encode_question(kind, data, max(1, int(timeout_s * 1000))))
             raw = await read_frame(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
-            answer = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
         except BaseException:
             await discard(stream)
             raise
         await finish(stream)
         self.up_bytes += len(data)
-        return self._unpack(peer, answer)
-
-    def _unpack(self, peer: PeerId, answer: Any) -> bytes:
-        if isinstance(answer, dict) and set(answer) == {"data"} and isinstance(answer["data"], bytes):
-            self.down_bytes += len(answer["data"])
-            return answer["data"]
-        if isinstance(answer, dict) and set(answer) == {"reason"} and isinstance(answer["reason"], str):
-            raise Refused(answer["reason"][:MAX_REASON_CHARS])
-        raise Unreachable(f"{peer} gave an answer that is none")
+        answer = decode_answer(raw)
+        self.down_bytes += len(answer)
+        return answer
 
     async def _serve(self, stream: Any) -> None:
         """libp2p's stream handler: an exception here would bring down the whole host, so none leaves."""
@@ -102,12 +94,7 @@ class Requests:
     async def _answer(self, peer: PeerId, stream: Any) -> None:
         with trio.fail_after(READ_QUESTION_S):
             raw = await read_frame(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
-        question = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
-        kind, data, milliseconds = question["kind"], question["data"], question["ms"]
-        if not (isinstance(kind, str) and isinstance(data, bytes) and isinstance(milliseconds, int)):
-            raise BadFrame("not a question")
-        if len(kind) > MAX_KIND_CHARS or len(data) > MAX_REQUEST_BYTES:
-            raise BadFrame("an oversized question")
+        kind, data, milliseconds = decode_question(raw)
         self.down_bytes += len(data)
         with trio.fail_after(max(0.0, min(milliseconds / 1000, MAX_ANSWER_S))):
             try:
@@ -119,3 +106,30 @@ class Requests:
                 answer = {"reason": f"the answer has {data_bytes} bytes, more than {MAX_REQUEST_BYTES}"}
             await write_frame(stream, canonical.encode(answer))
         self.up_bytes += data_bytes
+
+
+def encode_question(kind: str, data: bytes, milliseconds: int) -> bytes:
+    return canonical.encode({"kind": kind, "data": data, "ms": milliseconds})
+
+
+def decode_question(raw: bytes) -> tuple[str, bytes, int]:
+    """Kind, data, and how long its asker waits (ms); raises `Malformed` or `BadFrame`."""
+    question = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+    if not isinstance(question, dict) or set(question) != {"kind", "data", "ms"}:
+        raise BadFrame("not a question")
+    kind, data, milliseconds = question["kind"], question["data"], question["ms"]
+    if not (isinstance(kind, str) and isinstance(data, bytes) and type(milliseconds) is int):
+        raise BadFrame("not a question")
+    if len(kind) > MAX_KIND_CHARS or len(data) > MAX_REQUEST_BYTES or milliseconds < 0:
+        raise BadFrame("an oversized question")
+    return kind, data, milliseconds
+
+
+def decode_answer(raw: bytes) -> bytes:
+    """The answer's data; raises `Refused` with the peer's reason, `Malformed` or `BadFrame` for anything else."""
+    answer = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+    if isinstance(answer, dict) and set(answer) == {"data"} and isinstance(answer["data"], bytes):
+        return answer["data"]
+    if isinstance(answer, dict) and set(answer) == {"reason"} and isinstance(answer["reason"], str):
+        raise Refused(answer["reason"][:MAX_REASON_CHARS])
+    raise BadFrame("an answer that is none")

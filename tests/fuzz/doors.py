@@ -1,0 +1,282 @@
+"""Every decoder of bytes that somebody else wrote, as one list.
+
+A door takes bytes.  It returns the bytes that say again what it accepted (None where there is no such form), or raises
+one of its refusals.  Anything else that comes out is a defect, and so is an acceptance that does not say again what came
+in.  `seeds` are valid bytes to start mutations from.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import base58
+
+from peer import address_book, rendezvous
+from peer.control_client import MAX_REQUEST_BYTES as MAX_CONTROL_BYTES
+from peer.control_client import BadFrame as BadControlFrame
+from peer.control_client import Stamped, pack_frame, take_frame
+from protocol import canonical
+from protocol.admission import HelloReply, Token, make_hello, read_token
+from protocol.blobs import ChunkRequest
+from protocol.canonical import Malformed
+from protocol.envelope import MAX_ENVELOPE_BYTES, open_envelope, rebuild, seal
+from protocol.events import Notice
+from protocol.exchange_runner import ExchangeAsk, PushHeader, push_plan
+from protocol.hashes import Hash, hash_bytes
+from protocol.identity import Identity
+from protocol.invitation import MAX_INVITATION_BYTES, PREFIX, make_invitation, read_invitation
+from protocol.libp2p_network.dialer import peer_of
+from protocol.libp2p_network.link import FRAME_BYTES, HEAD, TAG_BYTES, FrameKind, Keys, Link, LinkBroken
+from protocol.libp2p_network.requests import decode_answer, decode_question, encode_question
+from protocol.libp2p_network.streams import BadFrame
+from protocol.manifest import RunManifest, demo_manifest, open_manifest
+from protocol.messages import (
+    STATEMENTS,
+    Body,
+    Certificate,
+    ChunkEntry,
+    ChunkResult,
+    Commit,
+    Finish,
+    Goodbye,
+    Heartbeat,
+    Member,
+    Motion,
+    Phase,
+    Plan,
+    Promise,
+    Proposal,
+    Ready,
+    Record,
+    Role,
+    Signature,
+    Vote,
+    Voted,
+    WhyIdle,
+    decode_body,
+    unpack,
+)
+from protocol.network import Refused
+from protocol.questions import (
+    CommitsReply,
+    CommitsRequest,
+    HaveReply,
+    HaveRequest,
+    LeavesReply,
+    LeavesRequest,
+    TipsReply,
+    TipsRequest,
+)
+
+ONE = Identity.from_seed(bytes(32))
+RUN = hash_bytes("manifest", b"run")
+TIP = hash_bytes("record", b"tip")
+MEMBER = Member(peer=ONE.peer_id, tokens=10, root=TIP)
+ENTRY = ChunkEntry(hash=TIP, mask=b"\1")
+RECORD = Record(round=1, fragment=0, attempt=0, proposer=ONE.peer_id, previous=TIP, members=[MEMBER], codec="int8",
+                result_root=TIP, state_digest=TIP, loss=1.5)
+PLAN = Plan(round=1, base=TIP, members=[MEMBER], owners=b"\0\0", state_digest=TIP, loss=1.5)
+CERTIFICATE = Certificate(attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id],
+                          votes=[Signature(peer=ONE.peer_id, signature=bytes(64))])
+BODIES: list[Body] = [
+    Heartbeat(incarnation=1, seq=2, name="n", role=Role.TRAINER, phase=Phase.COMPUTING, why_idle=WhyIdle.BUSY,
+              why_detail="", round=3, tip=TIP, steps=4, loss=5.5, tokens_per_s=6.0, up_bytes_per_s=0.0,
+              down_bytes_per_s=0.0, addresses=["/ip4/127.0.0.1/tcp/1"], version="1"),
+    Goodbye(incarnation=1, seq=2),
+    Ready(round=1, base=TIP, incarnation=2, serial=1, tokens=3, steps=4, loss=5.0, norm=6.0, root=TIP, state_digest=TIP),
+    Proposal(attempt=0, plan=PLAN, evicted=[]),
+    Promise(round=1, base=TIP, attempt=1, proposer=ONE.peer_id,
+            voted=Voted(attempt=0, proposer=ONE.peer_id, record=RECORD, index=[ENTRY])),
+    Motion(attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id], record=RECORD, index=[ENTRY, ENTRY]),
+    Vote(round=1, attempt=0, proposer=ONE.peer_id, evicted=[], record_hash=TIP),
+    Commit(record=RECORD, index=[ENTRY], certificate=CERTIFICATE),
+    ChunkResult(plan=TIP, chunk=0, entry=ENTRY),
+    Finish(round=1, base=TIP),
+]
+QUESTIONS: list[Body] = [
+    TipsRequest(start=0, count=64), TipsReply(length=1, tips=[TIP]), CommitsRequest(start=0, count=2),
+    CommitsReply(commits=[BODIES[7].encode()]), HaveRequest(),
+    HaveReply(length=3, oldest_result=1, checkpoints=[0, 3]), LeavesRequest(rounds=4), LeavesReply(leaves=[TIP, RUN]),
+    ChunkRequest(what="result", round=1, root=TIP, index=0, offset=0, length=9), ExchangeAsk(plan=TIP, chunk=1),
+    HelloReply(protocol=1, version="1"), make_hello(RUN, Role.TRAINER, b"token", "1"),
+]
+HEADER = PushHeader(plan=TIP, chunk=0, proof=[TIP], statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw)
+
+
+@dataclass(frozen=True)
+class Door:
+    """max_bytes: what its caller lets in at most."""
+
+    name: str
+    enter: Callable[[bytes], bytes | None]
+    seeds: list[bytes]
+    max_bytes: int = MAX_ENVELOPE_BYTES
+    refusals: tuple[type[Exception], ...] = field(default=(Malformed,))
+
+
+def _canonical(data: bytes) -> bytes:
+    return canonical.encode(canonical.decode(data, max_bytes=MAX_ENVELOPE_BYTES))
+
+
+def _envelope(data: bytes) -> bytes:
+    found = open_envelope(data, RUN)
+    return rebuild(found.run, found.kind, found.sender, found.body, found.signature).raw
+
+
+def _statement(kind: str, body: bytes) -> bytes:
+    """A body of any bytes, honestly signed."""
+    return unpack(seal(ONE, RUN, kind, body).raw, RUN)[1].encode()
+
+
+def _body(cls: type[Body], data: bytes) -> bytes:
+    return decode_body(cls, data, max_bytes=2 << 20).encode()
+
+
+def _manifest(body: bytes) -> bytes:
+    return open_manifest(seal(ONE, Hash(bytes(32)), RunManifest.KIND, body).raw).manifest.encode()
+
+
+def _token(body: bytes) -> bytes:
+    return read_token(seal(ONE, RUN, Token.KIND, body).raw, RUN, ONE.peer_id).encode()
+
+
+def _invitation_text(data: bytes) -> None:
+    """Text has spaces to choose; what it says must come back."""
+    found = read_invitation(data.decode("latin-1"))
+    again = make_invitation(Hash(found.run), ONE.peer_id, found.addresses, found.token)
+    assert read_invitation(again) == found.model_copy(update={"organiser": ONE.peer_id})
+
+
+def _invitation(body: bytes) -> None:
+    """A body of any bytes, with the right checksum."""
+    body = body[: MAX_INVITATION_BYTES + 100]  # base58 takes time in the square of it, and no longer text is let in
+    checksum = hash_bytes("invitation", body)[:4]
+    _invitation_text((PREFIX + base58.b58encode(checksum + body).decode()).encode())
+
+
+def _push_header(data: bytes) -> bytes | None:
+    plan = push_plan(data)
+    if plan is None:
+        return None
+    return decode_body(PushHeader, data, max_bytes=16 << 10).encode()
+
+
+def _question(data: bytes) -> bytes:
+    return encode_question(*decode_question(data))
+
+
+def _answer(data: bytes) -> bytes:
+    return canonical.encode({"data": decode_answer(data)})
+
+
+def _control(data: bytes) -> None:
+    """msgpack has several forms of one value here; what it says must come back."""
+    buffer = bytearray(data)
+    message = take_frame(buffer, max_bytes=MAX_CONTROL_BYTES)
+    if message is not None:
+        try:
+            Stamped.from_fields(message)
+        except ValueError:
+            pass
+        again = bytearray(pack_frame(message, max_bytes=2 * MAX_CONTROL_BYTES))
+        assert repr(take_frame(again, max_bytes=2 * MAX_CONTROL_BYTES)) == repr(message)
+
+
+def _address(data: bytes) -> bytes | None:
+    text = data.decode("latin-1")
+    peer = peer_of(text)
+    return (text.rpartition("/p2p/")[0] + "/p2p/" + peer).encode("latin-1") if peer is not None else None
+
+
+def _files(data: bytes) -> None:
+    """What another program could have written into our folders."""
+    for address in rendezvous._parse(data, ONE.peer_id):
+        assert address.endswith(ONE.peer_id)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "book"
+        path.write_bytes(data)
+        assert all(isinstance(address, str) for address in address_book.read_book(path))
+
+
+def _link_pair() -> tuple[socket.socket, socket.socket, Link, Link]:
+    keys = Keys.agree(RUN, ONE.peer_id, ONE.peer_id, bytes(16), bytes(64))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = socket.create_connection(listener.getsockname())
+        here, _ = listener.accept()
+    return here, there, Link(here, keys, dialled=False), Link(there, keys, dialled=True)
+
+
+def _frames(data: bytes) -> None:
+    """Any bytes on a bulk socket: nothing that is not authentic is ever handed on."""
+    here, there, link, other = _link_pair()
+    heard = 0
+    try:
+        there.sendall(data[: 32 << 10])
+        there.shutdown(socket.SHUT_WR)
+        while True:
+            kind, value, size, head = link.receive_head()
+            plain = bytearray(size)
+            link.receive_body(head, memoryview(plain), bytearray(size + TAG_BYTES))
+            assert (kind, value, bytes(plain)) == (FrameKind.OPEN, 7, struct.pack(">Q", 1) + b"header"), "a forgery"
+            heard += 1
+    except LinkBroken:
+        if not heard:
+            raise
+    finally:
+        link.close()
+        other.close()
+
+
+def _frame_seed() -> bytes:
+    here, there, link, other = _link_pair()
+    other.send_small(FrameKind.OPEN, 7, struct.pack(">Q", 1) + b"header")
+    data = here.recv(1 << 12)
+    link.close()
+    other.close()
+    return data
+
+
+_JSON = [json.dumps({"pid": 1, "addresses": [f"/ip4/127.0.0.1/tcp/1/p2p/{ONE.peer_id}"]}).encode(), b"[]", b'["/ip4"]']
+_INVITATION = make_invitation(RUN, ONE.peer_id, ["/ip4/127.0.0.1/tcp/4001"], b"token")
+
+DOORS: list[Door] = [
+    Door("canonical", _canonical, [body.encode() for body in BODIES]),
+    Door("envelope", _envelope, [seal(ONE, RUN, body.KIND, body.encode()).raw for body in BODIES]),
+    *(Door(f"statement {body.KIND}", partial(_statement, body.KIND), [body.encode()]) for body in BODIES),
+    *(Door(f"body {type(body).__name__}", partial(_body, type(body)), [body.encode()], 2 << 20) for body in QUESTIONS),
+    Door("manifest", _manifest, [demo_manifest().manifest.model_copy(update={"organiser": ONE.peer_id}).encode()],
+         320 << 10),
+    Door("token", _token, [Token(run=RUN, role=Role.TRAINER, expiry=1, peer=ONE.peer_id).encode()], 1024),
+    Door("invitation", _invitation, [base58.b58decode(_INVITATION[len(PREFIX):])[4:]], 5000),
+    Door("invitation text", _invitation_text, [_INVITATION.encode()], 15_000),
+    Door("push header", _push_header, [HEADER.encode()], 16 << 10),
+    Door("question", _question, [encode_question("tips", QUESTIONS[0].encode(), 10)], 2 << 20, (Malformed, BadFrame)),
+    Door("answer", _answer, [canonical.encode({"data": b"x"}), canonical.encode({"reason": "no"})], 2 << 20,
+         (Malformed, BadFrame, Refused)),
+    Door("control frame", _control, [pack_frame(fields, max_bytes=1 << 12) for fields in
+                                     ({"do": "status"}, Stamped(1.0, 2.0, Notice("info", "text")).to_fields())],
+         MAX_CONTROL_BYTES, (BadControlFrame,)),
+    Door("multiaddr", _address, [f"/ip4/127.0.0.1/tcp/1/p2p/{ONE.peer_id}".encode()], 1 << 12),
+    Door("files of others", _files, _JSON, 8 << 10, ()),
+    Door("bulk frames", _frames, [_frame_seed(), HEAD.pack(FRAME_BYTES + TAG_BYTES, FrameKind.DATA, 0) + bytes(99)],
+         1 << 16, (LinkBroken,)),
+]
+
+assert {body.KIND for body in BODIES} == set(STATEMENTS), "a kind of statement that is not fuzzed"
+
+
+def check(door: Door, data: bytes) -> bool:
+    """Enter, and judge: whether it was let in.  What escapes, or does not say again what came in, is raised."""
+    try:
+        again = door.enter(data)
+    except door.refusals:
+        return False
+    assert again is None or again == data, f"{door.name}: accepted {data!r}, which says {again!r}"
+    return True
