@@ -26,6 +26,9 @@ TINY = np.float32(2.0**-100)
 """A block whose absmax is below is encoded as zeros: 127 / absmax could overflow, and products be denormal."""
 LARGEST_SCALE = np.float32(2.0**120)
 """Values beyond 127 times this (1.7e38) are encoded as that: a mean of decoded values can then not overflow."""
+_WITHOUT_SIGN = np.int32(0x7FFFFFFF)
+_INFINITY = 0x7F800000
+"""The bits of infinity; those of whatever is not a number are larger."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -57,30 +60,29 @@ def encode(values: Floats, out: Any) -> None:
     scratch = np.empty(min(PIECE, values.size), np.float32)
     for start in range(0, values.size, PIECE):
         piece = values[start : start + PIECE]
-        whole = piece.size - piece.size % BLOCK
-        first = start // BLOCK
-        if whole:
-            rows = whole // BLOCK
-            _encode_rows(
-                piece[:whole].reshape(-1, BLOCK),
-                scratch[:whole].reshape(-1, BLOCK),
-                scales[first : first + rows],
-                codes[start : start + whole].reshape(-1, BLOCK),
-            )
-        if whole < piece.size:
-            _encode_rows(
-                piece[whole:].reshape(1, -1),
-                scratch[: piece.size - whole].reshape(1, -1),
-                scales[-1:],
-                codes[start + whole :].reshape(1, -1),
-            )
+        rows = blocks_of(piece.size)
+        encode_piece(piece, scratch, scales[start // BLOCK :][:rows], codes[start : start + piece.size])
+
+
+def encode_piece(values: Floats, scratch: Floats, scales: Floats, codes: npt.NDArray[np.int8]) -> None:
+    """Encode some whole blocks, the last of which may be short; `scratch` has room for as many values."""
+    whole = values.size - values.size % BLOCK
+    if whole:
+        rows = whole // BLOCK
+        _encode_rows(values[:whole].reshape(-1, BLOCK), scratch[:whole].reshape(-1, BLOCK), scales[:rows],
+                     codes[:whole].reshape(-1, BLOCK))
+    if whole < values.size:
+        _encode_rows(values[whole:].reshape(1, -1), scratch[: values.size - whole].reshape(1, -1), scales[-1:],
+                     codes[whole:].reshape(1, -1))
 
 
 def _encode_rows(rows: Floats, scratch: Floats, scales: Floats, codes: npt.NDArray[np.int8]) -> None:
-    np.abs(rows, out=scratch)
-    absmax = scratch.max(axis=1)
-    if not np.isfinite(absmax).all():
+    bits = scratch.view(np.int32)  # without their sign, floats are in the order of their bits: a maximum of integers
+    np.bitwise_and(rows.view(np.int32), _WITHOUT_SIGN, out=bits)
+    top = bits.max(axis=1)
+    if int(top.max()) >= _INFINITY:
         raise ValueError("a value is not finite")
+    absmax = top.view(np.float32)
     absmax[absmax < TINY] = 0
     np.divide(absmax, np.float32(LEVELS), out=scales)
     np.minimum(scales, LARGEST_SCALE, out=scales)

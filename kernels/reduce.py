@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.codec import BLOCK, PIECE, blocks_of, encode, encoded_bytes, is_sane, parts
+from kernels.codec import BLOCK, PIECE, blocks_of, encode_piece, is_sane, parts
 
 
 def weighted_mean(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
@@ -26,7 +26,6 @@ def weighted_mean(contributions: Sequence[Any], weights: Sequence[int], count: i
     out_scales, out_codes = parts(out, count)
     longest = min(PIECE, count)
     mean, term = np.empty(longest, np.float32), np.empty(longest, np.float32)
-    piece_bytes = np.empty(encoded_bytes(longest), np.uint8)
     for start in range(0, count, PIECE):
         size = min(PIECE, count - start)
         first, rows = start // BLOCK, blocks_of(size)
@@ -35,10 +34,7 @@ def weighted_mean(contributions: Sequence[Any], weights: Sequence[int], count: i
             _scaled(codes[start : start + size], scales[first : first + rows] * shares[index], target[:size])
             if index:
                 np.add(mean[:size], term[:size], out=mean[:size])
-        encoded = piece_bytes[: encoded_bytes(size)]
-        encode(mean[:size], encoded)
-        scales, codes = parts(encoded, size)
-        out_scales[first : first + rows], out_codes[start : start + size] = scales, codes
+        encode_piece(mean[:size], term, out_scales[first : first + rows], out_codes[start : start + size])
 
 
 def shares_of(weights: Sequence[int]) -> list[np.float32]:

@@ -98,6 +98,10 @@ class ExchangeMachine:
     def is_lost(self, peer: PeerId) -> bool:
         return peer in self._lost
 
+    def is_reducing(self, chunk: int) -> bool:
+        """Its parts are being averaged."""
+        return chunk in self._reducing
+
     def owner(self, chunk: int) -> PeerId:
         """Who averages this chunk now."""
         order = self._orders[chunk]

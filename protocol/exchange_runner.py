@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Annotated
 
 import trio
@@ -24,7 +25,7 @@ from protocol.envelope import Envelope
 from protocol.events import Dropped, Event, ExchangeFinished, ExchangeProgress, MemberLost
 from protocol.exchange import Ask, Done, Effect, ExchangeMachine, Lost, Reduce, SendPart, SendResult, entry_of
 from protocol.exchange_plan import ChunkSpan
-from protocol.hashes import Hash, chunk_hash, tree_proof, verify_proof
+from protocol.hashes import Hash, chunk_hash, tree_proofs, verify_proof
 from protocol.identity import Identity, PeerId
 from protocol.messages import (
     MAX_CHUNKS,
@@ -65,10 +66,16 @@ class ExchangeAsk(Body):
     chunk: Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
 
 
+@lru_cache(maxsize=256)
+def _read_header(raw: bytes) -> PushHeader:
+    """Asked for several times while a push is under way; raises `Malformed`."""
+    return decode_body(PushHeader, raw, max_bytes=MAX_PUSH_HEADER_BYTES)
+
+
 def push_plan(header: bytes) -> Hash | None:
     """Which exchange a push belongs to; None when its header is not one of ours."""
     try:
-        return Hash(decode_body(PushHeader, header, max_bytes=MAX_PUSH_HEADER_BYTES).plan)
+        return Hash(_read_header(header).plan)
     except Malformed:
         return None
 
@@ -91,6 +98,8 @@ class Exchange:
         self._wake = {peer: trio.Event() for peer in self.machine.others}
         self._parts: dict[tuple[int, PeerId], memoryview] = {}
         self._reserved = dict.fromkeys(self.machine.others, 0)
+        self._buffers = _Buffers()
+        self._proofs = tree_proofs(leaves)
         self._room = trio.Event()
         self._statements: dict[int, Envelope] = {}
         self._sealed = False
@@ -180,20 +189,19 @@ class Exchange:
     async def _reduce(self, effect: Reduce) -> None:
         machine, span = self.machine, self._layout[effect.chunk]
         if effect.chunk in machine.entries:
-            return  # somebody else's result came first, and the parts are gone
+            return self._drop_parts(effect.chunk)  # somebody else's result came first
         members = [machine.members[index] for index in effect.members]
         parts = [self._own_part(effect.chunk) if peer == machine.me else self._parts[effect.chunk, peer]
                  for peer in members]
         weights = [machine.plan.members[index].tokens for index in effect.members]
-        mean = memoryview(bytearray(span.size))
-        await self._offload(aggregate, self._rule, parts, weights, span.count, mean)
-        entry = entry_of(await self._offload(chunk_hash, mean), effect.members, len(machine.members))
-        for peer in members:
-            self._parts.pop((effect.chunk, peer), None)
-        self._free_room()
+        mean = self._buffers.take(span.size)
+        name = await self._offload(_average, self._rule, parts, weights, span.count, mean)
+        entry = entry_of(name, effect.members, len(machine.members))
+        self._drop_parts(effect.chunk)
         if effect.chunk in machine.entries or self._sealed:
             return
         self._result[span.offset : span.offset + span.size] = mean
+        self._buffers.give(mean)
         body = ChunkResult(plan=machine.name, chunk=effect.chunk, entry=entry)
         self._statements[effect.chunk] = pack(self._identity, self._run, body)
         self._apply(machine.reduced(effect.chunk, entry))
@@ -247,7 +255,7 @@ class Exchange:
             await trio.sleep(RETRY_S)
 
     def _part_header(self, chunk: int) -> bytes:
-        proof: list[bytes] = [*tree_proof(self._leaves, chunk)]
+        proof: list[bytes] = [*self._proofs[chunk]]
         return PushHeader(plan=self.machine.name, chunk=chunk, proof=proof, statement=None).encode()
 
     def _result_header(self, chunk: int) -> bytes:
@@ -257,7 +265,7 @@ class Exchange:
 
     async def open_push(self, peer: PeerId, raw: bytes, size: int) -> memoryview | None:
         """A buffer for a part or a result that we can use; waits while this sender has its share of the buffers."""
-        header = decode_body(PushHeader, raw, max_bytes=MAX_PUSH_HEADER_BYTES)
+        header = _read_header(raw)
         if peer not in self._reserved or header.chunk >= self.machine.chunks:
             return None
         if size != self._layout[header.chunk].size or self._sealed:
@@ -272,10 +280,10 @@ class Exchange:
             self._reserved[peer] += 1
         elif header.chunk in self.machine.entries:
             return None
-        return memoryview(bytearray(size))
+        return self._buffers.take(size)
 
     async def finish_push(self, peer: PeerId, raw: bytes, buffer: memoryview | None) -> None:
-        header = decode_body(PushHeader, raw, max_bytes=MAX_PUSH_HEADER_BYTES)
+        header = _read_header(raw)
         if header.statement is None:
             self._reserved[peer] -= 1
             self._free_room()
@@ -293,11 +301,11 @@ class Exchange:
     async def _take_part(self, peer: PeerId, header: PushHeader, buffer: memoryview) -> None:
         chunk = header.chunk
         member = next(member for member in self.machine.plan.members if member.peer == peer)
-        leaf = await self._offload(chunk_hash, buffer)
+        leaf, sane = await self._offload(_judge, buffer, self._layout[chunk].count)
         proof = [Hash(node) for node in header.proof]
         if not verify_proof(Hash(member.root), self.machine.chunks, chunk, leaf, proof):
             raise Malformed("a part that is not what its sender committed to")
-        if not await self._offload(is_sane, buffer, self._layout[chunk].count):
+        if not sane:
             raise Malformed("a part whose numbers are not finite")
         if chunk not in self.machine.entries:
             self._parts[chunk, peer] = buffer
@@ -311,20 +319,55 @@ class Exchange:
         if body.plan != self.machine.name or body.chunk != header.chunk:
             raise Malformed("a result of another exchange")
         members_in(body.entry.mask, len(self.machine.members))
-        if await self._offload(chunk_hash, buffer) != body.entry.hash:
-            raise Malformed("a result that is not what its owner signed")
         span = self._layout[header.chunk]
-        if not await self._offload(is_sane, buffer, span.count):
+        name, sane = await self._offload(_judge, buffer, span.count)
+        if name != body.entry.hash:
+            raise Malformed("a result that is not what its owner signed")
+        if not sane:
             raise Malformed("a result whose numbers are not finite")
         if self._sealed or header.chunk in self.machine.entries:
             return
         self._result[span.offset : span.offset + span.size] = buffer
+        self._buffers.give(buffer)
         self._statements[header.chunk] = envelope
-        for key in [key for key in self._parts if key[0] == header.chunk]:
-            del self._parts[key]
-        self._free_room()
+        if not self.machine.is_reducing(header.chunk):  # else who averages them drops them
+            self._drop_parts(header.chunk)
         self._apply(self.machine.result_arrived(peer, header.chunk, body.entry, trio.current_time()))
+
+    def _drop_parts(self, chunk: int) -> None:
+        """Nothing reads the parts of this chunk any more."""
+        for key in [key for key in self._parts if key[0] == chunk]:
+            self._buffers.give(self._parts.pop(key))
+        self._free_room()
 
     def _free_room(self) -> None:
         self._room.set()
         self._room = trio.Event()
+
+
+def _judge(data: memoryview, count: int) -> tuple[Hash, bool]:
+    """The name of a chunk, and whether its numbers are finite.  For a worker thread."""
+    return chunk_hash(data), is_sane(data, count)
+
+
+def _average(rule: Rule, parts: Sequence[memoryview], weights: Sequence[int], count: int, into: memoryview) -> Hash:
+    """Average into `into`; its name.  For a worker thread."""
+    aggregate(rule, parts, weights, count, into)
+    return chunk_hash(into)
+
+
+class _Buffers:
+    """Memory for chunks, used again: fresh memory costs as much as filling it."""
+
+    def __init__(self) -> None:
+        self._spare: dict[int, list[memoryview]] = {}
+
+    def take(self, size: int) -> memoryview:
+        spare = self._spare.get(size)
+        return spare.pop() if spare else memoryview(bytearray(size))
+
+    def give(self, buffer: memoryview) -> None:
+        """Only when nothing uses it any more."""
+        spare = self._spare.setdefault(len(buffer), [])
+        if len(spare) < PART_BUFFERS:
+            spare.append(buffer)

@@ -49,6 +49,19 @@ def tree_proof(leaves: Sequence[Hash], index: int) -> list[Hash]:
     return proof
 
 
+def tree_proofs(leaves: Sequence[Hash]) -> list[list[Hash]]:
+    """`tree_proof` of every leaf, for the work of one tree."""
+    proofs: list[list[Hash]] = [[] for _ in leaves]
+    level, height = list(leaves), 0
+    while len(level) > 1:
+        for leaf, proof in enumerate(proofs):
+            sibling = leaf >> height ^ 1
+            if sibling < len(level):
+                proof.append(level[sibling])
+        level, height = _parents(level), height + 1
+    return proofs
+
+
 def verify_proof(root: Hash, count: int, index: int, leaf: Hash, proof: Sequence[Hash]) -> bool:
     """Whether `leaf` is leaf `index` of the tree of `count` leaves with this `root`."""
     if not 0 <= index < count or any(len(node) != HASH_BYTES for node in proof):

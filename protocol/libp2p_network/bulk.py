@@ -22,10 +22,8 @@ from protocol.hashes import Hash
 from protocol.identity import PeerId
 from protocol.libp2p_network.link import (
     FRAME_BYTES,
-    HEAD,
     MAC_BYTES,
     NONCE_BYTES,
-    TAG_BYTES,
     TOKEN_BYTES,
     FrameKind,
     Keys,
@@ -33,6 +31,7 @@ from protocol.libp2p_network.link import (
     LinkBroken,
     in_worker,
 )
+from protocol.libp2p_network.rates import RateLimit
 from protocol.libp2p_network.receiving import MAX_THREADS, Receiving
 from protocol.libp2p_network.streams import discard, finish, read_exactly
 from protocol.network import MAX_PUSH_BYTES, MAX_PUSH_HEADER_BYTES, Handlers, NetworkError, Refused, Unreachable
@@ -42,9 +41,6 @@ MAX_LINKS = 128
 MAX_LINKS_PER_PEER = 2
 MAX_PENDING = 32
 """Handshakes, and sockets that have not proved who they are, at one time."""
-BURST_FRAMES = 8
-"""Frames sent per trip to a worker thread; between trips refusals and the rate limit are looked at."""
-
 log = logging.getLogger(__name__)
 _GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
 
@@ -70,12 +66,11 @@ class Bulk:
         self._me = PeerId(host.get_id().to_base58())
         self._run = run
         self._listen_host = listen_host
-        self._up_limit = up_limit
-        self._free_at = 0.0
+        self._limit = RateLimit(up_limit)
         self._protocol = TProtocol(f"/manyhands/1/{bytes(run).hex()[:16]}/bulk")
         self._threads = trio.CapacityLimiter(MAX_THREADS)
         self._outgoing: dict[PeerId, _Outgoing] = {}
-        self._receiving = Receiving(handlers)
+        self._receiving = Receiving(handlers, RateLimit())
         self._links: Counter[PeerId] = Counter()
         self._granted: dict[bytes, tuple[PeerId, Keys]] = {}
         self._unproved = 0
@@ -148,50 +143,36 @@ class Bulk:
         return reason[0]
 
     async def _send(self, link: Link, number: int, header: bytes, data: memoryview, answered: trio.Event) -> None:
-        largest = max(min(len(data), FRAME_BYTES), len(header) + 8)
-        scratch = bytearray(HEAD.size + largest + TAG_BYTES)
-        opening = struct.pack(">Q", len(data)) + header
-        await in_worker(link, self._threads, lambda: link.send(FrameKind.OPEN, number, opening, scratch))
-        trip = FRAME_BYTES * (1 if self._up_limit else BURST_FRAMES)
-        for start in range(0, len(data), trip):
-            if answered.is_set():
-                await in_worker(link, self._threads, lambda: link.send(FrameKind.ABANDON, number, b"", scratch))
-                return
-            end = min(start + trip, len(data))
-            await self._pace(end - start)
+        """Everything of a push, a trip to a worker thread at a time; less once it was refused."""
+        offset, frame = 0, min(FRAME_BYTES, self._limit.trip)
+        link.put(FrameKind.OPEN, number, struct.pack(">Q", len(data)) + header)
 
-            def work(start: int = start, end: int = end) -> None:
-                for offset in range(start, end, FRAME_BYTES):
-                    link.send(FrameKind.DATA, offset, data[offset : min(end, offset + FRAME_BYTES)], scratch)
+        def work() -> None:
+            nonlocal offset
+            end = min(len(data), offset + self._limit.trip)
+            while offset < end and not answered.is_set():
+                link.put(FrameKind.DATA, offset, data[offset : min(end, offset + frame)])
+                link.flush()
+                offset = min(end, offset + frame)
+            if not data:
+                link.flush()
+            elif offset < len(data) and answered.is_set():
+                link.put(FrameKind.ABANDON, number, b"")
+                link.flush()
 
+        while True:
+            before = offset
+            await self._limit.pay(min(self._limit.trip, len(data) - offset))
             await in_worker(link, self._threads, work)
-            self.up_bytes += end - start
-
-    async def _pace(self, size: int) -> None:
-        if self._up_limit:
-            now = trio.current_time()
-            start = max(now, self._free_at)
-            self._free_at = start + size / self._up_limit
-            await trio.sleep_until(start)
+            self.up_bytes += offset - before
+            if offset == len(data) or answered.is_set():
+                return
 
     async def _read_answers(self, outgoing: _Outgoing, link: Link, answers: _Answers) -> None:
         """The one reader of a dialled link; when it ends, so do the pushes that wait for an answer on it."""
-        scratch = bytearray(MAX_PUSH_HEADER_BYTES + TAG_BYTES)
         try:
             while True:
-                await link.readable()
-                found: list[tuple[FrameKind, int, bytes]] = []
-
-                def work(found: list[tuple[FrameKind, int, bytes]] = found) -> None:
-                    kind, value, size, head = link.receive_head()
-                    plain = bytearray(min(size, MAX_PUSH_HEADER_BYTES))
-                    if len(plain) != size:
-                        raise LinkBroken("an oversized answer")
-                    link.receive_body(head, memoryview(plain), scratch)
-                    found.append((kind, value, bytes(plain)))
-
-                await in_worker(link, self._threads, work)
-                kind, value, plain = found[0]
+                kind, value, plain = await link.receive_small()
                 waiting = answers.pop(value, None)
                 if kind is not FrameKind.ANSWER or not plain or waiting is None:
                     raise LinkBroken("an answer to nothing")

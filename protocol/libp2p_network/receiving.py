@@ -12,8 +12,9 @@ import struct
 import trio
 
 from protocol.identity import PeerId
-from protocol.libp2p_network.link import FRAME_BYTES, TAG_BYTES, FrameKind, Link, LinkBroken, in_worker
-from protocol.network import MAX_PUSH_BYTES, MAX_PUSH_HEADER_BYTES, Handlers
+from protocol.libp2p_network.link import FrameKind, Link, LinkBroken, in_worker
+from protocol.libp2p_network.rates import RateLimit
+from protocol.network import MAX_PUSH_BYTES, Handlers
 
 MAX_THREADS = 64
 SLOWEST_BYTES_PER_S = 32 << 10
@@ -24,8 +25,9 @@ log = logging.getLogger(__name__)
 
 
 class Receiving:
-    def __init__(self, handlers: Handlers) -> None:
+    def __init__(self, handlers: Handlers, limit: RateLimit) -> None:
         self._handlers = handlers
+        self._limit = limit
         self._threads = trio.CapacityLimiter(MAX_THREADS)
         self.down_bytes = 0
 
@@ -33,7 +35,6 @@ class Receiving:
         """Until the link breaks or this is cancelled."""
         try:
             while True:
-                await link.readable()
                 await self._one(peer, link)
         except LinkBroken as error:
             log.debug("the bulk link from %s ended: %s", peer, error)
@@ -67,21 +68,11 @@ class Receiving:
         return True
 
     async def _opening(self, link: Link) -> tuple[int, int, bytes]:
-        found: list[tuple[int, bytes]] = []
-
-        def work() -> None:
-            kind, number, size, head = link.receive_head()
-            if kind is FrameKind.ABANDON and size == 0:  # crossed the last data of a push that was refused
-                link.receive_body(head, memoryview(bytearray()), bytearray(TAG_BYTES))
-                kind, number, size, head = link.receive_head()
-            if kind is not FrameKind.OPEN or not 8 <= size <= 8 + MAX_PUSH_HEADER_BYTES:
-                raise LinkBroken("a push without a beginning")
-            plain = bytearray(size)
-            link.receive_body(head, memoryview(plain), bytearray(size + TAG_BYTES))
-            found.append((number, bytes(plain)))
-
-        await in_worker(link, self._threads, work)
-        number, plain = found[0]
+        kind, number, plain = await link.receive_small()
+        if kind is FrameKind.ABANDON and not plain:  # crossed the last data of a push that was refused
+            kind, number, plain = await link.receive_small()
+        if kind is not FrameKind.OPEN or len(plain) < 8:
+            raise LinkBroken("a push without a beginning")
         (size,) = struct.unpack_from(">Q", plain)
         if size > MAX_PUSH_BYTES:
             raise LinkBroken("an oversized push")
@@ -89,29 +80,32 @@ class Receiving:
 
     async def _data(self, link: Link, number: int, size: int, dest: memoryview | None) -> bool:
         """Read the data of one push, into `dest` or past; False when it broke off in good order."""
-        ended: list[bool] = []
+        offset, abandoned = 0, False
 
         def work() -> None:
-            scratch = bytearray(min(size, FRAME_BYTES) + TAG_BYTES)
-            past = bytearray(min(size, FRAME_BYTES)) if dest is None else bytearray()
-            offset = 0
-            while offset < size:
-                kind, value, length, head = link.receive_head()
+            nonlocal offset, abandoned
+            end = min(size, offset + self._limit.trip)
+            while offset < end:
+                kind, value, length = link.receive_head()
                 if kind is FrameKind.ABANDON and value == number and length == 0:
-                    link.receive_body(head, memoryview(bytearray()), scratch)
-                    ended.append(False)
+                    link.skip_body(0)
+                    abandoned = True
                     return
                 if kind is not FrameKind.DATA or value != offset or not 0 < length <= size - offset:
                     link.abort("data out of order")
                     raise LinkBroken(link.why)
-                here = memoryview(past)[:length] if dest is None else dest[offset : offset + length]
-                link.receive_body(head, here, scratch)
+                if dest is None:
+                    link.skip_body(length)
+                else:
+                    link.receive_body(dest[offset : offset + length])
                 offset += length
-                self.down_bytes += length
-            ended.append(True)
 
-        with trio.move_on_after(GRACE_S + size / SLOWEST_BYTES_PER_S) as scope:
-            await in_worker(link, self._threads, work)
+        with trio.move_on_after(GRACE_S + size / self._limit.slowest(SLOWEST_BYTES_PER_S)) as scope:
+            while offset < size and not abandoned:
+                before = offset
+                await self._limit.pay(min(self._limit.trip, size - offset))
+                await in_worker(link, self._threads, work)
+                self.down_bytes += offset - before
         if scope.cancelled_caught:
             raise LinkBroken("the push came too slowly")
-        return ended[0]
+        return offset == size

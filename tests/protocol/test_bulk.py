@@ -58,15 +58,15 @@ def test_a_tampered_frame_ends_the_connection_and_is_reported(monkeypatch: pytes
 
 
 def _break_second_data_frame(monkeypatch: pytest.MonkeyPatch, harm) -> None:  # type: ignore[no-untyped-def]
-    original, seen = Link.send, []
+    original, seen = Link.put, []
 
-    def send(self: Link, kind: FrameKind, value: int, data, scratch: bytearray) -> None:  # type: ignore[no-untyped-def]
+    def put(self: Link, kind: FrameKind, value: int, data) -> None:  # type: ignore[no-untyped-def]
         seen.append(kind)
         if seen.count(FrameKind.DATA) == 2 and kind is FrameKind.DATA:
             harm(self)
-        original(self, kind, value, data, scratch)
+        original(self, kind, value, data)
 
-    monkeypatch.setattr(link_module.Link, "send", send)
+    monkeypatch.setattr(link_module.Link, "put", put)
 
 
 async def _broken_then_whole() -> None:

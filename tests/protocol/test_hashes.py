@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.hashes import Hash, chunk_hash, hash_bytes, tree_proof, tree_root, verify_proof
+from protocol.hashes import Hash, chunk_hash, hash_bytes, tree_proof, tree_proofs, tree_root, verify_proof
 
 sizes = st.integers(1, 40)
 
@@ -20,6 +20,7 @@ def test_every_leaf_has_a_proof_that_holds_for_it_alone(count: int, data: st.Dat
     index = data.draw(st.integers(0, count - 1))
     root, proof = tree_root(leaves), tree_proof(leaves, index)
     assert verify_proof(root, count, index, leaves[index], proof)
+    assert tree_proofs(leaves)[index] == proof
     assert not verify_proof(root, count, index, chunk_hash(b"other"), proof)
     other = data.draw(st.integers(-1, count))
     assert verify_proof(root, count, other, leaves[index], proof) == (other == index)

@@ -1,0 +1,74 @@
+"""How fast bulk data may go, and how fast it was seen to go.
+
+`RateLimit` is the limit that the person sets, one for each direction.  Everybody who moves data pays for one trip at a
+time, in the order of asking, and waits for those before: so the flows of all peers get equal turns.  Control traffic
+never waits; what it used is paid for by bulk.
+
+`Capacity` is what the links have shown that they can carry: the best of the recent seconds in which data moved, counted
+by the kernel where it tells (acknowledged and received bytes, so that no buffer of ours is taken for bandwidth).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import trio
+
+TRIP_BYTES = 2 << 20
+"""Moved per trip to a worker thread when there is no limit."""
+SMALLEST_TRIP_BYTES = 16 << 10
+TRIPS_A_SECOND = 10
+"""With a limit, a trip takes so much of a second."""
+BURST_S = 0.25
+"""What was not used in so many seconds may be used later."""
+WINDOW_S = 1.0
+WINDOWS = 32
+
+
+class RateLimit:
+    """`bytes_per_s`: None for no limit.  `control_bytes`: all control traffic in this direction so far."""
+
+    def __init__(self, bytes_per_s: float | None = None, control_bytes: Callable[[], int] = lambda: 0) -> None:
+        assert bytes_per_s is None or bytes_per_s > 0
+        self.bytes_per_s = bytes_per_s
+        self._control_bytes = control_bytes
+        self._control_seen = 0
+        self._paid_at = -BURST_S
+
+    @property
+    def trip(self) -> int:
+        """Bytes to move before paying again."""
+        if self.bytes_per_s is None:
+            return TRIP_BYTES
+        return max(SMALLEST_TRIP_BYTES, min(TRIP_BYTES, int(self.bytes_per_s / TRIPS_A_SECOND)))
+
+    def slowest(self, bytes_per_s: float) -> float:
+        """What a peer may be expected to reach at least, if it is `bytes_per_s` without a limit of ours."""
+        return bytes_per_s if self.bytes_per_s is None else min(bytes_per_s, self.bytes_per_s / 64)
+
+    async def pay(self, size: int) -> None:
+        """Wait until what was asked for before, and the control traffic of late, are within the limit; then move `size`."""
+        if self.bytes_per_s is None:
+            return
+        now, control = trio.current_time(), self._control_bytes()
+        begin = max(self._paid_at, now - BURST_S) + (control - self._control_seen) / self.bytes_per_s
+        self._control_seen = control
+        self._paid_at = begin + size / self.bytes_per_s
+        await trio.sleep_until(begin)
+
+
+class Capacity:
+    """Bytes a second in one direction; 0 while nothing is known."""
+
+    def __init__(self) -> None:
+        self._best: deque[float] = deque(maxlen=WINDOWS)
+
+    def saw(self, size: int, seconds: float) -> None:
+        """So much moved in a window of about `WINDOW_S`."""
+        if size > 0 and seconds > 0:
+            self._best.append(size / seconds)
+
+    @property
+    def bytes_per_s(self) -> float:
+        return max(self._best, default=0.0)
