@@ -99,7 +99,8 @@ def honest_norm_noise(scene: Scene) -> F32:
 def little(scene: Scene) -> F32:
     """Baruch et al. 2019, "A little is enough": off by a spread and a half, against the direction, in every coordinate."""
     mean, spread = scene.mean, np.std(scene.honest, axis=0).astype(np.float32)
-    return mean - np.float32(1.5) * spread * np.sign(mean)
+    away: F32 = mean - np.float32(1.5) * spread * np.sign(mean)
+    return away
 
 
 ATTACKS: dict[str, Callable[[Scene], F32]] = {
@@ -291,7 +292,8 @@ def main() -> int:
         if case not in progress.losses:
             progress.add(case, bench.run(case))
             print(f"{time.monotonic() - began:5.0f} s  {case.rule} {case.attack} f={case.hostile}: "
-                  f"{progress.losses[case]:.4f} ({excess_percent(progress.losses, case):+.2f} %)", file=sys.stderr, flush=True)
+                  f"{progress.losses[case]:.4f} ({excess_percent(progress.losses, case):+.2f} %)",
+                  file=sys.stderr, flush=True)
     print(f"{MEMBERS} members, {len(bench.start)} parameters, {settings.rounds} rounds of {settings.inner_steps} steps of "
           f"{64 * settings.sequences} tokens, from {bench.loss(bench.start):.3f}; {time.process_time():.0f} s of one core\n")
     print_table(progress.losses, rules, attacks)
