@@ -68,6 +68,8 @@ class Seat:
     trainer: ArithmeticTrainer | None = None
     offload: Offload = inline
     """How its node runs blocking work; a hostile peer has its own ways."""
+    make_trainer: Callable[..., ArithmeticTrainer] = ArithmeticTrainer
+    """A hostile peer has its own contributions."""
     disk_fault: str | None = None
     disk_operations: int = 0
     farewell: str = ""
@@ -154,7 +156,7 @@ class World:
 
     async def _run_node(self, seat: Seat, process: Process) -> None:
         store = Store(seat.folder, FaultyDisk(seat.platter, process, lambda what: self._disk_fault(seat, what)))
-        seat.trainer = ArithmeticTrainer(self.signed.manifest, seat.number, seat.step_s, self.judge.on_contribution)
+        seat.trainer = seat.make_trainer(self.signed.manifest, seat.number, seat.step_s, self.judge.on_contribution)
         settings = NodeSettings(name=f"sim-{seat.number}", role=Role.TRAINER, version="0", incarnation=seat.lives,
                                 eval_every=0)
         state = OuterState(self.signed.manifest)
