@@ -40,7 +40,7 @@ sequences_per_step = 2
 [inner]
 warmup_steps = 4
 [rounds]
-inner_steps = 4
+inner_steps = 20
 grace_s = 3.0
 eviction_s = 8.0
 stall_s = 4.0
