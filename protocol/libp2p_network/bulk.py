@@ -20,6 +20,7 @@ import trio
 
 from protocol.hashes import Hash
 from protocol.identity import PeerId
+from protocol.libp2p_network.conduct import OVER, Conduct
 from protocol.libp2p_network.link import (
     FRAME_BYTES,
     MAC_BYTES,
@@ -39,8 +40,10 @@ from protocol.network import MAX_PUSH_BYTES, MAX_PUSH_HEADER_BYTES, Handlers, Ne
 HANDSHAKE_S = 5.0
 MAX_LINKS = 128
 MAX_LINKS_PER_PEER = 2
-MAX_PENDING = 32
-"""Handshakes, and sockets that have not proved who they are, at one time."""
+MAX_PENDING = 64
+"""Sockets that have not proved who they are, at one time.  The next one takes the place of the one that has waited longest
+from the address with the most of them: a proof takes milliseconds, so whoever means it is through."""
+
 log = logging.getLogger(__name__)
 _GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
 
@@ -59,7 +62,8 @@ class _Outgoing:
 
 
 class Bulk:
-    def __init__(self, host: Any, run: Hash, handlers: Handlers, listen_host: str, up_limit: float | None) -> None:
+    def __init__(self, host: Any, run: Hash, handlers: Handlers, conduct: Conduct, listen_host: str,
+                 up_limit: float | None) -> None:
         from libp2p.custom_types import TProtocol
 
         self._host = host
@@ -70,10 +74,11 @@ class Bulk:
         self._protocol = TProtocol(f"/manyhands/1/{bytes(run).hex()[:16]}/bulk")
         self._threads = trio.CapacityLimiter(MAX_THREADS)
         self._outgoing: dict[PeerId, _Outgoing] = {}
-        self._receiving = Receiving(handlers, RateLimit())
-        self._links: Counter[PeerId] = Counter()
+        self._conduct = conduct
+        self._receiving = Receiving(handlers, RateLimit(), conduct)
+        self._links: dict[PeerId, list[Link]] = {}
         self._granted: dict[bytes, tuple[PeerId, Keys]] = {}
-        self._unproved = 0
+        self._unproved: dict[trio.socket.SocketType, str] = {}
         self._port = 0
         self._nursery: trio.Nursery | None = None
         self.up_bytes = 0
@@ -93,12 +98,27 @@ class Bulk:
                 self._nursery = nursery
                 task_status.started()
                 while True:
-                    sock, _ = await listener.accept()
-                    if self._unproved >= MAX_PENDING:
-                        sock.close()
-                    else:
-                        self._unproved += 1
-                        nursery.start_soon(self._accept, sock)
+                    try:
+                        sock, address = await listener.accept()
+                    except OSError as error:  # out of descriptors: others may give some back
+                        log.debug("a bulk socket could not be accepted: %r", error)
+                        await trio.sleep(0.1)
+                        continue
+                    self._make_room()
+                    self._unproved[sock] = str(address[0])
+                    nursery.start_soon(self._accept, sock)
+
+    def _make_room(self) -> None:
+        if len(self._unproved) >= MAX_PENDING:
+            (busiest, _), *_ = Counter(self._unproved.values()).most_common(1)
+            oldest = next(sock for sock, address in self._unproved.items() if address == busiest)
+            del self._unproved[oldest]
+            oldest.close()
+
+    def cut_off(self, peer: PeerId) -> None:
+        """End what `peer` pushes to us."""
+        for link in self._links.get(peer, []):
+            link.abort("the peer is banned")
 
     def disconnected(self, peer: PeerId) -> None:
         outgoing = self._outgoing.get(peer)
@@ -234,11 +254,9 @@ class Bulk:
         """libp2p's stream handler: no exception may leave it."""
         try:
             peer = PeerId(stream.muxed_conn.peer_id.to_base58())
-            if (
-                len(self._granted) >= MAX_PENDING
-                or self._links[peer] >= MAX_LINKS_PER_PEER
-                or self._links.total() >= MAX_LINKS
-            ):
+            mine = len(self._links.get(peer, [])) + sum(other == peer for other, _ in self._granted.values())
+            if mine >= MAX_LINKS_PER_PEER or len(self._granted) + sum(map(len, self._links.values())) >= MAX_LINKS:
+                self._conduct.offend(peer, OVER, "too many bulk connections")
                 raise LinkBroken("too many bulk connections")
             token, nonce = os.urandom(TOKEN_BYTES), os.urandom(NONCE_BYTES)
             with trio.fail_after(HANDSHAKE_S):
@@ -267,21 +285,25 @@ class Bulk:
                         raise LinkBroken("a false proof")
                     await trio.SocketStream(sock).send_all(keys.proof(b"listener"))
             finally:
-                self._unproved -= 1
-        except (OSError, KeyError, LinkBroken, trio.TooSlowError, trio.BrokenResourceError) as error:
+                self._unproved.pop(sock, None)
+        except (OSError, KeyError, LinkBroken, trio.TooSlowError, trio.BrokenResourceError,
+                trio.ClosedResourceError) as error:
             log.debug("a bulk socket was turned away: %r", error)
             sock.close()
             return
         except BaseException:
             sock.close()
             raise
-        self._links[peer] += 1
         link = Link(_blocking(sock), keys, dialled=False)
+        links = self._links.setdefault(peer, [])
+        links.append(link)
         try:
             await self._receiving.serve(peer, link)
         finally:
             link.close()
-            self._links[peer] -= 1
+            links.remove(link)
+            if not links and self._links.get(peer) is links:
+                del self._links[peer]
 
 
 async def _receive(sock: trio.socket.SocketType, size: int) -> bytes:

@@ -74,7 +74,6 @@ from protocol.messages import (
     Voted,
     WhyIdle,
     decode_body,
-    pack,
     unpack,
 )
 from protocol.network import Refused
@@ -102,7 +101,7 @@ RECORD = Record(round=1, fragment=0, attempt=0, proposer=ONE.peer_id, previous=T
 PLAN = Plan(round=1, base=TIP, members=[MEMBER], owners=b"\0\0", state_digest=TIP, loss=1.5)
 CERTIFICATE = Certificate(attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id],
                           votes=[Signature(peer=ONE.peer_id, signature=bytes(64))])
-PROVENANCE = Provenance(owners=b"\0", signers=b"\0", signatures=[bytes(64)])
+PROVENANCE = Provenance(owners=b"\0\0", signers=b"\0\0", signatures=[bytes(64), bytes(64)])
 BODIES: list[Body] = [
     Heartbeat(incarnation=1, seq=2, name="n", role=Role.TRAINER, phase=Phase.COMPUTING, why_idle=WhyIdle.BUSY,
               why_detail="", round=3, tip=TIP, steps=4, loss=5.5, tokens_per_s=6.0, up_bytes_per_s=0.0,
@@ -118,18 +117,22 @@ BODIES: list[Body] = [
     Commit(record=RECORD, index=[ENTRY], certificate=CERTIFICATE),
     ChunkResult(plan=TIP, chunk=0, entry=ENTRY),
     Finish(round=1, base=TIP),
+    Accusation(accused=ONE.peer_id, evidence=TIP, size=100),
     Refusal(round=1, base=TIP, attempt=0, proposer=ONE.peer_id, record_hash=TIP),
-    Accusation(accused=ONE.peer_id, evidence=TIP, size=3),
 ]
 QUESTIONS: list[Body] = [
     TipsRequest(start=0, count=64), TipsReply(length=1, tips=[TIP]), CommitsRequest(start=0, count=2),
     CommitsReply(commits=[BODIES[7].encode()]), HaveRequest(),
     HaveReply(length=3, oldest_result=1, checkpoints=[0, 3]), LeavesRequest(rounds=4), LeavesReply(leaves=[TIP, RUN]),
-    PartRequest(root=TIP, chunk=1, offset=0, length=9), PartReply(proof=[TIP], data=b"part"),
-    EvidenceRequest(evidence=TIP, offset=0, length=7),
     ChunkRequest(what="result", round=1, root=TIP, index=0, offset=0, length=9), ExchangeAsk(plan=TIP, chunk=1),
-    HelloReply(protocol=1, version="1"), make_hello(RUN, Role.TRAINER, b"token", "1"),
+    PartRequest(root=TIP, chunk=0, offset=0, length=9), PartReply(proof=[TIP], data=b"data"),
+    EvidenceRequest(evidence=TIP, offset=0, length=9), HelloReply(protocol=1, version="1"),
+    make_hello(RUN, Role.TRAINER, b"token", "1"),
 ]
+EVIDENCE = [encode_evidence(case) for case in (
+    WrongAverage(plan=PLAN, statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw,
+                 parts=[AveragedPart(member=0, proof=[TIP], data=b"part")]),
+    TwoStatements(first=seal(ONE, RUN, "ready", BODIES[2].encode()).raw, second=b"second"))]
 HEADER = PushHeader(plan=TIP, chunk=0, proof=[TIP], statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw)
 
 
@@ -289,10 +292,7 @@ DOORS: list[Door] = [
     Door("invitation", _invitation, [base58.b58decode(_INVITATION[len(PREFIX):])[4:]], 5000),
     Door("invitation text", _invitation_text, [_INVITATION.encode()], 15_000),
     Door("push header", _push_header, [HEADER.encode()], 16 << 10),
-    Door("evidence", _evidence, [
-        encode_evidence(TwoStatements(first=pack(ONE, RUN, BODIES[2]).raw, second=pack(ONE, RUN, BODIES[3]).raw)),
-        encode_evidence(WrongAverage(plan=PLAN, statement=pack(ONE, RUN, BODIES[8]).raw,
-                                     parts=[AveragedPart(member=0, proof=[TIP], data=bytes(260))]))], 4 << 20),
+    Door("evidence", _evidence, EVIDENCE, 2 << 20),
     Door("question", _question, [encode_question("tips", QUESTIONS[0].encode(), 10)], 2 << 20, (Malformed, BadFrame)),
     Door("answer", _answer, [canonical.encode({"data": b"x"}), canonical.encode({"reason": "no"})], 2 << 20,
          (Malformed, BadFrame, Refused)),
