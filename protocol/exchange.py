@@ -223,6 +223,8 @@ class ExchangeMachine:
     def _reduce_if_complete(self, chunk: int) -> list[Effect]:
         if chunk in self.entries or chunk in self._reducing or self._missing(chunk):
             return []
+        if self._index[self.me] not in self._parts.get(chunk, ()):
+            return []  # not started yet: our own part belongs to it
         self._reducing.add(chunk)
         return [Reduce(chunk, tuple(sorted(self._parts[chunk])))]
 

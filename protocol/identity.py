@@ -6,7 +6,7 @@ This module is arithmetic only; where the key lies on disk and who holds its loc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NewType
 
 import base58
@@ -70,7 +70,7 @@ class Identity:
     def public_key(self) -> bytes:
         return self._key.public_key().public_bytes_raw()
 
-    @property
+    @cached_property
     def peer_id(self) -> PeerId:
         return peer_id_of(self.public_key)
 

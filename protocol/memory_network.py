@@ -63,6 +63,10 @@ class MemoryWire:
         self.agenda = Agenda()
         self.arrivals: Counter[tuple[str, PeerId]] = Counter()
         """How many of each kind (gossip, request, push) arrived at each peer."""
+        self.on_trouble: Callable[[str, PeerId], None] = lambda trouble, peer: None
+        """Told what the weather did to a message, and whose message it was."""
+        self.on_gossip: Callable[[PeerId, bytes], None] = lambda receiver, data: None
+        """Told of gossip that a peer is about to handle."""
         self._ends: dict[PeerId, MemoryNetwork] = {}
         self._rates: dict[PeerId, tuple[float, float]] = {}
         self._side: dict[PeerId, int] = {}
@@ -182,20 +186,28 @@ class MemoryWire:
             self.agenda.put(delay_s + own_s, lambda: None if transfer.abandoned else arrive())
         return transfer
 
-    def loses(self) -> bool:
-        return self.weather.request_loss > 0 and self.random.random() < self.weather.request_loss
+    def loses(self, sender: PeerId) -> bool:
+        """Whether the weather takes a question, an answer or a push."""
+        return self._strikes(self.weather.request_loss, "lost request", sender)
 
     def spread(self, sender: MemoryNetwork, data: bytes) -> None:
         """Gossip to everybody within reach."""
-        weather, random = self.weather, self.random
+        weather = self.weather
         sender.up_bytes += len(data)
         for receiver in self.reachable(sender.peer_id):
             hops = self._hops(sender.peer_id, receiver)
-            for _ in range(2 if random.random() < weather.gossip_copies else 1):
-                if hops and random.random() >= weather.gossip_loss:
-                    late_s = random.random() * weather.late_s if random.random() < weather.gossip_late else 0.0
-                    delay_s = late_s + hops * self.delay_s() + len(data) / weather.bytes_per_s
-                    self.agenda.put(delay_s, self._gossip(sender.peer_id, self._ends[receiver], data))
+            for _ in range(2 if self._strikes(weather.gossip_copies, "doubled gossip", receiver) else 1):
+                if hops and not self._strikes(weather.gossip_loss, "lost gossip", receiver):
+                    late = self._strikes(weather.gossip_late, "late gossip", receiver)
+                    delay_s = hops * self.delay_s() + (self.random.random() * weather.late_s if late else 0.0)
+                    self.agenda.put(delay_s + len(data) / weather.bytes_per_s,
+                                    self._gossip(sender.peer_id, self._ends[receiver], data))
+
+    def _strikes(self, chance: float, trouble: str, peer: PeerId) -> bool:
+        if chance == 0 or self.random.random() >= chance:
+            return False
+        self.on_trouble(trouble, peer)
+        return True
 
     def _hops(self, sender: PeerId, receiver: PeerId) -> int:
         if not self._cut or self.carries(sender, receiver):
@@ -293,6 +305,7 @@ class MemoryNetwork:
         self._post.send_nowait(arrival)
 
     def take_gossip(self, sender: PeerId, data: bytes) -> None:
+        self._wire.on_gossip(self._peer_id, data)
         self.handlers.on_gossip(sender, data)
 
     async def _answer(self, call: _Call, caller: MemoryNetwork, kind: str, data: bytes) -> None:
@@ -331,7 +344,7 @@ class MemoryNetwork:
             self.served.pop(call, None)
 
     def _reply(self, call: _Call, caller: MemoryNetwork, size: int, arrived: Callable[[], None]) -> None:
-        if not self._wire.loses() and self._wire.end(caller.peer_id) is caller:
+        if not self._wire.loses(self._peer_id) and self._wire.end(caller.peer_id) is caller:
             call.transfers.append(self._wire.send(self, caller, size, arrived))
 
     # -- what goes out ------------------------------------------------------------------------------------------------
@@ -368,7 +381,7 @@ class MemoryNetwork:
                 self._wire.arrivals[kind, end.peer_id] += 1
             end.post(handle)
 
-        if not self._wire.loses():
+        if not self._wire.loses(self._peer_id):
             call.transfers.append(self._wire.send(self, end, size, arrive))
 
     @contextmanager

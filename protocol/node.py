@@ -361,6 +361,11 @@ class Node:
         return self._history.length
 
     @property
+    def phase(self) -> Phase:
+        """What it does now."""
+        return self._pulse.phase
+
+    @property
     def tip(self) -> Hash:
         return self._history.tip
 

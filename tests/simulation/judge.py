@@ -1,10 +1,10 @@
 """The invariants of the protocol, checked while it runs.
 
-    Agreement  no two peers commit different records for one round, unless a partition was made, or two
-               founders that did not hear each other began the run twice
+    Agreement  no two different records on one tip are certified, unless one of them evicted electors while peers were
+               kept from hearing each other (or it is the first: two founders began the run twice)
     Parity     the same tip means the same state digest
     Mass       each chunk of a result is what the run's rule makes of exactly the contributions in its mask
-    No loss    an undisturbed peer's contribution is in the record when it was ready before the round was proposed
+    No loss    whose READY the proposer had heard, and whom it took for alive, is in its plan
     Justice    nobody honest is ever ejected
     Order      a peer applies each round once, in order; it jumps only to a checkpoint, and goes back only by a fork
 
@@ -13,6 +13,8 @@ Progress, healing and the return from crashes are asserted by the scenarios: the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from kernels.aggregate import aggregate
 from kernels.codec import encoded_bytes
 from protocol.chain import members_in
@@ -20,7 +22,9 @@ from protocol.events import (
     CheckpointWritten,
     Event,
     PeerEjected,
-    ReadySent,
+    PeerGone,
+    PeerJoined,
+    PeerSuspected,
     RolledBack,
     RoundCommitted,
     RoundProposed,
@@ -30,15 +34,25 @@ from protocol.exchange_plan import chunk_layout, contribution_leaves
 from protocol.hashes import Hash, chunk_hash, tree_root
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
-from protocol.messages import Commit
+from protocol.messages import Commit, Ready
 from protocol.node import Node
 
 CALM_S = 30.0
 """Undisturbed for so long, a peer is owed a place in the record."""
+HEARD_S = 0.1
+"""A READY heard only so long before the proposal may have crossed it."""
 
 
 class Violation(AssertionError):
     """An invariant does not hold; the text says which and where."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A record that somebody committed."""
+
+    tip: str
+    evicted: tuple[str, ...]
 
 
 class Judge:
@@ -47,16 +61,18 @@ class Judge:
     def __init__(self, manifest: RunManifest) -> None:
         self._rule = manifest.aggregation
         self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
-        self._records: dict[int, dict[str, list[PeerId]]] = {}
+        self._records: dict[bytes, dict[str, Seen]] = {}
         self._digests: dict[str, str] = {}
         self._contributions: dict[bytes, memoryview] = {}
         self._checked: dict[str, None] = {}
-        self._ready: dict[tuple[PeerId, int], float] = {}
-        self._proposed: dict[int, float] = {}
+        self._heard: dict[tuple[PeerId, Hash], dict[PeerId, float]] = {}
+        self._alive: dict[PeerId, dict[PeerId, None]] = {}
+        self._left_out: dict[tuple[int, tuple[str, ...]], list[PeerId]] = {}
         self._disturbed: dict[PeerId, float] = {}
         self._applied: dict[PeerId, int] = {}
         self._now = 0.0
-        self.forks_allowed = False
+        self.apart = False
+        """Peers were kept from hearing each other, so that electors may have been evicted alive."""
         self.liars: dict[PeerId, None] = {}
         self.false_chunks = 0
         self.ejections: dict[PeerId, dict[PeerId, float]] = {}
@@ -68,18 +84,24 @@ class Judge:
     def on_start(self, peer: PeerId) -> None:
         self._disturbed[peer] = self._now
         self._applied.pop(peer, None)
+        self._alive[peer] = {}
 
     def on_disturbance(self, peer: PeerId) -> None:
         self._disturbed[peer] = self._now
 
-    def on_partition(self) -> None:
-        self.forks_allowed = True
+    def on_separation(self) -> None:
+        self.apart = True
+
+    def on_ready_heard(self, listener: PeerId, speaker: PeerId, ready: Ready, now: float) -> None:
+        """`listener` was handed this READY."""
+        self._heard.setdefault((listener, Hash(ready.base)), {}).setdefault(speaker, now)
 
     def on_event(self, peer: PeerId, node: Node, event: Event, now: float) -> None:
         self._now = now
         if isinstance(event, RoundCommitted):
-            self._agreement(peer, event)
-            self._mass(node.commit_at(event.round), event.tip)
+            commit = node.commit_at(event.round)
+            self._agreement(peer, event, commit)
+            self._mass(commit, event.tip)
             self._no_loss(peer, event, now)
         elif isinstance(event, StateApplied):
             self._order(peer, event)
@@ -88,22 +110,24 @@ class Judge:
             self._applied[peer] = event.rounds
         elif isinstance(event, PeerEjected):
             self._justice(PeerId(event.peer), peer, now)
-        elif isinstance(event, ReadySent):
-            self._ready[peer, event.round] = now
         elif isinstance(event, RoundProposed):
-            self._proposed.setdefault(event.round, now)
+            self._proposal(peer, node, event, now)
         elif isinstance(event, RolledBack):
             self._applied[peer] = min(event.to_round, self._applied.get(peer, event.to_round))
             self._disturbed[peer] = now
-            self.forks_allowed = self.forks_allowed or not event.winner  # its results died with their holders
+            self.apart = self.apart or not event.winner  # its results died with their holders
+        elif isinstance(event, PeerSuspected | PeerGone):
+            self._alive[peer].pop(PeerId(event.peer), None)
+        elif isinstance(event, PeerJoined):
+            self._alive[peer][PeerId(event.peer)] = None
 
-    def _agreement(self, peer: PeerId, event: RoundCommitted) -> None:
-        tips = self._records.setdefault(event.round, {})
-        tips.setdefault(event.tip, []).append(peer)
-        if len(tips) > 1 and event.round == 0:
-            self.forks_allowed = True  # founders that could not hear each other: it heals as a partition does
-        if len(tips) > 1 and not self.forks_allowed:
-            raise Violation(f"agreement: round {event.round} was committed as {sorted(tips)}")
+    def _agreement(self, peer: PeerId, event: RoundCommitted, commit: Commit) -> None:
+        seen = self._records.setdefault(commit.record.previous, {})
+        seen.setdefault(event.tip, Seen(event.tip, tuple(commit.certificate.evicted)))
+        if len(seen) == 1 or event.round == 0:
+            return
+        if not self.apart or sum(not record.evicted for record in seen.values()) > 1:
+            raise Violation(f"agreement: round {event.round} was committed as {sorted(seen)}, at last by {peer}")
 
     def _justice(self, accused: PeerId, judge: PeerId, now: float) -> None:
         if accused not in self.liars:
@@ -137,9 +161,15 @@ class Judge:
             elif chunk_hash(result) != Hash(entry.hash):
                 raise Violation(f"mass: a chunk of round {commit.record.round} is not what its mask aggregates to")
 
+    def _proposal(self, proposer: PeerId, node: Node, event: RoundProposed, now: float) -> None:
+        """Who was owed a place in this plan and has none."""
+        heard = self._heard.get((proposer, node.tip), {})
+        owed = [peer for peer, since in heard.items() if since + HEARD_S < now
+                and peer in self._alive[proposer] and peer not in event.members
+                and now - self._disturbed.get(peer, 0.0) > CALM_S]
+        self._left_out.setdefault((event.round, tuple(event.members)), []).extend(owed)
+
     def _no_loss(self, peer: PeerId, event: RoundCommitted, now: float) -> None:
-        ready, proposed = self._ready.get((peer, event.round)), self._proposed.get(event.round)
-        calm = now - self._disturbed.get(peer, 0.0) > CALM_S
-        if calm and not event.mine and not self.forks_allowed and ready is not None and proposed is not None:
-            if ready + 1.0 < proposed:
-                raise Violation(f"no loss: {peer} was ready in round {event.round} and is not in its record")
+        left_out = self._left_out.get((event.round, tuple(event.members)), [])
+        if peer in left_out and now - self._disturbed.get(peer, 0.0) > CALM_S:
+            raise Violation(f"no loss: {peer} was ready in round {event.round} and is not in its record")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import trio
 from trio.testing import MockClock
@@ -30,6 +32,8 @@ class Finished:
     commits: int
     virtual_s: float
     messages: int
+    met: Counter[tuple[str, str]]
+    """How often a fault met a peer in a phase."""
 
 
 def simulate(peers: int, scenario: Scenario, seed: int = 1, weather: Weather | None = None) -> Finished:
@@ -56,20 +60,51 @@ def simulate(peers: int, scenario: Scenario, seed: int = 1, weather: Weather | N
             failure = _cause(error)
     world = worlds[0]
     return Finished(seed, failure, world.trace, world.trace_hash(), world.judge.commits_checked, virtual_s,
-                    world.wire.messages)
+                    world.wire.messages, world.met)
 
 
-def rough(peers: int, rounds: int, seed: int, troubles: Troubles = ROUGH) -> Finished:
-    """Joins, deaths, freezes, partitions, lost and doubled gossip."""
+@dataclass(frozen=True)
+class Setting:
+    """What a seed's world is like: drawn from the seed, so that the seed alone says all."""
+
+    peers: int
+    rounds: int
+    weather: Weather
+    troubles: Troubles
+
+
+FAIR = Weather()
+WEATHERS = (
+    FAIR,
+    Weather(gossip_loss=0.1, gossip_copies=0.1, gossip_late=0.1, request_loss=0.02),
+    Weather(latency_s=0.08, jitter_s=0.1, gossip_loss=0.05, gossip_late=0.2, late_s=1.5),
+    Weather(bytes_per_s=20e3, latency_s=0.05, gossip_copies=0.3),
+    Weather(gossip_loss=0.25, gossip_copies=0.2),
+)
+LARGE_EVERY = 40
+"""One seed in so many is a world of more than twenty peers."""
+
+
+def setting_of(seed: int, peers: int | None = None, rounds: int | None = None) -> Setting:
+    """The world of a seed; `peers` and `rounds` overrule it."""
+    random = Random(f"setting {seed}")
+    large = seed % LARGE_EVERY == 0
+    drawn = random.randint(20, 26) if large else random.choice([3, 4, 4, 5, 5, 6, 6, 7, 8])
+    return Setting(peers or drawn, rounds or (6 if large else random.randint(6, 12)), random.choice(WEATHERS), ROUGH)
+
+
+def rough(seed: int, peers: int | None = None, rounds: int | None = None) -> Finished:
+    """Every trouble there is, in the world of this seed."""
+    setting = setting_of(seed, peers, rounds)
+
     async def scenario(world: World) -> None:
-        await churn(world, rounds, troubles, founders=min(peers, 4))
+        await churn(world, setting.rounds, setting.troubles, founders=min(setting.peers, 3 + seed % 3))
 
-    weather = Weather(gossip_loss=0.1, gossip_copies=0.1, gossip_late=0.1, request_loss=0.02)
-    return simulate(peers, scenario, seed, weather)
+    return simulate(setting.peers, scenario, seed, setting.weather)
 
 
-def rough_job(job: tuple[int, int, int]) -> Finished:
-    """(peers, rounds, seed): for a pool of processes."""
+def rough_job(job: tuple[int, int | None, int | None]) -> Finished:
+    """(seed, peers, rounds): for a pool of processes."""
     return rough(*job)
 
 

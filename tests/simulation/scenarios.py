@@ -47,6 +47,8 @@ async def churn(world: World, rounds: int, troubles: Troubles, *, founders: int 
     while max(world.rounds(), default=0) < rounds - 3:
         await trio.sleep(STEP_S * (0.5 + world.random.random()))
         await trouble(world, troubles)
+        if world.blackout_at is not None:
+            since, world.blackout_at = world.blackout_at, None  # nobody was there to make progress
         newest = max(world.rounds(), default=0)
         if newest > last_round:
             last_round, since = newest, trio.current_time()
@@ -179,6 +181,7 @@ async def _partition(world: World) -> None:
 
 async def _blackout(world: World) -> None:
     """The power is cut everywhere at once."""
+    world.blackout_at = world.now()
     for seat in world.up():
         world.cut_power(seat)
     for seat in world.seats:

@@ -22,7 +22,7 @@ from protocol.events import ComputeProgress, Event, ExchangeProgress, PhaseChang
 from protocol.identity import Identity, PeerId
 from protocol.manifest import DataSection, ModelSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.memory_network import MemoryNetwork, MemoryWire, Weather
-from protocol.messages import Role
+from protocol.messages import Ready, Role, unpack
 from protocol.node import Node
 from protocol.outer_state import OuterState
 from protocol.parts import NodeSettings, Offload
@@ -82,7 +82,7 @@ class Seat:
 
     @property
     def phase(self) -> str:
-        return str(self.node.status()["phase"]) if self.node is not None else "starting"
+        return self.node.phase.value if self.node is not None else "starting"
 
 
 class World:
@@ -97,6 +97,9 @@ class World:
         self.trace: list[str] = []
         self.met: Counter[tuple[str, str]] = Counter()
         """How often a fault met a peer in a phase."""
+        self.blackout_at: float | None = None
+        self.wire.on_trouble = self._on_weather
+        self.wire.on_gossip = self._on_gossip
         self._nursery = nursery
         self._processes: list[Process] = []
         self.seats: list[Seat] = []
@@ -105,6 +108,7 @@ class World:
             step_s = 0.25 + 0.1 * self.random.random()
             platter = Platter(Random(f"{seed} {number}"))
             self.seats.append(Seat(Identity.from_seed(seed_bytes), number, folder / f"{number:03}", step_s, platter))
+        self._by_peer = {seat.peer: seat for seat in self.seats}
 
     def close(self) -> None:
         """Let the remains of all lives end."""
@@ -192,7 +196,6 @@ class World:
     def doom(self, seat: Seat, steps: int) -> None:
         """Kill it between two awaits, so many steps of its tasks from now."""
         assert seat.process is not None
-        self.meet("kill", seat, f"{steps} steps from here")
         seat.process.dies_at = seat.process.steps + steps
 
     def break_disk(self, seat: Seat, fault: str, operations: int) -> None:
@@ -218,12 +221,14 @@ class World:
     def leave(self, seat: Seat) -> None:
         assert seat.node is not None
         self.meet("leave", seat)
+        self.judge.on_separation()
         self.judge.on_disturbance(seat.peer)
         seat.node.leave()
 
     def freeze(self, seat: Seat) -> None:
         assert seat.process is not None
         self.meet("freeze", seat)
+        self.judge.on_separation()
         self.judge.on_disturbance(seat.peer)
         seat.process.stop()
         self.wire.freeze(seat.peer)
@@ -239,6 +244,7 @@ class World:
         """Its clock leaps ahead; nothing else happened."""
         assert seat.process is not None
         self.meet("clock jump", seat, f"{seconds:+.0f} s")
+        self.judge.on_separation()
         self.judge.on_disturbance(seat.peer)
         seat.process.ahead_s += seconds
 
@@ -246,6 +252,7 @@ class World:
         """Everything that blocks takes it so long; 0 ends it."""
         if seat.process is not None:
             self.meet("slow peer", seat, f"{slow_s:.1f} s")
+            self.judge.on_separation()
             self.judge.on_disturbance(seat.peer)
             seat.process.slow_s = slow_s
 
@@ -258,12 +265,13 @@ class World:
         for seat in self.up():
             self.met["partition", seat.phase] += 1
         self.note(None, "splits: " + " | ".join(",".join(str(seat.number) for seat in side) for side in sides))
-        self.judge.on_partition()
+        self.judge.on_separation()
         self.wire.partition(*[[seat.peer for seat in side] for side in sides])
 
     def cut(self, sender: Seat, receiver: Seat) -> None:
         """One-way: nothing gets from `sender` to `receiver`."""
         self.meet("one-way link", sender, f"to peer {receiver.number}")
+        self.judge.on_separation()
         self.judge.on_disturbance(sender.peer)
         self.judge.on_disturbance(receiver.peer)
         self.wire.cut(sender.peer, receiver.peer)
@@ -276,7 +284,18 @@ class World:
         self.met[fault, seat.phase] += 1
         self.note(seat, f"meets in phase {seat.phase}: {fault} {detail}".rstrip())
 
+    def _on_weather(self, trouble: str, peer: PeerId) -> None:
+        self.met[trouble, self._by_peer[peer].phase] += 1
+
+    def _on_gossip(self, listener: PeerId, data: bytes) -> None:
+        speaker, body, _ = unpack(data, self.signed.run)
+        if isinstance(body, Ready):
+            self.judge.on_ready_heard(listener, speaker, body, self.now())
+
     def _killed(self, seat: Seat) -> None:
+        process = seat.process
+        if process is not None and process.dies_at is not None and process.steps >= process.dies_at:
+            self.meet("kill between two awaits", seat, f"at step {process.steps}")
         self.note(seat, "is gone")
         self.judge.on_disturbance(seat.peer)
         self.wire.crash(seat.peer)
