@@ -76,7 +76,7 @@ class Setting:
 FAIR = Weather()
 WEATHERS = (
     FAIR,
-    Weather(gossip_loss=0.1, gossip_copies=0.1, gossip_late=0.1, request_loss=0.02),
+    Weather(gossip_loss=0.1, gossip_copies=0.1, gossip_late=0.1, request_loss=0.004),
     Weather(latency_s=0.08, jitter_s=0.1, gossip_loss=0.05, gossip_late=0.2, late_s=1.5),
     Weather(bytes_per_s=20e3, latency_s=0.05, gossip_copies=0.3),
     Weather(gossip_loss=0.25, gossip_copies=0.2),
