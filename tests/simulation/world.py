@@ -140,6 +140,8 @@ class World:
 
     async def _live(self, seat: Seat, process: Process) -> None:
         PROCESS.set(process)
+        if not process.alive:
+            return
         try:
             await self._run_node(seat, process)
         except* StoreFailed as group:
