@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from protocol.memory_network import Weather
 from tests.simulation.determinism import deterministic_trio
+from tests.simulation.mutations import mutated
 from tests.simulation.processes import Overseer
 from tests.simulation.scenarios import ROUGH, Troubles, churn
 from tests.simulation.world import World, disk_space
@@ -103,9 +104,14 @@ def rough(seed: int, peers: int | None = None, rounds: int | None = None) -> Fin
     return simulate(setting.peers, scenario, seed, setting.weather)
 
 
-def rough_job(job: tuple[int, int | None, int | None]) -> Finished:
-    """(seed, peers, rounds): for a pool of processes."""
-    return rough(*job)
+Job = tuple[int, int | None, int | None, str | None]
+
+
+def rough_job(job: Job) -> Finished:
+    """(seed, peers, rounds, mutation): for a pool of processes."""
+    seed, peers, rounds, mutation = job
+    with mutated(mutation):
+        return rough(seed, peers, rounds)
 
 
 def _cause(error: BaseException) -> str:

@@ -1,0 +1,207 @@
+"""Builds that are broken on purpose, one or more for each invariant: the proof that the checks can fail.
+
+A mutation patches the protocol for the length of a run.  The run is judged as any other; a mutation that no seed finds means
+that the simulator is too kind, or the judge blind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from protocol import catch_up, chain, closing, rounds
+from protocol.catch_up import CatchUp
+from protocol.closing import Closing
+from protocol.disk import Disk
+from protocol.messages import Commit, Promise
+from protocol.round_terms import Effect
+from protocol.rounds import RoundMachine
+from protocol.store import Store
+from tests.simulation.disks import FaultyDisk
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`broken` names the invariant that it breaks, `how` says in a phrase what is wrong with the build.
+
+    shows: what one of the failures that it causes says.
+    """
+
+    name: str
+    broken: str
+    how: str
+    shows: str
+    patches: Callable[[], Sequence[Any]]
+
+
+@contextmanager
+def mutated(name: str | None) -> Iterator[None]:
+    """Within, the build is broken."""
+    patches = MUTATIONS[name].patches() if name else ()
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in reversed(patches):
+            each.stop()
+
+
+def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
+    """Patch `owner.name` by what `make` makes of it."""
+    return patch.object(owner, name, make(getattr(owner, name)))
+
+
+# -- agreement ----------------------------------------------------------------------------------------------------------
+
+
+def _quorum_of_one() -> Sequence[Any]:
+    return [patch.object(module, "quorum_size", lambda voters: 1) for module in (chain, closing, rounds)]
+
+
+def _promise_not_kept() -> Sequence[Any]:
+    return [patch.object(Store, "save_promise", lambda self, raw: None)]
+
+
+def _carried_vote_ignored() -> Sequence[Any]:
+    """The proposer puts its own record to the vote, whatever was voted for before."""
+    def forgetful(on_promise: Any) -> Any:
+        def forgets(self: RoundMachine, sender: Any, promise: Promise, now: float) -> list[Effect]:
+            effects: list[Effect] = on_promise(self, sender, promise.model_copy(update={"voted": None}), now)
+            return effects
+        return forgets
+    return [_instead(RoundMachine, "on_promise", forgetful)]
+
+
+# -- parity -------------------------------------------------------------------------------------------------------------
+
+
+def _applied_twice() -> Sequence[Any]:
+    """After a restart the newest result is applied once more."""
+    def twice(restore: Any) -> Any:
+        async def restores(self: CatchUp) -> None:
+            await restore(self)
+            if self.history.length and self.state.rounds == self.history.length:
+                commit = self.history.commit_at(self.state.rounds - 1)
+                result = self._stored_result(commit)
+                if result is not None:
+                    self.state.rounds -= 1
+                    self.state.apply(result, self.manifest.outer.lr, self.manifest.outer_momentum(commit.record.round))
+        return restores
+
+    def unchecked(apply: Any) -> Any:
+        async def applies(self: CatchUp, commit: Commit, result: memoryview) -> None:
+            honest = commit.model_copy(update={"record": commit.record.model_copy(
+                update={"state_digest": self.state.digest()})})
+            await apply(self, honest, result)
+        return applies
+    return [_instead(CatchUp, "restore", twice), _instead(CatchUp, "apply", unchecked)]
+
+
+def _own_average_kept() -> Sequence[Any]:
+    """What a member averaged itself stays in its result, whatever version the record names."""
+    from protocol.exchange import ExchangeMachine
+
+    return [patch.object(ExchangeMachine, "adopt", lambda self, index: [
+        chunk for chunk in range(len(index)) if chunk not in self.entries])]
+
+
+# -- mass ---------------------------------------------------------------------------------------------------------------
+
+
+def _divisor_of_all() -> Sequence[Any]:
+    """The average of those who came is divided by the tokens of all members of the plan."""
+    from protocol import exchange_runner
+
+    def heavy(weighted_mean: Any) -> Any:
+        def mean(parts: Any, weights: Any, count: int, out: memoryview) -> None:
+            weighted_mean([*parts, parts[0]], [*weights, sum(weights) // 4], count, out)
+        return mean
+    return [_instead(exchange_runner, "weighted_mean", heavy)]
+
+
+# -- no loss ------------------------------------------------------------------------------------------------------------
+
+
+def _ready_member_dropped() -> Sequence[Any]:
+    """The proposer leaves the last ready member out of its plan, and nobody protests."""
+    def short(agreed: Any) -> Any:
+        def fewer(self: Closing, view: Any) -> Any:
+            peers = agreed(self, view)
+            return peers[:-1] if len(peers) > 2 else peers
+        return fewer
+    return [_instead(Closing, "agreed", short), patch.object(RoundMachine, "_is_left_out", lambda self, plan: False)]
+
+
+# -- progress -----------------------------------------------------------------------------------------------------------
+
+
+def _attempt_never_advances() -> Sequence[Any]:
+    return [patch.object(RoundMachine, "_watch_proposer", lambda self, view, now: [])]
+
+
+# -- heal ---------------------------------------------------------------------------------------------------------------
+
+
+def _fork_choice_keeps_ours() -> Sequence[Any]:
+    return [patch.object(catch_up, "prefer", lambda common, ours, theirs: not ours)]
+
+
+# -- crash --------------------------------------------------------------------------------------------------------------
+
+
+def _never_synced() -> Sequence[Any]:
+    """Renamed into place without a sync of the bytes or the folder; and read without a look at the hash."""
+    return [patch.object(FaultyDisk, "sync", lambda self, file: None),
+            patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
+            patch.object(FaultyDisk, "sync_folder", lambda self, folder: None)]
+
+
+def _written_in_place() -> Sequence[Any]:
+    """Files are overwritten where they stand, and believed as they are."""
+    def in_place(self: Disk, path: Path, data: bytes | memoryview) -> None:
+        with open(path, "wb") as file:
+            self.write(file, data)
+            self.sync(file)
+
+    def believing(self: Store, path: Path) -> bytes | None:
+        return path.read_bytes()[32:] if path.exists() else None
+    return [patch.object(Disk, "write_file", in_place), patch.object(Store, "_read_guarded", believing)]
+
+
+# -- order --------------------------------------------------------------------------------------------------------------
+
+
+def _round_skipped() -> Sequence[Any]:
+    """A result that cannot be had at once counts as applied."""
+    def skipping(replay: Any) -> Any:
+        async def replays(self: CatchUp, sources: Any) -> bool:
+            if self.state.rounds and self.state.rounds + 1 < self.history.length:
+                self.state.rounds += 1
+            done: bool = await replay(self, sources)
+            return done
+        return replays
+
+    return [_instead(CatchUp, "replay", skipping), _applied_twice()[1]]
+
+
+MUTATIONS = {mutation.name: mutation for mutation in (
+    Mutation("quorum-of-one", "agreement", "one vote certifies a record", "agreement:", _quorum_of_one),
+    Mutation("promise-not-kept", "agreement", "promises and votes are not written", "agreement:", _promise_not_kept),
+    Mutation("carried-vote-ignored", "agreement", "a proposer overrules a vote", "agreement:", _carried_vote_ignored),
+    Mutation("applied-twice", "parity", "a restart applies the newest result again", "parity:", _applied_twice),
+    Mutation("own-average-kept", "parity", "a member keeps its version of a chunk", "parity:", _own_average_kept),
+    Mutation("divisor-of-all", "mass", "the divisor is not the tokens averaged", "mass:", _divisor_of_all),
+    Mutation("ready-member-dropped", "no loss", "a proposer leaves a ready member out", "no loss:", _ready_member_dropped),
+    Mutation("attempt-never-advances", "progress", "nobody follows a proposer that died", "no round after",
+             _attempt_never_advances),
+    Mutation("fork-choice-keeps-ours", "heal", "both sides of a fork keep their chain", "one tip and one state",
+             _fork_choice_keeps_ours),
+    Mutation("never-synced", "crash", "nothing is synced before it is acted on", "", _never_synced),
+    Mutation("written-in-place", "crash", "files are overwritten in place, unchecked", "", _written_in_place),
+    Mutation("round-skipped", "order", "a missing result counts as applied", "order:", _round_skipped),
+)}
