@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from protocol import catch_up, chain, closing, rounds
+import trio
+
+from protocol import catch_up, chain, closing, evidence, exchange_runner, rounds
 from protocol.catch_up import CatchUp
 from protocol.closing import Closing
-from protocol.disk import Disk
+from protocol.exchange import ExchangeMachine
+from protocol.hashes import Hash
 from protocol.messages import Commit, Promise
-from protocol.round_terms import Effect
+from protocol.round_runner import RoundRunner
+from protocol.round_terms import Effect, Keep
 from protocol.rounds import RoundMachine
 from protocol.store import Store
 from tests.simulation.disks import FaultyDisk
@@ -85,18 +88,18 @@ def _applied_twice() -> Sequence[Any]:
     def twice(restore: Any) -> Any:
         async def restores(self: CatchUp) -> None:
             await restore(self)
-            if self.history.length and self.state.rounds == self.history.length:
-                commit = self.history.commit_at(self.state.rounds - 1)
-                result = self._stored_result(commit)
+            history, state, manifest = self.parts.history, self.parts.state, self.parts.manifest
+            if history.length and state.rounds == history.length:
+                result = self._stored_result(history.commit_at(state.rounds - 1))
                 if result is not None:
-                    self.state.rounds -= 1
-                    self.state.apply(result, self.manifest.outer.lr, self.manifest.outer_momentum(commit.record.round))
+                    state.rounds -= 1
+                    state.apply(result, manifest.outer.lr, manifest.outer_momentum(state.rounds))
         return restores
 
     def unchecked(apply: Any) -> Any:
         async def applies(self: CatchUp, commit: Commit, result: memoryview) -> None:
             honest = commit.model_copy(update={"record": commit.record.model_copy(
-                update={"state_digest": self.state.digest()})})
+                update={"state_digest": self.parts.state.digest()})})
             await apply(self, honest, result)
         return applies
     return [_instead(CatchUp, "restore", twice), _instead(CatchUp, "apply", unchecked)]
@@ -104,8 +107,6 @@ def _applied_twice() -> Sequence[Any]:
 
 def _own_average_kept() -> Sequence[Any]:
     """What a member averaged itself stays in its result, whatever version the record names."""
-    from protocol.exchange import ExchangeMachine
-
     return [patch.object(ExchangeMachine, "adopt", lambda self, index: [
         chunk for chunk in range(len(index)) if chunk not in self.entries])]
 
@@ -114,14 +115,12 @@ def _own_average_kept() -> Sequence[Any]:
 
 
 def _divisor_of_all() -> Sequence[Any]:
-    """The average of those who came is divided by the tokens of all members of the plan."""
-    from protocol import exchange_runner
-
-    def heavy(weighted_mean: Any) -> Any:
-        def mean(parts: Any, weights: Any, count: int, out: memoryview) -> None:
-            weighted_mean([*parts, parts[0]], [*weights, sum(weights) // 4], count, out)
-        return mean
-    return [_instead(exchange_runner, "weighted_mean", heavy)]
+    """The sum of those who came is divided by the tokens of more; and the audits reckon alike."""
+    def heavy(aggregate: Any) -> Any:
+        def average(rule: Any, parts: Any, weights: Any, count: int, out: Any) -> None:
+            aggregate(rule, [*parts, parts[0]], [*weights, sum(weights) // 4], count, out)
+        return average
+    return [_instead(module, "aggregate", heavy) for module in (exchange_runner, evidence)]
 
 
 # -- no loss ------------------------------------------------------------------------------------------------------------
@@ -155,22 +154,34 @@ def _fork_choice_keeps_ours() -> Sequence[Any]:
 
 
 def _never_synced() -> Sequence[Any]:
-    """Renamed into place without a sync of the bytes or the folder; and read without a look at the hash."""
+    """What is acted on lies in the cache only."""
     return [patch.object(FaultyDisk, "sync", lambda self, file: None),
             patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
             patch.object(FaultyDisk, "sync_folder", lambda self, folder: None)]
 
 
-def _written_in_place() -> Sequence[Any]:
-    """Files are overwritten where they stand, and believed as they are."""
-    def in_place(self: Disk, path: Path, data: bytes | memoryview) -> None:
-        with open(path, "wb") as file:
-            self.write(file, data)
-            self.sync(file)
+def _unsynced_result_believed() -> Sequence[Any]:
+    """A result gets its name before its bytes are safe, and is taken for what its name says."""
+    def believing(self: CatchUp, commit: Commit) -> memoryview | None:
+        return self.parts.store.open_result(commit.record.round, Hash(commit.record.result_root))
+    return [patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
+            patch.object(CatchUp, "_stored_result", believing)]
 
-    def believing(self: Store, path: Path) -> bytes | None:
-        return path.read_bytes()[32:] if path.exists() else None
-    return [patch.object(Disk, "write_file", in_place), patch.object(Store, "_read_guarded", believing)]
+
+def _sent_before_kept() -> Sequence[Any]:
+    """A vote is on its way a moment before it is on the disk."""
+    def hasty(perform: Any) -> Any:
+        async def performs(self: RoundRunner, effect: Effect) -> None:
+            if isinstance(effect, Keep):
+                async def later() -> None:
+                    await trio.sleep(0.5)
+                    await perform(self, effect)
+                assert self._nursery is not None
+                self._nursery.start_soon(later)
+            else:
+                await perform(self, effect)
+        return performs
+    return [_instead(RoundRunner, "_perform", hasty)]
 
 
 # -- order --------------------------------------------------------------------------------------------------------------
@@ -180,8 +191,8 @@ def _round_skipped() -> Sequence[Any]:
     """A result that cannot be had at once counts as applied."""
     def skipping(replay: Any) -> Any:
         async def replays(self: CatchUp, sources: Any) -> bool:
-            if self.state.rounds and self.state.rounds + 1 < self.history.length:
-                self.state.rounds += 1
+            if self.parts.state.rounds and self.parts.state.rounds + 1 < self.parts.history.length:
+                self.parts.state.rounds += 1
             done: bool = await replay(self, sources)
             return done
         return replays
@@ -202,6 +213,7 @@ MUTATIONS = {mutation.name: mutation for mutation in (
     Mutation("fork-choice-keeps-ours", "heal", "both sides of a fork keep their chain", "one tip and one state",
              _fork_choice_keeps_ours),
     Mutation("never-synced", "crash", "nothing is synced before it is acted on", "", _never_synced),
-    Mutation("written-in-place", "crash", "files are overwritten in place, unchecked", "", _written_in_place),
+    Mutation("unsynced-result-believed", "crash", "a result is named before it is safe", "", _unsynced_result_believed),
+    Mutation("sent-before-kept", "crash", "a vote is sent before it is on disk", "", _sent_before_kept),
     Mutation("round-skipped", "order", "a missing result counts as applied", "order:", _round_skipped),
 )}

@@ -30,11 +30,12 @@ class Troubles:
     partition: float = 0.0
     blackout: float = 0.0
     ambush: float = 0.0
+    orphan: float = 0.0
 
 
 GENTLE = Troubles()
 ROUGH = Troubles(kill=0.2, power=0.08, disk=0.12, full=0.05, freeze=0.12, clock=0.05, slow=0.08, trainer=0.1, one_way=0.06,
-                 partition=0.05, blackout=0.01, ambush=0.4)
+                 partition=0.05, blackout=0.01, ambush=0.4, orphan=0.06)
 STEP_S = 4.0
 ROUND_BOUND_S = 60.0
 """A round is committed within so much virtual time in which a majority of the electors is there, whatever else happens."""
@@ -210,7 +211,33 @@ async def _ambush(world: World) -> None:
         world.make_room(seat)
 
 
+async def _orphan(world: World) -> None:
+    """Who commits a round first dies with it, and everybody else at the same moment; the others come back sooner."""
+    if len(world.up()) < 3:
+        return
+    struck: list[Seat] = []
+
+    def strike(seat: Seat) -> None:
+        struck.append(seat)
+        for other in world.up():
+            if other is not seat:
+                world.cut_power(other)
+        world.cut_power(seat)
+
+    world.ambush = "RoundCommitted", strike
+    with trio.move_on_after(10.0):
+        while world.ambush is not None:
+            await trio.sleep(0.25)
+    world.ambush = None
+    for seat in world.seats:
+        if struck and seat.lives and not seat.up and seat not in struck:
+            world.start(seat)
+    if struck:
+        await trio.sleep(world.random.choice([5.0, 20.0, 30.0]))
+
+
 HAPPENS: dict[str, Callable[[World], Awaitable[None]]] = {
     "join": _join, "restart": _restart, "leave": _leave, "kill": _kill, "power": _power, "disk": _disk, "full": _full,
     "freeze": _freeze, "clock": _clock, "slow": _slow, "trainer": _trainer, "one_way": _one_way, "partition": _partition,
-    "blackout": _blackout, "ambush": _ambush}
+    "blackout": _blackout, "ambush": _ambush,
+    "orphan": _orphan}

@@ -99,7 +99,7 @@ class World:
         self.met: Counter[tuple[str, str]] = Counter()
         """How often a fault met a peer in a phase."""
         self.ambush: tuple[str, Callable[[Seat], None]] | None = None
-        """What happens to the next peer that enters this phase."""
+        """What happens to the next peer that enters this phase, or emits this event."""
         self.wire.on_trouble = self._on_weather
         self.wire.on_gossip = self._on_gossip
         self._nursery = nursery
@@ -362,7 +362,7 @@ class World:
             self.note(seat, f"{type(event).__name__} {fields}")
         if seat.node is not None:
             self.judge.on_event(seat.peer, seat.node, event, self.now())
-        if self.ambush is not None and isinstance(event, PhaseChanged) and event.phase == self.ambush[0]:
+        if self.ambush is not None and self.ambush[0] in (type(event).__name__, getattr(event, "phase", "")):
             happens, self.ambush = self.ambush[1], None
             happens(seat)
             if not process.alive:
