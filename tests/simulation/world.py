@@ -72,6 +72,7 @@ class Seat:
     disk_fault: str | None = None
     disk_operations: int = 0
     farewell: str = ""
+    died_at: float = 0.0
 
     @property
     def peer(self) -> PeerId:
@@ -129,7 +130,7 @@ class World:
         """A new life with the disk as it is."""
         assert not seat.up
         seat.lives += 1
-        seat.process = Process(lambda: self._killed(seat))
+        seat.process = Process(seat.peer, lambda: self._killed(seat))
         seat.disk_fault, seat.farewell = None, ""
         self._processes.append(seat.process)
         self.note(seat, f"starts life {seat.lives}")
@@ -304,6 +305,7 @@ class World:
         if process is not None and process.dies_at is not None and process.steps >= process.dies_at:
             self.meet("kill between two awaits", seat, f"at step {process.steps}")
         self.note(seat, "is gone")
+        seat.died_at = self.now()
         self.judge.on_disturbance(seat.peer)
         self.wire.crash(seat.peer)
         seat.process, seat.node, seat.trainer = None, None, None
