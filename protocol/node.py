@@ -51,6 +51,8 @@ HEAR_S = 30.0
 """How long a founder waits for the first heartbeat of those it is connected to."""
 SYNC_AFTER_S = 3.0
 """How long somebody may be ahead before we stop waiting for the commit message and fetch the records."""
+LAG_S = 0.5
+"""The same for who has no part in the exchange, so that no commit message is on its way to us."""
 CATCH_UP_RETRY_S = 1.0
 LINGER_S = 20.0
 """How long a peer that is done stays for those who are not."""
@@ -214,6 +216,7 @@ class Node:
         runner = RoundRunner(self._parts, self._catch_up, base, kept, self._pause, self._set_phase,
                              self._ejections.convict, self._warmed_pid, self._verified_tip == base.tip, self._nursery)
         self.reception.open_round(runner)
+        self._pulse.beat_now()  # the others wait for who is on their tip
         try:
             return await runner.run()
         finally:
@@ -272,12 +275,12 @@ class Node:
 
     async def _reach_tip(self) -> None:
         """Follow those ahead of us, and bring the state to the end of the chain."""
-        tries, begun = 0, trio.current_time()
+        seen, begun = (-1, -1), trio.current_time()
         while self._pursuit.ahead() or self._state.rounds < self._history.length or (
                 self._history.length == 0 and self._pursuit.hopes()):
-            if tries:
-                await trio.sleep(CATCH_UP_RETRY_S)
-            tries += 1
+            if seen == (self._history.length, self._state.rounds):
+                await trio.sleep(CATCH_UP_RETRY_S)  # that led nowhere; a swarm that is fast is run after without a rest
+            seen = self._history.length, self._state.rounds
             self._set_phase(Phase.SYNCING, WhyIdle.FETCHING_STATE, "catching up with the swarm")
             async with self._checkpointing:
                 await self._pursuit.follow()
@@ -320,7 +323,7 @@ class Node:
             self._ahead_since = None
         elif self._ahead_since is None:
             self._ahead_since = now
-        elif now - self._ahead_since > SYNC_AFTER_S and not self._scouting:
+        elif now - self._ahead_since > (SYNC_AFTER_S if self._runner.engaged else LAG_S) and not self._scouting:
             assert self._nursery is not None
             self._scouting = True
             self._nursery.start_soon(self._scout, self._runner)

@@ -170,6 +170,11 @@ class RoundRunner:
             self._over.set()
 
     @property
+    def engaged(self) -> bool:
+        """We exchange: the proposer will tell us what came of it."""
+        return bool(self._exchanges)
+
+    @property
     def deciding(self) -> bool:
         """A certified record is about to be committed: not the moment to catch up."""
         return self.machine.decided is not None

@@ -57,6 +57,8 @@ class Peer:
     what: list[str]
     process: subprocess.Popen[bytes] | None = None
     lives: int = 0
+    program: tuple[str, ...] = ("peer",)
+    """The module that it runs, and words before its own."""
     peer_id: str = ""
     events: list[ev.Event] = field(default_factory=list)
     """Of its present life."""
@@ -81,7 +83,7 @@ class Peer:
         assert not self.up
         self.lives += 1
         self.events = []
-        command = [sys.executable, "-m", "peer", "join", *self.what, "--headless", "--log-format", "json", "--local",
+        command = [sys.executable, "-m", *self.program, "join", *self.what, "--headless", "--log-format", "json", "--local",
                    "--data-dir", str(self.folder), "--name", self.name, "--threads", "1", "--until-eof", *options]
         with (self.folder / "output.log").open("ab") as output:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,

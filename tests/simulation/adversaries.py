@@ -84,7 +84,8 @@ def _rescaled(rescale: Callable[[Any], None], trainer: HostileTrainer, honest: C
     return honest
 
 
-def _valued(values: Callable[[HostileTrainer, ChunkSpan], Any], trainer: HostileTrainer, honest: Contribution) -> Contribution:
+def _valued(values: Callable[[HostileTrainer, ChunkSpan], Any], trainer: HostileTrainer,
+            honest: Contribution) -> Contribution:
     for span in trainer.layout:
         encode(values(trainer, span), _chunk(honest, span))
     return honest

@@ -71,11 +71,11 @@ class Judge:
         self._disturbed: dict[PeerId, float] = {}
         self._applied: dict[PeerId, int] = {}
         self._now = 0.0
+        self.apart = False
+        """Peers were kept from hearing each other, so that electors may have been evicted alive."""
         self.liars: dict[PeerId, None] = {}
         self.false_chunks = 0
         self.ejections: dict[PeerId, dict[PeerId, float]] = {}
-        self.apart = False
-        """Peers were kept from hearing each other, so that electors may have been evicted alive."""
         self.commits_checked = 0
 
     def on_contribution(self, data: memoryview) -> None:
@@ -162,12 +162,12 @@ class Judge:
                 raise Violation(f"mass: a chunk of round {commit.record.round} is not what its mask aggregates to")
 
     def _proposal(self, proposer: PeerId, node: Node, event: RoundProposed, now: float) -> None:
-        """Who was owed a place in this plan and has none."""
+        """Who was owed a place in this plan, when it was made, and has none."""
         heard = self._heard.get((proposer, node.tip), {})
         owed = [peer for peer, since in heard.items() if since + HEARD_S < now
                 and peer in self._alive[proposer] and peer not in event.members
                 and now - self._disturbed.get(peer, 0.0) > CALM_S]
-        self._left_out.setdefault((event.round, tuple(event.members)), []).extend(owed)
+        self._left_out.setdefault((event.round, tuple(event.members)), owed)
 
     def _no_loss(self, peer: PeerId, event: RoundCommitted, now: float) -> None:
         left_out = self._left_out.get((event.round, tuple(event.members)), [])

@@ -18,6 +18,8 @@ from typing import Any
 import trio
 from trio.lowlevel import Abort, Task
 
+from protocol.identity import PeerId
+
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 """The process that the running task belongs to; None for the world."""
 
@@ -27,9 +29,10 @@ class Killed(BaseException):
 
 
 class Process:
-    """A group of tasks.  `died` is called once, when it is killed."""
+    """The tasks of one life of `peer`.  `died` is called once, when it is killed."""
 
-    def __init__(self, died: Callable[[], None]) -> None:
+    def __init__(self, peer: PeerId, died: Callable[[], None]) -> None:
+        self.peer = peer
         self.alive = True
         self.steps = 0
         self.ahead_s = 0.0

@@ -12,8 +12,10 @@ from random import Random
 import trio
 from trio.testing import MockClock
 
+from protocol.manifest import SignedManifest
 from protocol.memory_network import Weather
 from tests.simulation.determinism import deterministic_trio
+from tests.simulation.mutations import mutated
 from tests.simulation.processes import Overseer
 from tests.simulation.scenarios import ROUGH, Troubles, churn
 from tests.simulation.world import World, disk_space
@@ -36,13 +38,14 @@ class Finished:
     """How often a fault met a peer in a phase."""
 
 
-def simulate(peers: int, scenario: Scenario, seed: int = 1, weather: Weather | None = None) -> Finished:
+def simulate(peers: int, scenario: Scenario, seed: int = 1, weather: Weather | None = None,
+             signed: SignedManifest | None = None) -> Finished:
     """Run `scenario` in a world of `peers` seats under virtual time.  Never raises for what the peers do."""
     worlds: list[World] = []
 
     async def main() -> float:
         async with trio.open_nursery() as nursery:
-            worlds.append(World(nursery, folder, seed, peers, weather))
+            worlds.append(World(nursery, folder, seed, peers, weather, signed))
             try:
                 await scenario(worlds[0])
             finally:
@@ -76,7 +79,7 @@ class Setting:
 FAIR = Weather()
 WEATHERS = (
     FAIR,
-    Weather(gossip_loss=0.1, gossip_copies=0.1, gossip_late=0.1, request_loss=0.02),
+    Weather(gossip_loss=0.1, gossip_copies=0.1, gossip_late=0.1, request_loss=0.004),
     Weather(latency_s=0.08, jitter_s=0.1, gossip_loss=0.05, gossip_late=0.2, late_s=1.5),
     Weather(bytes_per_s=20e3, latency_s=0.05, gossip_copies=0.3),
     Weather(gossip_loss=0.25, gossip_copies=0.2),
@@ -103,9 +106,14 @@ def rough(seed: int, peers: int | None = None, rounds: int | None = None) -> Fin
     return simulate(setting.peers, scenario, seed, setting.weather)
 
 
-def rough_job(job: tuple[int, int | None, int | None]) -> Finished:
-    """(seed, peers, rounds): for a pool of processes."""
-    return rough(*job)
+Job = tuple[int, int | None, int | None, str | None]
+
+
+def rough_job(job: Job) -> Finished:
+    """(seed, peers, rounds, mutation): for a pool of processes."""
+    seed, peers, rounds, mutation = job
+    with mutated(mutation):
+        return rough(seed, peers, rounds)
 
 
 def _cause(error: BaseException) -> str:

@@ -29,14 +29,16 @@ class Troubles:
     one_way: float = 0.0
     partition: float = 0.0
     blackout: float = 0.0
+    ambush: float = 0.0
+    orphan: float = 0.0
 
 
 GENTLE = Troubles()
 ROUGH = Troubles(kill=0.2, power=0.08, disk=0.12, full=0.05, freeze=0.12, clock=0.05, slow=0.08, trainer=0.1, one_way=0.06,
-                 partition=0.05, blackout=0.01)
+                 partition=0.05, blackout=0.01, ambush=0.4, orphan=0.06)
 STEP_S = 4.0
 ROUND_BOUND_S = 60.0
-"""A round is committed within so much virtual time, whatever happens, when nobody is split off."""
+"""A round is committed within so much virtual time in which a majority of the electors is there, whatever else happens."""
 
 
 async def churn(world: World, rounds: int, troubles: Troubles, *, founders: int = 5) -> None:
@@ -47,8 +49,8 @@ async def churn(world: World, rounds: int, troubles: Troubles, *, founders: int 
     while max(world.rounds(), default=0) < rounds - 3:
         await trio.sleep(STEP_S * (0.5 + world.random.random()))
         await trouble(world, troubles)
-        if world.blackout_at is not None:
-            since, world.blackout_at = world.blackout_at, None  # nobody was there to make progress
+        if not world.has_quorum():
+            since = trio.current_time()
         newest = max(world.rounds(), default=0)
         if newest > last_round:
             last_round, since = newest, trio.current_time()
@@ -61,6 +63,7 @@ async def churn(world: World, rounds: int, troubles: Troubles, *, founders: int 
 async def calm(world: World) -> None:
     """Everything is mended, and everybody who ever lived comes back."""
     world.heal()
+    world.ambush = None
     world.wire.weather = replace(world.wire.weather, request_loss=0.0)
     for seat in world.seats:
         world.thaw(seat)
@@ -181,15 +184,60 @@ async def _partition(world: World) -> None:
 
 async def _blackout(world: World) -> None:
     """The power is cut everywhere at once."""
-    world.blackout_at = world.now()
     for seat in world.up():
         world.cut_power(seat)
+    await trio.sleep(1.0)
     for seat in world.seats:
-        if seat.lives:
+        if seat.lives and not seat.up:
             world.start(seat)
+
+
+async def _ambush(world: World) -> None:
+    """Wait for somebody to enter a phase that passes quickly, and strike then."""
+    if len(world.up()) <= 3:
+        return
+    random = world.random
+    strikes: list[Callable[[Seat], None]] = [
+        world.kill, world.cut_power, world.freeze, lambda seat: world.doom(seat, random.randint(1, 20)), world.fill_disk,
+        lambda seat: world.break_disk(seat, random.choice(DISK_FAULTS), random.randint(1, 3))]
+    world.ambush = random.choice(["starting", "syncing", "exchanging", "voting", "applying"]), random.choice(strikes)
+    with trio.move_on_after(6.0):
+        while world.ambush is not None:
+            await trio.sleep(0.25)
+        await trio.sleep(random.choice([1.0, 5.0]))
+    world.ambush = None
+    for seat in world.seats:
+        world.thaw(seat)
+        world.make_room(seat)
+
+
+async def _orphan(world: World) -> None:
+    """Who commits a round first dies with it, and everybody else at the same moment; the others come back sooner."""
+    if len(world.up()) < 3:
+        return
+    struck: list[Seat] = []
+
+    def strike(seat: Seat) -> None:
+        struck.append(seat)
+        for other in world.up():
+            if other is not seat:
+                world.cut_power(other)
+        world.cut_power(seat)
+
+    world.ambush = "RoundCommitted", strike
+    with trio.move_on_after(10.0):
+        while world.ambush is not None:
+            await trio.sleep(0.25)
+    world.ambush = None
+    for seat in world.seats:
+        if struck and seat.lives and not seat.up and seat not in struck:
+            world.start(seat)
+    if struck:
+        await trio.sleep(world.random.choice([5.0, 20.0, 30.0]))
 
 
 HAPPENS: dict[str, Callable[[World], Awaitable[None]]] = {
     "join": _join, "restart": _restart, "leave": _leave, "kill": _kill, "power": _power, "disk": _disk, "full": _full,
     "freeze": _freeze, "clock": _clock, "slow": _slow, "trainer": _trainer, "one_way": _one_way, "partition": _partition,
-    "blackout": _blackout}
+    "blackout": _blackout, "ambush": _ambush,
+    "orphan": _orphan}

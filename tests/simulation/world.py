@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 import trio
 
+from protocol.chain import quorum_size
 from protocol.events import ComputeProgress, Event, ExchangeProgress, PhaseChanged
 from protocol.identity import Identity, PeerId
 from protocol.manifest import DataSection, ModelSection, RoundSection, RunManifest, SignedManifest, sign
@@ -31,7 +32,7 @@ from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.determinism import inline
 from tests.simulation.disks import FaultyDisk, Platter
 from tests.simulation.judge import Judge
-from tests.simulation.processes import PROCESS, Process
+from tests.simulation.processes import PROCESS, Killed, Process
 
 NOISE = (ComputeProgress, ExchangeProgress, PhaseChanged)
 """Events that would make the trace long and say little."""
@@ -73,6 +74,7 @@ class Seat:
     disk_fault: str | None = None
     disk_operations: int = 0
     farewell: str = ""
+    died_at: float = 0.0
 
     @property
     def peer(self) -> PeerId:
@@ -99,7 +101,8 @@ class World:
         self.trace: list[str] = []
         self.met: Counter[tuple[str, str]] = Counter()
         """How often a fault met a peer in a phase."""
-        self.blackout_at: float | None = None
+        self.ambush: tuple[str, Callable[[Seat], None]] | None = None
+        """What happens to the next peer that enters this phase, or emits this event."""
         self.wire.on_trouble = self._on_weather
         self.wire.on_gossip = self._on_gossip
         self._nursery = nursery
@@ -129,7 +132,7 @@ class World:
         """A new life with the disk as it is."""
         assert not seat.up
         seat.lives += 1
-        seat.process = Process(lambda: self._killed(seat))
+        seat.process = Process(seat.peer, lambda: self._killed(seat))
         seat.disk_fault, seat.farewell = None, ""
         self._processes.append(seat.process)
         self.note(seat, f"starts life {seat.lives}")
@@ -140,6 +143,8 @@ class World:
 
     async def _live(self, seat: Seat, process: Process) -> None:
         PROCESS.set(process)
+        if not process.alive:
+            return
         try:
             await self._run_node(seat, process)
         except* StoreFailed as group:
@@ -266,6 +271,7 @@ class World:
     def partition(self, *sides: list[Seat]) -> None:
         for seat in self.up():
             self.met["partition", seat.phase] += 1
+            self.judge.on_disturbance(seat.peer)
         self.note(None, "splits: " + " | ".join(",".join(str(seat.number) for seat in side) for side in sides))
         self.judge.on_separation()
         self.wire.partition(*[[seat.peer for seat in side] for side in sides])
@@ -280,6 +286,8 @@ class World:
 
     def heal(self) -> None:
         self.note(None, "heals")
+        for seat in self.up():
+            self.judge.on_disturbance(seat.peer)
         self.wire.heal()
 
     def meet(self, fault: str, seat: Seat, detail: str = "") -> None:
@@ -299,6 +307,7 @@ class World:
         if process is not None and process.dies_at is not None and process.steps >= process.dies_at:
             self.meet("kill between two awaits", seat, f"at step {process.steps}")
         self.note(seat, "is gone")
+        seat.died_at = self.now()
         self.judge.on_disturbance(seat.peer)
         self.wire.crash(seat.peer)
         seat.process, seat.node, seat.trainer = None, None, None
@@ -311,6 +320,16 @@ class World:
     def rounds(self) -> list[int]:
         """How many rounds each running peer has committed."""
         return [seat.node.rounds if seat.node else 0 for seat in self.up()]
+
+    def has_quorum(self) -> bool:
+        """Whether a majority of the newest record's members runs now."""
+        nodes = [seat.node for seat in self.up() if seat.node is not None]
+        longest = max(nodes, key=lambda node: node.rounds, default=None)
+        if longest is None or not longest.rounds:
+            return longest is not None
+        members = [member.peer for member in longest.commit_at(longest.rounds - 1).record.members]
+        running = [seat for seat in self.up() if seat.peer in members and seat.process and seat.process.runs]
+        return len(running) >= quorum_size(len(members))
 
     async def until(self, what: str, condition: Callable[[], bool], within_s: float) -> None:
         """Let virtual time pass until it holds; AssertionError when it does not within `within_s`."""
@@ -347,6 +366,11 @@ class World:
             self.note(seat, f"{type(event).__name__} {fields}")
         if seat.node is not None:
             self.judge.on_event(seat.peer, seat.node, event, self.now())
+        if self.ambush is not None and self.ambush[0] in (type(event).__name__, getattr(event, "phase", "")):
+            happens, self.ambush = self.ambush[1], None
+            happens(seat)
+            if not process.alive:
+                raise Killed
 
     def now(self) -> float:
         """The world's own time."""

@@ -1,0 +1,254 @@
+"""Every effect of the state machines as a place to die: all single deaths, and all ordered pairs of deaths.
+
+A crash point is (what is being done, before or after it, in which role).  In a small swarm, the first peer that comes to the
+point dies there and comes back some seconds later with its disk as it was; in a pair, the next peer that comes to the second
+point, be it the same or another, dies too.  Everybody must end on one tip and one state, with further rounds committed.
+
+    python -m tests.simulation.crash_points            # all single deaths
+    python -m tests.simulation.crash_points --pairs    # all ordered pairs of the points that can be come to
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import trio
+
+from protocol.catch_up import CatchUp
+from protocol.exchange_runner import Exchange
+from protocol.history import History
+from protocol.identity import Identity, PeerId
+from protocol.manifest import RoundSection, SignedManifest, sign
+from protocol.messages import Commit
+from protocol.node import Node
+from protocol.round_runner import RoundRunner
+from protocol.round_terms import Effect, Send
+from tests.simulation.processes import PROCESS
+from tests.simulation.runs import Finished, simulate
+from tests.simulation.world import World, simulated_run
+
+ROLES = ("proposer", "owner", "member", "joiner")
+SENT = ("Finish", "Proposal", "Promise", "Motion", "Vote", "Commit", "Ready")
+ROUND_EFFECTS = (*(f"Send {kind}" for kind in SENT), "Keep", "BeginExchange", "FinishCompute", "HoldResult", "Committed")
+EXCHANGE_EFFECTS = ("SendPart", "SendResult", "Reduce", "Ask", "Lost", "Done", "push")
+SHELL_ACTS = ("say ready", "append", "apply", "checkpoint")
+RESTART_S = 3.0
+REACHED_WITHIN_S = 45.0
+SLOW = ("Send Finish", "FinishCompute")
+"""Only come to when somebody is slow."""
+
+
+@dataclass(frozen=True)
+class Point:
+    what: str
+    when: str
+    role: str
+
+    def __str__(self) -> str:
+        return f"{self.when} {self.what} as {self.role}"
+
+
+POINTS = tuple(Point(what, when, role) for what in (*ROUND_EFFECTS, *EXCHANGE_EFFECTS, *SHELL_ACTS)
+               for when in ("before", "after") for role in ROLES)
+
+
+@dataclass
+class Trap:
+    """Lies in wait at the first of `points` that are left; `sprung` are those that somebody died at."""
+
+    points: list[Point]
+    set: bool = False
+    sprung: list[Point] = field(default_factory=list)
+    roles: dict[PeerId, str] = field(default_factory=dict)
+
+    def passing(self, what: str, when: str, peer: PeerId) -> None:
+        """`peer` comes by; it does not get further if this is the point."""
+        process = PROCESS.get()
+        if not self.set or not self.points or process is None or not process.alive:
+            return
+        if self.points[0] == Point(what, when, self.roles.get(peer, "member")):
+            self.sprung.append(self.points.pop(0))
+            process.die()
+
+    def role(self, runner: RoundRunner) -> None:
+        """Take down what a peer is in its running round."""
+        me, machine = runner.parts.me, runner.machine
+        if runner.base.round and me not in runner.base.electors:
+            self.roles[me] = "joiner"
+        elif machine._mine is not None:
+            self.roles[me] = "proposer"
+        elif machine.plan is not None and me in {machine.plan.members[owner].peer for owner in machine.plan.owners}:
+            self.roles[me] = "owner"
+        else:
+            self.roles[me] = "member"
+
+
+@contextmanager
+def laid(trap: Trap) -> Iterator[None]:
+    """Within, whatever peers do passes by the trap."""
+    perform, apply, push = RoundRunner._perform, Exchange._apply, Exchange._push
+    say_ready, append, apply_result, checkpoint = RoundRunner._say_ready, History.append, CatchUp.apply, Node._checkpoint
+
+    async def performs(self: RoundRunner, effect: Effect) -> None:
+        trap.role(self)
+        what = f"Send {type(effect.body).__name__}" if isinstance(effect, Send) else type(effect).__name__
+        trap.passing(what, "before", self.parts.me)
+        await perform(self, effect)
+        trap.passing(what, "after", self.parts.me)
+
+    def applies(self: Exchange, effects: Sequence[Any]) -> None:
+        for effect in effects:
+            trap.passing(type(effect).__name__, "before", self.machine.me)
+            apply(self, [effect])
+            trap.passing(type(effect).__name__, "after", self.machine.me)
+
+    async def pushes(self: Exchange, *arguments: Any) -> None:
+        trap.passing("push", "before", self.machine.me)
+        await push(self, *arguments)
+        trap.passing("push", "after", self.machine.me)
+
+    async def says_ready(self: RoundRunner, *arguments: Any) -> None:
+        trap.role(self)
+        trap.passing("say ready", "before", self.parts.me)
+        await say_ready(self, *arguments)
+        trap.passing("say ready", "after", self.parts.me)
+
+    def appends(self: History, commit: Commit) -> None:
+        trap.passing("append", "before", _running(trap))
+        append(self, commit)
+        trap.passing("append", "after", _running(trap))
+
+    async def applies_result(self: CatchUp, *arguments: Any) -> None:
+        trap.passing("apply", "before", _running(trap))
+        await apply_result(self, *arguments)
+        trap.passing("apply", "after", _running(trap))
+
+    async def checkpoints(self: Node) -> None:
+        trap.passing("checkpoint", "before", _running(trap))
+        await checkpoint(self)
+        trap.passing("checkpoint", "after", _running(trap))
+
+    with ExitStack() as stack:
+        for owner, name, replacement in (
+                (RoundRunner, "_perform", performs), (Exchange, "_apply", applies), (Exchange, "_push", pushes),
+                (RoundRunner, "_say_ready", says_ready), (History, "append", appends), (CatchUp, "apply", applies_result),
+                (Node, "_checkpoint", checkpoints)):
+            stack.enter_context(patch.object(owner, name, replacement))
+        yield
+
+
+def _running(trap: Trap) -> PeerId:
+    """Whose process runs now."""
+    process = PROCESS.get()
+    assert process is not None
+    return process.peer
+
+
+def brisk_run() -> SignedManifest:
+    """Rounds of few steps, a checkpoint every other round."""
+    manifest = simulated_run().manifest
+    rounds = RoundSection(inner_steps=2, min_members=1, max_members=64, grace_s=2, eviction_s=12, stall_s=3)
+    return sign(Identity.from_seed(b"\x2a" * 32), replace_manifest(manifest, rounds))
+
+
+def replace_manifest(manifest: Any, rounds: RoundSection) -> Any:
+    return manifest.model_copy(update={"rounds": rounds, "checkpoint_interval": 2})
+
+
+def die_at(points: Sequence[Point], seed: int = 1) -> tuple[Finished, list[Point]]:
+    """One small run with deaths at these points, one after the other; and the points that were come to."""
+    trap = Trap(list(points))
+    slow = any(point.what in SLOW for point in points)
+
+    async def scenario(world: World) -> None:
+        *founders, joiner = world.seats
+        for seat in world.seats:
+            seat.step_s = 1.0
+        founders[-1].step_s = 4.5 if slow else 1.0
+        for seat in founders:
+            world.start(seat)
+        await world.until_round(2, within_s=90)
+        trap.set = True
+        world.start(joiner)
+        with trio.move_on_after(REACHED_WITHIN_S):
+            while trap.points:
+                await _come_back(world)
+        await _come_back(world)
+        reached = max(world.rounds(), default=0)
+        while any(not seat.up for seat in world.seats):
+            await _come_back(world)
+        await world.until_round(reached + 2, within_s=90)
+        await world.until_equal(within_s=60)
+
+    with laid(trap):
+        run = simulate(5, scenario, seed, signed=brisk_run())
+    return run, trap.sprung
+
+
+async def _come_back(world: World) -> None:
+    """Who died is back after a while."""
+    await trio.sleep(0.25)
+    for seat in world.seats:
+        if not seat.up and seat.lives and world.now() - seat.died_at > RESTART_S:
+            world.start(seat)
+
+
+@dataclass(frozen=True)
+class Death:
+    """The outcome of one entry of the matrix.  reached: how many of its points somebody came to."""
+
+    points: tuple[Point, ...]
+    reached: int
+    failure: str | None
+
+
+def death(points: tuple[Point, ...]) -> Death:
+    """For a pool of processes."""
+    run, sprung = die_at(points)
+    return Death(points, len(sprung), run.failure)
+
+
+def _matrix(pool: Any, entries: Sequence[tuple[Point, ...]], what: str) -> tuple[list[Death], bool]:
+    started = shown = time.perf_counter()
+    deaths: list[Death] = []
+    for outcome in pool.imap_unordered(death, entries, chunksize=4):
+        deaths.append(outcome)
+        if outcome.failure is not None:
+            print(f"FAILED {' then '.join(map(str, outcome.points))}: {outcome.failure}", flush=True)
+        if time.perf_counter() - shown > 20:
+            shown = time.perf_counter()
+            print(f"  {len(deaths)} of {len(entries)}, {shown - started:.0f} s", flush=True)
+    complete = [outcome for outcome in deaths if outcome.reached == len(outcome.points)]
+    failed = [outcome for outcome in deaths if outcome.failure is not None]
+    print(f"{what}: {len(entries)} tried, {len(complete)} came to {'all points' if len(entries[0]) > 1 else 'the point'}, "
+          f"{len(failed)} failed, {time.perf_counter() - started:.0f} s", flush=True)
+    return deaths, not failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.crash_points", description=__doc__)
+    parser.add_argument("--pairs", action="store_true", help="all ordered pairs as well")
+    parser.add_argument("--part", default="1/1", help="K/N: only the K-th of N parts of the pairs")
+    arguments = parser.parse_args()
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        deaths, good = _matrix(pool, [(point,) for point in POINTS], "single crash points")
+        reached = {outcome.points[0] for outcome in deaths if outcome.reached}
+        missed = [str(point) for point in POINTS if point not in reached]
+        print(f"nobody came to: {'; '.join(missed)}")
+        if arguments.pairs:
+            part, parts = map(int, arguments.part.split("/"))
+            first = [point for point in POINTS if point in reached]
+            pairs = [(one, other) for one in first for other in POINTS][part - 1 :: parts]
+            good = _matrix(pool, pairs, "ordered pairs")[1] and good
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

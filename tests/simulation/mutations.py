@@ -1,0 +1,219 @@
+"""Builds that are broken on purpose, one or more for each invariant: the proof that the checks can fail.
+
+A mutation patches the protocol for the length of a run.  The run is judged as any other; a mutation that no seed finds means
+that the simulator is too kind, or the judge blind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import trio
+
+from protocol import catch_up, chain, closing, evidence, exchange_runner, rounds
+from protocol.catch_up import CatchUp
+from protocol.closing import Closing
+from protocol.exchange import ExchangeMachine
+from protocol.hashes import Hash
+from protocol.messages import Commit, Promise
+from protocol.round_runner import RoundRunner
+from protocol.round_terms import Effect, Keep
+from protocol.rounds import RoundMachine
+from protocol.store import Store
+from tests.simulation.disks import FaultyDisk
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`broken` names the invariant that it breaks, `how` says in a phrase what is wrong with the build.
+
+    shows: what one of the failures that it causes says.
+    """
+
+    name: str
+    broken: str
+    how: str
+    shows: str
+    patches: Callable[[], Sequence[Any]]
+
+
+@contextmanager
+def mutated(name: str | None) -> Iterator[None]:
+    """Within, the build is broken."""
+    patches = MUTATIONS[name].patches() if name else ()
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in reversed(patches):
+            each.stop()
+
+
+def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
+    """Patch `owner.name` by what `make` makes of it."""
+    return patch.object(owner, name, make(getattr(owner, name)))
+
+
+# -- agreement ----------------------------------------------------------------------------------------------------------
+
+
+def _quorum_of_one() -> Sequence[Any]:
+    return [patch.object(module, "quorum_size", lambda voters: 1) for module in (chain, closing, rounds)]
+
+
+def _promise_not_kept() -> Sequence[Any]:
+    return [patch.object(Store, "save_promise", lambda self, raw: None)]
+
+
+def _carried_vote_ignored() -> Sequence[Any]:
+    """The proposer puts its own record to the vote, whatever was voted for before."""
+    def forgetful(on_promise: Any) -> Any:
+        def forgets(self: RoundMachine, sender: Any, promise: Promise, now: float) -> list[Effect]:
+            effects: list[Effect] = on_promise(self, sender, promise.model_copy(update={"voted": None}), now)
+            return effects
+        return forgets
+    return [_instead(RoundMachine, "on_promise", forgetful)]
+
+
+# -- parity -------------------------------------------------------------------------------------------------------------
+
+
+def _applied_twice() -> Sequence[Any]:
+    """After a restart the newest result is applied once more."""
+    def twice(restore: Any) -> Any:
+        async def restores(self: CatchUp) -> None:
+            await restore(self)
+            history, state, manifest = self.parts.history, self.parts.state, self.parts.manifest
+            if history.length and state.rounds == history.length:
+                result = self._stored_result(history.commit_at(state.rounds - 1))
+                if result is not None:
+                    state.rounds -= 1
+                    state.apply(result, manifest.outer.lr, manifest.outer_momentum(state.rounds))
+        return restores
+
+    def unchecked(apply: Any) -> Any:
+        async def applies(self: CatchUp, commit: Commit, result: memoryview) -> None:
+            honest = commit.model_copy(update={"record": commit.record.model_copy(
+                update={"state_digest": self.parts.state.digest()})})
+            await apply(self, honest, result)
+        return applies
+    return [_instead(CatchUp, "restore", twice), _instead(CatchUp, "apply", unchecked)]
+
+
+def _own_average_kept() -> Sequence[Any]:
+    """What a member averaged itself stays in its result, whatever version the record names."""
+    return [patch.object(ExchangeMachine, "adopt", lambda self, index: [
+        chunk for chunk in range(len(index)) if chunk not in self.entries])]
+
+
+# -- mass ---------------------------------------------------------------------------------------------------------------
+
+
+def _divisor_of_all() -> Sequence[Any]:
+    """The sum of those who came is divided by the tokens of more; and the audits reckon alike."""
+    def heavy(aggregate: Any) -> Any:
+        def average(rule: Any, parts: Any, weights: Any, count: int, out: Any) -> None:
+            aggregate(rule, [*parts, parts[0]], [*weights, sum(weights) // 4], count, out)
+        return average
+    return [_instead(module, "aggregate", heavy) for module in (exchange_runner, evidence)]
+
+
+# -- no loss ------------------------------------------------------------------------------------------------------------
+
+
+def _ready_member_dropped() -> Sequence[Any]:
+    """The proposer leaves the last ready member out of its plan, and nobody protests."""
+    def short(agreed: Any) -> Any:
+        def fewer(self: Closing, view: Any) -> Any:
+            peers = agreed(self, view)
+            return peers[:-1] if len(peers) > 2 else peers
+        return fewer
+    return [_instead(Closing, "agreed", short), patch.object(RoundMachine, "_is_left_out", lambda self, plan: False)]
+
+
+# -- progress -----------------------------------------------------------------------------------------------------------
+
+
+def _attempt_never_advances() -> Sequence[Any]:
+    return [patch.object(RoundMachine, "_watch_proposer", lambda self, view, now: [])]
+
+
+# -- heal ---------------------------------------------------------------------------------------------------------------
+
+
+def _fork_choice_keeps_ours() -> Sequence[Any]:
+    return [patch.object(catch_up, "prefer", lambda common, ours, theirs: not ours)]
+
+
+# -- crash --------------------------------------------------------------------------------------------------------------
+
+
+def _never_synced() -> Sequence[Any]:
+    """What is acted on lies in the cache only."""
+    return [patch.object(FaultyDisk, "sync", lambda self, file: None),
+            patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
+            patch.object(FaultyDisk, "sync_folder", lambda self, folder: None)]
+
+
+def _unsynced_result_believed() -> Sequence[Any]:
+    """A result gets its name before its bytes are safe, and is taken for what its name says."""
+    def believing(self: CatchUp, commit: Commit) -> memoryview | None:
+        return self.parts.store.open_result(commit.record.round, Hash(commit.record.result_root))
+    return [patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
+            patch.object(CatchUp, "_stored_result", believing)]
+
+
+def _sent_before_kept() -> Sequence[Any]:
+    """A vote is on its way a moment before it is on the disk."""
+    def hasty(perform: Any) -> Any:
+        async def performs(self: RoundRunner, effect: Effect) -> None:
+            if isinstance(effect, Keep):
+                async def later() -> None:
+                    await trio.sleep(0.5)
+                    await perform(self, effect)
+                assert self._nursery is not None
+                self._nursery.start_soon(later)
+            else:
+                await perform(self, effect)
+        return performs
+    return [_instead(RoundRunner, "_perform", hasty)]
+
+
+# -- order --------------------------------------------------------------------------------------------------------------
+
+
+def _round_skipped() -> Sequence[Any]:
+    """A result that cannot be had at once counts as applied."""
+    def skipping(replay: Any) -> Any:
+        async def replays(self: CatchUp, sources: Any) -> bool:
+            if self.parts.state.rounds and self.parts.state.rounds + 1 < self.parts.history.length:
+                self.parts.state.rounds += 1
+            done: bool = await replay(self, sources)
+            return done
+        return replays
+
+    return [_instead(CatchUp, "replay", skipping), _applied_twice()[1]]
+
+
+MUTATIONS = {mutation.name: mutation for mutation in (
+    Mutation("quorum-of-one", "agreement", "one vote certifies a record", "agreement:", _quorum_of_one),
+    Mutation("promise-not-kept", "agreement", "promises and votes are not written", "agreement:", _promise_not_kept),
+    Mutation("carried-vote-ignored", "agreement", "a proposer overrules a vote", "agreement:", _carried_vote_ignored),
+    Mutation("applied-twice", "parity", "a restart applies the newest result again", "parity:", _applied_twice),
+    Mutation("own-average-kept", "parity", "a member keeps its version of a chunk", "parity:", _own_average_kept),
+    Mutation("divisor-of-all", "mass", "the divisor is not the tokens averaged", "mass:", _divisor_of_all),
+    Mutation("ready-member-dropped", "no loss", "a proposer leaves a ready member out", "no loss:", _ready_member_dropped),
+    Mutation("attempt-never-advances", "progress", "nobody follows a proposer that died", "no round after",
+             _attempt_never_advances),
+    Mutation("fork-choice-keeps-ours", "heal", "both sides of a fork keep their chain", "one tip and one state",
+             _fork_choice_keeps_ours),
+    Mutation("never-synced", "crash", "nothing is synced before it is acted on", "", _never_synced),
+    Mutation("unsynced-result-believed", "crash", "a result is named before it is safe", "", _unsynced_result_believed),
+    Mutation("sent-before-kept", "crash", "a vote is sent before it is on disk", "", _sent_before_kept),
+    Mutation("round-skipped", "order", "a missing result counts as applied", "order:", _round_skipped),
+)}
