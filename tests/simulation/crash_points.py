@@ -131,10 +131,11 @@ def laid(trap: Trap) -> Iterator[None]:
             apply(self, [effect])
             trap.passing(type(effect).__name__, "after", self.machine.me)
 
-    async def pushes(self: Exchange, *arguments: Any) -> None:
+    async def pushes(self: Exchange, *arguments: Any) -> bool:
         trap.passing("push", "before", self.machine.me)
-        await push(self, *arguments)
+        done = await push(self, *arguments)
         trap.passing("push", "after", self.machine.me)
+        return done
 
     async def says_ready(self: RoundRunner, *arguments: Any) -> None:
         trap.role(self)
