@@ -36,7 +36,7 @@ from peer.run_source import store_manifest
 from peer.sentences import size
 from peer.trainer_process import TrainerProcess, TrainerSettings
 from protocol.admission import admit, version_problem
-from protocol.events import Notice, PhaseChanged, TrainerStarted, TrainerStopped
+from protocol.events import Notice, PeerBanned, PhaseChanged, TrainerStarted, TrainerStopped
 from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
 from protocol.invitation import MAX_ADDRESSES, make_invitation
@@ -247,7 +247,7 @@ class Daemon:
             port = stack.enter_context(chosen_port(settings.port, settings.local))
             network = await stack.enter_async_context(open_network(
                 self._identity, self._choice.run, self._lobby, listen_host=host, listen_port=port,
-                mdns=not settings.local))
+                mdns=not settings.local, on_ban=lambda peer, why: self._log.emit(PeerBanned(peer, why))))
             nursery = await stack.enter_async_context(trio.open_nursery())
             self._network = network
             network.remember(self._choice.addresses)

@@ -78,6 +78,8 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return f"{phase}: {detail or why}" if detail or why else phase
         case ev.PeerJoined(peer, called):
             return f"{clean(called) or 'a peer'} ({short(peer)}) is here"
+        case ev.PeerBanned(peer, reason):
+            return f"{name(peer)} was disconnected and stays out for a while: {clean(reason)}"
         case ev.PeerSuspected(peer, silent_s):
             return f"{name(peer)} has been silent for {duration(silent_s)}"
         case ev.PeerGone(peer, goodbye):
@@ -141,7 +143,7 @@ def level(event: ev.Event) -> str:
             return given
         case ev.TrainerStopped(reason) if reason == "the trainer was stopped":
             return "info"
-        case ev.TrainerStopped() | ev.MemberLost() | ev.RolledBack() | ev.Desynced() | ev.PeerSuspected():
+        case ev.TrainerStopped() | ev.MemberLost() | ev.RolledBack() | ev.Desynced() | ev.PeerSuspected() | ev.PeerBanned():
             return "warning"
         case ev.Dropped() | ev.RoundVoted() | ev.ComputeProgress() | ev.ExchangeProgress() | ev.SyncProgress():
             return "debug"

@@ -45,7 +45,7 @@ SUSPICIOUS = 4.0
 MAX_OUT_OF_TURN = 8
 MAX_MEMBERS_AUDITED = 64
 """Parts of one chunk held at a time."""
-PART_TIMEOUT_S = 10.0
+PART_TIMEOUT_S = 5.0
 MAX_REPLY_BYTES = SLICE_BYTES + 4096
 
 
@@ -160,6 +160,8 @@ class Auditor:
         except Malformed:
             return Finding.UNKNOWN
         if case.signer(chunk) == self._parts.me or len(averaged) > MAX_MEMBERS_AUDITED:
+            return Finding.UNKNOWN
+        if not all(self._lives(case.members[member]) for member in averaged):
             return Finding.UNKNOWN
         parts = await self._gather(case, chunk, averaged)
         if parts is None:

@@ -47,6 +47,14 @@ class PeerGone(Event):
 
 
 @dataclass(frozen=True)
+class PeerBanned(Event):
+    """A peer was disconnected and stays out for a while; `reason` is what it did at last."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class TrainerStarted(Event):
     pid: int
 

@@ -4,7 +4,8 @@ Moves chunks by pushes, checks every byte that comes in, averages in worker thre
 ends: after it is done itself it goes on sending others what it owes them.
 
 Memory: parts that wait for their chunk's average are limited to `PART_BUFFERS` in all, shared out equally among the
-senders.  Each sender sends in the same order, so the lowest unfinished chunk always finds room and nothing deadlocks.
+senders.  Each sender sends in the same order, and no push starts while the one so many places before it is under way as a
+sender has buffers at the receiver: so the lowest unfinished chunk always finds room and nothing deadlocks.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from protocol.network import MAX_PUSH_HEADER_BYTES, Network, NetworkError, Refus
 from protocol.parts import Offload
 
 PART_BUFFERS = 64
+PUSHES_AHEAD = 8
+"""Pushes to one peer that are on their way or wait for its answer: a long way is kept full, and trips are shared."""
 TICK_S = 0.25
 PUSH_TIMEOUT_S = 60.0
 RETRY_S = 0.5
@@ -99,6 +102,7 @@ class Exchange:
         self._wake = {peer: trio.Event() for peer in self.machine.others}
         self._parts: dict[tuple[int, PeerId], memoryview] = {}
         self._reserved = dict.fromkeys(self.machine.others, 0)
+        self._share = max(1, PART_BUFFERS // max(1, len(self._reserved)))
         self._buffers = _Buffers()
         self._proofs = tree_proofs(leaves)
         self._room = trio.Event()
@@ -223,19 +227,29 @@ class Exchange:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     async def _send_to(self, peer: PeerId) -> None:
-        queue = self._queues[peer]
-        while True:
-            while not queue:
-                self._wake[peer] = trio.Event()
-                await self._wake[peer].wait()
-            item = queue.popleft()
-            if isinstance(item, SendPart) and (self.machine.is_lost(peer) or item.chunk in self.machine.entries):
-                self._ordered.discard(item)
-                continue
-            if not await self._push(peer, item):
-                self._ordered.discard(item)
+        queue, under_way = self._queues[peer], deque[trio.Event]()
+        async with trio.open_nursery() as nursery:
+            while True:
+                while not queue:
+                    self._wake[peer] = trio.Event()
+                    await self._wake[peer].wait()
+                if len(under_way) >= min(PUSHES_AHEAD, self._share):
+                    await under_way.popleft().wait()
+                item = queue.popleft()
+                if isinstance(item, SendPart) and (self.machine.is_lost(peer) or item.chunk in self.machine.entries):
+                    self._ordered.discard(item)
+                    continue
+                under_way.append(trio.Event())
+                nursery.start_soon(self._push, peer, item, under_way[-1])
 
-    async def _push(self, peer: PeerId, item: SendPart | SendResult) -> bool:
+    async def _push(self, peer: PeerId, item: SendPart | SendResult, over: trio.Event) -> None:
+        try:
+            if not await self._push_until_over(peer, item):
+                self._ordered.discard(item)
+        finally:
+            over.set()
+
+    async def _push_until_over(self, peer: PeerId, item: SendPart | SendResult) -> bool:
         """Push until it is there, refused for good, or the peer is lost.  Whether it is there."""
         span = self._layout[item.chunk]
         if isinstance(item, SendPart):
@@ -279,8 +293,7 @@ class Exchange:
         if header.statement is None:
             if (header.chunk, peer) in self._parts:
                 return None
-            share = max(1, PART_BUFFERS // len(self._reserved))
-            while self._reserved[peer] + sum(sender == peer for _, sender in self._parts) >= share:
+            while self._reserved[peer] + sum(sender == peer for _, sender in self._parts) >= self._share:
                 await self._room.wait()
             self._reserved[peer] += 1
         elif header.chunk in self.machine.entries:

@@ -39,6 +39,10 @@ class Refused(NetworkError):
     """The peer answered that it will not; the text is its reason (at most 300 characters)."""
 
 
+class Offence(Refused):
+    """Refused because no honest peer asks such a thing: the network holds it against the asker."""
+
+
 class Verdict(Enum):
     """What a gossip message is worth: forwarded, dropped silently, or dropped and its forwarder scored down."""
 

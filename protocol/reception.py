@@ -19,7 +19,7 @@ from protocol.hashes import Hash
 from protocol.identity import PeerId
 from protocol.membership import Liveness
 from protocol.messages import Accusation, Body, Commit, Goodbye, Heartbeat, Ready, decode_body, unpack
-from protocol.network import Refused, Verdict
+from protocol.network import Offence, Refused, Verdict
 from protocol.parts import Parts
 from protocol.pulse import Pulse
 from protocol.questions import PartReply, PartRequest
@@ -143,11 +143,11 @@ class Reception:
             sender, body, envelope = unpack(data, self._parts.run)
         except Malformed as error:
             self._parts.emit(Dropped(peer, "statement", str(error)))
-            raise Refused(str(error)) from error
+            raise Offence(str(error)) from error
         if sender != peer and not isinstance(body, Commit):
-            raise Refused("a statement of somebody else")
+            raise Offence("a statement of somebody else")
         if self.runner is not None:
-            self.runner.receive(sender, body, envelope)
+            self.runner.receive(sender, body, envelope, by=peer)
         return b""
 
     async def _on_exchange_ask(self, peer: PeerId, data: bytes) -> bytes:

@@ -7,6 +7,7 @@ READY), its exchanges, and the fetching of results to hold.  All of it ends with
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -63,6 +64,9 @@ from protocol.work import Work
 TICK_S = 0.25
 QUEUE = 4096
 """Statements waiting to be handled; more are dropped, and their senders send again."""
+QUEUE_BYTES = 16 << 20
+QUEUE_BYTES_PER_PEER = 4 << 20
+"""Of waiting statements as they travelled; in memory they take up to 16 times as much."""
 DELIVER_TIMEOUT_S = 10.0
 DELIVER_RETRY_S = 0.5
 HOLD_RETRY_S = 0.5
@@ -131,6 +135,7 @@ class RoundRunner:
         self.warmed_pid = warmed_pid
         self._catch_up, self._pause, self._set_phase = catch_up, pause, set_phase
         self._put, self._take = trio.open_memory_channel[Callable[[], list[Effect]]](QUEUE)
+        self._waiting_bytes: Counter[PeerId] = Counter()
         self._exchanges: dict[Hash, RunningExchange] = {}
         auditor = Auditor(parts, self._lives, self.work, convict)
         self._holding = Holding(parts, catch_up, auditor, self._exchanges, self._on_held, self._on_refused)
@@ -192,17 +197,30 @@ class RoundRunner:
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
-    def receive(self, sender: PeerId, body: Body, envelope: Envelope) -> None:
-        """Queue a statement for the machine."""
-        self._post(lambda: self._handle(sender, body, envelope))
+    def receive(self, sender: PeerId, body: Body, envelope: Envelope, *, by: PeerId | None = None) -> None:
+        """Queue a statement for the machine.  by: who brought it, if not its sender."""
+        bringer, size = by or sender, max(len(envelope.raw), QUEUE_BYTES // QUEUE)
+        held = self._waiting_bytes
+        if held.total() + size > QUEUE_BYTES or held[bringer] + size > QUEUE_BYTES_PER_PEER:
+            self.parts.emit(Dropped(bringer, "statement", "too many bytes are waiting"))
+            return
 
-    def _post(self, handle: Callable[[], list[Effect]]) -> None:
+        def handle() -> list[Effect]:
+            held[bringer] -= size
+            return self._handle(sender, body, envelope)
+
+        if self._post(handle):
+            held[bringer] += size
+
+    def _post(self, handle: Callable[[], list[Effect]]) -> bool:
         try:
             self._put.send_nowait(handle)
+            return True
         except trio.BrokenResourceError:
-            return  # the round is over
+            return False  # the round is over
         except trio.WouldBlock:
             self.parts.emit(Dropped(self.parts.me, "statement", "too many are waiting"))
+            return False
 
     def _handle(self, sender: PeerId, body: Body, envelope: Envelope) -> list[Effect]:
         machine, now = self.machine, trio.current_time()

@@ -76,7 +76,8 @@ from protocol.round_terms import (
 MAX_LEAD = 16
 """Attempts that a ballot may be ahead of ours.  Attempts take seconds: further ahead is nobody honest."""
 PATIENCE_S = 3.0
-"""Seconds beyond grace and finish time that a live proposer gets before the next attempt begins; grows by attempt."""
+"""Seconds beyond grace and finish time that a live proposer gets before the next attempt begins; grows by attempt.  A
+proposer under which nothing moved for so long may be overtaken by another."""
 
 
 @dataclass
@@ -136,7 +137,7 @@ class RoundMachine:
             return []
         if self._promised is not None and ballot < self._promised:
             return [Send((sender,), self._promise_body())]
-        if not self._may_follow(ballot, view) or not self.closing.may_evict(proposal.evicted, view):
+        if not self._may_follow(ballot, view, now) or not self.closing.may_evict(proposal.evicted, view):
             return []
         if self.state_digest is not None and proposal.plan.state_digest != self.state_digest:
             return [Repair(Hash(proposal.plan.state_digest))]
@@ -144,8 +145,7 @@ class RoundMachine:
             self._protested = ballot
         if ballot == self._protested:
             return [Send((sender,), self.readys[self.me])]
-        ready = self.closing.agreed(view)[: self.settings.max_members]
-        if proposal.plan != self.plan and leaves_out(proposal.plan, ready) > len(ready) // 3:
+        if proposal.plan != self.plan and self._leaves_out_too_many(proposal.plan, view):
             return []
         effects: list[Effect] = []
         if ballot != self._promised:
@@ -188,7 +188,7 @@ class RoundMachine:
 
     def on_motion(self, sender: PeerId, motion: Motion, view: View, now: float) -> list[Effect]:
         ballot = (motion.attempt, sender)
-        if motion.proposer != sender or self.decided or not self._may_follow(ballot, view):
+        if motion.proposer != sender or self.decided or not self._may_follow(ballot, view, now):
             return []
         if not motion_fits(self.settings, self.base, motion.record, motion.index, motion.provenance):
             return []
@@ -352,7 +352,9 @@ class RoundMachine:
         return now - self._progress > self.settings.stall_s + PATIENCE_S * (1 + attempt)
 
     def _propose(self, view: View, now: float) -> list[Effect]:
-        plan = self.plan or self.closing.make_plan(view)
+        plan = self.plan
+        if plan is None or self._leaves_out_too_many(plan, view):
+            plan = self.closing.make_plan(view)
         if plan is None:
             return []
         if plan.state_digest != self.state_digest:
@@ -461,7 +463,7 @@ class RoundMachine:
 
     # -- whom to believe ----------------------------------------------------------------------------------------------
 
-    def _may_follow(self, ballot: Ballot, view: View) -> bool:
+    def _may_follow(self, ballot: Ballot, view: View, now: float) -> bool:
         """Whether to take part in this ballot: no lower one than promised, and no higher one while its proposer works."""
         attempt, proposer = ballot
         if proposer not in self.base.electors and proposer not in self.readys:
@@ -470,12 +472,17 @@ class RoundMachine:
             return False
         if self._promised is None or ballot == self._promised or not self.closing.lives(self._promised[1], view):
             return True
-        if self._promised[0] < attempt <= self.attempt:
-            return True  # we have lost patience, too
+        if self._promised[0] < attempt <= self.attempt or now - self._progress > PATIENCE_S:
+            return True  # we have lost patience, too, or nothing moves
         return attempt <= self._promised[0] + 1 and self.closing.proposer(view, attempt) == proposer
 
     def _is_left_out(self, plan: Plan) -> bool:
         return self.me in self.readys and leaves_out(plan, [self.me]) > 0
+
+    def _leaves_out_too_many(self, plan: Plan, view: View) -> bool:
+        """More than a third of those who are ready as we see it."""
+        ready = self.closing.agreed(view)[: self.settings.max_members]
+        return leaves_out(plan, ready) > len(ready) // 3
 
     def _is_false(self, index: Sequence[ChunkEntry]) -> bool:
         return bool(self._false) and any((chunk, entry.hash) in self._false for chunk, entry in enumerate(index))

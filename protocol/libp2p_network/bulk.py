@@ -1,9 +1,8 @@
 """The bulk data plane: pushes of large chunks over their own TCP sockets, straight into the receiver's buffer.
 
-The sender dials one socket per peer, agreed over a libp2p stream that has authenticated both peer IDs, and keeps it.
-Pushes to one peer go out in order; the next one starts while the previous one's answer is still on its way.  Decides
-how many sockets there may be, how long a handshake may take, and how slow a push may be; what a push means, and which
-buffer takes it, is the handlers' business.
+A socket is agreed over a libp2p stream that has authenticated both peer IDs.  Decides how many sockets there may be, and
+how long a handshake may take; how pushes go over them is `sending` and `receiving`, what a push means, and which buffer
+takes it, is the handlers' business.
 """
 
 from __future__ import annotations
@@ -20,64 +19,55 @@ import trio
 
 from protocol.hashes import Hash
 from protocol.identity import PeerId
+from protocol.libp2p_network.conduct import OVER, Conduct
 from protocol.libp2p_network.link import (
-    FRAME_BYTES,
     MAC_BYTES,
     NONCE_BYTES,
+    SOCKET_BUFFER_BYTES,
     TOKEN_BYTES,
-    FrameKind,
     Keys,
     Link,
     LinkBroken,
-    in_worker,
 )
 from protocol.libp2p_network.rates import RateLimit
-from protocol.libp2p_network.receiving import MAX_THREADS, Receiving
+from protocol.libp2p_network.receiving import Receiving
+from protocol.libp2p_network.sending import MAX_LANES, Sending
 from protocol.libp2p_network.streams import discard, finish, read_exactly
-from protocol.network import MAX_PUSH_BYTES, MAX_PUSH_HEADER_BYTES, Handlers, NetworkError, Refused, Unreachable
+from protocol.network import MAX_PUSH_BYTES, MAX_PUSH_HEADER_BYTES, Handlers, NetworkError, Unreachable
 
 HANDSHAKE_S = 5.0
-MAX_LINKS = 128
-MAX_LINKS_PER_PEER = 2
-MAX_PENDING = 32
-"""Handshakes, and sockets that have not proved who they are, at one time."""
+MAX_LINKS = 256
+MAX_LINKS_PER_PEER = 2 * MAX_LANES
+"""Accepted from one peer: those it uses, and those that broke and we have not noticed."""
+MAX_PENDING = 64
+"""Sockets that have not proved who they are, at one time.  The next one takes the place of the one that has waited longest
+from the address with the most of them: a proof takes milliseconds, so whoever means it is through."""
 log = logging.getLogger(__name__)
 _GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
 
-_Answers = dict[int, tuple[trio.Event, list[str | None]]]
-"""By number of the push: set when it is over; then the reason of a refusal, None for success, nothing if broken."""
-
-
-class _Outgoing:
-    """Our socket to one peer: an order of pushes, and the answers awaited."""
-
-    def __init__(self) -> None:
-        self.lock = trio.Lock()
-        self.link: Link | None = None
-        self.answers: _Answers = {}
-        self.next_number = 0
-
-
 class Bulk:
-    def __init__(self, host: Any, run: Hash, handlers: Handlers, listen_host: str, up_limit: float | None) -> None:
+    def __init__(self, host: Any, run: Hash, handlers: Handlers, conduct: Conduct, listen_host: str,
+                 up_limit: float | None = None, down_limit: float | None = None) -> None:
         from libp2p.custom_types import TProtocol
 
         self._host = host
         self._me = PeerId(host.get_id().to_base58())
         self._run = run
         self._listen_host = listen_host
-        self._limit = RateLimit(up_limit)
         self._protocol = TProtocol(f"/manyhands/1/{bytes(run).hex()[:16]}/bulk")
-        self._threads = trio.CapacityLimiter(MAX_THREADS)
-        self._outgoing: dict[PeerId, _Outgoing] = {}
-        self._receiving = Receiving(handlers, RateLimit())
-        self._links: Counter[PeerId] = Counter()
+        self._conduct = conduct
+        self._sending = Sending(self._dial, RateLimit(up_limit))
+        self._receiving = Receiving(handlers, RateLimit(down_limit), conduct)
+        self._links: dict[PeerId, list[Link]] = {}
         self._granted: dict[bytes, tuple[PeerId, Keys]] = {}
-        self._unproved = 0
+        self._unproved: dict[trio.socket.SocketType, str] = {}
         self._port = 0
         self._nursery: trio.Nursery | None = None
-        self.up_bytes = 0
         host.set_stream_handler(self._protocol, self._grant)
+
+    @property
+    def up_bytes(self) -> int:
+        return self._sending.up_bytes
 
     @property
     def down_bytes(self) -> int:
@@ -86,6 +76,7 @@ class Bulk:
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         listener = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)  # inherited by what is accepted
             await listener.bind((self._listen_host, 0))
             listener.listen(64)
             self._port = listener.getsockname()[1]
@@ -93,104 +84,40 @@ class Bulk:
                 self._nursery = nursery
                 task_status.started()
                 while True:
-                    sock, _ = await listener.accept()
-                    if self._unproved >= MAX_PENDING:
-                        sock.close()
-                    else:
-                        self._unproved += 1
-                        nursery.start_soon(self._accept, sock)
+                    try:
+                        sock, address = await listener.accept()
+                    except OSError as error:  # out of descriptors: others may give some back
+                        log.debug("a bulk socket could not be accepted: %r", error)
+                        await trio.sleep(0.1)
+                        continue
+                    self._make_room()
+                    self._unproved[sock] = str(address[0])
+                    nursery.start_soon(self._accept, sock)
+
+    def _make_room(self) -> None:
+        if len(self._unproved) >= MAX_PENDING:
+            (busiest, _), *_ = Counter(self._unproved.values()).most_common(1)
+            oldest = next(sock for sock, address in self._unproved.items() if address == busiest)
+            del self._unproved[oldest]
+            oldest.close()
+
+    def cut_off(self, peer: PeerId) -> None:
+        """End what `peer` pushes to us."""
+        for link in self._links.get(peer, []):
+            link.abort("the peer is banned")
 
     def disconnected(self, peer: PeerId) -> None:
-        outgoing = self._outgoing.get(peer)
-        if outgoing is not None and outgoing.link is not None:
-            outgoing.link.abort("the peer disconnected")
+        self._sending.disconnected(peer)
 
     async def push(self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float) -> None:
         data = data.cast("B")
         if len(header) > MAX_PUSH_HEADER_BYTES or len(data) > MAX_PUSH_BYTES:
             raise NetworkError(f"a push of {len(header)} + {len(data)} bytes is over the limit")
-        reason: str | None = None
+        assert self._nursery is not None
         with trio.move_on_after(timeout_s) as scope:
-            reason = await self._push(peer, header, data)
+            await self._sending.push(self._nursery, peer, header, data)
         if scope.cancelled_caught:
             raise Unreachable(f"{peer} did not take a push of {len(data)} bytes within {timeout_s:g} s")
-        if reason is not None:
-            raise Refused(reason)
-
-    async def _push(self, peer: PeerId, header: bytes, data: memoryview) -> str | None:
-        outgoing = self._outgoing.setdefault(peer, _Outgoing())
-        try:
-            async with outgoing.lock:
-                link = outgoing.link
-                if link is None or link.broken:
-                    link = outgoing.link = await self._dial(peer)
-                    outgoing.answers = {}  # the old link's reader ends those that waited on it
-                    assert self._nursery is not None
-                    self._nursery.start_soon(self._read_answers, outgoing, link, outgoing.answers)
-                number = outgoing.next_number
-                outgoing.next_number += 1
-                answered, reason = outgoing.answers[number] = (trio.Event(), [])
-                await self._send(link, number, header, data, answered)
-            try:
-                await answered.wait()
-            except trio.Cancelled:
-                link.abort("the answer did not come in time")
-                raise
-        except (LinkBroken, OSError) as error:
-            raise Unreachable(f"the bulk connection to {peer} broke: {error}") from error
-        if not reason:
-            raise Unreachable(f"the bulk connection to {peer} broke: {link.why}")
-        return reason[0]
-
-    async def _send(self, link: Link, number: int, header: bytes, data: memoryview, answered: trio.Event) -> None:
-        """Everything of a push, a trip to a worker thread at a time; less once it was refused."""
-        offset, frame = 0, min(FRAME_BYTES, self._limit.trip)
-        link.put(FrameKind.OPEN, number, struct.pack(">Q", len(data)) + header)
-
-        def work() -> None:
-            nonlocal offset
-            end = min(len(data), offset + self._limit.trip)
-            while offset < end and not answered.is_set():
-                link.put(FrameKind.DATA, offset, data[offset : min(end, offset + frame)])
-                link.flush()
-                offset = min(end, offset + frame)
-            if not data:
-                link.flush()
-            elif offset < len(data) and answered.is_set():
-                link.put(FrameKind.ABANDON, number, b"")
-                link.flush()
-
-        while True:
-            before = offset
-            await self._limit.pay(min(self._limit.trip, len(data) - offset))
-            await in_worker(link, self._threads, work)
-            self.up_bytes += offset - before
-            if offset == len(data) or answered.is_set():
-                return
-
-    async def _read_answers(self, outgoing: _Outgoing, link: Link, answers: _Answers) -> None:
-        """The one reader of a dialled link; when it ends, so do the pushes that wait for an answer on it."""
-        try:
-            while True:
-                kind, value, plain = await link.receive_small()
-                waiting = answers.pop(value, None)
-                if kind is not FrameKind.ANSWER or not plain or waiting is None:
-                    raise LinkBroken("an answer to nothing")
-                waiting[1].append(None if plain[0] == 1 else plain[1:301].decode(errors="replace"))
-                waiting[0].set()
-        except LinkBroken as error:
-            link.abort(str(error))
-        finally:
-            link.abort("closed")
-            for event, _ in answers.values():
-                event.set()
-            answers.clear()
-            # a sender still inside a worker must see the shutdown before the descriptor goes
-            with trio.CancelScope(shield=True):
-                async with outgoing.lock:
-                    link.close()
-                    if outgoing.link is link:
-                        outgoing.link = None
 
     async def _dial(self, peer: PeerId) -> Link:
         from libp2p.peer.id import ID
@@ -221,11 +148,15 @@ class Bulk:
     async def _prove(self, ip: str, port: int, token: bytes, keys: Keys) -> Link:
         sock = trio.socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
         try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
             await sock.connect((ip, port))
             await trio.SocketStream(sock).send_all(token + keys.proof(b"dialer"))
             if not hmac.compare_digest(await _receive(sock, MAC_BYTES), keys.proof(b"listener")):
                 raise LinkBroken("the bulk connection reached somebody else")
             return Link(_blocking(sock), keys, dialled=True)
+        except trio.BrokenResourceError as error:
+            sock.close()
+            raise LinkBroken(f"the bulk socket broke: {error}") from error
         except BaseException:
             sock.close()
             raise
@@ -234,11 +165,9 @@ class Bulk:
         """libp2p's stream handler: no exception may leave it."""
         try:
             peer = PeerId(stream.muxed_conn.peer_id.to_base58())
-            if (
-                len(self._granted) >= MAX_PENDING
-                or self._links[peer] >= MAX_LINKS_PER_PEER
-                or self._links.total() >= MAX_LINKS
-            ):
+            mine = len(self._links.get(peer, [])) + sum(other == peer for other, _ in self._granted.values())
+            if mine >= MAX_LINKS_PER_PEER or len(self._granted) + sum(map(len, self._links.values())) >= MAX_LINKS:
+                self._conduct.offend(peer, OVER, "too many bulk connections")
                 raise LinkBroken("too many bulk connections")
             token, nonce = os.urandom(TOKEN_BYTES), os.urandom(NONCE_BYTES)
             with trio.fail_after(HANDSHAKE_S):
@@ -267,21 +196,25 @@ class Bulk:
                         raise LinkBroken("a false proof")
                     await trio.SocketStream(sock).send_all(keys.proof(b"listener"))
             finally:
-                self._unproved -= 1
-        except (OSError, KeyError, LinkBroken, trio.TooSlowError, trio.BrokenResourceError) as error:
+                self._unproved.pop(sock, None)
+        except (OSError, KeyError, LinkBroken, trio.TooSlowError, trio.BrokenResourceError,
+                trio.ClosedResourceError) as error:
             log.debug("a bulk socket was turned away: %r", error)
             sock.close()
             return
         except BaseException:
             sock.close()
             raise
-        self._links[peer] += 1
         link = Link(_blocking(sock), keys, dialled=False)
+        links = self._links.setdefault(peer, [])
+        links.append(link)
         try:
             await self._receiving.serve(peer, link)
         finally:
             link.close()
-            self._links[peer] -= 1
+            links.remove(link)
+            if not links and self._links.get(peer) is links:
+                del self._links[peer]
 
 
 async def _receive(sock: trio.socket.SocketType, size: int) -> bytes:

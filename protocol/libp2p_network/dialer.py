@@ -1,8 +1,8 @@
 """The address book and who is dialled when.
 
-Every peer in the book that is not connected is dialled, with a pause that doubles up to a minute; a new address makes
-it due at once, a lost connection after a second.  The library's own dialling (happy eyeballs over two addresses, a
-cache of failed peers) is bypassed: each address is tried alone.
+Every peer in the book that is neither connected nor banned is dialled, with a pause that doubles up to a minute; a new
+address makes it due at once, a lost connection after a second.  The library's own dialling (happy eyeballs over two
+addresses, a cache of failed peers) is bypassed: each address is tried alone.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class _Entry:
 
 
 class Dialer:
-    def __init__(self, host: Any, me: PeerId, is_connected: Callable[[PeerId], bool]) -> None:
+    def __init__(self, host: Any, me: PeerId, leave_alone: Callable[[PeerId], bool]) -> None:
         self._host = host
         self._me = me
-        self._is_connected = is_connected
+        self._leave_alone = leave_alone
         self._book: dict[PeerId, _Entry] = {}
         self._forgotten: set[PeerId] = set()
         self._changed = trio.Event()
@@ -91,7 +91,7 @@ class Dialer:
                 waiting = [
                     (peer, entry)
                     for peer, entry in self._book.items()
-                    if not entry.dialling and not self._is_connected(peer)
+                    if not entry.dialling and not self._leave_alone(peer)
                 ]
                 for peer, entry in waiting:
                     if entry.due_at <= now:
@@ -106,7 +106,7 @@ class Dialer:
         entry.pause_s = min(MAX_PAUSE_S, entry.pause_s * 2)
         async with limiter:
             for address in list(entry.addresses):
-                if self._is_connected(peer) or peer in self._forgotten:
+                if self._leave_alone(peer) or peer in self._forgotten:
                     break
                 with trio.move_on_after(DIAL_S):
                     try:

@@ -1,14 +1,14 @@
 """Gossip: one gossipsub topic per run; every message is judged by the handlers before it is forwarded.
 
-Decides how much one forwarder may send and when a forwarder of rejected messages is no longer listened to.
+Three allowances keep a flood from spreading: of each neighbour (what is over it is dropped before its signature is
+checked), of each origin (one identity's messages, whoever brings them), and our own of what we hand on, which is smaller
+than a neighbour's: so whoever keeps the rules never brings others more than they take.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -16,36 +16,35 @@ import trio
 from protocol.envelope import MAX_GOSSIP_BYTES
 from protocol.hashes import Hash
 from protocol.identity import PeerId
+from protocol.libp2p_network.conduct import WRONG, Allowance, Bucket, Channel, Conduct
 from protocol.network import Handlers, NetworkError, Verdict
 
 HEARTBEAT_S = 1
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 4, 3, 6
-RATE_PER_S = 200.0
-"""Messages a second that one forwarder may bring us, with bursts of `BURST`."""
-BURST = 600.0
-REJECT_COST = 60.0
-"""A rejected message costs its forwarder as much of its rate as this many good ones."""
-MAX_FORWARDERS = 1024
+FORWARDED = Allowance(100, 1e6, 5)
+"""What we hand on, all neighbours together.  What is over it is still heard here."""
 
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class _Allowance:
-    tokens: float
-    at: float
-
-
 class Gossip:
-    def __init__(self, host: Any, run: Hash, handlers: Handlers) -> None:
+    def __init__(self, host: Any, run: Hash, handlers: Handlers, conduct: Conduct) -> None:
         from libp2p.custom_types import TProtocol
         from libp2p.pubsub.gossipsub import GossipSub
         from libp2p.pubsub.pubsub import Pubsub
 
+        gossip = self
+
+        class JudgedPubsub(Pubsub):
+            async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
+                if gossip._may_bring(msg_forwarder, msg):
+                    await super().push_msg(msg_forwarder, msg)
+
         self._me = host.get_id()
         self._handlers = handlers
+        self._conduct = conduct
+        self._forwarded = Bucket(FORWARDED.burst_s, FORWARDED.burst_s, trio.current_time())
         self._topic = f"manyhands/1/{bytes(run).hex()}"
-        self._allowances: OrderedDict[PeerId, _Allowance] = OrderedDict()
         self.up_bytes = 0
         self.down_bytes = 0
         # The library's adaptive interval slowed 1 s to 60 s after deaths, its spam limit counts our own messages, and
@@ -60,7 +59,7 @@ class Gossip:
             spam_protection_enabled=False,
             eclipse_protection_enabled=False,
         )
-        self._pubsub = Pubsub(host, self._router, allowed_topics=frozenset({self._topic}))
+        self._pubsub = JudgedPubsub(host, self._router, allowed_topics=frozenset({self._topic}))
         self._pubsub.set_topic_validator(self._topic, self._validate, False)
 
     async def start(self, stack: AsyncExitStack, nursery: trio.Nursery) -> None:
@@ -83,12 +82,24 @@ class Gossip:
         await self._pubsub.publish(self._topic, data)
         self.up_bytes += len(data)
 
-    def _validate(self, forwarder: Any, message: Any) -> bool:
-        """libp2p's topic validator: True forwards the message."""
+    def _may_bring(self, forwarder: Any, message: Any) -> bool:
+        """Before anything else is done about a message: whether its bringer may, and it is of a size that may be."""
         if forwarder == self._me:
             return True
         peer = PeerId(forwarder.to_base58())
-        if not self._spend(peer, 1.0) or len(message.data) > MAX_GOSSIP_BYTES:
+        if len(message.data) > MAX_GOSSIP_BYTES:
+            self._conduct.offend(peer, WRONG, "an oversized message")
+            return False
+        return self._conduct.spend(peer, Channel.GOSSIP, len(message.data))
+
+    def _validate(self, forwarder: Any, message: Any) -> bool:
+        """libp2p's topic validator, after it has checked the origin's signature: True forwards the message."""
+        from libp2p.peer.id import ID
+
+        if forwarder == self._me:
+            return True
+        peer, origin = PeerId(forwarder.to_base58()), PeerId(ID(message.from_id).to_base58())
+        if not self._conduct.spend(origin, Channel.ORIGIN, len(message.data)):
             return False
         self.down_bytes += len(message.data)
         try:
@@ -97,17 +108,5 @@ class Gossip:
             log.exception("the gossip handler failed")
             return False
         if verdict is Verdict.REJECT:
-            self._spend(peer, REJECT_COST, force=True)
-        return verdict is Verdict.ACCEPT
-
-    def _spend(self, peer: PeerId, cost: float, *, force: bool = False) -> bool:
-        now = trio.current_time()
-        allowance = self._allowances.pop(peer, None) or _Allowance(BURST, now)
-        tokens = min(BURST, allowance.tokens + (now - allowance.at) * RATE_PER_S)
-        affordable = tokens >= cost
-        if affordable or force:
-            tokens = max(-BURST, tokens - cost)
-        self._allowances[peer] = _Allowance(tokens, now)
-        while len(self._allowances) > MAX_FORWARDERS:
-            self._allowances.popitem(last=False)
-        return affordable
+            self._conduct.offend(peer, WRONG, "gossip that is malformed")
+        return verdict is Verdict.ACCEPT and self._forwarded.take(FORWARDED, trio.current_time(), 1, len(message.data))

@@ -12,10 +12,14 @@ from typing import Any
 
 from protocol.identity import Identity
 from protocol.libp2p_network import patches
+from protocol.libp2p_network.conduct import Conduct
+from protocol.libp2p_network.guard import guarded_resources, guarded_yamux
 from protocol.network import NetworkError
 
 MAX_CONNECTIONS = 256
 STREAM_NEGOTIATION_S = 10
+UPGRADE_S = 5.0
+"""For the handshake of a connection from outside, which holds one of `MAX_CONNECTIONS` meanwhile."""
 
 
 class PortBusy(NetworkError):
@@ -42,29 +46,30 @@ def claim_port(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def new_host(identity: Identity) -> Any:
-    """A libp2p `BasicHost` for this identity, not yet listening."""
+def new_host(identity: Identity, conduct: Conduct) -> Any:
+    """A libp2p `BasicHost` for this identity, not yet listening; its connections answer to `conduct`."""
     import libp2p
     from libp2p.crypto.ed25519 import create_new_key_pair
     from libp2p.crypto.x25519 import create_new_key_pair as new_noise_key_pair
+    from libp2p.custom_types import TProtocol
     from libp2p.network.config import ConnectionConfig, RetryConfig
-    from libp2p.rcmgr import new_resource_manager
     from libp2p.security.noise.transport import PROTOCOL_ID, Transport
+    from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
 
     patches.apply()
     _silence()
     keys = create_new_key_pair(identity.seed)
     config = ConnectionConfig(
-        max_connections=MAX_CONNECTIONS, min_connections=0, low_watermark=0, high_watermark=MAX_CONNECTIONS
+        max_connections=MAX_CONNECTIONS, min_connections=0, low_watermark=0, high_watermark=MAX_CONNECTIONS,
+        inbound_upgrade_timeout=UPGRADE_S,
     )
     host = libp2p.new_host(
         key_pair=keys,
         sec_opt={PROTOCOL_ID: Transport(keys, noise_privkey=new_noise_key_pair().private_key)},
-        muxer_opt=libp2p.create_yamux_muxer_option(),
+        muxer_opt={TProtocol(YAMUX_ID): guarded_yamux(conduct)},
         negotiate_timeout=STREAM_NEGOTIATION_S,
         connection_config=config,
-        # the breaker and the degradation would shut out everybody because of one peer's failures
-        resource_manager=new_resource_manager(enable_circuit_breaker=False, enable_graceful_degradation=False),
+        resource_manager=guarded_resources(conduct),
     )
     swarm: Any = host.get_network()
     swarm.retry_config = RetryConfig(max_retries=0)

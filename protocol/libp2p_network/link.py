@@ -154,7 +154,8 @@ class Link:
     def flush(self) -> None:
         """Send what was put.  Blocks."""
         size, self._out_size = self._out_size, 0
-        self._guard(lambda: self._sock.sendall(self._out_buffer[:size]))
+        if size:
+            self._guard(lambda: self._sock.sendall(self._out_buffer[:size]))
 
     def send_small(self, kind: FrameKind, value: int, data: bytes) -> None:
         """Never blocks: a peer that does not read a few bytes of answers is cut off."""

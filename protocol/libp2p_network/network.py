@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import trio
 
 from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
+from protocol.libp2p_network.conduct import Conduct
 from protocol.libp2p_network.host import PortBusy, claim_port, interface_addresses, new_host
 from protocol.network import Handlers, NetworkError, Traffic, Unreachable
 
@@ -38,8 +39,9 @@ class Libp2pNetwork:
         listen_port: int = 0,
         mdns: bool = True,
         up_limit: float | None = None,
+        on_ban: Callable[[PeerId, str], None] = lambda peer, why: None,
     ) -> None:
-        """`up_limit`: bytes a second that pushes may use, all together; None for no limit."""
+        """`up_limit`: bytes a second that pushes may use, all together; None for no limit.  `on_ban`: told why."""
         self._identity = identity
         self._run = run
         self._handlers = handlers
@@ -47,6 +49,8 @@ class Libp2pNetwork:
         self._listen_port = listen_port
         self._mdns = mdns
         self._up_limit = up_limit
+        self._on_ban = on_ban
+        self._conduct = Conduct(trio.current_time, self._ban, self._address_of)
         self._connected: dict[PeerId, None] = {}
         self._early_addresses: list[str] = []
         self._nursery: trio.Nursery | None = None
@@ -66,11 +70,11 @@ class Libp2pNetwork:
         from protocol.libp2p_network.gossip import Gossip
         from protocol.libp2p_network.requests import Requests
 
-        self._host = new_host(self._identity)
-        self._requests = Requests(self._host, self._run, self._handlers)
-        self._gossip = Gossip(self._host, self._run, self._handlers)
-        self._bulk = Bulk(self._host, self._run, self._handlers, self._listen_host, self._up_limit)
-        self._dialer = Dialer(self._host, self.peer_id, self._connected.__contains__)
+        self._host = new_host(self._identity, self._conduct)
+        self._requests = Requests(self._host, self._run, self._handlers, self._conduct)
+        self._gossip = Gossip(self._host, self._run, self._handlers, self._conduct)
+        self._bulk = Bulk(self._host, self._run, self._handlers, self._conduct, self._listen_host, self._up_limit)
+        self._dialer = Dialer(self._host, self.peer_id, self._leave_alone)
         self._host.get_network().register_notifee(_watcher(self))
         async with AsyncExitStack() as stack:
             where = Multiaddr(f"/ip4/{self._listen_host}/tcp/{self._listen_port}")
@@ -131,6 +135,29 @@ class Libp2pNetwork:
             raise Unreachable(f"{peer} is not connected")
         await self._bulk.push(peer, header, data, timeout_s)
 
+    def _leave_alone(self, peer: PeerId) -> bool:
+        """Whether the dialer has nothing to do about a peer."""
+        return peer in self._connected or self._conduct.is_banned(peer)
+
+    def _address_of(self, peer: PeerId) -> str | None:
+        """The address that a peer is connected from."""
+        from libp2p.peer.id import ID
+
+        for connection in self._host.get_network().connections.get(ID.from_string(peer), []):
+            address = connection.muxed_conn.get_remote_address()
+            if address is not None:
+                return str(address[0])
+        return None
+
+    def _ban(self, peer: PeerId, why: str) -> None:
+        """By `Conduct`: out with it, now and for a while."""
+        log.warning("banned %s: %s", peer, why)
+        self._on_ban(peer, why)
+        if self._bulk is not None and self._nursery is not None:
+            self._bulk.disconnected(peer)
+            self._bulk.cut_off(peer)
+            self._nursery.start_soon(self._disconnect, peer)
+
     async def _disconnect(self, peer: PeerId) -> None:
         from libp2p.peer.id import ID
 
@@ -143,7 +170,9 @@ class Libp2pNetwork:
         """Told by libp2p after each connection opened or closed; there can be several to one peer."""
         connections = self._host.get_network().connections.get(identity, [])
         is_connected = any(not connection.is_closed for connection in connections)
-        if is_connected and peer not in self._connected:
+        if is_connected and self._conduct.is_banned(peer) and self._nursery is not None:
+            self._nursery.start_soon(self._disconnect, peer)
+        elif is_connected and peer not in self._connected:
             self._connected[peer] = None
             self._handlers.on_peer_connected(peer)
         elif not is_connected and peer in self._connected:
@@ -194,10 +223,12 @@ async def open_network(
     listen_port: int = 0,
     mdns: bool = True,
     up_limit: float | None = None,
+    on_ban: Callable[[PeerId, str], None] = lambda peer, why: None,
 ) -> AsyncIterator[Libp2pNetwork]:
     """A running network for the length of the block."""
     network = Libp2pNetwork(
-        identity, run, handlers, listen_host=listen_host, listen_port=listen_port, mdns=mdns, up_limit=up_limit
+        identity, run, handlers, listen_host=listen_host, listen_port=listen_port, mdns=mdns, up_limit=up_limit,
+        on_ban=on_ban,
     )
     claim_port(listen_host, listen_port)  # here, so that `PortBusy` comes out bare and not in a group
     async with trio.open_nursery() as nursery:

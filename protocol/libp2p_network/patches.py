@@ -3,7 +3,7 @@
 1. Receive credit: stock sends a window update for every read, even of one byte; we wait for half a window.
 2. Send: stock polls the window every 10 ms and resets the stream of a reader that stalls for 5 s; we wait for an event.
 3. Frame write: cancelling one in the middle leaves half a frame behind and desynchronises Noise for all streams; a
-   write that has begun is shielded.
+   write that has begun is shielded, and ends the connection when the peer does not read for `STALL_S`.
 4. Gossip: stock verifies the same signed peer record on every message; we remember the last one that was good.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import trio
 
+STALL_S = 10.0
 _MAX_RECORDS = 1024
 _applied = False
 
@@ -65,8 +66,13 @@ def _patch_yamux() -> None:
 
     async def write_frame(self: Any, data: bytes) -> None:
         async with self._write_lock:
-            with trio.CancelScope(shield=True):
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + STALL_S) as scope:
                 await self.secured_conn.write(data)
+            if scope.cancelled_caught:
+                self.event_shutting_down.set()
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                    await self.secured_conn.close()
+                raise MuxedStreamError(f"the peer has read nothing for {STALL_S:g} s")
 
     stream: Any = yamux.YamuxStream
     stream._auto_tune_and_send_window_update = credit

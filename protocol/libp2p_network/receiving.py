@@ -12,6 +12,7 @@ import struct
 import trio
 
 from protocol.identity import PeerId
+from protocol.libp2p_network.conduct import SLOW, WRONG, Channel, Conduct
 from protocol.libp2p_network.link import FrameKind, Link, LinkBroken, in_worker
 from protocol.libp2p_network.rates import RateLimit
 from protocol.network import MAX_PUSH_BYTES, Handlers
@@ -24,9 +25,17 @@ GRACE_S = 30.0
 log = logging.getLogger(__name__)
 
 
+class BadPush(LinkBroken):
+    """The link is ended for what its sender did."""
+
+    def __init__(self, why: str, cost: float = WRONG) -> None:
+        super().__init__(why)
+        self.cost = cost
+
+
 class Receiving:
-    def __init__(self, handlers: Handlers, limit: RateLimit) -> None:
-        self._handlers = handlers
+    def __init__(self, handlers: Handlers, limit: RateLimit, conduct: Conduct) -> None:
+        self._handlers, self._conduct = handlers, conduct
         self._limit = limit
         self._threads = trio.CapacityLimiter(MAX_THREADS)
         self.down_bytes = 0
@@ -38,9 +47,13 @@ class Receiving:
                 await self._one(peer, link)
         except LinkBroken as error:
             log.debug("the bulk link from %s ended: %s", peer, error)
+            if isinstance(error, BadPush):
+                self._conduct.offend(peer, error.cost, str(error))
 
     async def _one(self, peer: PeerId, link: Link) -> None:
         number, size, header = await self._opening(link)
+        if not self._conduct.spend(peer, Channel.PUSH):
+            raise LinkBroken("more pushes than its allowance")
         try:
             buffer = await self._handlers.open_push(peer, header, size)
         except Exception:
@@ -68,14 +81,17 @@ class Receiving:
         return True
 
     async def _opening(self, link: Link) -> tuple[int, int, bytes]:
-        kind, number, plain = await link.receive_small()
-        if kind is FrameKind.ABANDON and not plain:  # crossed the last data of a push that was refused
+        with trio.move_on_after(GRACE_S) as scope:
             kind, number, plain = await link.receive_small()
+            if kind is FrameKind.ABANDON and not plain:  # crossed the last data of a push that was refused
+                kind, number, plain = await link.receive_small()
+        if scope.cancelled_caught:
+            raise BadPush("a push that does not begin", SLOW)
         if kind is not FrameKind.OPEN or len(plain) < 8:
-            raise LinkBroken("a push without a beginning")
+            raise BadPush("a push without a beginning")
         (size,) = struct.unpack_from(">Q", plain)
         if size > MAX_PUSH_BYTES:
-            raise LinkBroken("an oversized push")
+            raise BadPush("an oversized push")
         return number, size, plain[8:]
 
     async def _data(self, link: Link, number: int, size: int, dest: memoryview | None) -> bool:
@@ -92,8 +108,7 @@ class Receiving:
                     abandoned = True
                     return
                 if kind is not FrameKind.DATA or value != offset or not 0 < length <= size - offset:
-                    link.abort("data out of order")
-                    raise LinkBroken(link.why)
+                    raise BadPush("data out of order")
                 if dest is None:
                     link.skip_body(length)
                 else:
@@ -107,5 +122,5 @@ class Receiving:
                 await in_worker(link, self._threads, work)
                 self.down_bytes += offset - before
         if scope.cancelled_caught:
-            raise LinkBroken("the push came too slowly")
+            raise BadPush("a push that came too slowly", SLOW)
         return offset == size

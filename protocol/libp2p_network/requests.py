@@ -13,17 +13,21 @@ from typing import Any
 import trio
 
 from protocol import canonical
+from protocol.canonical import Malformed
 from protocol.hashes import Hash
 from protocol.identity import PeerId
-from protocol.libp2p_network.streams import BadFrame, discard, finish, read_frame, write_frame
-from protocol.network import MAX_REQUEST_BYTES, Handlers, NetworkError, Refused, Unreachable
+from protocol.libp2p_network.conduct import OVER, SLOW, WRONG, Channel, Conduct
+from protocol.libp2p_network.streams import BadFrame, discard, finish, read_exactly, read_frame, read_length, write_frame
+from protocol.network import MAX_REQUEST_BYTES, Handlers, NetworkError, Offence, Refused, Unreachable
 
 ENVELOPE_BYTES = 4096
 """Room for the fields around the data."""
 MAX_CONCURRENT_PER_PEER = 16
 MAX_KIND_CHARS = 64
 MAX_REASON_CHARS = 300
-READ_QUESTION_S = 30.0
+READ_QUESTION_S = 5.0
+"""For a question to begin; then as long as its bytes take at `SLOWEST_BYTES_PER_S`."""
+SLOWEST_BYTES_PER_S = 32 << 10
 MAX_ANSWER_S = 120.0
 """No question is worked on longer than this, whatever its asker would wait."""
 
@@ -31,11 +35,12 @@ log = logging.getLogger(__name__)
 
 
 class Requests:
-    def __init__(self, host: Any, run: Hash, handlers: Handlers) -> None:
+    def __init__(self, host: Any, run: Hash, handlers: Handlers, conduct: Conduct) -> None:
         from libp2p.custom_types import TProtocol
 
         self._host = host
         self._handlers = handlers
+        self._conduct = conduct
         self._protocol = TProtocol(f"/manyhands/1/{bytes(run).hex()[:16]}/request")
         self._open: Counter[PeerId] = Counter()
         self.up_bytes = 0
@@ -76,6 +81,7 @@ class Requests:
         """libp2p's stream handler: an exception here would bring down the whole host, so none leaves."""
         peer = PeerId(stream.muxed_conn.peer_id.to_base58())
         if self._open[peer] >= MAX_CONCURRENT_PER_PEER:
+            self._conduct.offend(peer, OVER, "too many questions at once")
             await discard(stream)
             return
         self._open[peer] += 1
@@ -83,6 +89,8 @@ class Requests:
             await self._answer(peer, stream)
         except Exception as error:  # noqa: BLE001 - see above
             log.debug("a question of %s failed: %r", peer, error)
+            if isinstance(error, Malformed | BadFrame):
+                self._conduct.offend(peer, WRONG, f"a question that is none: {error}")
             await discard(stream)
         else:
             await finish(stream)
@@ -92,20 +100,32 @@ class Requests:
                 del self._open[peer]
 
     async def _answer(self, peer: PeerId, stream: Any) -> None:
-        with trio.fail_after(READ_QUESTION_S):
-            raw = await read_frame(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+        raw = await self._read_question(peer, stream)
+        if not self._conduct.spend(peer, Channel.QUESTION, len(raw)):
+            raise Unreachable("over its allowance")
         kind, data, milliseconds = decode_question(raw)
         self.down_bytes += len(data)
         with trio.fail_after(max(0.0, min(milliseconds / 1000, MAX_ANSWER_S))):
             try:
                 answer: dict[str, Any] = {"data": await self._handlers.on_request(peer, kind, data)}
             except Refused as refusal:
+                if isinstance(refusal, Offence):
+                    self._conduct.offend(peer, WRONG, str(refusal))
                 answer = {"reason": str(refusal)[:MAX_REASON_CHARS]}
             data_bytes = len(answer.get("data", b""))
             if data_bytes > MAX_REQUEST_BYTES:
                 answer = {"reason": f"the answer has {data_bytes} bytes, more than {MAX_REQUEST_BYTES}"}
             await write_frame(stream, canonical.encode(answer))
         self.up_bytes += data_bytes
+
+    async def _read_question(self, peer: PeerId, stream: Any) -> bytes:
+        """A question whose bytes keep coming; one that does not is held against its asker."""
+        with trio.move_on_after(READ_QUESTION_S) as scope:
+            size = await read_length(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+            scope.deadline += size / SLOWEST_BYTES_PER_S
+            return await read_exactly(stream, size)
+        self._conduct.offend(peer, SLOW, "a question that did not come to its end")
+        raise Unreachable("a question that did not come to its end")
 
 
 def encode_question(kind: str, data: bytes, milliseconds: int) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from protocol.network import NetworkError
+from protocol.network import NetworkError, Unreachable
 
 _LENGTH = struct.Struct(">I")
 
@@ -17,21 +17,26 @@ class BadFrame(NetworkError):
 
 
 async def read_exactly(stream: Any, size: int) -> bytes:
-    """`size` bytes; raises whatever the stream raises, or `BadFrame` at its end."""
+    """`size` bytes; raises whatever the stream raises, or `Unreachable` at its end."""
     parts = bytearray()
     while len(parts) < size:
         data = await stream.read(min(size - len(parts), 1 << 16))
         if not data:
-            raise BadFrame("the stream ended early")
+            raise Unreachable("the stream ended early")
         parts += data
     return bytes(parts)
 
 
-async def read_frame(stream: Any, max_bytes: int) -> bytes:
+async def read_length(stream: Any, max_bytes: int) -> int:
+    """How many bytes the frame that begins here has; raises `BadFrame` for more than `max_bytes`."""
     (size,) = _LENGTH.unpack(await read_exactly(stream, _LENGTH.size))
     if size > max_bytes:
         raise BadFrame(f"a frame of {size} bytes is over the limit of {max_bytes}")
-    return await read_exactly(stream, size)
+    return int(size)
+
+
+async def read_frame(stream: Any, max_bytes: int) -> bytes:
+    return await read_exactly(stream, await read_length(stream, max_bytes))
 
 
 async def write_frame(stream: Any, data: bytes) -> None:

@@ -28,6 +28,16 @@ from protocol.blobs import ChunkRequest
 from protocol.canonical import Malformed
 from protocol.envelope import MAX_ENVELOPE_BYTES, open_envelope, rebuild, seal
 from protocol.events import Notice
+from protocol.evidence import (
+    AveragedPart,
+    Law,
+    TwoStatements,
+    WrongAverage,
+    decode_evidence,
+    encode_evidence,
+    judge,
+)
+from protocol.exchange_plan import chunk_layout
 from protocol.exchange_runner import ExchangeAsk, PushHeader, push_plan
 from protocol.hashes import Hash, hash_bytes
 from protocol.identity import Identity
@@ -39,6 +49,7 @@ from protocol.libp2p_network.streams import BadFrame
 from protocol.manifest import RunManifest, demo_manifest, open_manifest
 from protocol.messages import (
     STATEMENTS,
+    Accusation,
     Body,
     Certificate,
     ChunkEntry,
@@ -53,8 +64,10 @@ from protocol.messages import (
     Plan,
     Promise,
     Proposal,
+    Provenance,
     Ready,
     Record,
+    Refusal,
     Role,
     Signature,
     Vote,
@@ -67,10 +80,13 @@ from protocol.network import Refused
 from protocol.questions import (
     CommitsReply,
     CommitsRequest,
+    EvidenceRequest,
     HaveReply,
     HaveRequest,
     LeavesReply,
     LeavesRequest,
+    PartReply,
+    PartRequest,
     TipsReply,
     TipsRequest,
 )
@@ -85,6 +101,7 @@ RECORD = Record(round=1, fragment=0, attempt=0, proposer=ONE.peer_id, previous=T
 PLAN = Plan(round=1, base=TIP, members=[MEMBER], owners=b"\0\0", state_digest=TIP, loss=1.5)
 CERTIFICATE = Certificate(attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id],
                           votes=[Signature(peer=ONE.peer_id, signature=bytes(64))])
+PROVENANCE = Provenance(owners=b"\0\0", signers=b"\0\0", signatures=[bytes(64), bytes(64)])
 BODIES: list[Body] = [
     Heartbeat(incarnation=1, seq=2, name="n", role=Role.TRAINER, phase=Phase.COMPUTING, why_idle=WhyIdle.BUSY,
               why_detail="", round=3, tip=TIP, steps=4, loss=5.5, tokens_per_s=6.0, up_bytes_per_s=0.0,
@@ -93,20 +110,29 @@ BODIES: list[Body] = [
     Ready(round=1, base=TIP, incarnation=2, serial=1, tokens=3, steps=4, loss=5.0, norm=6.0, root=TIP, state_digest=TIP),
     Proposal(attempt=0, plan=PLAN, evicted=[]),
     Promise(round=1, base=TIP, attempt=1, proposer=ONE.peer_id,
-            voted=Voted(attempt=0, proposer=ONE.peer_id, record=RECORD, index=[ENTRY])),
-    Motion(attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id], record=RECORD, index=[ENTRY, ENTRY]),
+            voted=Voted(attempt=0, proposer=ONE.peer_id, record=RECORD, index=[ENTRY], provenance=PROVENANCE)),
+    Motion(attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id], record=RECORD, index=[ENTRY, ENTRY],
+           provenance=PROVENANCE),
     Vote(round=1, attempt=0, proposer=ONE.peer_id, evicted=[], record_hash=TIP),
     Commit(record=RECORD, index=[ENTRY], certificate=CERTIFICATE),
     ChunkResult(plan=TIP, chunk=0, entry=ENTRY),
     Finish(round=1, base=TIP),
+    Accusation(accused=ONE.peer_id, evidence=TIP, size=100),
+    Refusal(round=1, base=TIP, attempt=0, proposer=ONE.peer_id, record_hash=TIP),
 ]
 QUESTIONS: list[Body] = [
     TipsRequest(start=0, count=64), TipsReply(length=1, tips=[TIP]), CommitsRequest(start=0, count=2),
     CommitsReply(commits=[BODIES[7].encode()]), HaveRequest(),
     HaveReply(length=3, oldest_result=1, checkpoints=[0, 3]), LeavesRequest(rounds=4), LeavesReply(leaves=[TIP, RUN]),
     ChunkRequest(what="result", round=1, root=TIP, index=0, offset=0, length=9), ExchangeAsk(plan=TIP, chunk=1),
-    HelloReply(protocol=1, version="1"), make_hello(RUN, Role.TRAINER, b"token", "1"),
+    PartRequest(root=TIP, chunk=0, offset=0, length=9), PartReply(proof=[TIP], data=b"data"),
+    EvidenceRequest(evidence=TIP, offset=0, length=9), HelloReply(protocol=1, version="1"),
+    make_hello(RUN, Role.TRAINER, b"token", "1"),
 ]
+EVIDENCE = [encode_evidence(case) for case in (
+    WrongAverage(plan=PLAN, statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw,
+                 parts=[AveragedPart(member=0, proof=[TIP], data=b"part")]),
+    TwoStatements(first=seal(ONE, RUN, "ready", BODIES[2].encode()).raw, second=b"second"))]
 HEADER = PushHeader(plan=TIP, chunk=0, proof=[TIP], statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw)
 
 
@@ -168,6 +194,15 @@ def _push_header(data: bytes) -> bytes | None:
     return decode_body(PushHeader, data, max_bytes=16 << 10).encode()
 
 
+def _evidence(data: bytes) -> bytes:
+    evidence = decode_evidence(data)
+    try:
+        judge(Law(RUN, chunk_layout(512, 256), "clip"), evidence)
+    except Malformed:
+        pass
+    return encode_evidence(evidence)
+
+
 def _question(data: bytes) -> bytes:
     return encode_question(*decode_question(data))
 
@@ -221,9 +256,9 @@ def _frames(data: bytes) -> None:
         there.sendall(data[: 32 << 10])
         there.shutdown(socket.SHUT_WR)
         while True:
-            kind, value, size, head = link.receive_head()
+            kind, value, size = link.receive_head()
             plain = bytearray(size)
-            link.receive_body(head, memoryview(plain), bytearray(size + TAG_BYTES))
+            link.receive_body(memoryview(plain))
             assert (kind, value, bytes(plain)) == (FrameKind.OPEN, 7, struct.pack(">Q", 1) + b"header"), "a forgery"
             heard += 1
     except LinkBroken:
@@ -257,6 +292,7 @@ DOORS: list[Door] = [
     Door("invitation", _invitation, [base58.b58decode(_INVITATION[len(PREFIX):])[4:]], 5000),
     Door("invitation text", _invitation_text, [_INVITATION.encode()], 15_000),
     Door("push header", _push_header, [HEADER.encode()], 16 << 10),
+    Door("evidence", _evidence, EVIDENCE, 2 << 20),
     Door("question", _question, [encode_question("tips", QUESTIONS[0].encode(), 10)], 2 << 20, (Malformed, BadFrame)),
     Door("answer", _answer, [canonical.encode({"data": b"x"}), canonical.encode({"reason": "no"})], 2 << 20,
          (Malformed, BadFrame, Refused)),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import trio
 
+from protocol import exchange_runner
 from protocol.canonical import Malformed
 from protocol.chain import index_root
 from protocol.exchange_plan import mask_of, plan_hash
@@ -54,8 +55,9 @@ def averaging_wrong(corrupt: Corrupt) -> Offload:
     """For a seat: what it averages as an owner is spoilt before it is signed."""
     async def offload(function: Any, *arguments: Any) -> Any:
         answer = await inline(function, *arguments)
-        if function.__name__ in ("weighted_mean", "aggregate"):
+        if function is exchange_runner._average:
             corrupt(arguments[-1])
+            return chunk_hash(arguments[-1])
         return answer
 
     return offload

@@ -67,6 +67,8 @@ class Seat:
     process: Process | None = None
     node: Node | None = None
     trainer: ArithmeticTrainer | None = None
+    make_trainer: Callable[..., ArithmeticTrainer] = ArithmeticTrainer
+    """A hostile peer has its own contributions."""
     offload: Offload = inline
     """How its node runs blocking work; a hostile peer has its own ways."""
     disk_fault: str | None = None
@@ -161,7 +163,7 @@ class World:
 
     async def _run_node(self, seat: Seat, process: Process) -> None:
         store = Store(seat.folder, FaultyDisk(seat.platter, process, lambda what: self._disk_fault(seat, what)))
-        seat.trainer = ArithmeticTrainer(self.signed.manifest, seat.number, seat.step_s, self.judge.on_contribution)
+        seat.trainer = seat.make_trainer(self.signed.manifest, seat.number, seat.step_s, self.judge.on_contribution)
         settings = NodeSettings(name=f"sim-{seat.number}", role=Role.TRAINER, version="0", incarnation=seat.lives,
                                 eval_every=0)
         state = OuterState(self.signed.manifest)

@@ -1,0 +1,215 @@
+"""The sending end of bulk links: pushes to one peer, over one socket or, when the way is long, several.
+
+A socket carries its pushes one after the other; the next ones start while the answers to those before are still on
+their way.  Decides how many sockets a peer gets, which of them takes a push, and how much is sent per trip to a worker
+thread.  Sockets stay open for the next round until the peer disconnects.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from protocol.identity import PeerId
+from protocol.libp2p_network.link import FRAME_BYTES, FrameKind, Link, LinkBroken, in_worker
+from protocol.libp2p_network.rates import RateLimit
+from protocol.network import Refused, Unreachable
+
+MAX_LANES = 4
+LONG_WAY_S = 0.010
+"""A round-trip time from which one socket alone may not fill the link: it waits for its window, and for what was lost."""
+LANE_PER_RTT_S = 0.040
+MAX_THREADS = 64
+
+Dial = Callable[[PeerId], Awaitable[Link]]
+"""Raises `LinkBroken` or `OSError` when there is no way."""
+
+
+def lanes_for(rtt_s: float) -> int:
+    """Sockets to a peer at this distance: 1 near by, 2 from 10 ms, one more for each 40 ms, 4 at most."""
+    return 1 if rtt_s < LONG_WAY_S else min(MAX_LANES, 2 + int(rtt_s / LANE_PER_RTT_S))
+
+
+class _Push:
+    """One push on its way.  `over`: it is known how it ended, or was refused: `outcome` is None for success."""
+
+    def __init__(self, header: bytes, data: memoryview) -> None:
+        self.header, self.data = header, data
+        self.number, self.sent = -1, 0
+        self.opened = self.closed = False
+        self.over = trio.Event()
+        self.outcome: Exception | None = None
+
+    def end(self, outcome: Exception | None) -> None:
+        self.outcome = outcome
+        self.over.set()
+
+
+class Sending:
+    """Our sockets to all peers."""
+
+    def __init__(self, dial: Dial, limit: RateLimit) -> None:
+        self.dial, self.limit = dial, limit
+        self.threads = trio.CapacityLimiter(MAX_THREADS)
+        self.up_bytes = 0
+        self._lanes: dict[PeerId, list[Lane]] = {}
+
+    async def push(self, nursery: trio.Nursery, peer: PeerId, header: bytes, data: memoryview) -> None:
+        """Raises `Refused` or `Unreachable`.  Cancelled in the middle, it breaks the socket it was on."""
+        push = _Push(header, data)
+        await self._choose(nursery, peer).carry(push)
+        if push.outcome is not None:
+            raise push.outcome
+
+    def links(self) -> list[Link]:
+        return [lane.link for lanes in self._lanes.values() for lane in lanes if lane.link is not None]
+
+    def disconnected(self, peer: PeerId) -> None:
+        for lane in self._lanes.pop(peer, []):
+            lane.scope.cancel()
+
+    def _choose(self, nursery: trio.Nursery, peer: PeerId) -> Lane:
+        """A free socket, else a new one if the way is long, else the one with the least to do."""
+        lanes = self._lanes.setdefault(peer, [])
+        best = min(lanes, key=lambda lane: lane.backlog, default=None)
+        if best is None or (best.backlog and len(lanes) < lanes_for(max(lane.rtt_s for lane in lanes))):
+            best = Lane(self, peer)
+            lanes.append(best)
+            nursery.start_soon(best.run)
+        return best
+
+
+class Lane:
+    """One socket to a peer, dialled when there is something to send."""
+
+    def __init__(self, sending: Sending, peer: PeerId) -> None:
+        self.scope = trio.CancelScope()
+        self.link: Link | None = None
+        self.rtt_s = 0.0
+        self._sending, self._peer = sending, peer
+        self._waiting: deque[_Push] = deque()
+        self._wake = trio.Event()
+        self._current: list[_Push] = []
+        self._idle = trio.Event()
+        self._unanswered: dict[int, _Push] = {}
+        self._next = 0
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that are waiting or being sent."""
+        return sum(len(push.data) - push.sent for push in (*self._current, *self._waiting))
+
+    async def carry(self, push: _Push) -> None:
+        self._waiting.append(push)
+        self._wake.set()
+        try:
+            await push.over.wait()
+        except trio.Cancelled:
+            if push in self._waiting:
+                self._waiting.remove(push)
+            elif self.link is not None:
+                self.link.abort("the answer did not come in time")
+            with trio.CancelScope(shield=True):
+                while push in self._current:  # its data may still be read
+                    await self._idle.wait()
+            raise
+
+    async def run(self) -> None:
+        """Until its scope is cancelled; then every push ends."""
+        try:
+            with self.scope:
+                while True:
+                    await self._something_waits()
+                    try:
+                        link = await self._sending.dial(self._peer)
+                    except (LinkBroken, OSError) as error:
+                        self._lose(self._waiting, f"no bulk connection to {self._peer}: {error}")
+                        continue
+                    await self._use(link)
+        finally:
+            self._lose(self._waiting, f"{self._peer} disconnected")
+
+    async def _use(self, link: Link) -> None:
+        """Send until the link breaks."""
+        self.link, state = link, link.state
+        self.rtt_s = state.rtt_s if state is not None else 0.0
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read_answers, link, nursery.cancel_scope)
+                try:
+                    while True:
+                        await self._something_waits()
+                        await self._send(link)
+                except LinkBroken:
+                    nursery.cancel_scope.cancel()
+        finally:
+            link.close()
+            self.link = None
+            lost = deque(self._unanswered.values())
+            self._unanswered.clear()
+            self._lose(lost, f"the bulk connection to {self._peer} broke: {link.why}")
+
+    async def _something_waits(self) -> None:
+        while not self._waiting:
+            self._wake = trio.Event()
+            await self._wake.wait()
+
+    async def _send(self, link: Link) -> None:
+        """As many of the waiting pushes as fit into a trip to a worker thread; a large one in several trips."""
+        limit, room = self._sending.limit, self._sending.limit.trip
+        while self._waiting and (not self._current or len(self._waiting[0].data) <= room):
+            push = self._waiting.popleft()
+            push.number, self._next = self._next, self._next + 1
+            self._current.append(push)
+            self._unanswered[push.number] = push
+            room -= len(push.data)
+        self._idle = trio.Event()
+        try:
+            while not all(push.closed for push in self._current):
+                before = sum(push.sent for push in self._current)
+                await limit.pay(min(limit.trip, sum(len(push.data) for push in self._current) - before))
+                await in_worker(link, self._sending.threads, lambda: self._trip(link, limit.trip))
+                self._sending.up_bytes += sum(push.sent for push in self._current) - before
+        finally:
+            self._current = []
+            self._idle.set()
+
+    def _trip(self, link: Link, room: int) -> None:
+        """In a worker thread: send up to `room` bytes of the current pushes."""
+        frame = min(FRAME_BYTES, room)
+        for push in self._current:
+            if not push.opened:
+                link.put(FrameKind.OPEN, push.number, struct.pack(">Q", len(push.data)) + push.header)
+                push.opened = True
+            while push.sent < len(push.data) and not push.over.is_set():
+                if room <= 0:
+                    return
+                piece = push.data[push.sent : push.sent + frame]
+                link.put(FrameKind.DATA, push.sent, piece)
+                link.flush()
+                push.sent += len(piece)
+                room -= len(piece)
+            if not push.closed and push.sent < len(push.data):
+                link.put(FrameKind.ABANDON, push.number, b"")
+            link.flush()
+            push.closed = True
+
+    async def _read_answers(self, link: Link, scope: trio.CancelScope) -> None:
+        try:
+            while True:
+                kind, number, plain = await link.receive_small()
+                push = self._unanswered.pop(number, None)
+                if kind is not FrameKind.ANSWER or not plain or push is None:
+                    raise LinkBroken("an answer to nothing")
+                push.end(None if plain[0] == 1 else Refused(plain[1:301].decode(errors="replace")))
+        except LinkBroken as error:
+            link.abort(str(error))
+            scope.cancel()
+
+    @staticmethod
+    def _lose(pushes: deque[_Push], why: str) -> None:
+        while pushes:
+            pushes.popleft().end(Unreachable(why))

@@ -1,0 +1,253 @@
+"""Real peers for the tests: `peer join` processes in folders of their own, followed by their events.
+
+A test waits for what it wants to see with `Swarm.until`, which looks again whenever any peer said something, and fails
+after `PATIENCE_S` with the end of every peer's log.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from peer.control_client import ControlClient, ControlError
+from protocol import events as ev
+
+PATIENCE_S = 90.0
+CONNECT_EVERY_S = 0.05
+TINY_RUN = """
+name = "tiny"
+chunk_parameters = 4096
+[model]
+dim = 32
+layers = 1
+heads = 2
+kv_heads = 1
+ffn = 64
+[data]
+sequence_length = 64
+sequences_per_step = 2
+[inner]
+warmup_steps = 4
+[rounds]
+inner_steps = 20
+grace_s = 3.0
+eviction_s = 8.0
+stall_s = 4.0
+"""
+
+
+@dataclass
+class Peer:
+    """One place for a peer: its folder, its present process, and what it has said in all its lives."""
+
+    swarm: Swarm
+    name: str
+    folder: Path
+    what: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    lives: int = 0
+    peer_id: str = ""
+    events: list[ev.Event] = field(default_factory=list)
+    """Of its present life."""
+    commits: dict[int, ev.RoundCommitted] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def up(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def log(self) -> str:
+        path = self.folder / "output.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def start(self, *options: str) -> Self:
+        assert not self.up
+        self.lives += 1
+        self.events = []
+        command = [sys.executable, "-m", "peer", "join", *self.what, "--headless", "--log-format", "json", "--local",
+                   "--data-dir", str(self.folder), "--name", self.name, "--threads", "1", "--until-eof", *options]
+        with (self.folder / "output.log").open("ab") as output:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+                                            env=self.swarm.environment)
+        threading.Thread(target=self._listen, args=(self.process, self.lives), daemon=True).start()
+        return self
+
+    def status(self) -> dict[str, Any]:
+        return ControlClient(self.folder).request("status")
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal; a deadly one is waited for."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        if number == signal.SIGKILL:
+            self.process.wait()
+            self._close_input()
+
+    def leave(self) -> int:
+        """Ask it to leave; its exit code."""
+        assert self.process is not None
+        ControlClient(self.folder).request("leave")
+        code = self.process.wait(PATIENCE_S)
+        self._close_input()
+        return code
+
+    def heard(self, kind: type[ev.Event]) -> list[Any]:
+        """Events of a kind in its present life."""
+        return [event for event in list(self.events) if isinstance(event, kind)]
+
+    @property
+    def committed(self) -> int:
+        """Rounds that it has committed or caught up with."""
+        return max(self.digests, default=0)
+
+    def members_of(self, round: int) -> list[str]:
+        return self.commits[round].members if round in self.commits else []
+
+    def _close_input(self) -> None:
+        assert self.process is not None and self.process.stdin is not None
+        self.process.stdin.close()
+
+    def _listen(self, process: subprocess.Popen[bytes], life: int) -> None:
+        """A thread of its own for each life."""
+        while process.poll() is None:
+            try:
+                stream = ControlClient(self.folder).events()
+            except ControlError:
+                time.sleep(CONNECT_EVERY_S)
+                continue
+            with stream:
+                if stream.status.get("pid") == process.pid:
+                    self.peer_id = str(stream.status["peer"])
+                    for stamped in stream.recent:
+                        self._take(stamped.event, life)
+                    for stamped in stream:
+                        self._take(stamped.event, life)
+
+    def _take(self, event: ev.Event, life: int) -> None:
+        with self.swarm.happened:
+            if life == self.lives:
+                self.events.append(event)
+            if isinstance(event, ev.RoundCommitted):
+                self.commits[event.round] = event
+            elif isinstance(event, ev.StateApplied):
+                self.digests[event.rounds] = event.digest
+            self.swarm.happened.notify_all()
+
+
+class Swarm:
+    """Peers that meet each other and nobody else.  A context: whatever happens, no process outlives it."""
+
+    def __init__(self, folder: Path, run: str = TINY_RUN) -> None:
+        self.folder = folder
+        self.happened = threading.Condition()
+        self.peers: list[Peer] = []
+        for name in ("runtime", "tmp"):
+            (folder / name).mkdir(mode=0o700)
+        self.environment = {**os.environ, "PEER_RUNTIME_DIR": str(folder / "runtime"), "TMPDIR": str(folder / "tmp"),
+                            "OMP_NUM_THREADS": "1"}
+        self.run_file = folder / "run.toml"
+        self.run_file.write_text(run)
+        self.manifest = folder / "run.manifest"
+
+    def create_run(self) -> None:
+        """Sign the run file; peers made without a `what` join this run."""
+        self.command(self.place("organiser"), "run", "create", str(self.run_file), "--out", str(self.manifest))
+
+    def place(self, name: str) -> Path:
+        """A data directory."""
+        folder = self.folder / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def peer(self, name: str, *what: str) -> Peer:
+        """A place for a peer, not started."""
+        peer = Peer(self, name, self.place(name), list(what) or [str(self.manifest)])
+        self.peers.append(peer)
+        return peer
+
+    def command(self, folder: Path, *words: str, code: int = 0) -> str:
+        """`peer` with these words, to its end; what it printed."""
+        done = subprocess.run([sys.executable, "-m", "peer", *words, "--data-dir", str(folder)], env=self.environment,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S)
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def until(self, what: str, condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> None:
+        """Wait until it holds; AssertionError with everybody's last words when it does not."""
+        end = time.monotonic() + patience_s
+        with self.happened:
+            while not condition():
+                left = end - time.monotonic()
+                assert left > 0, f"not within {patience_s:.0f} s: {what}\n{self.last_words()}"
+                self.happened.wait(min(left, 0.5))  # also looks again by itself: not all conditions are events
+
+    def up(self) -> list[Peer]:
+        return [peer for peer in self.peers if peer.up]
+
+    def newest(self) -> int:
+        """The most rounds that any running peer has committed."""
+        return max((peer.committed for peer in self.up()), default=0)
+
+    def whole(self, *peers: Peer) -> int:
+        """Wait for a record with all of these peers as members; how many rounds there are after it."""
+        wanted, start = list(peers) or self.up(), self.newest()
+        found: list[int] = []
+
+        def held() -> bool:
+            names = {peer.peer_id for peer in wanted}
+            rounds = [round for round in wanted[0].commits if round >= start and set(wanted[0].members_of(round)) >= names]
+            found[:] = rounds[-1:]
+            return bool(rounds) and "" not in names
+        self.until(f"a round of {[peer.name for peer in wanted]}", held)
+        return found[0] + 1
+
+    def equal(self, rounds: int, *peers: Peer) -> str:
+        """Wait until all of these peers have the state after `rounds` rounds; their one digest."""
+        wanted = list(peers) or self.up()
+        self.until(f"the state after {rounds} rounds", lambda: all(rounds in peer.digests for peer in wanted))
+        digests = {peer.digests[rounds] for peer in wanted}
+        assert len(digests) == 1, f"after {rounds} rounds: {digests}"
+        return digests.pop()
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that was started from here and still is."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("PEER_RUNTIME_DIR") == self.environment["PEER_RUNTIME_DIR"]:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def last_words(self, lines: int = 12) -> str:
+        return "\n".join(f"-- {peer.name} ({'up' if peer.up else 'down'}, {peer.committed} rounds)\n"
+                         + "\n".join(line[:240] for line in peer.log.splitlines()[-lines:]) for peer in self.peers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for peer in self.up():
+            peer.kill(signal.SIGCONT)
+            peer.kill()
+        _, alive = psutil.wait_procs(self.processes(), timeout=10)
+        for process in alive:
+            process.kill()

@@ -1,0 +1,101 @@
+"""Faults with real processes: whatever is done to peers, the others go on, and who comes back has the same state.
+
+One swarm of three for all tests.  Each test begins and ends with a round of all three, so their order does not matter.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from protocol import events as ev
+from tests.e2e.swarm import Peer, Swarm
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    with Swarm(tmp_path_factory.mktemp("faults")) as swarm:
+        swarm.create_run()
+        for name in ("one", "two", "three"):
+            swarm.peer(name).start()
+        yield swarm
+        for peer in swarm.peers:
+            assert peer.leave() == 0, peer.log[-2000:]
+        left = psutil.wait_procs(swarm.processes(), timeout=20)[1]
+        assert left == [] and os.listdir(swarm.folder / "tmp") == []
+        assert [path for path in (swarm.folder / "runtime").rglob("*") if path.suffix != ".lock"] == []
+
+
+@pytest.fixture(autouse=True)
+def all_three_before_and_after(swarm: Swarm) -> Iterator[None]:
+    swarm.whole(*swarm.peers)
+    yield
+    rounds = swarm.whole(*swarm.peers)
+    swarm.equal(rounds, *swarm.peers)
+
+
+def goes_on_without(swarm: Swarm, gone: Peer, rounds: int = 1) -> None:
+    """The others commit `rounds` more, without it."""
+    others = [peer for peer in swarm.peers if peer is not gone]
+    start = max(peer.committed for peer in others)
+    swarm.until(f"{rounds} rounds without {gone.name}", lambda: all(
+        sum(gone.peer_id not in peer.members_of(round) for round in peer.commits if round >= start) >= rounds
+        for peer in others))
+
+
+def in_phase(peer: Peer, phase: str) -> bool:
+    """Whether its last phase is this one."""
+    phases = peer.heard(ev.PhaseChanged)
+    return bool(phases) and phases[-1].phase == phase
+
+
+def test_three_peers_started_together_make_one_run(swarm: Swarm) -> None:
+    rounds = swarm.whole(*swarm.peers)
+    swarm.equal(rounds, *swarm.peers)
+    assert len({peer.commits[rounds - 1].tip for peer in swarm.peers}) == 1
+
+
+@pytest.mark.parametrize("phase", ["computing", "exchanging"])
+def test_a_peer_killed_at_any_phase_comes_back_with_the_same_state(swarm: Swarm, phase: str) -> None:
+    _, victim, _ = swarm.peers
+    swarm.until(f"{victim.name} is {phase}", lambda: in_phase(victim, phase))
+    victim.kill()
+    goes_on_without(swarm, victim)
+    victim.start()
+
+
+def test_a_killed_trainer_is_replaced_and_the_peer_contributes_again(swarm: Swarm) -> None:
+    victim = swarm.peers[0]
+    before = victim.status()["trainer_pid"]
+    os.kill(before, signal.SIGKILL)
+    swarm.until("a new trainer", lambda: any(started.pid != before for started in victim.heard(ev.TrainerStarted)[-1:]))
+
+
+def test_a_frozen_peer_is_left_out_and_catches_up_when_it_thaws(swarm: Swarm) -> None:
+    victim = swarm.peers[2]
+    victim.kill(signal.SIGSTOP)
+    goes_on_without(swarm, victim)
+    victim.kill(signal.SIGCONT)
+
+
+def test_the_founder_leaves_and_the_run_goes_on(swarm: Swarm) -> None:
+    founder = swarm.peers[0]
+    assert founder.leave() == 0
+    goes_on_without(swarm, founder)
+    founder.start()
+
+
+def test_everybody_is_killed_and_the_run_goes_on_from_its_disks(swarm: Swarm) -> None:
+    before = max(peer.committed for peer in swarm.peers)
+    for peer in swarm.peers:
+        peer.kill()
+    for peer in swarm.peers:
+        peer.start()
+    rounds = swarm.whole(*swarm.peers)
+    assert rounds > before - 1, "the run began anew"
+    digests = [peer.digests.get(before) for peer in swarm.peers]
+    assert len(set(digests) - {None}) == 1

@@ -1,0 +1,109 @@
+"""An organiser's run, as organiser, guest and intruder meet it: made, invited to, joined through an address alone."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from peer.errors import ExitCode
+from protocol.admission import make_hello, make_token
+from protocol.hashes import Hash
+from protocol.identity import Identity, PeerId
+from protocol.invitation import Invitation, make_invitation, read_invitation
+from protocol.keyfile import load_identity
+from protocol.libp2p_network import open_network
+from protocol.manifest import SignedManifest, open_manifest
+from protocol.messages import Goodbye, Role, pack
+from protocol.network import Refused
+from protocol.questions import TipsRequest
+from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm
+from tests.protocol.wire import Recorder
+
+ADMISSION = 'admission = "{}"\n'
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def organise(swarm: Swarm) -> tuple[Peer, str]:
+    """The organiser makes the run and joins it; the invitation that `peer run create` printed."""
+    port = free_port()
+    organiser = swarm.peer("organiser")
+    printed = swarm.command(organiser.folder, "run", "create", str(swarm.run_file), "--out", str(swarm.manifest),
+                            "--address", f"/ip4/127.0.0.1/tcp/{port}")
+    organiser.start("--port", str(port))
+    return organiser, printed.splitlines()[-1]
+
+
+def turned_away(swarm: Swarm, name: str, invitation: str) -> str:
+    """What somebody reads whom the run does not admit; the manifest was fetched to find that out."""
+    return swarm.command(swarm.place(name), "join", invitation, "--headless", "--local", code=ExitCode.NOT_ADMITTED)
+
+
+async def refused(signed: SignedManifest, invitation: Invitation, intruder: Identity, token: bytes | None) -> str:
+    """The answer to a peer that does not ask its own software whether it may: it knocks, and then asks all the same."""
+    recorder = Recorder()
+    with trio.fail_after(PATIENCE_S):
+        async with open_network(intruder, signed.run, recorder, listen_host="127.0.0.1", mdns=False) as network:
+            network.remember(invitation.addresses)
+            await recorder.until(lambda: recorder.connected)
+            peer = recorder.connected[0]
+            hello = make_hello(signed.run, Role.TRAINER, token, "1").encode()
+            with pytest.raises(Refused) as refusal:
+                await network.request(peer, "hello", hello, timeout_s=20)
+            for kind, data in (("tips", TipsRequest(start=0, count=9).encode()),
+                               ("round", pack(intruder, signed.run, Goodbye(incarnation=1, seq=1)).raw)):
+                with pytest.raises(Refused, match="not without a hello"):
+                    await network.request(peer, kind, data, timeout_s=20)
+            return str(refusal.value)
+
+
+def test_guests_with_a_token_fetch_the_manifest_and_train_and_intruders_are_refused(tmp_path: Path) -> None:
+    with Swarm(tmp_path, ADMISSION.format("invite") + TINY_RUN) as swarm:
+        organiser, bare = organise(swarm)
+        signed = open_manifest(swarm.manifest.read_bytes())
+        run = signed.run.hex()[:12]
+        address = read_invitation(bare).addresses[0].split("/p2p/")[0]
+        invitation = swarm.command(organiser.folder, "run", "invite", run, "--address", address).split()[-1]
+        guest = swarm.peer("guest", invitation).start()
+        assert "admits only invited peers" in turned_away(swarm, "beggar", bare)
+        forger = Identity.generate()
+        forged = make_token(forger, signed.run, Role.TRAINER, int(time.time()) + 3600)
+        false = make_invitation(signed.run, PeerId(signed.manifest.organiser), read_invitation(bare).addresses, forged)
+        assert "did not sign" in turned_away(swarm, "forger", false)
+        swarm.until("the organiser is known", lambda: organiser.peer_id)
+        found = read_invitation(bare)
+        assert "admits only invited peers" in trio.run(refused, signed, found, Identity.generate(), None)
+        assert "did not sign" in trio.run(refused, signed, found, forger, forged)
+        rounds = swarm.whole(organiser, guest)
+        swarm.equal(rounds, organiser, guest)
+        members = {member for peer in (organiser, guest) for round in peer.commits for member in peer.members_of(round)}
+        assert members == {organiser.peer_id, guest.peer_id}
+
+
+def test_only_listed_peers_get_into_a_run_with_a_list(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        listed = [swarm.place(name) for name in ("organiser", "guest")]
+        names = []
+        for folder in listed:
+            swarm.command(folder, "id")
+            identity = load_identity(folder)
+            assert identity is not None
+            names.append(identity.peer_id)
+        swarm.run_file.write_text(f"allowlist = {sorted(names)}\n" + ADMISSION.format("allowlist") + TINY_RUN)
+        organiser, invitation = organise(swarm)
+        guest = swarm.peer("guest", invitation).start()
+        assert "admits only listed peers" in turned_away(swarm, "beggar", invitation)
+        signed = open_manifest(swarm.manifest.read_bytes())
+        intruder = Identity.generate()
+        token = make_token(intruder, signed.run, Role.TRAINER, int(time.time()) + 3600)
+        assert "admits only listed peers" in trio.run(refused, signed, read_invitation(invitation), intruder, token)
+        rounds = swarm.whole(organiser, guest)
+        swarm.equal(rounds, organiser, guest)
+        assert Hash(signed.run).hex() == guest.status()["run"]

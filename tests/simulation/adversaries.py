@@ -1,0 +1,147 @@
+"""Peers whose contributions are meant to harm: real nodes with a hostile trainer behind them.
+
+An attack turns the honest contribution of the round into what is committed to and sent.  `Copying` takes another member's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import trio
+
+from kernels.codec import LARGEST_SCALE, encode, parts
+from protocol import exchange_runner
+from protocol.exchange_plan import ChunkSpan, chunk_layout
+from protocol.trainer_link import ComputeTask, Contribution, Progress
+from tests.simulation.arithmetic_trainer import ArithmeticTrainer
+from tests.simulation.determinism import inline
+from tests.simulation.world import Seat, World
+
+STALE_ROUNDS = 3
+COPY_WAIT_S = 8.0
+
+Attack = Callable[["HostileTrainer", Contribution], Contribution]
+
+
+class HostileTrainer(ArithmeticTrainer):
+    """past: what it honestly computed, round after round."""
+
+    def __init__(self, attack: Attack, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._attack = attack
+        self._commit = arguments[-1]
+        self.layout = chunk_layout(arguments[0].parameters, arguments[0].chunk_parameters)
+        self.draw = np.random.Generator(np.random.Philox(arguments[1]))
+        self.past: list[Contribution] = []
+
+    async def compute(
+        self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]
+    ) -> Contribution:
+        honest = await super().compute(task, theta, on_progress)
+        self.past.append(replace(honest, data=memoryview(bytearray(honest.data))))
+        return self.handed_in(self._attack(self, honest))
+
+    def handed_in(self, contribution: Contribution) -> Contribution:
+        self._commit(contribution.data)
+        return contribution
+
+
+class Copying(HostileTrainer):
+    """Hands in what `victim` has handed in, to the byte, if that is to be had in time."""
+
+    def __init__(self, victim: Seat, *arguments: Any) -> None:
+        super().__init__(lambda trainer, honest: honest, *arguments)
+        self._victim = victim
+        self.copies = 0
+
+    async def compute(
+        self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]
+    ) -> Contribution:
+        own = await super().compute(task, theta, on_progress)
+        with trio.move_on_after(COPY_WAIT_S):
+            while (seen := self._of_victim(task.round)) is None:
+                await trio.sleep(0.1)
+            self.copies += 1
+            return self.handed_in(replace(own, data=memoryview(bytearray(seen.data))))
+        return own
+
+    def _of_victim(self, round: int) -> Contribution | None:
+        runner = self._victim.node.reception.runner if self._victim.node else None
+        seen = runner.work.contribution if runner is not None else None
+        return seen if seen is not None and seen.round == round else None
+
+
+# -- attacks -----------------------------------------------------------------------------------------------------------
+
+
+def _rescaled(rescale: Callable[[Any], None], trainer: HostileTrainer, honest: Contribution) -> Contribution:
+    for span in trainer.layout:
+        rescale(parts(_chunk(honest, span), span.count)[0])
+    return honest
+
+
+def _valued(values: Callable[[HostileTrainer, ChunkSpan], Any], trainer: HostileTrainer, honest: Contribution) -> Contribution:
+    for span in trainer.layout:
+        encode(values(trainer, span), _chunk(honest, span))
+    return honest
+
+
+def _chunk(contribution: Contribution, span: ChunkSpan) -> memoryview:
+    return contribution.data[span.offset : span.offset + span.size]
+
+
+def _flipped(trainer: HostileTrainer, honest: Contribution) -> Contribution:
+    for span in trainer.layout:
+        scales, codes = parts(_chunk(honest, span), span.count)
+        scales *= np.float32(1000)
+        np.negative(codes, out=codes)
+    return honest
+
+
+ATTACKS: dict[str, Attack] = {
+    "huge": partial(_rescaled, lambda scales: scales.fill(LARGEST_SCALE)),
+    "sign flip x -1000": _flipped,
+    "constant": partial(_valued, lambda trainer, span: np.ones(span.count, np.float32)),
+    "random": partial(_valued, lambda trainer, span: trainer.draw.standard_normal(span.count, np.float32)),
+    "zero": partial(_valued, lambda trainer, span: np.zeros(span.count, np.float32)),
+    "stale": lambda trainer, honest: replace(honest, data=trainer.past[max(0, len(trainer.past) - 1 - STALE_ROUNDS)].data),
+    "no work, all the tokens": lambda trainer, honest: replace(honest, data=memoryview(bytearray(len(honest.data)))),
+    "a norm that is not true": lambda trainer, honest: replace(_flipped(trainer, honest), norm=1e-9),
+}
+"""Contributions that every peer takes."""
+
+REFUSED: dict[str, Attack] = {
+    "not a number": partial(_rescaled, lambda scales: scales.fill(np.nan)),
+    "infinite": partial(_rescaled, lambda scales: scales.fill(np.inf)),
+    "negative scales": partial(_rescaled, lambda scales: np.negative(scales, out=scales)),
+    "larger than the codec allows": partial(_rescaled, lambda scales: scales.fill(3e38)),
+}
+"""Contributions that no peer takes."""
+
+
+def claiming(tokens: int) -> Attack:
+    """An honest contribution for which so many tokens are claimed."""
+    return lambda trainer, honest: replace(honest, tokens=tokens)
+
+
+async def averages_nothing(function: Any, *arguments: Any) -> Any:
+    """For a seat whose own contribution is in no average: as an owner it would have to sign one with it, so it is mute."""
+    if function is exchange_runner._average:
+        await trio.sleep_forever()
+    return await inline(function, *arguments)
+
+
+def turn(seat: Seat, attack: Attack) -> None:
+    """`seat` contributes this from its next start on."""
+    seat.make_trainer = partial(HostileTrainer, attack)
+
+
+def distance(world: World) -> float:
+    """Mean squared distance of the parameters from the trainers' target, before the last round that all have."""
+    round = min(world.rounds()) - 1
+    node = next(seat.node for seat in world.up() if seat.node is not None)
+    return node.commit_at(round).record.loss

@@ -1,0 +1,101 @@
+"""Hostile contributions under the default rule: honest peers stay equal, rounds go on, and the run gets where it is going.
+
+The trainers pull towards a common target, from a mean squared distance of 2; what is asserted is how near they come.  Agreement,
+parity and mass (each chunk is what the rule makes of its mask) are judged at every event.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from protocol.chain import members_in
+from tests.simulation.adversaries import ATTACKS, REFUSED, Copying, averages_nothing, claiming, distance, turn
+from tests.simulation.runs import simulate
+from tests.simulation.test_liars import begin, holds
+from tests.simulation.world import Seat, World
+
+ROUNDS = 14
+START, NEAR = 2.0, 0.25
+
+
+async def reaches(world: World, rounds: int) -> None:
+    """Everybody, hostile or not, at this round and equal."""
+    await world.until_round(rounds, within_s=30 * rounds)
+    await world.until_equal(within_s=30)
+
+
+def members_of(world: World, seat: Seat, round: int) -> list[str]:
+    assert seat.node is not None
+    return [member.peer for member in seat.node.commit_at(round).record.members]
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_one_hostile_contribution_of_six_keeps_nobody_from_the_target(name: str) -> None:
+    async def scenario(world: World) -> None:
+        assert world.signed.manifest.aggregation == "clip"
+        turn(world.seats[0], ATTACKS[name])
+        await begin(world)
+        await reaches(world, ROUNDS)
+        assert distance(world) < NEAR
+        assert world.seats[0].peer in members_of(world, world.seats[1], ROUNDS - 1), "nobody may judge what is sane"
+
+    holds(simulate(6, scenario))
+
+
+def test_a_copied_contribution_keeps_nobody_from_the_target() -> None:
+    async def scenario(world: World) -> None:
+        thief, victim = world.seats[:2]
+        thief.make_trainer = partial(Copying, victim)
+        await begin(world)
+        await reaches(world, ROUNDS)
+        assert distance(world) < NEAR
+        assert isinstance(thief.trainer, Copying) and thief.trainer.copies >= ROUNDS // 2
+
+    holds(simulate(6, scenario))
+
+
+def test_a_hostile_majority_leads_astray() -> None:
+    """What the tests above assert can fail; and no rule helps against a majority."""
+    async def scenario(world: World) -> None:
+        for seat in world.seats[:4]:
+            turn(seat, ATTACKS["sign flip x -1000"])
+        await begin(world)
+        assert distance(world) > 1000 * START
+
+    holds(simulate(6, scenario))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_contribution_that_is_no_number_is_in_no_average(name: str) -> None:
+    async def scenario(world: World) -> None:
+        hostile, honest, *_ = world.seats
+        turn(hostile, REFUSED[name])
+        hostile.offload = averages_nothing
+        for seat in world.seats:
+            world.start(seat)
+        await reaches(world, ROUNDS)
+        assert distance(world) < NEAR
+        assert honest.node is not None
+        for round in range(ROUNDS):
+            commit = honest.node.commit_at(round)
+            peers = [member.peer for member in commit.record.members]
+            for entry in commit.index:
+                averaged = [peers[index] for index in members_in(entry.mask, len(peers))]
+                assert hostile.peer not in averaged or averaged == [hostile.peer]
+
+    holds(simulate(6, scenario))
+
+
+@pytest.mark.parametrize("tokens", [81, 2**40])
+def test_who_claims_tokens_that_no_round_has_is_left_out(tokens: int) -> None:
+    async def scenario(world: World) -> None:
+        liar, honest, *_ = world.seats
+        turn(liar, claiming(tokens))
+        await begin(world)
+        await reaches(world, ROUNDS)
+        assert distance(world) < NEAR
+        assert not any(liar.peer in members_of(world, honest, round) for round in range(ROUNDS))
+
+    holds(simulate(6, scenario))
