@@ -115,7 +115,7 @@ class Trap:
 @contextmanager
 def laid(trap: Trap) -> Iterator[None]:
     """Within, whatever peers do passes by the trap."""
-    perform, apply, push = RoundRunner._perform, Exchange._apply, Exchange._push
+    perform, apply, push = RoundRunner._perform, Exchange._apply, Exchange._push_until_over
     say_ready, append, apply_result, checkpoint = RoundRunner._say_ready, History.append, CatchUp.apply, Node._checkpoint
 
     async def performs(self: RoundRunner, effect: Effect) -> None:
@@ -160,7 +160,7 @@ def laid(trap: Trap) -> Iterator[None]:
 
     with ExitStack() as stack:
         for owner, name, replacement in (
-                (RoundRunner, "_perform", performs), (Exchange, "_apply", applies), (Exchange, "_push", pushes),
+                (RoundRunner, "_perform", performs), (Exchange, "_apply", applies), (Exchange, "_push_until_over", pushes),
                 (RoundRunner, "_say_ready", says_ready), (History, "append", appends), (CatchUp, "apply", applies_result),
                 (Node, "_checkpoint", checkpoints)):
             stack.enter_context(patch.object(owner, name, replacement))
