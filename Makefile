@@ -6,7 +6,7 @@ SEEDS ?= 1
 SECONDS ?= 60
 MINUTES ?= 10
 
-.PHONY: venv demo test lint bench simulate fuzz churn clean
+.PHONY: venv demo test lint bench simulate mutations crash-matrix kill-times scaling fuzz churn clean
 
 venv: $(STAMP)
 
@@ -34,6 +34,18 @@ bench: venv
 
 simulate: venv
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+mutations: venv
+	$(BIN)/python -m tests.simulation --mutations
+
+crash-matrix: venv
+	$(BIN)/python -m tests.simulation.crash_points --pairs
+
+kill-times: venv
+	$(BIN)/python -m tests.simulation.kill_times
+
+scaling: venv
+	$(BIN)/python -m tests.simulation.scaling
 
 fuzz: venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'

@@ -81,6 +81,7 @@ class ExchangeMachine:
         self._index = {peer: index for index, peer in enumerate(self.members)}
         self._lost: dict[PeerId, None] = {}
         self._heard = dict.fromkeys(self.members, now)
+        self._owing: dict[PeerId, float] = {}
         self._parts: dict[int, set[int]] = {}
         self._reducing: set[int] = set()
         self._sent: set[tuple[PeerId, int]] = set()
@@ -252,7 +253,9 @@ class ExchangeMachine:
                 owing.update(dict.fromkeys(self._missing(chunk), self._stall_s))
             else:
                 owing.setdefault(owner, RESULT_PATIENCE * self._stall_s)
-        return sorted(peer for peer, patience in owing.items() if now - self._heard[peer] > patience)
+        self._owing = {peer: self._owing.get(peer, now) for peer in owing}
+        return sorted(peer for peer, patience in owing.items()
+                      if now - max(self._heard[peer], self._owing[peer]) > patience)
 
 
 def entry_of(hash: Hash, members: Sequence[int], count: int) -> ChunkEntry:

@@ -98,6 +98,7 @@ class Exchange:
         self._contribution, self._leaves, self._result = contribution, leaves, result
         self._network, self._offload, self._rule, self._emit = network, offload, rule, emit
         self._queues: dict[PeerId, deque[SendPart | SendResult]] = {peer: deque() for peer in self.machine.others}
+        self._ordered: set[SendPart | SendResult] = set()
         self._wake = {peer: trio.Event() for peer in self.machine.others}
         self._parts: dict[tuple[int, PeerId], memoryview] = {}
         self._reserved = dict.fromkeys(self.machine.others, 0)
@@ -166,8 +167,10 @@ class Exchange:
     def _apply(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, SendPart | SendResult):
-                self._queues[effect.to].append(effect)
-                self._wake[effect.to].set()
+                if effect not in self._ordered:  # who asks again while it is on its way, or has it, gets it once
+                    self._ordered.add(effect)
+                    self._queues[effect.to].append(effect)
+                    self._wake[effect.to].set()
             elif isinstance(effect, Reduce):
                 if self._nursery is not None:
                     self._nursery.start_soon(self._reduce, effect)
@@ -234,23 +237,25 @@ class Exchange:
                     await under_way.popleft().wait()
                 item = queue.popleft()
                 if isinstance(item, SendPart) and (self.machine.is_lost(peer) or item.chunk in self.machine.entries):
+                    self._ordered.discard(item)
                     continue
                 under_way.append(trio.Event())
                 nursery.start_soon(self._push, peer, item, under_way[-1])
 
     async def _push(self, peer: PeerId, item: SendPart | SendResult, over: trio.Event) -> None:
         try:
-            await self._push_until_over(peer, item)
+            if not await self._push_until_over(peer, item):
+                self._ordered.discard(item)
         finally:
             over.set()
 
-    async def _push_until_over(self, peer: PeerId, item: SendPart | SendResult) -> None:
-        """Push until it is there, refused for good, or the peer is lost."""
+    async def _push_until_over(self, peer: PeerId, item: SendPart | SendResult) -> bool:
+        """Push until it is there, refused for good, or the peer is lost.  Whether it is there."""
         span = self._layout[item.chunk]
         if isinstance(item, SendPart):
             header, data = self._part_header(item.chunk), self._own_part(item.chunk)
         elif self._sealed or item.chunk not in self._statements:
-            return  # the peer fetches it from the record's members
+            return False  # the peer fetches it from the record's members
         else:
             header, data = self._result_header(item.chunk), self._result[span.offset : span.offset + span.size]
         refusals = 0
@@ -258,14 +263,14 @@ class Exchange:
             try:
                 await self._network.push(peer, header, data, timeout_s=PUSH_TIMEOUT_S)
                 self._up += len(header) + len(data)
-                return
+                return True
             except Refused:
                 refusals += 1
                 if refusals >= REFUSALS or isinstance(item, SendResult):
-                    return
+                    return False
             except NetworkError:
                 if self.machine.is_lost(peer):
-                    return
+                    return False
             await trio.sleep(RETRY_S)
 
     def _part_header(self, chunk: int) -> bytes:

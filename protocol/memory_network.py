@@ -63,6 +63,8 @@ class MemoryWire:
         self.agenda = Agenda()
         self.arrivals: Counter[tuple[str, PeerId]] = Counter()
         """How many of each kind (gossip, request, push) arrived at each peer."""
+        self.questions: Counter[str] = Counter()
+        """How many questions of each kind arrived."""
         self.on_trouble: Callable[[str, PeerId], None] = lambda trouble, peer: None
         """Told what the weather did to a message, and whose message it was."""
         self.on_gossip: Callable[[PeerId, bytes], None] = lambda receiver, data: None
@@ -359,7 +361,7 @@ class MemoryNetwork:
             raise Unreachable("the question is over the limit")
         await trio.lowlevel.checkpoint()
         with self._calling(peer, timeout_s) as (call, end):
-            self._begin(call, end, len(data), "request", lambda: end.spawn(end._answer, call, self, kind, data))
+            self._begin(call, end, len(data), kind, lambda: end.spawn(end._answer, call, self, kind, data))
             await call.ended.wait()
         return self._outcome(call)
 
@@ -378,7 +380,8 @@ class MemoryNetwork:
     def _begin(self, call: _Call, end: MemoryNetwork, size: int, kind: str, handle: Callable[[], None]) -> None:
         def arrive() -> None:
             if kind:
-                self._wire.arrivals[kind, end.peer_id] += 1
+                self._wire.arrivals["request", end.peer_id] += 1
+                self._wire.questions[kind] += 1
             end.post(handle)
 
         if not self._wire.loses(self._peer_id):

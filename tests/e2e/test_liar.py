@@ -9,7 +9,6 @@ import pytest
 from protocol import events as ev
 from tests.e2e.swarm import TINY_RUN, Peer, Swarm
 
-
 SLOW_RUN = TINY_RUN.replace("inner_steps = 20", "inner_steps = 100\nmin_members = 2")
 """Rounds that nobody makes alone, and long enough to be joined."""
 

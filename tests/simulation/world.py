@@ -67,10 +67,10 @@ class Seat:
     process: Process | None = None
     node: Node | None = None
     trainer: ArithmeticTrainer | None = None
-    offload: Offload = inline
-    """How its node runs blocking work; a hostile peer has its own ways."""
     make_trainer: Callable[..., ArithmeticTrainer] = ArithmeticTrainer
     """A hostile peer has its own contributions."""
+    offload: Offload = inline
+    """How its node runs blocking work; a hostile peer has its own ways."""
     disk_fault: str | None = None
     disk_operations: int = 0
     farewell: str = ""
@@ -101,6 +101,8 @@ class World:
         self.trace: list[str] = []
         self.met: Counter[tuple[str, str]] = Counter()
         """How often a fault met a peer in a phase."""
+        self.listeners: list[Callable[[Seat, Event], None]] = []
+        """Told of every event, after the judge."""
         self.ambush: tuple[str, Callable[[Seat], None]] | None = None
         """What happens to the next peer that enters this phase, or emits this event."""
         self.wire.on_trouble = self._on_weather
@@ -366,6 +368,8 @@ class World:
             self.note(seat, f"{type(event).__name__} {fields}")
         if seat.node is not None:
             self.judge.on_event(seat.peer, seat.node, event, self.now())
+        for listener in self.listeners:
+            listener(seat, event)
         if self.ambush is not None and self.ambush[0] in (type(event).__name__, getattr(event, "phase", "")):
             happens, self.ambush = self.ambush[1], None
             happens(seat)

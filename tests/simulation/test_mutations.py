@@ -1,0 +1,31 @@
+"""The checks can fail: each build that is broken on purpose is found by a seed that is known to find it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.runs import rough_job
+
+INVARIANTS = {"agreement", "parity", "mass", "no loss", "progress", "heal", "crash", "order"}
+SEEDS = 12
+"""Every mutation is found within so many seeds; `--mutations` looks for the first one."""
+
+
+def test_every_invariant_has_a_mutation() -> None:
+    assert {mutation.broken for mutation in MUTATIONS.values()} == INVARIANTS
+
+
+@pytest.mark.parametrize("name", list(MUTATIONS))
+def test_the_simulator_finds(name: str) -> None:
+    failures = []
+    for seed in FINDERS.get(name, range(1, SEEDS + 1)):
+        failure = rough_job((seed, None, None, name)).failure
+        if failure is not None and MUTATIONS[name].shows in failure:
+            return
+        failures.append(failure)
+    pytest.fail(f"nobody noticed that {MUTATIONS[name].how}: {failures}")
+
+
+FINDERS = {"ready-member-dropped": range(12, 0, -1), "fork-choice-keeps-ours": range(7, 13)}
+"""Where to begin to look, when it is not at the first seed."""

@@ -1,0 +1,119 @@
+"""Processes that are stopped and killed, and the disks they leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from protocol.disk import StoreFailed, StoreFull
+from protocol.identity import PeerId
+from tests.simulation.determinism import deterministic_trio
+from tests.simulation.disks import FaultyDisk, Platter
+from tests.simulation.processes import PROCESS, Killed, Overseer, Process
+
+ME = PeerId("me")
+
+
+def run(scenario: object) -> None:
+    with deterministic_trio(1):
+        trio.run(scenario, clock=MockClock(autojump_threshold=0), instruments=[Overseer()])  # type: ignore[arg-type]
+
+
+async def ticking(process: Process, ticks: list[float], ends: list[str]) -> None:
+    PROCESS.set(process)
+    try:
+        while True:
+            await trio.sleep(1)
+            ticks.append(trio.current_time())
+    finally:
+        ends.append("tidied up")
+
+
+def test_a_killed_process_runs_no_finally_and_a_stopped_one_goes_on() -> None:
+    async def scenario() -> None:
+        process, ticks, ends = Process(ME, lambda: None), list[float](), list[str]()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ticking, process, ticks, ends)
+            await trio.sleep(3.5)
+            process.stop()
+            await trio.sleep(10)
+            assert len(ticks) == 3
+            process.go_on()
+            await trio.sleep(2)
+            assert len(ticks) == 5, "the tick that was due came at once, the next a second later"
+            process.kill()
+            await trio.sleep(10)
+            assert len(ticks) == 5 and ends == []
+            process.bury()
+            nursery.cancel_scope.cancel()
+        assert ends == ["tidied up"], "only when the world ends"
+
+    run(scenario)
+
+
+def test_a_process_dies_at_a_given_step_and_has_a_clock_of_its_own() -> None:
+    async def scenario() -> None:
+        process, ticks = Process(ME, lambda: None), list[float]()
+        process.ahead_s = 1000.0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ticking, process, ticks, [])
+            await trio.sleep(0.5)
+            process.dies_at = process.steps + 3
+            begun = trio.current_time()
+            await trio.sleep(20)
+            assert len(ticks) == 2 and not process.alive
+            assert ticks[0] > begun + 990
+            process.bury()
+            nursery.cancel_scope.cancel()
+
+    run(scenario)
+
+
+def disk(platter: Platter, fault: str | None = None, at: str = "") -> FaultyDisk:
+    return FaultyDisk(platter, Process(ME, lambda: None), lambda operation: fault if operation == at else None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_was_written_whole_survives_a_power_cut(tmp_path: Path, seed: int) -> None:
+    platter = Platter(Random(seed))
+    disk(platter).write_file(tmp_path / "record", b"old" * 100)
+    platter.cut_power()
+    assert (tmp_path / "record").read_bytes() == b"old" * 100
+    with pytest.raises(Killed):
+        disk(platter, "torn write", "write").write_file(tmp_path / "record", b"new" * 100)
+    platter.cut_power()
+    assert (tmp_path / "record").read_bytes() == b"old" * 100
+
+
+def test_a_rename_that_was_not_synced_may_not_have_happened_and_bytes_may_be_torn(tmp_path: Path) -> None:
+    seen = set()
+    for seed in range(60):
+        platter, folder = Platter(Random(seed)), tmp_path / str(seed)
+        folder.mkdir()
+        disk(platter).write_file(folder / "record", b"old" * 100)
+        with pytest.raises(StoreFailed):
+            disk(platter, "failing fsync", "sync").write_file(folder / "record", b"new" * 100)
+        assert (folder / "record").read_bytes() == b"old" * 100, "bytes that could not be synced get no name"
+        careless = disk(platter)
+        careless.sync = careless.sync_folder = lambda _: None  # type: ignore[method-assign,assignment]
+        careless.write_file(folder / "record", b"new" * 100)
+        platter.cut_power()
+        content = (folder / "record").read_bytes()
+        seen.add("old" if content == b"old" * 100 else "new" if content == b"new" * 100 else "torn")
+    assert seen == {"old", "new", "torn"}
+
+
+def test_a_full_disk_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    platter = Platter(Random(1))
+    disk(platter).write_file(tmp_path / "record", b"old")
+    platter.full = True
+    with pytest.raises(StoreFull, match="is full: make room there"):
+        disk(platter).write_file(tmp_path / "record", b"new")
+    with pytest.raises(StoreFull):
+        disk(platter).allocate(tmp_path / "part", 1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["record"]
+    assert (tmp_path / "record").read_bytes() == b"old"
