@@ -84,7 +84,10 @@ def _rescaled(rescale: Callable[[Any], None], trainer: HostileTrainer, honest: C
     return honest
 
 
-def _valued(values: Callable[[HostileTrainer, ChunkSpan], Any], trainer: HostileTrainer, honest: Contribution) -> Contribution:
+Values = Callable[[HostileTrainer, ChunkSpan], Any]
+
+
+def _valued(values: Values, trainer: HostileTrainer, honest: Contribution) -> Contribution:
     for span in trainer.layout:
         encode(values(trainer, span), _chunk(honest, span))
     return honest

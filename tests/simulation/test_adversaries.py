@@ -1,7 +1,7 @@
 """Hostile contributions under the default rule: honest peers stay equal, rounds go on, and the run gets where it is going.
 
-The trainers pull towards a common target, from a mean squared distance of 2; what is asserted is how near they come.  Agreement,
-parity and mass (each chunk is what the rule makes of its mask) are judged at every event.
+The trainers pull towards a common target, from a mean squared distance of 2; what is asserted is how near they come.
+Agreement, parity and mass (each chunk is what the rule makes of its mask) are judged at every event.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.simulation.runs import simulate
 from tests.simulation.test_liars import begin, holds
 from tests.simulation.world import Seat, World
 
-ROUNDS = 14
+ROUNDS = 11
 START, NEAR = 2.0, 0.25
 
 
