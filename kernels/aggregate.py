@@ -148,7 +148,7 @@ def weighted_median(values: Sequence[float], weights: Sequence[int]) -> float:
 
 
 def sum_of_squares(contribution: Any, count: int) -> float:
-    """Of the decoded values before they are rounded to fp32: each block's sum rounded once, their sum once."""
+    """Of code x scale, unrounded: exact in a block but for one rounding to fp64; then a sum by halving."""
     scales, codes = parts(contribution, count)
     squares = np.empty(blocks_of(count), np.float32)
     scratch = np.empty(BLOCK * blocks_of(min(PIECE, count)), np.float32)
@@ -160,7 +160,7 @@ def sum_of_squares(contribution: Any, count: int) -> float:
         grid = scratch[: rows * BLOCK].reshape(rows, BLOCK)
         np.einsum("ij,ij->i", grid, grid, out=squares[first : first + rows])
     wide = scales.astype(np.float64)
-    return math.fsum((squares.astype(np.float64) * (wide * wide)).tolist())
+    return _sum_by_halving(wide * wide * squares)
 
 
 def _scaled_down(contribution: Any, count: int, factor: float) -> bytearray:
