@@ -12,6 +12,7 @@ from random import Random
 import trio
 from trio.testing import MockClock
 
+from protocol.manifest import SignedManifest
 from protocol.memory_network import Weather
 from tests.simulation.determinism import deterministic_trio
 from tests.simulation.processes import Overseer
@@ -36,13 +37,14 @@ class Finished:
     """How often a fault met a peer in a phase."""
 
 
-def simulate(peers: int, scenario: Scenario, seed: int = 1, weather: Weather | None = None) -> Finished:
+def simulate(peers: int, scenario: Scenario, seed: int = 1, weather: Weather | None = None,
+             signed: SignedManifest | None = None) -> Finished:
     """Run `scenario` in a world of `peers` seats under virtual time.  Never raises for what the peers do."""
     worlds: list[World] = []
 
     async def main() -> float:
         async with trio.open_nursery() as nursery:
-            worlds.append(World(nursery, folder, seed, peers, weather))
+            worlds.append(World(nursery, folder, seed, peers, weather, signed))
             try:
                 await scenario(worlds[0])
             finally:
