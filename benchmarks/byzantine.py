@@ -49,6 +49,8 @@ EVALUATION_TOKENS = 1 << 16
 BAR_PERCENT = 2.0
 BAR_ATTACKS = ("sign flip x -1000", "constant", "random, large", "random, honest norm", "copied", "delayed")
 STALE_ROUNDS = 5
+DIVERGED = 0.98 * math.log(MODEL.vocab)
+"""As bad as guessing, or worse; training is not followed further."""
 CPU = torch.device("cpu")
 
 
@@ -128,6 +130,10 @@ def config_for(settings: Settings, rate: float) -> TrainingConfig:
                           lanes=2 * MEMBERS, chunk_parameters=CHUNK)
 
 
+class Diverged(Exception):
+    """A member's mean loss in a round is as bad as guessing."""
+
+
 class Bench:
     """The warm start and the held-out text that all cases share."""
 
@@ -153,7 +159,7 @@ class Bench:
         return Worker(self.config, CPU, self.corpus).evaluate(theta, EVALUATION_TOKENS)
 
     def run(self, case: Case) -> float:
-        """The held-out loss at the end; infinite when training stopped because a loss was not finite."""
+        """The held-out loss at the end; infinite when training went astray before (`Diverged`)."""
         theta, momentum = self.start.copy(), np.zeros_like(self.start)
         honest = {lane: Worker(self.config, CPU, self.corpus) for lane in range(case.hostile, MEMBERS)}
         draw = np.random.Generator(np.random.Philox(key=[self.settings.seed, case.hostile]))
@@ -167,14 +173,16 @@ class Bench:
                 hostile = [self._encoded(ATTACKS[case.attack](scene)) for _ in range(case.hostile)]
                 self._outer_step(case.rule, theta, momentum, [*hostile, *encoded])
             loss = self.loss(theta)
-        except NotFinite:
+        except (NotFinite, Diverged):
             return math.inf
         return loss if math.isfinite(loss) else math.inf
 
     def _train(self, worker: Worker, round_number: int, lane: int, theta: F32) -> bytearray:
         steps = self.settings.inner_steps
         out = bytearray(contribution_bytes(len(theta), CHUNK))
-        worker.compute(Task(round_number, lane, steps, round_number * steps, 0), theta, memoryview(out), lambda *_: False)
+        task = Task(round_number, lane, steps, round_number * steps, 0)
+        if worker.compute(task, theta, memoryview(out), lambda *_: False).loss > DIVERGED:
+            raise Diverged
         return out
 
     def _outer_step(self, rule: Rule, theta: F32, momentum: F32, contributions: Sequence[bytearray]) -> None:
@@ -244,7 +252,7 @@ def _shown(losses: dict[Case, float], case: Case) -> str:
     if case not in losses:
         return ""
     loss, excess = losses[case], excess_percent(losses, case)
-    if not math.isfinite(loss) or loss > math.log(MODEL.vocab):
+    if loss > DIVERGED:
         return "diverged"
     return f"{loss:.3f} ({excess:+.1f} %)"
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from kernels import codec
+from kernels.aggregate import centered_clip, clipped_mean, trimmed_mean
 from kernels.outer import apply_result
 from kernels.reduce import weighted_mean
 
@@ -56,6 +57,9 @@ def cpu_rates(count: int, members: int, repeats: int) -> list[tuple[str, float]]
         ("check", count, lambda: codec.is_sane(encoded, count)),
         ("norm", count, lambda: codec.norm(values)),
         ("weighted mean", count * members, lambda: weighted_mean(copies, [1] * members, count, result)),
+        ("clip", count * members, lambda: clipped_mean(copies, [1] * members, count, result)),
+        ("trimmed", count * members, lambda: trimmed_mean(copies, [1] * members, count, result)),
+        ("centered_clip", count * members, lambda: centered_clip(copies, [1] * members, count, result)),
         ("outer step", count, lambda: apply_result(decoded, momentum, encoded, 0.7, 0.9)),
     ]
     return [(name, size / seconds(run, repeats, time.thread_time)) for name, size, run in work]

@@ -20,8 +20,9 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+from kernels.aggregate import Rule
 from protocol.exchange_plan import chunk_layout, payload_bytes
 
 
@@ -50,10 +51,11 @@ def main() -> None:
     parser.add_argument("--parameters", type=float, default=64e6)
     parser.add_argument("--chunk", type=int, default=1 << 20, help="parameters a chunk")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--rule", choices=get_args(Rule), default="mean", help="gloo and hivemind know the mean only")
     parser.add_argument("--hivemind-python", help="an interpreter that can import hivemind")
     arguments = parser.parse_args()
     parameters = int(arguments.parameters)
-    ours = exchange(arguments.peers, parameters, arguments.chunk, arguments.repeat)
+    ours = exchange(arguments.peers, parameters, arguments.chunk, arguments.repeat, arguments.rule)
     gloo = others([sys.executable, "-m", "benchmarks.gloo_member"], arguments.peers, parameters, arguments.repeat)
     rows = [
         ("exchange, int8, encrypted, every byte checked", ours["exchange"], ours["bytes"]),
@@ -78,9 +80,9 @@ def main() -> None:
           f"{ours['extra'] / 1e6:.0f} MB")
 
 
-def exchange(peers: int, parameters: int, chunk: int, repeat: int) -> dict[str, Any]:
+def exchange(peers: int, parameters: int, chunk: int, repeat: int, rule: Rule) -> dict[str, Any]:
     """Times of exchange and bare wire, wire bytes per parameter and peer, peak extra memory, equality."""
-    command = [sys.executable, "-m", "benchmarks.exchange_member", str(parameters), str(chunk), str(repeat)]
+    command = [sys.executable, "-m", "benchmarks.exchange_member", str(parameters), str(chunk), rule]
     members = [start(command) for _ in range(peers)]
     introductions = [member.hear() for member in members]
     for member in members:

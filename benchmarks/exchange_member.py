@@ -8,11 +8,12 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import trio
 
+from kernels.aggregate import Rule
 from kernels.codec import encode
 from protocol.events import Event
 from protocol.exchange_plan import assign_owners, chunk_layout, contribution_leaves, payload_bytes
@@ -30,7 +31,8 @@ BARE = b"bare"
 class Peer:
     """Implements `protocol.network.Handlers` for the running exchange, and for pushes of nothing but bytes."""
 
-    def __init__(self, parameters: int, chunk: int) -> None:
+    def __init__(self, parameters: int, chunk: int, rule: Rule) -> None:
+        self.rule = rule
         self.identity = Identity.generate()
         self.layout = chunk_layout(parameters, chunk)
         self.size = payload_bytes(self.layout)
@@ -81,7 +83,7 @@ class Peer:
         self.exchange = Exchange(
             identity=self.identity, run=RUN, plan=plan, layout=self.layout, contribution=self.contribution,
             leaves=self.leaves, result=self.result, network=network, offload=trio.to_thread.run_sync, stall_s=60.0,
-            rule="mean", emit=_ignore)
+            rule=self.rule, emit=_ignore)
         self.begun.set()
         self.begun = trio.Event()
         nursery.start_soon(self._run, self.exchange, self.scope)
@@ -109,7 +111,7 @@ def _ignore(event: Event) -> None:
 
 
 async def main() -> None:
-    peer = Peer(int(sys.argv[1]), int(sys.argv[2]))
+    peer = Peer(int(sys.argv[1]), int(sys.argv[2]), cast(Rule, sys.argv[3]))
     async with trio.open_nursery() as nursery:
         network = Libp2pNetwork(peer.identity, RUN, peer, listen_host="127.0.0.1", mdns=False)
         await nursery.start(network.run)

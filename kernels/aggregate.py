@@ -2,7 +2,7 @@
 
     mean           weighted by tokens; one hostile member moves it as far as it likes
     clip           mean of contributions whose norm is at most `CLIP` times the median norm
-    trimmed        coordinate by coordinate, the mean without the n // 4 (rounded) smallest and largest values
+    trimmed        coordinate by coordinate, the mean without the smallest and the largest quarter of the values
     centered_clip  mean of differences from a robust centre, each at most as long as the median difference
 
 Every rule sees one chunk and nothing else: whoever holds the contributions to a chunk can compute its result and check
@@ -13,6 +13,9 @@ count at most `WEIGHT_CAP` times their median.  Fewer than three contributions h
 Why the bytes are the same everywhere: elementwise IEEE operations in the order of the members; selection by minimum
 and maximum, which round nothing; sums of squares of codes, whole numbers below 2^24, exact in any order; other sums by
 halving, elementwise, or by `math.fsum`, which is exact.
+
+Memory besides the arguments: some MiB of scratch; 4 bytes a value for `trimmed` and `centered_clip`; for `clip` a copy of
+each contribution that it scales down.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ WORKING = 1 << 19
 """Values of all members together that are sorted at a time: 2 MiB of fp32."""
 
 Floats = npt.NDArray[np.float32]
+View = tuple[Floats, npt.NDArray[np.int8]]
+"""Scales and codes of a contribution."""
 
 
 def aggregate(rule: Rule, contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
@@ -78,20 +83,26 @@ def trimmed_mean(contributions: Sequence[Any], weights: Sequence[int], count: in
     result = np.empty(count, np.float32)
     for start, rows, spare in _pieces(views, count):
         low, high = _select(rows, spare, ranks)
-        low, high = low.copy(), high.copy()
-        total, divisor, value, above, kept = _room_for_sum(low.size)
-        for view, share in zip(views, shares, strict=True):
-            _decode(view, start, value)
-            np.greater_equal(value, low, out=kept)
-            np.less_equal(value, high, out=above)
-            np.logical_and(kept, above, out=kept)
-            weight = rows[0]
-            np.multiply(kept, share, out=weight)
-            np.add(divisor, weight, out=divisor)
-            np.multiply(value, weight, out=value)
-            np.add(total, value, out=total)
-        np.divide(total, divisor, out=result[start : start + low.size])
+        _mean_between(low, high, views, shares, start, result[start : start + low.size])
     encode(result, out)
+
+
+def _mean_between(low: Floats, high: Floats, views: Sequence[View], shares: Sequence[np.float32], start: int,
+                  out: Floats) -> None:
+    """Coordinate by coordinate the mean of the values from `low` to `high`, weighted by `shares`."""
+    total, divisor = np.zeros_like(low), np.zeros_like(low)
+    value, weight = np.empty_like(low), np.empty_like(low)
+    kept, below = np.empty(low.size, np.bool_), np.empty(low.size, np.bool_)
+    for view, share in zip(views, shares, strict=True):
+        _decode(view, start, value)
+        np.greater_equal(value, low, out=kept)
+        np.less_equal(value, high, out=below)
+        np.logical_and(kept, below, out=kept)
+        np.multiply(kept, share, out=weight)
+        np.add(divisor, weight, out=divisor)
+        np.multiply(value, weight, out=value)
+        np.add(total, value, out=total)
+    np.divide(total, divisor, out=out)
 
 
 def centered_clip(contributions: Sequence[Any], weights: Sequence[int], count: int, out: Any) -> None:
@@ -148,7 +159,7 @@ def weighted_median(values: Sequence[float], weights: Sequence[int]) -> float:
 
 
 def sum_of_squares(contribution: Any, count: int) -> float:
-    """Of the decoded values before they are rounded to fp32: each block's sum rounded once, their sum once."""
+    """Of code x scale, unrounded: exact in a block but for one rounding to fp64; then a sum by halving."""
     scales, codes = parts(contribution, count)
     squares = np.empty(blocks_of(count), np.float32)
     scratch = np.empty(BLOCK * blocks_of(min(PIECE, count)), np.float32)
@@ -160,7 +171,7 @@ def sum_of_squares(contribution: Any, count: int) -> float:
         grid = scratch[: rows * BLOCK].reshape(rows, BLOCK)
         np.einsum("ij,ij->i", grid, grid, out=squares[first : first + rows])
     wide = scales.astype(np.float64)
-    return math.fsum((squares.astype(np.float64) * (wide * wide)).tolist())
+    return _sum_by_halving(wide * wide * squares)
 
 
 def _scaled_down(contribution: Any, count: int, factor: float) -> bytearray:
@@ -171,9 +182,6 @@ def _scaled_down(contribution: Any, count: int, factor: float) -> bytearray:
 
 
 # -- pieces of all members ---------------------------------------------------------------------------------------------
-
-View = tuple[Floats, npt.NDArray[np.int8]]
-
 
 def _pieces(views: Sequence[View], count: int) -> Iterator[tuple[int, list[Floats], Floats]]:
     """Piece by piece: where it starts, the members' values of it, and room for one more row.  Rows may be overwritten."""
@@ -234,11 +242,6 @@ def selection_network(count: int, ranks: tuple[int, ...]) -> tuple[tuple[int, in
             chosen.append((low, high, low in wanted, high in wanted))
             wanted |= {low, high}
     return tuple(reversed(chosen))
-
-
-def _room_for_sum(size: int) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    return (np.zeros(size, np.float32), np.zeros(size, np.float32), np.empty(size, np.float32),
-            np.empty(size, np.bool_), np.empty(size, np.bool_))
 
 
 # -- distances ---------------------------------------------------------------------------------------------------------

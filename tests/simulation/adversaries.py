@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 import trio
 
+from kernels.aggregate import Rule
 from kernels.codec import LARGEST_SCALE, encode, parts
 from protocol import exchange_runner
 from protocol.exchange_plan import ChunkSpan, chunk_layout
+from protocol.identity import Identity
+from protocol.manifest import SignedManifest, sign
 from protocol.trainer_link import ComputeTask, Contribution, Progress
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.determinism import inline
-from tests.simulation.world import Seat, World
+from tests.simulation.world import Seat, World, simulated_run
 
 STALE_ROUNDS = 3
 COPY_WAIT_S = 8.0
@@ -84,8 +87,10 @@ def _rescaled(rescale: Callable[[Any], None], trainer: HostileTrainer, honest: C
     return honest
 
 
-def _valued(values: Callable[[HostileTrainer, ChunkSpan], Any], trainer: HostileTrainer,
-            honest: Contribution) -> Contribution:
+Values = Callable[[HostileTrainer, ChunkSpan], Any]
+
+
+def _valued(values: Values, trainer: HostileTrainer, honest: Contribution) -> Contribution:
     for span in trainer.layout:
         encode(values(trainer, span), _chunk(honest, span))
     return honest
@@ -139,6 +144,12 @@ async def averages_nothing(function: Any, *arguments: Any) -> Any:
 def turn(seat: Seat, attack: Attack) -> None:
     """`seat` contributes this from its next start on."""
     seat.make_trainer = partial(HostileTrainer, attack)
+
+
+def run_with(rule: Rule) -> SignedManifest:
+    """The simulated run under another aggregation rule."""
+    organiser = Identity.from_seed(b"\x2a" * 32)
+    return sign(organiser, simulated_run().manifest.model_copy(update={"aggregation": rule}))
 
 
 def distance(world: World) -> float:

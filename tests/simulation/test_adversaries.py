@@ -10,13 +10,14 @@ from functools import partial
 
 import pytest
 
+from kernels.aggregate import Rule
 from protocol.chain import members_in
-from tests.simulation.adversaries import ATTACKS, REFUSED, Copying, averages_nothing, claiming, distance, turn
+from tests.simulation.adversaries import ATTACKS, REFUSED, Copying, averages_nothing, claiming, distance, run_with, turn
 from tests.simulation.runs import simulate
 from tests.simulation.test_liars import begin, holds
 from tests.simulation.world import Seat, World
 
-ROUNDS = 14
+ROUNDS = 11
 START, NEAR = 2.0, 0.25
 
 
@@ -56,15 +57,28 @@ def test_a_copied_contribution_keeps_nobody_from_the_target() -> None:
     holds(simulate(6, scenario))
 
 
-def test_a_hostile_majority_leads_astray() -> None:
-    """What the tests above assert can fail; and no rule helps against a majority."""
+@pytest.mark.parametrize("rule", ["trimmed", "centered_clip"])
+def test_two_of_seven_keep_nobody_from_the_target_under_the_rules_for_more(rule: Rule) -> None:
     async def scenario(world: World) -> None:
-        for seat in world.seats[:4]:
+        for seat in world.seats[:2]:
             turn(seat, ATTACKS["sign flip x -1000"])
         await begin(world)
-        assert distance(world) > 1000 * START
+        await reaches(world, ROUNDS)
+        assert distance(world) < NEAR
 
-    holds(simulate(6, scenario))
+    holds(simulate(7, scenario, signed=run_with(rule)))
+
+
+@pytest.mark.parametrize("rule, hostile", [("mean", 1), ("clip", 4)])
+def test_one_leads_a_mean_astray_and_a_majority_any_rule(rule: Rule, hostile: int) -> None:
+    """What the tests above assert can fail."""
+    async def scenario(world: World) -> None:
+        for seat in world.seats[:hostile]:
+            turn(seat, ATTACKS["sign flip x -1000"])
+        await begin(world)
+        assert distance(world) > 100 * START
+
+    holds(simulate(6, scenario, signed=run_with(rule)))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,0 +1,33 @@
+"""The table of hostile members in small: a real model, rounds with the real codec, rule and outer step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from benchmarks.byzantine import HONEST, Bench, Case, Settings
+from trainer import corpus as corpora
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Bench(Settings(rounds=4, inner_steps=5, warm_steps=40, sequences=4), corpora.load("stdlib", 5))
+    torch.set_num_threads(threads)
+
+
+def test_one_sign_flip_times_1000_ruins_the_mean_and_costs_the_other_rules_little(bench: Bench) -> None:
+    started, honest = bench.loss(bench.start), bench.run(HONEST)
+    assert honest < started - 0.05
+    assert bench.run(Case("mean", "sign flip x -1000", 1)) > started + 1
+    for case in (Case("clip", "sign flip x -1000", 1), Case("trimmed", "sign flip x -1000", 2),
+                 Case("centered_clip", "sign flip x -1000", 2)):
+        assert bench.run(case) < (started + honest) / 2
+
+
+def test_the_same_case_ends_at_the_same_loss(bench: Bench) -> None:
+    case = Case("centered_clip", "random, large", 2)
+    assert bench.run(case) == bench.run(case)
