@@ -135,6 +135,7 @@ async def main() -> None:
             say(seconds=seconds, cpu_seconds=time.process_time() - used,
                 up_bytes=network.traffic().up_bytes - traffic.up_bytes, digest=chunk_hash(peer.result).hex(),
                 extra_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - peer.size)
+        await network.close()
         nursery.cancel_scope.cancel()
 
 

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Libp2pNetwork", "PortBusy", "open_network"]
 
+CLOSE_S = 2.0
+
 log = logging.getLogger(__name__)
 
 
 class Libp2pNetwork:
-    """One peer's end of the network; `await nursery.start(network.run)`, stops when that is cancelled."""
+    """One peer's end of the network; `await nursery.start(network.run)`, stops with `close`.  See `open_network`."""
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class Libp2pNetwork:
         self._connected: dict[PeerId, None] = {}
         self._early_addresses: list[str] = []
         self._nursery: trio.Nursery | None = None
+        self._scope = trio.CancelScope(shield=True)
         self._host: Any = None
         self._gossip: Gossip | None = None
         self._requests: Requests | None = None
@@ -61,7 +64,23 @@ class Libp2pNetwork:
         self._dialer: Dialer | None = None
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """Raises `PortBusy` or `NetworkError` when it cannot listen."""
+        """Until `close`, and not before: the library closes its sockets only while its tasks still run.
+
+        Raises `PortBusy` or `NetworkError` when it cannot listen.
+        """
+        with self._scope:
+            await self._live(task_status)
+
+    async def close(self) -> None:
+        """Close all connections, as far as that goes within `CLOSE_S`, and end."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
+            async with trio.open_nursery() as nursery:
+                for connections in list(self._host.get_network().connections.values()) if self._host else []:
+                    for connection in list(connections):
+                        nursery.start_soon(_close, connection)
+        self._scope.cancel()
+
+    async def _live(self, task_status: Any) -> None:
         self._listen_port = claim_port(self._listen_host, self._listen_port)
         from multiaddr import Multiaddr
 
@@ -232,8 +251,15 @@ async def open_network(
     )
     claim_port(listen_host, listen_port)  # here, so that `PortBusy` comes out bare and not in a group
     async with trio.open_nursery() as nursery:
-        await nursery.start(network.run)
         try:
+            await nursery.start(network.run)
             yield network
         finally:
-            nursery.cancel_scope.cancel()
+            await network.close()
+
+
+async def _close(connection: Any) -> None:
+    try:
+        await connection.close()
+    except Exception as error:  # noqa: BLE001 - the connection may be closing already
+        log.debug("closing a connection: %r", error)

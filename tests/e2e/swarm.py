@@ -25,7 +25,7 @@ from protocol import events as ev
 
 PATIENCE_S = 90.0
 CONNECT_EVERY_S = 0.05
-TINY_RUN = """
+TINY_RUN = """# A round takes some seconds: whoever comes late must be able to catch up between two of them.
 name = "tiny"
 chunk_parameters = 4096
 [model]
@@ -40,7 +40,8 @@ sequences_per_step = 2
 [inner]
 warmup_steps = 4
 [rounds]
-inner_steps = 20
+inner_steps = 300
+min_members = 2
 grace_s = 3.0
 eviction_s = 8.0
 stall_s = 4.0
@@ -240,8 +241,10 @@ class Swarm:
         return found
 
     def last_words(self, lines: int = 12) -> str:
+        def said(peer: Peer) -> list[str]:
+            return [line[:240] for line in peer.log.splitlines() if '"ComputeProgress"' not in line][-lines:]
         return "\n".join(f"-- {peer.name} ({'up' if peer.up else 'down'}, {peer.committed} rounds)\n"
-                         + "\n".join(line[:240] for line in peer.log.splitlines()[-lines:]) for peer in self.peers)
+                         + "\n".join(said(peer)) for peer in self.peers)
 
     def __enter__(self) -> Self:
         return self
