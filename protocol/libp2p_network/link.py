@@ -37,8 +37,6 @@ REKEY_FRAMES = 1 << 16
 TAG_BYTES = 16
 STALL_S = 60
 """A socket that moves nothing for so long in the middle of a push is broken.  Longer than a receiver may look for room."""
-SOCKET_BUFFER_BYTES = 2 << 20
-"""Asked of the kernel, each way.  Several sockets fill a long link; more would only queue up what may be refused."""
 LOWER_EFFORT = 0x04
 """The traffic class of RFC 8622: routers that know it let everything else go first."""
 BULK_PRIORITY = 2
@@ -257,7 +255,6 @@ def _tune(sock: socket.socket) -> None:
     stall = struct.pack("ll", STALL_S, 0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
     if sock.family == socket.AF_INET:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, LOWER_EFFORT)
     if hasattr(socket, "SO_PRIORITY"):

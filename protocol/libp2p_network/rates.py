@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import trio
 
-TRIP_BYTES = 2 << 20
+TRIP_BYTES = 8 << 20
 """Moved per trip to a worker thread when there is no limit."""
 SMALLEST_TRIP_BYTES = 16 << 10
 TRIPS_A_SECOND = 10

@@ -22,6 +22,8 @@ MAX_LANES = 4
 LONG_WAY_S = 0.010
 """A round-trip time from which one socket alone may not fill the link: it waits for its window, and for what was lost."""
 LANE_PER_RTT_S = 0.040
+NEAR_BYTES, FAR_BYTES = 0, 16 << 20
+"""Sent and not answered, above which no push starts.  Near by, what lies in buffers gains nothing and gets cold."""
 MAX_THREADS = 64
 
 Dial = Callable[[PeerId], Awaitable[Link]]
@@ -95,6 +97,7 @@ class Lane:
         self._current: list[_Push] = []
         self._idle = trio.Event()
         self._unanswered: dict[int, _Push] = {}
+        self._answered = trio.Event()
         self._next = 0
 
     @property
@@ -142,6 +145,9 @@ class Lane:
                 try:
                     while True:
                         await self._something_waits()
+                        while self._under_way() > (NEAR_BYTES if self.rtt_s < LONG_WAY_S else FAR_BYTES):
+                            self._answered = trio.Event()
+                            await self._answered.wait()
                         await self._send(link)
                 except LinkBroken:
                     nursery.cancel_scope.cancel()
@@ -156,6 +162,9 @@ class Lane:
         while not self._waiting:
             self._wake = trio.Event()
             await self._wake.wait()
+
+    def _under_way(self) -> int:
+        return sum(len(push.data) for push in self._unanswered.values())
 
     async def _send(self, link: Link) -> None:
         """As many of the waiting pushes as fit into a trip to a worker thread; a large one in several trips."""
@@ -204,6 +213,7 @@ class Lane:
                 push = self._unanswered.pop(number, None)
                 if kind is not FrameKind.ANSWER or not plain or push is None:
                     raise LinkBroken("an answer to nothing")
+                self._answered.set()
                 push.end(None if plain[0] == 1 else Refused(plain[1:301].decode(errors="replace")))
         except LinkBroken as error:
             link.abort(str(error))
