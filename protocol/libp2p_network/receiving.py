@@ -15,7 +15,7 @@ from protocol.identity import PeerId
 from protocol.libp2p_network.conduct import SLOW, WRONG, Channel, Conduct
 from protocol.libp2p_network.link import FrameKind, Link, LinkBroken, in_worker
 from protocol.libp2p_network.rates import RateLimit
-from protocol.network import MAX_PUSH_BYTES, Handlers
+from protocol.network import MAX_PUSH_BYTES, Handlers, Landing
 
 MAX_THREADS = 64
 SLOWEST_BYTES_PER_S = 32 << 10
@@ -55,26 +55,26 @@ class Receiving:
         if not self._conduct.spend(peer, Channel.PUSH):
             raise LinkBroken("more pushes than its allowance")
         try:
-            buffer = await self._handlers.open_push(peer, header, size)
+            landing = await self._handlers.open_push(peer, header, size)
         except Exception:
             log.exception("the handler of pushes failed")
-            buffer = None
-        if buffer is None:
+            landing = None
+        if landing is None:
             link.send_small(FrameKind.ANSWER, number, b"\0refused")
             await self._data(link, number, size, None)
             return
         complete = False
         try:
-            complete = await self._data(link, number, size, buffer.cast("B"))
+            complete = await self._data(link, number, size, landing)
         finally:
-            accepted = await self._finish(peer, header, buffer if complete else None)
+            accepted = await self._finish(peer, header, landing if complete else None)
         answer = b"\1" if accepted else b"\0the receiver could not use it"
         link.send_small(FrameKind.ANSWER, number, answer)
 
-    async def _finish(self, peer: PeerId, header: bytes, buffer: memoryview | None) -> bool:
-        with trio.CancelScope(shield=buffer is None):
+    async def _finish(self, peer: PeerId, header: bytes, landing: Landing | None) -> bool:
+        with trio.CancelScope(shield=landing is None):
             try:
-                await self._handlers.finish_push(peer, header, buffer)
+                await self._handlers.finish_push(peer, header, landing)
             except Exception:
                 log.exception("the handler of pushes failed")
                 return False
@@ -94,8 +94,9 @@ class Receiving:
             raise BadPush("an oversized push")
         return number, size, plain[8:]
 
-    async def _data(self, link: Link, number: int, size: int, dest: memoryview | None) -> bool:
-        """Read the data of one push, into `dest` or past; False when it broke off in good order."""
+    async def _data(self, link: Link, number: int, size: int, landing: Landing | None) -> bool:
+        """Read the data of one push, into its place or past; False when it broke off in good order."""
+        dest = landing.buffer.cast("B") if landing is not None else None
         offset, abandoned = 0, False
 
         def work() -> None:
@@ -114,13 +115,17 @@ class Receiving:
                 else:
                     link.receive_body(dest[offset : offset + length])
                 offset += length
+            if offset == size and landing is not None:
+                landing.complete()
 
         with trio.move_on_after(GRACE_S + size / self._limit.slowest(SLOWEST_BYTES_PER_S)) as scope:
-            while offset < size and not abandoned:
+            while not abandoned:
                 before = offset
                 await self._limit.pay(min(self._limit.trip, size - offset))
                 await in_worker(link, self._threads, work)
                 self.down_bytes += offset - before
+                if offset == size:
+                    break
         if scope.cancelled_caught:
             raise BadPush("a push that came too slowly", SLOW)
         return offset == size
