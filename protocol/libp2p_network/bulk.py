@@ -150,7 +150,7 @@ class Bulk:
             await trio.SocketStream(sock).send_all(token + keys.proof(b"dialer"))
             if not hmac.compare_digest(await _receive(sock, MAC_BYTES), keys.proof(b"listener")):
                 raise LinkBroken("the bulk connection reached somebody else")
-            return Link(_blocking(sock), keys, dialled=True)
+            return Link(_bare(sock), keys, dialled=True)
         except trio.BrokenResourceError as error:
             sock.close()
             raise LinkBroken(f"the bulk socket broke: {error}") from error
@@ -202,7 +202,7 @@ class Bulk:
         except BaseException:
             sock.close()
             raise
-        link = Link(_blocking(sock), keys, dialled=False)
+        link = Link(_bare(sock), keys, dialled=False)
         links = self._links.setdefault(peer, [])
         links.append(link)
         try:
@@ -224,5 +224,5 @@ async def _receive(sock: trio.socket.SocketType, size: int) -> bytes:
     return data
 
 
-def _blocking(sock: trio.socket.SocketType) -> socket.socket:
+def _bare(sock: trio.socket.SocketType) -> socket.socket:
     return socket.socket(fileno=sock.detach())
