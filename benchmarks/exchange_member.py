@@ -22,7 +22,7 @@ from protocol.hashes import ZERO_HASH, Hash, chunk_hash, tree_root
 from protocol.identity import Identity, PeerId
 from protocol.libp2p_network import Libp2pNetwork
 from protocol.messages import Member, Plan
-from protocol.network import Refused, Verdict
+from protocol.network import Landing, Refused, Verdict
 
 RUN = Hash(b"\x05" * 32)
 BARE = b"bare"
@@ -53,16 +53,16 @@ class Peer:
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         raise Refused("a benchmark answers nothing")
 
-    async def open_push(self, peer: PeerId, header: bytes, size: int) -> memoryview | None:
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         if header == BARE:
-            return memoryview(bytearray(size))
+            return Landing(memoryview(bytearray(size)))
         while self.exchange is None or self.exchange.machine.name != push_plan(header):
             await self.begun.wait()
         return await self.exchange.open_push(peer, header, size)
 
-    async def finish_push(self, peer: PeerId, header: bytes, buffer: memoryview | None) -> None:
+    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         if header != BARE and self.exchange is not None:
-            await self.exchange.finish_push(peer, header, buffer)
+            await self.exchange.finish_push(peer, header, landing)
 
     def on_peer_connected(self, peer: PeerId) -> None: ...
 

@@ -14,7 +14,7 @@ from protocol.canonical import Malformed
 from protocol.hashes import Hash
 from protocol.identity import PeerId
 from protocol.manifest import SignedManifest, open_manifest
-from protocol.network import Handlers, Network, NetworkError, Refused, Verdict
+from protocol.network import Handlers, Landing, Network, NetworkError, Refused, Verdict
 
 ASK_TIMEOUT_S = 10.0
 ASK_AGAIN_S = 0.5
@@ -38,12 +38,12 @@ class Lobby:
             raise Refused("this peer is still starting; ask again")
         return await self._node.on_request(peer, kind, data)
 
-    async def open_push(self, peer: PeerId, header: bytes, size: int) -> memoryview | None:
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         return await self._node.open_push(peer, header, size) if self._node else None
 
-    async def finish_push(self, peer: PeerId, header: bytes, buffer: memoryview | None) -> None:
+    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         if self._node is not None:
-            await self._node.finish_push(peer, header, buffer)
+            await self._node.finish_push(peer, header, landing)
 
     def on_peer_connected(self, peer: PeerId) -> None:
         if self._node is not None:

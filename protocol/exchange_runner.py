@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated
 
 import trio
@@ -40,7 +40,7 @@ from protocol.messages import (
     pack,
     unpack,
 )
-from protocol.network import MAX_PUSH_HEADER_BYTES, Network, NetworkError, Refused
+from protocol.network import MAX_PUSH_HEADER_BYTES, Landing, Network, NetworkError, Refused
 from protocol.parts import Offload
 
 PART_BUFFERS = 64
@@ -282,7 +282,7 @@ class Exchange:
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
-    async def open_push(self, peer: PeerId, raw: bytes, size: int) -> memoryview | None:
+    async def open_push(self, peer: PeerId, raw: bytes, size: int) -> Landing | None:
         """A buffer for a part or a result that we can use; waits while this sender has its share of the buffers."""
         header = _read_header(raw)
         if peer not in self._reserved or header.chunk >= self.machine.chunks:
@@ -298,38 +298,38 @@ class Exchange:
             self._reserved[peer] += 1
         elif header.chunk in self.machine.entries:
             return None
-        return self._buffers.take(size)
+        return Landing(self._buffers.take(size), partial(_judge, self._layout[header.chunk].count))
 
-    async def finish_push(self, peer: PeerId, raw: bytes, buffer: memoryview | None) -> None:
+    async def finish_push(self, peer: PeerId, raw: bytes, landing: Landing | None) -> None:
         header = _read_header(raw)
         if header.statement is None:
             self._reserved[peer] -= 1
             self._free_room()
-        if buffer is None or peer not in self._reserved:
+        if landing is None or peer not in self._reserved:
             return
         try:
             if header.statement is None:
-                await self._take_part(peer, header, buffer)
+                await self._take_part(peer, header, landing)
             else:
-                await self._take_result(peer, header, buffer)
-            self._down += len(raw) + len(buffer)
+                await self._take_result(peer, header, landing)
+            self._down += len(raw) + len(landing.buffer)
         except Malformed as error:
             self._emit(Dropped(peer, "chunk", str(error)))
 
-    async def _take_part(self, peer: PeerId, header: PushHeader, buffer: memoryview) -> None:
+    async def _take_part(self, peer: PeerId, header: PushHeader, landing: Landing) -> None:
         chunk = header.chunk
         member = next(member for member in self.machine.plan.members if member.peer == peer)
-        leaf, sane = await self._offload(_judge, buffer, self._layout[chunk].count)
+        leaf, sane = landing.found
         proof = [Hash(node) for node in header.proof]
         if not verify_proof(Hash(member.root), self.machine.chunks, chunk, leaf, proof):
             raise Malformed("a part that is not what its sender committed to")
         if not sane:
             raise Malformed("a part whose numbers are not finite")
         if chunk not in self.machine.entries:
-            self._parts[chunk, peer] = buffer
+            self._parts[chunk, peer] = landing.buffer
         self._apply(self.machine.part_arrived(peer, chunk, trio.current_time()))
 
-    async def _take_result(self, peer: PeerId, header: PushHeader, buffer: memoryview) -> None:
+    async def _take_result(self, peer: PeerId, header: PushHeader, landing: Landing) -> None:
         assert header.statement is not None
         signer, body, envelope = unpack(header.statement, self._run)
         if not isinstance(body, ChunkResult) or signer not in self.machine.members:
@@ -338,15 +338,15 @@ class Exchange:
             raise Malformed("a result of another exchange")
         members_in(body.entry.mask, len(self.machine.members))
         span = self._layout[header.chunk]
-        name, sane = await self._offload(_judge, buffer, span.count)
+        name, sane = landing.found
         if name != body.entry.hash:
             raise Malformed("a result that is not what its owner signed")
         if not sane:
             raise Malformed("a result whose numbers are not finite")
         if self._sealed or header.chunk in self.machine.entries:
             return
-        self._result[span.offset : span.offset + span.size] = buffer
-        self._buffers.give(buffer)
+        self._result[span.offset : span.offset + span.size] = landing.buffer
+        self._buffers.give(landing.buffer)
         self._statements[header.chunk] = envelope
         if not self.machine.is_reducing(header.chunk):  # else who averages them drops them
             self._drop_parts(header.chunk)
@@ -363,7 +363,7 @@ class Exchange:
         self._room = trio.Event()
 
 
-def _judge(data: memoryview, count: int) -> tuple[Hash, bool]:
+def _judge(count: int, data: memoryview) -> tuple[Hash, bool]:
     """The name of a chunk, and whether its numbers are finite.  For a worker thread."""
     return chunk_hash(data), is_sane(data, count)
 

@@ -326,11 +326,11 @@ class MemoryNetwork:
     async def _receive(self, call: _Call, caller: MemoryNetwork, header: bytes, data: memoryview) -> None:
         self.served[call] = None
         try:
-            buffer = await self.handlers.open_push(call.caller, header, len(data))
-            if buffer is None:
+            landing = await self.handlers.open_push(call.caller, header, len(data))
+            if landing is None:
                 self._reply(call, caller, 0, lambda: call.fail(Refused("not wanted")))
                 return
-            assert len(buffer) == len(data)
+            assert len(landing.buffer) == len(data)
             if not call.broken:  # the sender sent on while the header was looked at
                 call.transfers.append(self._wire.send(caller, self, len(data), call.delivered.set, delay_s=0.0))
             with trio.move_on_after(HALF_OPEN_S):
@@ -338,9 +338,10 @@ class MemoryNetwork:
             if call.broken or not call.delivered.is_set():
                 await self.handlers.finish_push(call.caller, header, None)
                 return
-            buffer[:] = data
+            landing.buffer[:] = data
+            landing.complete()
             self._wire.arrivals["push", self._peer_id] += 1
-            await self.handlers.finish_push(call.caller, header, buffer)
+            await self.handlers.finish_push(call.caller, header, landing)
             self._reply(call, caller, 0, lambda: call.finish(b""))
         finally:
             self.served.pop(call, None)

@@ -13,10 +13,10 @@ Nothing here keeps time except the deadlines passed in (trio's clock).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from protocol.identity import PeerId
 
@@ -59,6 +59,24 @@ class Traffic:
     down_bytes: int
 
 
+class Landing:
+    """Where a push goes: a writable `buffer` of exactly its size.
+
+    When the push is complete, the network runs `check` on the buffer, in a worker thread if it has some, and leaves what
+    it returned in `found`.
+    """
+
+    def __init__(self, buffer: memoryview, check: Callable[[memoryview], Any] | None = None) -> None:
+        self.buffer = buffer
+        self.found: Any = None
+        self._check = check
+
+    def complete(self) -> None:
+        """For the network: all bytes are there."""
+        if self._check is not None:
+            self.found = self._check(self.buffer)
+
+
 class Handlers(Protocol):
     """What a peer does with what arrives.  None of these may raise; `on_request` may raise `Refused`."""
 
@@ -66,15 +84,15 @@ class Handlers(Protocol):
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes: ...
 
-    async def open_push(self, peer: PeerId, header: bytes, size: int) -> memoryview | None:
-        """A writable buffer of exactly `size` bytes for a push that is about to arrive, or None to refuse it.
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
+        """A place for a push of `size` bytes that is about to arrive, or None to refuse it.
 
         May wait (bounded) for a free buffer; the sender is held back meanwhile.
         """
         ...
 
-    async def finish_push(self, peer: PeerId, header: bytes, buffer: memoryview | None) -> None:
-        """The push that `open_push` accepted is complete in `buffer`; None when it broke off half-way."""
+    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
+        """The push that `open_push` accepted is complete; None when it broke off half-way."""
         ...
 
     def on_peer_connected(self, peer: PeerId) -> None: ...

@@ -19,7 +19,7 @@ from protocol.hashes import Hash
 from protocol.identity import PeerId
 from protocol.membership import Liveness
 from protocol.messages import Accusation, Body, Commit, Goodbye, Heartbeat, Ready, decode_body, unpack
-from protocol.network import Offence, Refused, Verdict
+from protocol.network import Landing, Offence, Refused, Verdict
 from protocol.parts import Parts
 from protocol.pulse import Pulse
 from protocol.questions import PartReply, PartRequest
@@ -175,20 +175,20 @@ class Reception:
 
     # -- pushes -------------------------------------------------------------------------------------------------------
 
-    async def open_push(self, peer: PeerId, header: bytes, size: int) -> memoryview | None:
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         plan, runner = push_plan(header), self.runner
         if plan is None or runner is None or not self._may_speak(peer):
             return None
         exchange = await runner.exchange_for(plan)
         return await exchange.open_push(peer, header, size) if exchange is not None else None
 
-    async def finish_push(self, peer: PeerId, header: bytes, buffer: memoryview | None) -> None:
+    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         plan, runner = push_plan(header), self.runner
         if plan is None or runner is None:
             return
         exchange = await runner.exchange_for(plan)
         if exchange is not None:
-            await exchange.finish_push(peer, header, buffer)
+            await exchange.finish_push(peer, header, landing)
             runner.exchange_moved()
 
     # -- connections --------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from protocol.libp2p_network.conduct import OVER, Conduct
 from protocol.libp2p_network.link import (
     MAC_BYTES,
     NONCE_BYTES,
-    SOCKET_BUFFER_BYTES,
     TOKEN_BYTES,
     Keys,
     Link,
@@ -76,7 +75,6 @@ class Bulk:
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         listener = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)  # inherited by what is accepted
             await listener.bind((self._listen_host, 0))
             listener.listen(64)
             self._port = listener.getsockname()[1]
@@ -148,12 +146,11 @@ class Bulk:
     async def _prove(self, ip: str, port: int, token: bytes, keys: Keys) -> Link:
         sock = trio.socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
             await sock.connect((ip, port))
             await trio.SocketStream(sock).send_all(token + keys.proof(b"dialer"))
             if not hmac.compare_digest(await _receive(sock, MAC_BYTES), keys.proof(b"listener")):
                 raise LinkBroken("the bulk connection reached somebody else")
-            return Link(_blocking(sock), keys, dialled=True)
+            return Link(_bare(sock), keys, dialled=True)
         except trio.BrokenResourceError as error:
             sock.close()
             raise LinkBroken(f"the bulk socket broke: {error}") from error
@@ -205,7 +202,7 @@ class Bulk:
         except BaseException:
             sock.close()
             raise
-        link = Link(_blocking(sock), keys, dialled=False)
+        link = Link(_bare(sock), keys, dialled=False)
         links = self._links.setdefault(peer, [])
         links.append(link)
         try:
@@ -227,5 +224,5 @@ async def _receive(sock: trio.socket.SocketType, size: int) -> bytes:
     return data
 
 
-def _blocking(sock: trio.socket.SocketType) -> socket.socket:
+def _bare(sock: trio.socket.SocketType) -> socket.socket:
     return socket.socket(fileno=sock.detach())

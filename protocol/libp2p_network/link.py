@@ -1,11 +1,13 @@
-"""One bulk socket after its handshake: encrypted frames, data in blocking calls made by worker threads.
+"""One bulk socket after its handshake: encrypted frames, without blocking and without threads.
 
 A frame is a 13-byte head (length of the ciphertext, kind, value) and AES-256-GCM ciphertext, with the head as
 associated data and the frame's number as nonce.  Each direction has its own key, replaced by a derived one every
-`rekey_frames` frames.  Anything wrong on a link ends it: `LinkBroken`.
+`rekey_frames` frames.  Anything wrong on a link ends it: `LinkBroken`; so does cancelling in the middle of a frame.
 
-A frame of data is small enough to stay in the processor's cache between the cipher and the socket, and each direction
-has one buffer for as long as the link lives: fresh memory would cost more than the cipher.
+To encrypt a frame takes a tenth of what it costs to hand it to a thread and back, so the event loop does it: it is held up
+for less than a tenth of a millisecond at a time.  A frame of data is small enough to stay in the processor's cache
+between the cipher and the socket, and each direction has one buffer for as long as the link lives: fresh memory would
+cost more than the cipher.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import hashlib
 import hmac
 import socket
 import struct
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -33,12 +34,13 @@ from protocol.network import MAX_PUSH_HEADER_BYTES
 FRAME_BYTES = 1 << 18
 SMALL_BYTES = 8 + MAX_PUSH_HEADER_BYTES
 """Plaintext of a frame that is not data."""
+READ_BYTES = FRAME_BYTES + (32 << 10)
+"""Read at once: a frame, and the beginning of the next."""
+LOW_WATER_BYTES = 1 << 17
 REKEY_FRAMES = 1 << 16
 TAG_BYTES = 16
 STALL_S = 60
-"""A socket that moves nothing for so long in the middle of a push is broken.  Longer than a receiver may look for room."""
-SOCKET_BUFFER_BYTES = 2 << 20
-"""Asked of the kernel, each way.  Several sockets fill a long link; more would only queue up what may be refused."""
+"""A socket on which the other end acknowledges nothing, or takes nothing, for so long is broken."""
 LOWER_EFFORT = 0x04
 """The traffic class of RFC 8622: routers that know it let everything else go first."""
 BULK_PRIORITY = 2
@@ -104,10 +106,9 @@ class _Direction:
 
 
 class Link:
-    """The methods that block are for worker threads, through `in_worker`.  One sender and one receiver at a time."""
+    """One task sends and one receives at a time."""
 
     def __init__(self, sock: socket.socket, keys: Keys, *, dialled: bool, rekey_frames: int = REKEY_FRAMES) -> None:
-        sock.setblocking(True)
         _tune(sock)
         self._sock = sock
         there, back = keys.key(b"dialer to listener"), keys.key(b"listener to dialer")
@@ -115,7 +116,9 @@ class Link:
         self._in = _Direction(back if dialled else there, rekey_frames)
         self._out_buffer = memoryview(bytearray(2 * (HEAD.size + TAG_BYTES) + SMALL_BYTES + FRAME_BYTES))
         self._out_size = 0
-        self._in_buffer = memoryview(bytearray(HEAD.size + FRAME_BYTES + TAG_BYTES))
+        self._in_buffer = memoryview(bytearray(READ_BYTES))
+        self._in_start = self._in_end = 0
+        self._low_water = 1
         self._broken = False
         self.why = ""
 
@@ -133,7 +136,7 @@ class Link:
         return socket_state(self._sock) if not self._broken else None
 
     def abort(self, why: str) -> None:
-        """Release whoever is blocked on the socket.  The descriptor stays until `close`, so it cannot be reused."""
+        """Whoever waits on the socket goes on, with `LinkBroken`.  The descriptor stays until `close`."""
         if not self._broken:
             self._broken = True
             self.why = why
@@ -143,54 +146,36 @@ class Link:
                 return  # the other end was faster
 
     def close(self) -> None:
-        """Only when no worker and no waiter is on the socket."""
+        """Only when nobody waits on the socket."""
         self.abort("closed")
         self._sock.close()
+
+    # -- sending ------------------------------------------------------------------------------------------------------
 
     def put(self, kind: FrameKind, value: int, data: memoryview | bytes) -> None:
         """Encrypt a frame for the next `flush`.  There is room for a small one and one of data."""
         self._out_size += self._seal(kind, value, data, self._out_buffer[self._out_size :])
 
-    def flush(self) -> None:
-        """Send what was put.  Blocks."""
-        size, self._out_size = self._out_size, 0
-        if size:
-            self._guard(lambda: self._sock.sendall(self._out_buffer[:size]))
+    async def flush(self) -> None:
+        """Send what was put."""
+        view, self._out_size = self._out_buffer[: self._out_size], 0
+        while len(view):
+            try:
+                view = view[self._guard(partial(self._sock.send, view)) :]
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self._sock.fileno())
+        await trio.lowlevel.checkpoint()  # the other flows' turn
 
     def send_small(self, kind: FrameKind, value: int, data: bytes) -> None:
-        """Never blocks: a peer that does not read a few bytes of answers is cut off."""
+        """Never waits: a peer that does not read a few bytes of answers is cut off."""
         frame = memoryview(bytearray(HEAD.size + len(data) + TAG_BYTES))
         self._seal(kind, value, data, frame)
-        if self._guard(lambda: self._sock.send(frame, socket.MSG_DONTWAIT)) != len(frame):
+        try:
+            sent = self._guard(lambda: self._sock.send(frame))
+        except BlockingIOError:
+            sent = 0
+        if sent != len(frame):
             raise self._break("the peer does not read our answers")
-
-    async def receive_small(self) -> tuple[FrameKind, int, bytes]:
-        """Kind, value and plaintext of the next frame, which must not be data: no thread is needed for it."""
-        await self._fill_as_it_comes(0, HEAD.size)
-        kind, value, size = self._read_head()
-        if kind is FrameKind.DATA or size > SMALL_BYTES:
-            raise self._break("data where there should be none")
-        await self._fill_as_it_comes(HEAD.size, size + TAG_BYTES)
-        plain = bytearray(size)
-        self._open(memoryview(plain))
-        return kind, value, bytes(plain)
-
-    def receive_head(self) -> tuple[FrameKind, int, int]:
-        """Kind, value and plaintext size of the next frame.  Blocks."""
-        self._fill(self._in_buffer[: HEAD.size])
-        return self._read_head()
-
-    def receive_body(self, dest: memoryview) -> None:
-        """Decrypt the frame's plaintext into `dest`, which has exactly its size.  Blocks."""
-        self._fill(self._in_buffer[HEAD.size : HEAD.size + len(dest) + TAG_BYTES])
-        self._open(dest)
-
-    def skip_body(self, size: int) -> None:
-        """Read past a frame that nobody wants.  Blocks."""
-        self._fill(self._in_buffer[HEAD.size : HEAD.size + size + TAG_BYTES])
-        self._in.next_nonce()
-
-    # -- the inside ---------------------------------------------------------------------------------------------------
 
     def _seal(self, kind: FrameKind, value: int, data: memoryview | bytes, into: memoryview) -> int:
         size = HEAD.size + len(data) + TAG_BYTES
@@ -199,50 +184,77 @@ class Link:
         self._out.cipher.encrypt_into(nonce, data, bytes(into[: HEAD.size]), into[HEAD.size : size])
         return size
 
-    def _read_head(self) -> tuple[FrameKind, int, int]:
-        length, kind, value = HEAD.unpack_from(self._in_buffer)
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    async def receive_small(self) -> tuple[FrameKind, int, bytes]:
+        """Kind, value and plaintext of the next frame, which must not be data."""
+        kind, value, size = await self.receive_head()
+        if kind is FrameKind.DATA or size > SMALL_BYTES:
+            raise self._break("data where there should be none")
+        plain = bytearray(size)
+        await self.receive_body(memoryview(plain))
+        return kind, value, bytes(plain)
+
+    async def receive_head(self) -> tuple[FrameKind, int, int]:
+        """Kind, value and plaintext size of the next frame, whose body must be received or skipped next."""
+        await self._have(HEAD.size)
+        length, kind, value = HEAD.unpack_from(self._in_buffer, self._in_start)
         if not TAG_BYTES <= length <= FRAME_BYTES + TAG_BYTES or kind not in _KINDS:
             raise self._break("a frame that is none")
         return _KINDS[kind], value, length - TAG_BYTES
 
-    def _open(self, dest: memoryview) -> None:
-        sealed = self._in_buffer[HEAD.size : HEAD.size + len(dest) + TAG_BYTES]
+    async def receive_body(self, dest: memoryview) -> None:
+        """Decrypt the frame's plaintext into `dest`, which has exactly its size."""
+        size = HEAD.size + len(dest) + TAG_BYTES
+        await self._have(size)
+        frame = self._in_buffer[self._in_start : self._in_start + size]
+        self._in_start += size
         nonce = self._in.next_nonce()
         try:
-            self._in.cipher.decrypt_into(nonce, sealed, bytes(self._in_buffer[: HEAD.size]), dest)
+            self._in.cipher.decrypt_into(nonce, frame[HEAD.size :], bytes(frame[: HEAD.size]), dest)
         except InvalidTag as error:
             raise self._break("a frame was altered on the way") from error
 
-    async def _fill_as_it_comes(self, start: int, size: int) -> None:
-        view = self._in_buffer[start : start + size]
-        while len(view):
-            if self._broken:
-                raise LinkBroken(self.why)
+    async def skip_body(self, size: int) -> None:
+        """Read past a frame that nobody wants."""
+        await self._have(HEAD.size + size + TAG_BYTES)
+        self._in_start += HEAD.size + size + TAG_BYTES
+        self._in.next_nonce()
+
+    async def _have(self, size: int) -> None:
+        """Wait until so many bytes are in the buffer."""
+        if self._in_start == self._in_end:
+            self._in_start = self._in_end = 0
+        elif self._in_start + size > len(self._in_buffer):
+            rest = self._in_end - self._in_start
+            self._in_buffer[:rest] = self._in_buffer[self._in_start : self._in_end]
+            self._in_start, self._in_end = 0, rest
+        while (missing := size - (self._in_end - self._in_start)) > 0:
             try:
-                got = self._sock.recv_into(view, 0, socket.MSG_DONTWAIT)
+                got = self._guard(lambda: self._sock.recv_into(self._in_buffer[self._in_end :]))
             except BlockingIOError:
+                self._wake_at(min(missing, LOW_WATER_BYTES))
                 await trio.lowlevel.wait_readable(self._sock.fileno())
                 continue
-            except OSError as error:
-                raise self._break(self.why or str(error.strerror or error)) from error
-            view = self._after(view, got)
+            if got == 0:
+                raise self._break("the peer closed the connection")
+            self._in_end += got
 
-    def _fill(self, view: memoryview) -> None:
-        while len(view):
-            view = self._after(view, self._guard(partial(self._sock.recv_into, view, 0, socket.MSG_WAITALL)))
+    def _wake_at(self, size: int) -> None:
+        """Do not wake this process for fewer bytes; the end of the connection wakes it always."""
+        if size != self._low_water:
+            self._low_water = size
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
-    def _after(self, view: memoryview, got: int) -> memoryview:
-        if got == 0:
-            raise self._break("the peer closed the connection")
-        return view[got:]
-
-    def _guard(self, call: Callable[[], int | None]) -> int:
+    def _guard(self, call: Callable[[], int]) -> int:
+        if self._broken:
+            raise LinkBroken(self.why)
         try:
-            return call() or 0
-        except BlockingIOError as error:
-            raise self._break(f"nothing moved for {STALL_S} s") from error
+            return call()
+        except BlockingIOError:
+            raise
         except OSError as error:
-            raise self._break(self.why or str(error.strerror or error)) from error
+            raise self._break(str(error.strerror or error)) from error
 
     def _break(self, why: str) -> LinkBroken:
         self.abort(why)
@@ -253,11 +265,8 @@ _KINDS = {int(kind): kind for kind in FrameKind}
 
 
 def _tune(sock: socket.socket) -> None:
+    sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    stall = struct.pack("ll", STALL_S, 0)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, stall)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
     if sock.family == socket.AF_INET:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, LOWER_EFFORT)
     if hasattr(socket, "SO_PRIORITY"):
@@ -291,24 +300,3 @@ def socket_state(sock: socket.socket) -> SocketState | None:
         return None
     rtt_us, acked, received = _TCP_INFO.unpack(raw)
     return SocketState(rtt_us / 1e6, acked, received)
-
-
-async def in_worker(link: Link, limiter: trio.CapacityLimiter, work: Callable[[], None]) -> None:
-    """Run blocking `work` on the link in a thread; cancelling this breaks the link, which releases the thread."""
-    turn, ended = threading.Lock(), threading.Event()
-
-    def in_turn() -> None:
-        if turn.acquire(blocking=False):
-            try:
-                work()
-            finally:
-                ended.set()
-
-    try:
-        await trio.to_thread.run_sync(in_turn, abandon_on_cancel=True, limiter=limiter)  # type: ignore[call-arg]  # stale stubs
-    except trio.Cancelled:
-        link.abort("cancelled")
-        if not turn.acquire(blocking=False):  # it runs: wait until it no longer uses anything of ours
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(ended.wait)
-        raise

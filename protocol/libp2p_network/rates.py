@@ -1,6 +1,6 @@
 """How fast bulk data may go, and how fast it was seen to go.
 
-`RateLimit` is the limit that the person sets, one for each direction.  Everybody who moves data pays for one trip at a
+`RateLimit` is the limit that the person sets, one for each direction.  Everybody who moves data pays for one frame at a
 time, in the order of asking, and waits for those before: so the flows of all peers get equal turns.  Control traffic
 never waits; what it used is paid for by bulk.
 
@@ -15,11 +15,9 @@ from collections.abc import Callable
 
 import trio
 
-TRIP_BYTES = 2 << 20
-"""Moved per trip to a worker thread when there is no limit."""
-SMALLEST_TRIP_BYTES = 16 << 10
-TRIPS_A_SECOND = 10
-"""With a limit, a trip takes so much of a second."""
+SMALLEST_FRAME_BYTES = 16 << 10
+FRAMES_A_SECOND = 10
+"""With a limit, a frame takes at most so much of a second."""
 BURST_S = 0.25
 """What was not used in so many seconds may be used later."""
 WINDOW_S = 1.0
@@ -36,12 +34,11 @@ class RateLimit:
         self._control_seen = 0
         self._paid_at = -BURST_S
 
-    @property
-    def trip(self) -> int:
+    def frame(self, largest: int) -> int:
         """Bytes to move before paying again."""
         if self.bytes_per_s is None:
-            return TRIP_BYTES
-        return max(SMALLEST_TRIP_BYTES, min(TRIP_BYTES, int(self.bytes_per_s / TRIPS_A_SECOND)))
+            return largest
+        return max(SMALLEST_FRAME_BYTES, min(largest, int(self.bytes_per_s / FRAMES_A_SECOND)))
 
     def slowest(self, bytes_per_s: float) -> float:
         """What a peer may be expected to reach at least, if it is `bytes_per_s` without a limit of ours."""

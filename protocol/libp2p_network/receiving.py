@@ -13,11 +13,13 @@ import trio
 
 from protocol.identity import PeerId
 from protocol.libp2p_network.conduct import SLOW, WRONG, Channel, Conduct
-from protocol.libp2p_network.link import FrameKind, Link, LinkBroken, in_worker
+from protocol.libp2p_network.link import FrameKind, Link, LinkBroken
 from protocol.libp2p_network.rates import RateLimit
-from protocol.network import MAX_PUSH_BYTES, Handlers
+from protocol.network import MAX_PUSH_BYTES, Handlers, Landing
 
-MAX_THREADS = 64
+MAX_THREADS = 8
+AT_ONCE_BYTES = 2 << 20
+"""What has to be found out about so many bytes costs less than the way to a thread and back."""
 SLOWEST_BYTES_PER_S = 32 << 10
 """A push that comes slower than this (after a grace of `GRACE_S`) is given up, to free its buffer."""
 GRACE_S = 30.0
@@ -45,6 +47,7 @@ class Receiving:
         try:
             while True:
                 await self._one(peer, link)
+                await trio.lowlevel.checkpoint()
         except LinkBroken as error:
             log.debug("the bulk link from %s ended: %s", peer, error)
             if isinstance(error, BadPush):
@@ -55,26 +58,26 @@ class Receiving:
         if not self._conduct.spend(peer, Channel.PUSH):
             raise LinkBroken("more pushes than its allowance")
         try:
-            buffer = await self._handlers.open_push(peer, header, size)
+            landing = await self._handlers.open_push(peer, header, size)
         except Exception:
             log.exception("the handler of pushes failed")
-            buffer = None
-        if buffer is None:
+            landing = None
+        if landing is None:
             link.send_small(FrameKind.ANSWER, number, b"\0refused")
             await self._data(link, number, size, None)
             return
         complete = False
         try:
-            complete = await self._data(link, number, size, buffer.cast("B"))
+            complete = await self._data(link, number, size, landing)
         finally:
-            accepted = await self._finish(peer, header, buffer if complete else None)
+            accepted = await self._finish(peer, header, landing if complete else None)
         answer = b"\1" if accepted else b"\0the receiver could not use it"
         link.send_small(FrameKind.ANSWER, number, answer)
 
-    async def _finish(self, peer: PeerId, header: bytes, buffer: memoryview | None) -> bool:
-        with trio.CancelScope(shield=buffer is None):
+    async def _finish(self, peer: PeerId, header: bytes, landing: Landing | None) -> bool:
+        with trio.CancelScope(shield=landing is None):
             try:
-                await self._handlers.finish_push(peer, header, buffer)
+                await self._handlers.finish_push(peer, header, landing)
             except Exception:
                 log.exception("the handler of pushes failed")
                 return False
@@ -94,33 +97,29 @@ class Receiving:
             raise BadPush("an oversized push")
         return number, size, plain[8:]
 
-    async def _data(self, link: Link, number: int, size: int, dest: memoryview | None) -> bool:
-        """Read the data of one push, into `dest` or past; False when it broke off in good order."""
-        offset, abandoned = 0, False
-
-        def work() -> None:
-            nonlocal offset, abandoned
-            end = min(size, offset + self._limit.trip)
-            while offset < end:
-                kind, value, length = link.receive_head()
-                if kind is FrameKind.ABANDON and value == number and length == 0:
-                    link.skip_body(0)
-                    abandoned = True
-                    return
-                if kind is not FrameKind.DATA or value != offset or not 0 < length <= size - offset:
-                    raise BadPush("data out of order")
-                if dest is None:
-                    link.skip_body(length)
-                else:
-                    link.receive_body(dest[offset : offset + length])
-                offset += length
-
+    async def _data(self, link: Link, number: int, size: int, landing: Landing | None) -> bool:
+        """Read the data of one push, into its place or past; False when it broke off in good order."""
+        dest = landing.buffer.cast("B") if landing is not None else None
+        offset = 0
         with trio.move_on_after(GRACE_S + size / self._limit.slowest(SLOWEST_BYTES_PER_S)) as scope:
-            while offset < size and not abandoned:
-                before = offset
-                await self._limit.pay(min(self._limit.trip, size - offset))
-                await in_worker(link, self._threads, work)
-                self.down_bytes += offset - before
+            while offset < size:
+                kind, value, length = await link.receive_head()
+                if kind is FrameKind.ABANDON and value == number and length == 0:
+                    await link.skip_body(0)
+                    return False
+                if kind is not FrameKind.DATA or value != offset or not 0 < length <= size - offset:
+                    raise LinkBroken("data out of order")
+                await self._limit.pay(length)
+                if dest is None:
+                    await link.skip_body(length)
+                else:
+                    await link.receive_body(dest[offset : offset + length])
+                offset += length
+                self.down_bytes += length
         if scope.cancelled_caught:
-            raise BadPush("a push that came too slowly", SLOW)
-        return offset == size
+            raise LinkBroken("the push came too slowly")
+        if landing is not None and size <= AT_ONCE_BYTES:
+            landing.complete()
+        elif landing is not None:
+            await trio.to_thread.run_sync(landing.complete, limiter=self._threads)
+        return True

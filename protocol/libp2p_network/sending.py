@@ -1,8 +1,8 @@
 """The sending end of bulk links: pushes to one peer, over one socket or, when the way is long, several.
 
 A socket carries its pushes one after the other; the next ones start while the answers to those before are still on
-their way.  Decides how many sockets a peer gets, which of them takes a push, and how much is sent per trip to a worker
-thread.  Sockets stay open for the next round until the peer disconnects.
+their way.  Decides how many sockets a peer gets, and which of them takes a push.  Sockets stay open for the next round,
+until the peer disconnects.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from protocol.identity import PeerId
-from protocol.libp2p_network.link import FRAME_BYTES, FrameKind, Link, LinkBroken, in_worker
+from protocol.libp2p_network.link import FRAME_BYTES, FrameKind, Link, LinkBroken
 from protocol.libp2p_network.rates import RateLimit
 from protocol.network import Refused, Unreachable
 
@@ -22,7 +22,8 @@ MAX_LANES = 4
 LONG_WAY_S = 0.010
 """A round-trip time from which one socket alone may not fill the link: it waits for its window, and for what was lost."""
 LANE_PER_RTT_S = 0.040
-MAX_THREADS = 64
+NEAR_BYTES, FAR_BYTES = 0, 16 << 20
+"""Sent and not answered, above which no push starts.  Near by, what lies in buffers gains nothing and gets cold."""
 
 Dial = Callable[[PeerId], Awaitable[Link]]
 """Raises `LinkBroken` or `OSError` when there is no way."""
@@ -39,7 +40,6 @@ class _Push:
     def __init__(self, header: bytes, data: memoryview) -> None:
         self.header, self.data = header, data
         self.number, self.sent = -1, 0
-        self.opened = self.closed = False
         self.over = trio.Event()
         self.outcome: Exception | None = None
 
@@ -53,7 +53,6 @@ class Sending:
 
     def __init__(self, dial: Dial, limit: RateLimit) -> None:
         self.dial, self.limit = dial, limit
-        self.threads = trio.CapacityLimiter(MAX_THREADS)
         self.up_bytes = 0
         self._lanes: dict[PeerId, list[Lane]] = {}
 
@@ -92,15 +91,16 @@ class Lane:
         self._sending, self._peer = sending, peer
         self._waiting: deque[_Push] = deque()
         self._wake = trio.Event()
-        self._current: list[_Push] = []
-        self._idle = trio.Event()
+        self._current: _Push | None = None
         self._unanswered: dict[int, _Push] = {}
+        self._answered = trio.Event()
         self._next = 0
 
     @property
     def backlog(self) -> int:
         """Bytes that are waiting or being sent."""
-        return sum(len(push.data) - push.sent for push in (*self._current, *self._waiting))
+        current = [self._current] if self._current is not None else []
+        return sum(len(push.data) - push.sent for push in (*current, *self._waiting))
 
     async def carry(self, push: _Push) -> None:
         self._waiting.append(push)
@@ -111,10 +111,7 @@ class Lane:
             if push in self._waiting:
                 self._waiting.remove(push)
             elif self.link is not None:
-                self.link.abort("the answer did not come in time")
-            with trio.CancelScope(shield=True):
-                while push in self._current:  # its data may still be read
-                    await self._idle.wait()
+                self.link.abort("the answer did not come in time")  # and nothing reads its data any more
             raise
 
     async def run(self) -> None:
@@ -142,12 +139,17 @@ class Lane:
                 try:
                     while True:
                         await self._something_waits()
-                        await self._send(link)
+                        while self._under_way() > (NEAR_BYTES if self.rtt_s < LONG_WAY_S else FAR_BYTES):
+                            self._answered = trio.Event()
+                            await self._answered.wait()
+                        self._current = self._waiting.popleft()
+                        await self._send(link, self._current)
+                        self._current = None
                 except LinkBroken:
                     nursery.cancel_scope.cancel()
         finally:
             link.close()
-            self.link = None
+            self.link = self._current = None
             lost = deque(self._unanswered.values())
             self._unanswered.clear()
             self._lose(lost, f"the bulk connection to {self._peer} broke: {link.why}")
@@ -157,45 +159,25 @@ class Lane:
             self._wake = trio.Event()
             await self._wake.wait()
 
-    async def _send(self, link: Link) -> None:
-        """As many of the waiting pushes as fit into a trip to a worker thread; a large one in several trips."""
-        limit, room = self._sending.limit, self._sending.limit.trip
-        while self._waiting and (not self._current or len(self._waiting[0].data) <= room):
-            push = self._waiting.popleft()
-            push.number, self._next = self._next, self._next + 1
-            self._current.append(push)
-            self._unanswered[push.number] = push
-            room -= len(push.data)
-        self._idle = trio.Event()
-        try:
-            while not all(push.closed for push in self._current):
-                before = sum(push.sent for push in self._current)
-                await limit.pay(min(limit.trip, sum(len(push.data) for push in self._current) - before))
-                await in_worker(link, self._sending.threads, lambda: self._trip(link, limit.trip))
-                self._sending.up_bytes += sum(push.sent for push in self._current) - before
-        finally:
-            self._current = []
-            self._idle.set()
+    def _under_way(self) -> int:
+        return sum(len(push.data) for push in self._unanswered.values())
 
-    def _trip(self, link: Link, room: int) -> None:
-        """In a worker thread: send up to `room` bytes of the current pushes."""
-        frame = min(FRAME_BYTES, room)
-        for push in self._current:
-            if not push.opened:
-                link.put(FrameKind.OPEN, push.number, struct.pack(">Q", len(push.data)) + push.header)
-                push.opened = True
-            while push.sent < len(push.data) and not push.over.is_set():
-                if room <= 0:
-                    return
-                piece = push.data[push.sent : push.sent + frame]
-                link.put(FrameKind.DATA, push.sent, piece)
-                link.flush()
-                push.sent += len(piece)
-                room -= len(piece)
-            if not push.closed and push.sent < len(push.data):
-                link.put(FrameKind.ABANDON, push.number, b"")
-            link.flush()
-            push.closed = True
+    async def _send(self, link: Link, push: _Push) -> None:
+        """All of it, or less once it was refused."""
+        limit = self._sending.limit
+        push.number, self._next = self._next, self._next + 1
+        self._unanswered[push.number] = push
+        link.put(FrameKind.OPEN, push.number, struct.pack(">Q", len(push.data)) + push.header)
+        while push.sent < len(push.data) and not push.over.is_set():
+            piece = push.data[push.sent : push.sent + limit.frame(FRAME_BYTES)]
+            await limit.pay(len(piece))
+            link.put(FrameKind.DATA, push.sent, piece)
+            await link.flush()
+            push.sent += len(piece)
+            self._sending.up_bytes += len(piece)
+        if push.sent < len(push.data):
+            link.put(FrameKind.ABANDON, push.number, b"")
+        await link.flush()
 
     async def _read_answers(self, link: Link, scope: trio.CancelScope) -> None:
         try:
@@ -204,6 +186,7 @@ class Lane:
                 push = self._unanswered.pop(number, None)
                 if kind is not FrameKind.ANSWER or not plain or push is None:
                     raise LinkBroken("an answer to nothing")
+                self._answered.set()
                 push.end(None if plain[0] == 1 else Refused(plain[1:301].decode(errors="replace")))
         except LinkBroken as error:
             link.abort(str(error))

@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import base58
+import trio
 
 from peer import address_book, rendezvous
 from peer.control_client import MAX_REQUEST_BYTES as MAX_CONTROL_BYTES
@@ -252,15 +253,20 @@ def _frames(data: bytes) -> None:
     """Any bytes on a bulk socket: nothing that is not authentic is ever handed on."""
     here, there, link, other = _link_pair()
     heard = 0
+
+    async def read_all() -> None:
+        nonlocal heard
+        while True:
+            kind, value, size = await link.receive_head()
+            plain = bytearray(size)
+            await link.receive_body(memoryview(plain))
+            assert (kind, value, bytes(plain)) == (FrameKind.OPEN, 7, struct.pack(">Q", 1) + b"header"), "a forgery"
+            heard += 1
+
     try:
         there.sendall(data[: 32 << 10])
         there.shutdown(socket.SHUT_WR)
-        while True:
-            kind, value, size = link.receive_head()
-            plain = bytearray(size)
-            link.receive_body(memoryview(plain))
-            assert (kind, value, bytes(plain)) == (FrameKind.OPEN, 7, struct.pack(">Q", 1) + b"header"), "a forgery"
-            heard += 1
+        trio.run(read_all)
     except LinkBroken:
         if not heard:
             raise
@@ -272,6 +278,7 @@ def _frames(data: bytes) -> None:
 def _frame_seed() -> bytes:
     here, there, link, other = _link_pair()
     other.send_small(FrameKind.OPEN, 7, struct.pack(">Q", 1) + b"header")
+    here.setblocking(True)
     data = here.recv(1 << 12)
     link.close()
     other.close()

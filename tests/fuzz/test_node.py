@@ -19,7 +19,7 @@ from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
 from protocol.membership import Liveness
 from protocol.messages import STATEMENTS
-from protocol.network import Handlers, Refused, Verdict
+from protocol.network import Handlers, Landing, Refused, Verdict
 from tests.fuzz.doors import BODIES, HEADER, QUESTIONS
 from tests.fuzz.mutations import mutated
 from tests.simulation.runs import simulate
@@ -48,12 +48,12 @@ class Tap:
         self._heard.append(data)
         return await self.node.on_request(peer, kind, data)
 
-    async def open_push(self, peer: PeerId, header: bytes, size: int) -> memoryview | None:
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         self._heard.append(header)
         return await self.node.open_push(peer, header, size)
 
-    async def finish_push(self, peer: PeerId, header: bytes, buffer: memoryview | None) -> None:
-        await self.node.finish_push(peer, header, buffer)
+    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
+        await self.node.finish_push(peer, header, landing)
 
     def on_peer_connected(self, peer: PeerId) -> None:
         self.node.on_peer_connected(peer)
@@ -108,9 +108,10 @@ class Stranger:
             header = self._ammunition()
             with trio.move_on_after(random.choice([0.1, 9.0])):
                 size = random.choice([0, 1, 1040, 4160, 1 << 16])
-                buffer = await handlers.open_push(me, header, size)
-                if buffer is not None:
-                    await handlers.finish_push(me, header, random.choice([None, buffer]))
+                landing = await handlers.open_push(me, header, size)
+                if landing is not None:
+                    landing.complete()
+                    await handlers.finish_push(me, header, random.choice([None, landing]))
 
     def _gossip(self, seat: Seat, handlers: Handlers) -> None:
         data = self._ammunition()

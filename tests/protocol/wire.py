@@ -11,7 +11,7 @@ import trio
 from protocol.hashes import Hash, hash_bytes
 from protocol.identity import Identity, PeerId
 from protocol.libp2p_network import Libp2pNetwork, open_network
-from protocol.network import Refused, Verdict
+from protocol.network import Landing, Refused, Verdict
 
 RUN: Hash = hash_bytes("manifest", b"a run of the tests")
 PATIENCE_S = 15.0
@@ -47,15 +47,15 @@ class Recorder:
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         return await self.answer(kind, data)
 
-    async def open_push(self, peer: PeerId, header: bytes, size: int) -> memoryview | None:
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         if header.startswith(b"no"):
             return None
         self.buffers[header] = bytearray(size)
         self.changed()
-        return memoryview(self.buffers[header])
+        return Landing(memoryview(self.buffers[header]))
 
-    async def finish_push(self, peer: PeerId, header: bytes, buffer: memoryview | None) -> None:
-        self.finished.append((header, buffer is not None))
+    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
+        self.finished.append((header, landing is not None))
         self.changed()
 
     def on_peer_connected(self, peer: PeerId) -> None:

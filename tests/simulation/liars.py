@@ -31,7 +31,7 @@ from protocol.messages import (
     WhyIdle,
     pack,
 )
-from protocol.network import NetworkError, Refused, Verdict
+from protocol.network import Landing, NetworkError, Refused, Verdict
 from protocol.parts import Offload
 from tests.simulation.determinism import inline
 from tests.simulation.world import Seat, World
@@ -142,11 +142,11 @@ class Ghost:
             raise Refused("a ghost answers nothing")
         return self.answers[kind]
 
-    async def open_push(self, peer: PeerId, header: bytes, size: int) -> memoryview | None:
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         await trio.lowlevel.checkpoint()
         return None
 
-    async def finish_push(self, peer: PeerId, header: bytes, buffer: memoryview | None) -> None:
+    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         await trio.lowlevel.checkpoint()
 
     def on_peer_connected(self, peer: PeerId) -> None: ...
