@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from protocol.identity import PeerId
 from protocol.memory_network import MemoryNetwork, MemoryWire, Weather
-from protocol.network import Refused, Unreachable, Verdict
+from protocol.network import Landing, Refused, Unreachable, Verdict
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 RATE = 1e6
@@ -37,11 +37,11 @@ class Listener:
             await trio.sleep_forever()
         return data[::-1]
 
-    async def open_push(self, peer: PeerId, header: bytes, size: int) -> memoryview | None:
-        return None if header == b"unwanted" else memoryview(bytearray(size))
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
+        return None if header == b"unwanted" else Landing(memoryview(bytearray(size)))
 
-    async def finish_push(self, peer: PeerId, header: bytes, buffer: memoryview | None) -> None:
-        if buffer is None:
+    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
+        if landing is None:
             self.broken += 1
         else:
             self.pushed.append((header, trio.current_time()))
