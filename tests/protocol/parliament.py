@@ -78,6 +78,8 @@ class Parliament:
         previous = _record([identity.peer_id for identity in identities[:electors]]) if electors else None
         self.base = Base(5, Hash(b"\x09" * 32), previous) if previous else Base(0, genesis_tip(RUN), None)
         self.seats = {identity.peer_id: self._seat(identity, None) for identity in identities}
+        self.lie: bytes | None = None
+        """The hash of a chunk that was proven wrong: nobody averages to it again."""
         self.queue: list[tuple[PeerId, PeerId, Body]] = []
         self.silent_since: dict[PeerId, float] = {}
         self.performed: list[Effect] = []
@@ -166,7 +168,7 @@ class Parliament:
                 seat.committed = effect.commit
 
     def entries(self, seat: Seat, members: int) -> list[ChunkEntry]:
-        version = seat.me.encode() if self.versions else b""
+        version = seat.me.encode() if self.versions else b"true" if self.lie else b""
         mask = bytes([(1 << members) - 1]) if members <= 8 else bytes([255, (1 << (members - 8)) - 1])
         return [ChunkEntry(hash=chunk_hash(version + bytes([chunk])), mask=mask) for chunk in range(CHUNKS)]
 

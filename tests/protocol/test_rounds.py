@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.chain import verify_commit
+from protocol.chain import record_hash, verify_commit
 from protocol.hashes import ZERO_HASH
-from protocol.messages import Finish, Ready
-from protocol.round_terms import FinishCompute, Send
+from protocol.messages import Finish, Motion, Promise, Proposal, Ready, Refusal
+from protocol.round_terms import FinishCompute, Keep, Send
 from tests.protocol.parliament import Parliament
 from tests.protocol.parliament import settings as round_settings
 
@@ -147,3 +147,77 @@ def test_agreement_and_progress_with_a_majority_under_loss_crashes_and_restarts(
         if seat.alive and seat.committed is None:  # it decided without this one: the record is fetched and believed
             parliament.hand_over(commit.record.proposer, seat, commit)  # type: ignore[arg-type]
             assert seat.committed is not None
+
+
+def promises(parliament: Parliament) -> None:
+    """Ready, proposed, promised; motions and votes are not delivered yet."""
+    parliament.ready()
+    for seat in parliament.seats.values():
+        parliament.perform(seat, seat.machine.tick(parliament.view(seat.me), 0.5))
+    for kinds in ((Proposal,), (Promise,)):
+        for sender, to, body in list(parliament.queue):
+            if isinstance(body, kinds):
+                parliament.queue.remove((sender, to, body))
+                parliament.hand_over(sender, parliament.seats[to], body)
+
+
+def test_a_record_proven_false_after_one_vote_is_made_anew_without_the_liar() -> None:
+    parliament = Parliament(4)
+    promises(parliament)
+    motions = [(sender, to, body) for sender, to, body in parliament.queue if isinstance(body, Motion)]
+    sender, to, motion = motions[0]
+    parliament.queue.clear()
+    parliament.hand_over(sender, parliament.seats[to], motion)  # one vote is given, and lost
+    parliament.queue.clear()
+    liar = next(peer for peer in parliament.seats if peer not in (sender, to))
+    for seat in parliament.seats.values():
+        if seat.me != liar:
+            seat.machine.on_false_chunk(liar, 0, motion.index[0].hash, parliament.now)
+    parliament.crash(liar)
+    parliament.lie = motion.index[0].hash
+    parliament.run(40)
+    honest = [seat for seat in parliament.seats.values() if seat.me != liar]
+    assert all(seat.committed for seat in honest) and len(parliament.records()) == 1
+    record = honest[0].committed.record  # type: ignore[union-attr]
+    assert liar not in [member.peer for member in record.members]
+
+
+def test_nobody_follows_a_plan_that_leaves_most_out() -> None:
+    parliament = Parliament(4)
+    parliament.ready()
+    first, *others = parliament.seats
+    plan = parliament.seats[first].machine.closing.make_plan({first: parliament.view(first)[first]})
+    assert plan is not None and [member.peer for member in plan.members] == [first]
+    for attempt in range(3):
+        for peer in others:
+            machine, proposal = parliament.seats[peer].machine, Proposal(attempt=attempt, plan=plan, evicted=[])
+            effects = machine.on_proposal(first, proposal, parliament.view(peer), 1.0)
+            assert not any(isinstance(effect, Keep) for effect in effects), "no promise"
+
+
+def test_a_rival_does_not_take_over_while_the_proposer_works() -> None:
+    parliament = Parliament(4)
+    promises(parliament)
+    proposer = next(sender for sender, _, body in parliament.queue if isinstance(body, Motion))
+    machine = next(seat.machine for seat in parliament.seats.values() if seat.me != proposer)
+    plan, view = machine.plan, parliament.view(machine.me)
+    assert plan is not None
+    rival = next(peer for peer in parliament.seats
+                 if peer not in (proposer, machine.me, machine.closing.proposer(view, 9)))
+    assert not machine.on_proposal(rival, Proposal(attempt=9, plan=plan, evicted=[]), view, parliament.now)
+    assert not machine.on_proposal(rival, Proposal(attempt=10_000, plan=plan, evicted=[]), view, parliament.now + 60)
+    assert machine.on_proposal(rival, Proposal(attempt=9, plan=plan, evicted=[]), view, parliament.now + 60)
+
+
+def test_refusals_begin_the_next_attempt() -> None:
+    parliament = Parliament(3)
+    promises(parliament)
+    proposer, motion = next((sender, body) for sender, _, body in parliament.queue if isinstance(body, Motion))
+    machine = parliament.seats[proposer].machine
+    before = machine.attempt
+    for peer in parliament.seats:
+        if peer != proposer:
+            refused = Refusal(round=machine.base.round, base=machine.base.tip, attempt=before, proposer=proposer,
+                              record_hash=record_hash(motion.record))
+            machine.on_refusal(peer, refused, parliament.now)
+    assert machine.attempt == before + 1
