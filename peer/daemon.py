@@ -77,6 +77,7 @@ class DaemonSettings:
 
     port: None for the usual one, or a free one when that is busy.  rounds: stop when so many are committed.
     local: meet only peers on this computer.  until_eof: leave when standard input ends.
+    up_limit, down_limit: bytes a second.
     """
 
     data_dir: Path
@@ -88,6 +89,8 @@ class DaemonSettings:
     rounds: int | None = None
     local: bool = False
     until_eof: bool = False
+    up_limit: float | None = None
+    down_limit: float | None = None
 
 
 class Daemon:
@@ -247,7 +250,8 @@ class Daemon:
             port = stack.enter_context(chosen_port(settings.port, settings.local))
             network = await stack.enter_async_context(open_network(
                 self._identity, self._choice.run, self._lobby, listen_host=host, listen_port=port,
-                mdns=not settings.local, on_ban=lambda peer, why: self._log.emit(PeerBanned(peer, why))))
+                mdns=not settings.local, up_limit=settings.up_limit, down_limit=settings.down_limit,
+                on_ban=lambda peer, why: self._log.emit(PeerBanned(peer, why))))
             nursery = await stack.enter_async_context(trio.open_nursery())
             self._network = network
             network.remember(self._choice.addresses)

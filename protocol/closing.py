@@ -98,7 +98,8 @@ class Closing:
         members = [Member(peer=peer, tokens=ready[peer].tokens, root=ready[peer].root) for peer in peers]
         tokens = sum(member.tokens for member in members)
         loss = sum(ready[peer].loss * ready[peer].tokens for peer in peers) / tokens
-        owners = assign_owners(self.base.tip, peers, self.settings.chunks)
+        owners = assign_owners(self.base.tip, peers, self.settings.chunks,
+                               [view[peer].bytes_per_s if peer in view else 0.0 for peer in peers])
         return Plan(round=self.base.round, base=self.base.tip, members=members, owners=owners,
                     state_digest=ready[peers[0]].state_digest, loss=loss)
 

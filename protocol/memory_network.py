@@ -25,6 +25,7 @@ from protocol.network import (
     MAX_PUSH_BYTES,
     MAX_PUSH_HEADER_BYTES,
     MAX_REQUEST_BYTES,
+    Bandwidth,
     Handlers,
     NetworkError,
     Refused,
@@ -284,6 +285,9 @@ class MemoryNetwork:
 
     def traffic(self) -> Traffic:
         return Traffic(self.up_bytes, self.down_bytes)
+
+    def bandwidth(self) -> Bandwidth:
+        return Bandwidth(self.access.up.bytes_per_s, self.access.down.bytes_per_s)
 
     def remember(self, addresses: Sequence[str]) -> None:
         """Everybody is connected already."""

@@ -52,6 +52,18 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
+class Bandwidth:
+    """Bytes a second that this peer's links have lately been seen to carry, or may carry; 0: not known."""
+
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+
+    @property
+    def least(self) -> float:
+        return min(self.up_bytes_per_s, self.down_bytes_per_s)
+
+
+@dataclass(frozen=True)
 class Traffic:
     """Bytes of payload moved since the start, all channels together."""
 
@@ -113,6 +125,8 @@ class Network(Protocol):
     def connected(self) -> Sequence[PeerId]: ...
 
     def traffic(self) -> Traffic: ...
+
+    def bandwidth(self) -> Bandwidth: ...
 
     def remember(self, addresses: Sequence[str]) -> None:
         """Addresses worth dialling, now and again (with backoff) while their peer is not connected."""

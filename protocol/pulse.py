@@ -33,7 +33,6 @@ class Pulse:
         self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, "starting"
         self._seq = 0
         self._now = trio.Event()
-        self._at, self._up, self._down = trio.current_time(), 0, 0
 
     def set_phase(self, phase: Phase, why: WhyIdle, detail: str) -> None:
         if (phase, why, detail) != (self.phase, self.why, self.detail):
@@ -63,22 +62,15 @@ class Pulse:
 
     def _heartbeat(self) -> Heartbeat:
         parts, settings, doing = self._parts, self._parts.settings, self._doing()
-        up, down = self._rates()
+        bandwidth = parts.network.bandwidth()
         self._seq += 1
         return Heartbeat(
             incarnation=settings.incarnation, seq=self._seq, name=settings.name[:40], role=settings.role,
             phase=self.phase, why_idle=self.why, why_detail=self.detail[:200], round=parts.history.length,
             tip=parts.history.tip, steps=doing.steps if doing else 0, loss=doing.loss if doing else 0.0,
-            tokens_per_s=doing.tokens_per_s if doing else 0.0, up_bytes_per_s=up, down_bytes_per_s=down,
+            tokens_per_s=doing.tokens_per_s if doing else 0.0, up_bytes_per_s=bandwidth.up_bytes_per_s,
+            down_bytes_per_s=bandwidth.down_bytes_per_s,
             addresses=list(parts.network.addresses())[:8], version=settings.version[:40])
-
-    def _rates(self) -> tuple[float, float]:
-        """Bytes a second up and down since the last beat."""
-        now, traffic = trio.current_time(), self._parts.network.traffic()
-        seconds = max(now - self._at, 1e-3)
-        up, down = (traffic.up_bytes - self._up) / seconds, (traffic.down_bytes - self._down) / seconds
-        self._at, self._up, self._down = now, traffic.up_bytes, traffic.down_bytes
-        return max(up, 0.0), max(down, 0.0)
 
     def neighbours(self) -> list[dict[str, Any]]:
         """The other peers, as `peer status` shows them."""

@@ -190,11 +190,12 @@ class RoundRunner:
             on_tip = beat.tip == self.base.tip and beat.phase in AT_WORK
             follows = peer in self.base.electors and beat.round < self.base.round and beat.phase in AT_WORK
             works = live and beat.role is Role.TRAINER and (on_tip or follows)
-            view[peer] = PeerView(live, works, known.liveness is Liveness.LEFT, now - known.heard)
+            view[peer] = PeerView(live, works, known.liveness is Liveness.LEFT, now - known.heard,
+                                  min(beat.up_bytes_per_s, beat.down_bytes_per_s))
         for peer in self.base.electors:
             if peer not in view:
                 view[peer] = PeerView(False, False, members.has_left(peer), members.silent_s(peer, now))
-        view[self.parts.me] = PeerView(True, self._computing(), False, 0.0)
+        view[self.parts.me] = PeerView(True, self._computing(), False, 0.0, self.parts.network.bandwidth().least)
         return view
 
     def _computing(self) -> bool:

@@ -54,12 +54,13 @@ class Base:
 
 @dataclass(frozen=True)
 class PeerView:
-    """How a peer looks now.  `on_tip`: a live trainer at work on our tip."""
+    """How a peer looks now.  `on_tip`: a live trainer at work on our tip.  bytes_per_s: its bandwidth; 0: not known."""
 
     live: bool
     on_tip: bool
     left: bool
     silent_s: float
+    bytes_per_s: float = 0.0
 
 
 View = Mapping[PeerId, PeerView]

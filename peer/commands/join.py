@@ -33,6 +33,8 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--rounds", type=_count, metavar="N", help="leave when the run has committed N rounds")
     parser.add_argument("--until-eof", action="store_true",
                         help="leave when standard input ends (for programs that start a peer)")
+    parser.add_argument("--up-limit", type=_rate, metavar="RATE", help="send at most so much, e.g. 10mbit or 1.5MB")
+    parser.add_argument("--down-limit", type=_rate, metavar="RATE", help="receive at most so much")
     parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
 
 
@@ -52,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     settings = DaemonSettings(
         data_dir=folder, name=args.name[:40] or f"peer-{identity.peer_id[-6:]}",
         role=Role.SEED if args.role == "seed" else Role.TRAINER, style=choose_style(args.headless, args.log_format),
-        port=args.port, threads=args.threads, rounds=args.rounds, local=args.local, until_eof=args.until_eof)
+        port=args.port, threads=args.threads, rounds=args.rounds, local=args.local, until_eof=args.until_eof,
+        up_limit=args.up_limit, down_limit=args.down_limit)
 
     _log_to(folder)
 
@@ -115,6 +118,19 @@ def _port(text: str) -> int:
     if not text.isdigit() or not 0 <= int(text) < 65536:
         raise argparse.ArgumentTypeError(f"{text} is no port; give a number from 1 to 65535, or 0 for a free one")
     return int(text)
+
+
+def _rate(text: str) -> float:
+    """Bytes a second from bits a second (kbit, mbit, gbit) or bytes a second (kB, MB, GB)."""
+    units = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+    number = text.lower().rstrip("abcdefghijklmnopqrstuvwxyz")
+    try:
+        rate = float(number) * units[text.lower()[len(number):]]
+    except (ValueError, KeyError):
+        rate = 0.0
+    if not 16e3 <= rate <= 1e12:
+        raise argparse.ArgumentTypeError(f"{text} is no rate; give 16kB or more, as 10mbit (bits) or 1.5MB (bytes) a second")
+    return rate
 
 
 def _count(text: str) -> int:

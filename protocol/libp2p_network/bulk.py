@@ -28,11 +28,11 @@ from protocol.libp2p_network.link import (
     Link,
     LinkBroken,
 )
-from protocol.libp2p_network.rates import RateLimit
+from protocol.libp2p_network.rates import WINDOW_S, Gauge, RateLimit
 from protocol.libp2p_network.receiving import Receiving
 from protocol.libp2p_network.sending import MAX_LANES, Sending
 from protocol.libp2p_network.streams import discard, finish, read_exactly
-from protocol.network import MAX_PUSH_BYTES, MAX_PUSH_HEADER_BYTES, Handlers, NetworkError, Unreachable
+from protocol.network import MAX_PUSH_BYTES, MAX_PUSH_HEADER_BYTES, Bandwidth, Handlers, NetworkError, Unreachable
 
 HANDSHAKE_S = 5.0
 MAX_LINKS = 256
@@ -44,9 +44,10 @@ from the address with the most of them: a proof takes milliseconds, so whoever m
 log = logging.getLogger(__name__)
 _GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
 
+
 class Bulk:
     def __init__(self, host: Any, run: Hash, handlers: Handlers, conduct: Conduct, listen_host: str,
-                 up_limit: float | None = None, down_limit: float | None = None) -> None:
+                 up: RateLimit, down: RateLimit) -> None:
         from libp2p.custom_types import TProtocol
 
         self._host = host
@@ -55,8 +56,9 @@ class Bulk:
         self._listen_host = listen_host
         self._protocol = TProtocol(f"/manyhands/1/{bytes(run).hex()[:16]}/bulk")
         self._conduct = conduct
-        self._sending = Sending(self._dial, RateLimit(up_limit))
-        self._receiving = Receiving(handlers, RateLimit(down_limit), conduct)
+        self._up, self._down, self._gauge = up, down, Gauge()
+        self._sending = Sending(self._dial, up)
+        self._receiving = Receiving(handlers, down, conduct)
         self._links: dict[PeerId, list[Link]] = {}
         self._granted: dict[bytes, tuple[PeerId, Keys]] = {}
         self._unproved: dict[trio.socket.SocketType, str] = {}
@@ -72,6 +74,16 @@ class Bulk:
     def down_bytes(self) -> int:
         return self._receiving.down_bytes
 
+    def bandwidth(self) -> Bandwidth:
+        return Bandwidth(self._up.at_most(self._gauge.up_bytes_per_s), self._down.at_most(self._gauge.down_bytes_per_s))
+
+    async def _watch_bandwidth(self) -> None:
+        while True:
+            accepted = [link for links in self._links.values() for link in links]
+            states = {link: link.state for link in (*accepted, *self._sending.links())}
+            self._gauge.read({link: state for link, state in states.items() if state is not None}, trio.current_time())
+            await trio.sleep(WINDOW_S)
+
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         listener = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with listener:
@@ -80,6 +92,7 @@ class Bulk:
             self._port = listener.getsockname()[1]
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                nursery.start_soon(self._watch_bandwidth)
                 task_status.started()
                 while True:
                     try:

@@ -13,7 +13,7 @@ from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
 from protocol.libp2p_network.conduct import Conduct
 from protocol.libp2p_network.host import PortBusy, claim_port, interface_addresses, new_host
-from protocol.network import Handlers, NetworkError, Traffic, Unreachable
+from protocol.network import Bandwidth, Handlers, NetworkError, Traffic, Unreachable
 
 if TYPE_CHECKING:
     from protocol.libp2p_network.bulk import Bulk
@@ -41,16 +41,19 @@ class Libp2pNetwork:
         listen_port: int = 0,
         mdns: bool = True,
         up_limit: float | None = None,
+        down_limit: float | None = None,
         on_ban: Callable[[PeerId, str], None] = lambda peer, why: None,
     ) -> None:
-        """`up_limit`: bytes a second that pushes may use, all together; None for no limit.  `on_ban`: told why."""
+        """`up_limit`, `down_limit`: bytes a second in all, of which pushes get what the rest leaves; None for no limit.
+
+          `on_ban`: told why."""
         self._identity = identity
         self._run = run
         self._handlers = handlers
         self._listen_host = listen_host
         self._listen_port = listen_port
         self._mdns = mdns
-        self._up_limit = up_limit
+        self._up_limit, self._down_limit = up_limit, down_limit
         self._on_ban = on_ban
         self._conduct = Conduct(trio.current_time, self._ban, self._address_of)
         self._connected: dict[PeerId, None] = {}
@@ -87,12 +90,15 @@ class Libp2pNetwork:
         from protocol.libp2p_network.bulk import Bulk
         from protocol.libp2p_network.dialer import Dialer
         from protocol.libp2p_network.gossip import Gossip
+        from protocol.libp2p_network.rates import RateLimit
         from protocol.libp2p_network.requests import Requests
 
         self._host = new_host(self._identity, self._conduct)
         self._requests = Requests(self._host, self._run, self._handlers, self._conduct)
         self._gossip = Gossip(self._host, self._run, self._handlers, self._conduct)
-        self._bulk = Bulk(self._host, self._run, self._handlers, self._conduct, self._listen_host, self._up_limit)
+        self._bulk = Bulk(self._host, self._run, self._handlers, self._conduct, self._listen_host,
+                          RateLimit(self._up_limit, lambda: self._control_traffic().up_bytes),
+                          RateLimit(self._down_limit, lambda: self._control_traffic().down_bytes))
         self._dialer = Dialer(self._host, self.peer_id, self._leave_alone)
         self._host.get_network().register_notifee(_watcher(self))
         async with AsyncExitStack() as stack:
@@ -124,6 +130,13 @@ class Libp2pNetwork:
     def traffic(self) -> Traffic:
         parts = [part for part in (self._requests, self._gossip, self._bulk) if part is not None]
         return Traffic(sum(part.up_bytes for part in parts), sum(part.down_bytes for part in parts))
+
+    def _control_traffic(self) -> Traffic:
+        parts = [part for part in (self._requests, self._gossip) if part is not None]
+        return Traffic(sum(part.up_bytes for part in parts), sum(part.down_bytes for part in parts))
+
+    def bandwidth(self) -> Bandwidth:
+        return self._bulk.bandwidth() if self._bulk is not None else Bandwidth(0.0, 0.0)
 
     def remember(self, addresses: Sequence[str]) -> None:
         if self._dialer is None:
@@ -242,12 +255,13 @@ async def open_network(
     listen_port: int = 0,
     mdns: bool = True,
     up_limit: float | None = None,
+    down_limit: float | None = None,
     on_ban: Callable[[PeerId, str], None] = lambda peer, why: None,
 ) -> AsyncIterator[Libp2pNetwork]:
     """A running network for the length of the block."""
     network = Libp2pNetwork(
         identity, run, handlers, listen_host=listen_host, listen_port=listen_port, mdns=mdns, up_limit=up_limit,
-        on_ban=on_ban,
+        down_limit=down_limit, on_ban=on_ban,
     )
     claim_port(listen_host, listen_port)  # here, so that `PortBusy` comes out bare and not in a group
     async with trio.open_nursery() as nursery:

@@ -4,16 +4,19 @@
 time, in the order of asking, and waits for those before: so the flows of all peers get equal turns.  Control traffic
 never waits; what it used is paid for by bulk.
 
-`Capacity` is what the links have shown that they can carry: the best of the recent seconds in which data moved, counted
+`Gauge` says what the links have shown that they can carry: the best of the recent seconds in which data moved, counted
 by the kernel where it tells (acknowledged and received bytes, so that no buffer of ours is taken for bandwidth).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from math import inf
 
 import trio
+
+from protocol.libp2p_network.link import SocketState
 
 SMALLEST_FRAME_BYTES = 16 << 10
 FRAMES_A_SECOND = 10
@@ -21,7 +24,8 @@ FRAMES_A_SECOND = 10
 BURST_S = 0.25
 """What was not used in so many seconds may be used later."""
 WINDOW_S = 1.0
-WINDOWS = 32
+WINDOWS = 64
+SMALLEST_SAMPLE_BYTES = 256 << 10
 
 
 class RateLimit:
@@ -40,6 +44,10 @@ class RateLimit:
             return largest
         return max(SMALLEST_FRAME_BYTES, min(largest, int(self.bytes_per_s / FRAMES_A_SECOND)))
 
+    def at_most(self, bytes_per_s: float) -> float:
+        """What is used of such a bandwidth; the limit itself while none is known."""
+        return min(bytes_per_s or inf, self.bytes_per_s or inf) if bytes_per_s or self.bytes_per_s else 0.0
+
     def slowest(self, bytes_per_s: float) -> float:
         """What a peer may be expected to reach at least, if it is `bytes_per_s` without a limit of ours."""
         return bytes_per_s if self.bytes_per_s is None else min(bytes_per_s, self.bytes_per_s / 64)
@@ -55,17 +63,33 @@ class RateLimit:
         await trio.sleep_until(begin)
 
 
-class Capacity:
-    """Bytes a second in one direction; 0 while nothing is known."""
+class Gauge:
+    """Bytes a second that the bulk sockets together carry, up and down; 0 while nothing is known."""
 
     def __init__(self) -> None:
-        self._best: deque[float] = deque(maxlen=WINDOWS)
+        self._up: deque[float] = deque(maxlen=WINDOWS)
+        self._down: deque[float] = deque(maxlen=WINDOWS)
+        self._before: dict[Hashable, SocketState] = {}
+        self._at = 0.0
 
-    def saw(self, size: int, seconds: float) -> None:
-        """So much moved in a window of about `WINDOW_S`."""
-        if size > 0 and seconds > 0:
-            self._best.append(size / seconds)
+    def read(self, states: Mapping[Hashable, SocketState], now: float) -> None:
+        """To be called about every `WINDOW_S`, with all sockets.  A window in which little moved says nothing."""
+        seconds, up, down = now - self._at, 0, 0
+        for link, state in states.items():
+            before = self._before.get(link)
+            if before is not None:
+                up += state.acked_bytes - before.acked_bytes
+                down += state.received_bytes - before.received_bytes
+        if self._before and seconds > 0:
+            for size, rates in ((up, self._up), (down, self._down)):
+                if size >= SMALLEST_SAMPLE_BYTES:
+                    rates.append(size / seconds)
+        self._before, self._at = dict(states), now
 
     @property
-    def bytes_per_s(self) -> float:
-        return max(self._best, default=0.0)
+    def up_bytes_per_s(self) -> float:
+        return max(self._up, default=0.0)
+
+    @property
+    def down_bytes_per_s(self) -> float:
+        return max(self._down, default=0.0)

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from protocol.libp2p_network import link as link_module
-from protocol.libp2p_network.link import FrameKind, Link
+from protocol.libp2p_network.link import FrameKind, Link, SocketState
 from protocol.network import MAX_PUSH_BYTES, NetworkError, Refused, Unreachable
 from tests.protocol.wire import Recorder, network
 
@@ -80,3 +80,25 @@ async def _broken_then_whole() -> None:
         await b.until(lambda: b.finished == [(b"broken", False)])
         await one.push(two.peer_id, b"whole", memoryview(DATA), timeout_s=10)
         assert b.buffers[b"whole"] == DATA and b.finished[-1] == (b"whole", True)
+
+
+def test_on_a_long_way_pushes_use_several_sockets_and_one_socket_near_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rtt_s, sockets in ((0.0001, 1), (0.05, 3)):
+        monkeypatch.setattr(link_module, "socket_state", lambda sock, rtt_s=rtt_s: SocketState(rtt_s, 0, 0))
+        trio.run(_pushes_use, sockets)
+
+
+async def _pushes_use(sockets: int) -> None:
+    a, b = Recorder(), Recorder()
+    async with network(a) as one, network(b) as two:
+        one.remember(two.addresses())
+        await b.until(lambda: b.connected)
+        await a.until(lambda: a.connected)
+        await one.push(two.peer_id, b"first", memoryview(DATA), timeout_s=10)
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(lambda n=number: one.push(two.peer_id, b"%d" % n, memoryview(DATA), timeout_s=10))
+        assert one._bulk is not None and len(one._bulk._sending.links()) == sockets
+        assert sorted(b.finished) == sorted([(b"first", True), *((b"%d" % number, True) for number in range(8))])
+        await one.push(two.peer_id, b"last", memoryview(DATA), timeout_s=10)
+        assert len(one._bulk._sending.links()) == sockets, "idle sockets are kept"
