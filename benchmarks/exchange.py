@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -43,6 +44,31 @@ class Member:
             raise SystemExit("a member of the benchmark ended early")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+class Swarm:
+    """Members that know each other and are connected."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = list(members)
+        self.introductions = [member.hear() for member in members]
+        self.ask(peers=self.introductions)
+
+    def ask(self, **words: Any) -> list[dict[str, Any]]:
+        """Say the same to all; their answers, in order."""
+        for member in self.members:
+            member.say(**words)
+        return [member.hear() for member in self.members]
+
+    def end(self) -> None:
+        for member in self.members:
+            member.say(do="end")
+        for member in self.members:
+            member.process.wait(30)
+
+
+def member_command(parameters: int, chunk: int, rule: Rule = "mean", host: str = "127.0.0.1") -> list[str]:
+    return [sys.executable, "-m", "benchmarks.exchange_member", str(parameters), str(chunk), rule, host]
 
 
 def main() -> None:
@@ -82,30 +108,20 @@ def main() -> None:
 
 def exchange(peers: int, parameters: int, chunk: int, repeat: int, rule: Rule) -> dict[str, Any]:
     """Times of exchange and bare wire, wire bytes per parameter and peer, peak extra memory, equality."""
-    command = [sys.executable, "-m", "benchmarks.exchange_member", str(parameters), str(chunk), rule]
-    members = [start(command) for _ in range(peers)]
-    introductions = [member.hear() for member in members]
-    for member in members:
-        member.say(peers=introductions)
-    for member in members:
-        member.hear()
+    swarm = Swarm([start(member_command(parameters, chunk, rule)) for _ in range(peers)])
     times: dict[str, list[float]] = {"exchange": [], "wire": []}
     work: dict[str, list[float]] = {"exchange": [], "wire": []}
     digests: set[str] = set()
     answers: list[dict[str, Any]] = []
     for _ in range(repeat + 1):
         for what in times:
-            for member in members:
-                member.say(do=what)
-            answers = [member.hear() for member in members]
+            answers = swarm.ask(do=what)
             times[what].append(max(answer["seconds"] for answer in answers))
             work[what].append(statistics.mean(answer["cpu_seconds"] for answer in answers))
             if what == "exchange":
                 digests.update(answer["digest"] for answer in answers)
                 volume = statistics.mean(answer["up_bytes"] for answer in answers) / parameters
-    for member in members:
-        member.say(do="end")
-        member.process.wait(30)
+    swarm.end()
     warm = {what: statistics.median(values[1:]) for what, values in times.items()}
     cpu = {f"{what} cpu": statistics.median(values[1:]) for what, values in work.items()}
     return {**warm, **cpu, "bytes": volume, "equal": len(digests) == 1, "extra": max(a["extra_bytes"] for a in answers)}

@@ -15,7 +15,7 @@ import trio
 
 from kernels.aggregate import Rule
 from kernels.codec import encode
-from protocol.events import Event
+from protocol.events import Event, MemberLost
 from protocol.exchange_plan import assign_owners, chunk_layout, contribution_leaves, payload_bytes
 from protocol.exchange_runner import Exchange, push_plan
 from protocol.hashes import ZERO_HASH, Hash, chunk_hash, tree_root
@@ -46,6 +46,7 @@ class Peer:
         self.scratch = memoryview(bytearray(max(span.size for span in self.layout)))
         self.begun = trio.Event()
         self.scope = trio.CancelScope()
+        self.lost: list[float] = []
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         return Verdict.IGNORE
@@ -66,28 +67,36 @@ class Peer:
 
     def on_peer_connected(self, peer: PeerId) -> None: ...
 
-    def on_peer_disconnected(self, peer: PeerId) -> None: ...
+    def on_peer_disconnected(self, peer: PeerId) -> None:
+        if self.exchange is not None:
+            self.exchange.peer_dead(peer)
 
-    def plan(self, members: Sequence[dict[str, Any]], round: int) -> Plan:
+    def plan(self, members: Sequence[dict[str, Any]], round: int, measured: bool) -> Plan:
         ordered = sorted(members, key=lambda member: str(member["peer"]))
         peers = [PeerId(member["peer"]) for member in ordered]
         return Plan(round=round, base=ZERO_HASH, state_digest=ZERO_HASH, loss=0.0,
-                    owners=assign_owners(ZERO_HASH, peers, len(self.layout)),
+                    owners=assign_owners(ZERO_HASH, peers, len(self.layout),
+                                         [m["bytes_per_s"] for m in ordered] if measured else ()),
                     members=[Member(peer=m["peer"], tokens=1000, root=bytes.fromhex(m["root"])) for m in ordered])
 
     async def average(self, network: Libp2pNetwork, plan: Plan, nursery: trio.Nursery) -> None:
         """One exchange; returns when our result is complete.  It goes on sending others what they miss until the next."""
         if self.exchange is not None:
             self.scope.cancel()
+        self.lost = []
         self.scope = trio.CancelScope()
         self.exchange = Exchange(
             identity=self.identity, run=RUN, plan=plan, layout=self.layout, contribution=self.contribution,
             leaves=self.leaves, result=self.result, network=network, offload=trio.to_thread.run_sync, stall_s=60.0,
-            rule=self.rule, emit=_ignore)
+            rule=self.rule, emit=self._note)
         self.begun.set()
         self.begun = trio.Event()
         nursery.start_soon(self._run, self.exchange, self.scope)
         await self.exchange.done.wait()
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, MemberLost):
+            self.lost.append(trio.current_time())
 
     async def _run(self, exchange: Exchange, scope: trio.CancelScope) -> None:
         with scope:
@@ -106,14 +115,11 @@ class Peer:
             size -= piece
 
 
-def _ignore(event: Event) -> None:
-    return
-
-
 async def main() -> None:
     peer = Peer(int(sys.argv[1]), int(sys.argv[2]), cast(Rule, sys.argv[3]))
+    host = sys.argv[4]
     async with trio.open_nursery() as nursery:
-        network = Libp2pNetwork(peer.identity, RUN, peer, listen_host="127.0.0.1", mdns=False)
+        network = Libp2pNetwork(peer.identity, RUN, peer, listen_host=host, mdns=False)
         await nursery.start(network.run)
         say(peer=peer.identity.peer_id, address=network.addresses()[0], root=tree_root(peer.leaves).hex())
         members = (await hear())["peers"]
@@ -124,16 +130,18 @@ async def main() -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         say(connected=len(others))
         round = 0
-        while (order := (await hear())["do"]) != "end":
+        while (words := await hear())["do"] != "end":
+            order = words["do"]
             begun, traffic, used = trio.current_time(), network.traffic(), time.process_time()
             if order == "exchange":
-                await peer.average(network, peer.plan(members, round), nursery)
+                await peer.average(network, peer.plan(words.get("peers", members), round, "peers" in words), nursery)
                 round += 1
             else:
                 await peer.push_bare(network, others)
             seconds = trio.current_time() - begun
             say(seconds=seconds, cpu_seconds=time.process_time() - used,
                 up_bytes=network.traffic().up_bytes - traffic.up_bytes, digest=chunk_hash(peer.result).hex(),
+                bytes_per_s=network.bandwidth().least, lost_s=[at - begun for at in peer.lost],
                 extra_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - peer.size)
         await network.close()
         nursery.cancel_scope.cancel()

@@ -34,6 +34,12 @@ def lanes_for(rtt_s: float) -> int:
     return 1 if rtt_s < LONG_WAY_S else min(MAX_LANES, 2 + int(rtt_s / LANE_PER_RTT_S))
 
 
+def rtt_of(link: Link) -> float:
+    """The round-trip time as it is now, with what queues on the way; 0 where the kernel does not tell."""
+    state = link.state
+    return state.rtt_s if state is not None else 0.0
+
+
 class _Push:
     """One push on its way.  `over`: it is known how it ended, or was refused: `outcome` is None for success."""
 
@@ -131,15 +137,14 @@ class Lane:
 
     async def _use(self, link: Link) -> None:
         """Send until the link breaks."""
-        self.link, state = link, link.state
-        self.rtt_s = state.rtt_s if state is not None else 0.0
+        self.link, self.rtt_s = link, rtt_of(link)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read_answers, link, nursery.cancel_scope)
                 try:
                     while True:
                         await self._something_waits()
-                        while self._under_way() > (NEAR_BYTES if self.rtt_s < LONG_WAY_S else FAR_BYTES):
+                        while self._under_way() > (NEAR_BYTES if rtt_of(link) < LONG_WAY_S else FAR_BYTES):
                             self._answered = trio.Event()
                             await self._answered.wait()
                         self._current = self._waiting.popleft()

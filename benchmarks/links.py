@@ -1,0 +1,162 @@
+"""Emulated links for real processes: a network namespace a peer, all joined by a router that limits, delays and loses.
+
+Needs root on Linux with iproute2 (`why_not` says what is missing).  Each peer has the address `address(i)`; what it
+sends and what it receives is limited by a token bucket of the kernel (`tbf`).  Where a delay or a loss is asked for, a
+process of this module carries every packet between peers through a TUN device and holds it back or drops it: not every
+kernel has netem.  Everything is inside namespaces made here, so removing them removes all of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import heapq
+import os
+import random
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+BURST = "256kb"
+QUEUE_S = 0.2
+"""How much a limited link may hold back before it drops: a home router's buffer."""
+MOST_HELD = 100_000
+"""Packets that the forwarder holds at most; more are dropped."""
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+
+
+@dataclass(frozen=True)
+class Access:
+    """A peer's line, in bits a second."""
+
+    up: float
+    down: float
+
+
+def why_not() -> str:
+    """Why links cannot be emulated here; empty when they can."""
+    if not sys.platform.startswith("linux"):
+        return "network namespaces need Linux"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            return f"the program {program} is missing; install iproute2"
+    name = f"mh{os.getpid()}-probe"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if made.returncode:
+        return f"network namespaces are not permitted here: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", name], check=False)
+    return ""
+
+
+def address(peer: int) -> str:
+    return f"10.77.{peer + 1}.2"
+
+
+class Links:
+    """A context manager; while it is open, `start` runs a program on a peer's computer."""
+
+    def __init__(self, lines: Sequence[Access], *, delay_s: float = 0.0, loss: float = 0.0, seed: int = 1) -> None:
+        """delay_s: one way, between any two peers.  loss: chance that a packet is lost on its way."""
+        assert 1 <= len(lines) <= 200
+        self._lines, self._delay_s, self._loss, self._seed = lines, delay_s, loss, seed
+        self._router = f"mh{os.getpid()}-router"
+        self._peers = [f"mh{os.getpid()}-{peer}" for peer in range(len(lines))]
+        self._forwarder: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Links:
+        atexit.register(self.close)
+        try:
+            for name in (self._router, *self._peers):
+                _run("ip", "netns", "add", name)
+                _run("ip", "-n", name, "link", "set", "lo", "up")
+            for peer, line in enumerate(self._lines):
+                self._join(peer, line)
+            _run("ip", "netns", "exec", self._router, "sysctl", "-qw", "net.ipv4.ip_forward=1",
+                 "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0")
+            if self._delay_s or self._loss:
+                self._forward()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def start(self, peer: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(["ip", "netns", "exec", self._peers[peer], *command], text=True, **options)
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        if self._forwarder is not None:
+            self._forwarder.kill()
+            self._forwarder.wait()
+            self._forwarder = None
+        for name in (*self._peers, self._router):
+            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
+
+    def _join(self, peer: int, line: Access) -> None:
+        name, outer, near = self._peers[peer], f"v{peer}", f"10.77.{peer + 1}"
+        _run("ip", "link", "add", "net0", "netns", name, "type", "veth", "peer", "name", outer, "netns", self._router)
+        _run("ip", "-n", name, "addr", "add", f"{near}.2/24", "dev", "net0")
+        _run("ip", "-n", self._router, "addr", "add", f"{near}.1/24", "dev", outer)
+        _run("ip", "-n", name, "link", "set", "net0", "up")
+        _run("ip", "-n", self._router, "link", "set", outer, "up")
+        _run("ip", "-n", name, "route", "add", "default", "via", f"{near}.1")
+        for namespace, device, rate in ((name, "net0", line.up), (self._router, outer, line.down)):
+            _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{rate:.0f}bit",
+                 "burst", BURST, "latency", f"{QUEUE_S * 1000:.0f}ms")
+
+    def _forward(self) -> None:
+        """Whatever a peer sends goes through the forwarder's device before it is routed on."""
+        command = [sys.executable, "-m", "benchmarks.links", str(self._delay_s), str(self._loss), str(self._seed)]
+        self._forwarder = subprocess.Popen(["ip", "netns", "exec", self._router, *command], stdout=subprocess.PIPE)
+        assert self._forwarder.stdout is not None
+        if self._forwarder.stdout.readline() != b"ready\n":
+            raise OSError("the forwarder did not start; is /dev/net/tun there?")
+        _run("ip", "-n", self._router, "link", "set", "far", "up")
+        _run("ip", "netns", "exec", self._router, "sysctl", "-qw", "net.ipv4.conf.far.rp_filter=0")
+        _run("ip", "-n", self._router, "route", "add", "default", "dev", "far", "table", "100")
+        for peer in range(len(self._peers)):
+            _run("ip", "-n", self._router, "rule", "add", "iif", f"v{peer}", "lookup", "100")
+
+
+def forward(delay_s: float, loss: float, seed: int) -> None:
+    """Carry packets over the TUN device `far` until killed."""
+    device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", b"far", _IFF_TUN | _IFF_NO_PI))
+    print("ready", flush=True)
+    chance, held, number = random.Random(seed), list[tuple[float, int, bytes]](), 0
+    while True:
+        wait = max(0.0, held[0][0] - time.monotonic()) if held else None
+        readable, _, _ = select.select([device], [], [], wait)
+        now = time.monotonic()
+        for _ in range(64 if readable else 0):
+            try:
+                packet = os.read(device, 1 << 16)
+            except BlockingIOError:
+                break
+            if chance.random() >= loss and len(held) < MOST_HELD:
+                number += 1
+                heapq.heappush(held, (now + delay_s, number, packet))
+        while held and held[0][0] <= now:
+            os.write(device, heapq.heappop(held)[2])
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+if __name__ == "__main__":
+    forward(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
