@@ -53,8 +53,10 @@ class Channel(Enum):
     """A peer that catches up over a fast link asks for some dozens of chunks a second; its questions are small."""
     PUSH = Allowance(1000, float("inf"), 20)
     """The bulk plane holds back bytes by itself; refused pushes are many when an owner died."""
-    FRAME = Allowance(5000, float("inf"), 6)
-    """Frames under all protocols: 64 KiB each when data moves, so this is 300 MB/s."""
+    FRAME = Allowance(2000, float("inf"), 8)
+    """Frames under all protocols: 64 KiB each when data moves, about a dozen for a question."""
+    PING = Allowance(5, float("inf"), 20)
+    """Frames that want one of ours for an answer: every peer sends one now and then."""
 
 
 ADDRESS = Allowance(4, float("inf"), 32)
@@ -113,7 +115,7 @@ class Conduct:
         if bucket.take(allowance, now, 1, size):
             return True
         if channel is not Channel.ORIGIN:  # it may be another peer that brings the message
-            cost = FLOOD if channel is Channel.FRAME else OVER
+            cost = FLOOD if channel in (Channel.FRAME, Channel.PING) else OVER
             self.offend(peer, cost, f"more than its allowance on the channel {channel.name.lower()}")
         return False
 

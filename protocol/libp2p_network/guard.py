@@ -18,9 +18,19 @@ LARGEST_FRAME = 1 << 20
 """Of yamux; everybody sends at most 64 KiB."""
 
 
-def guarded_yamux(conduct: Conduct) -> Any:
-    """The library's yamux, whose connections answer to `conduct`."""
-    from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, Yamux
+def guard_connections(swarm: Any, conduct: Conduct) -> None:
+    """From now on the connections of `swarm` answer to `conduct`.  The library makes no other yamux than its own."""
+    muxers, guarded = swarm.upgrader.muxer_multistream, _guarded_yamux(conduct)
+
+    async def new_connection(conn: Any, peer_id: Any) -> Any:
+        protocol, _ = await muxers._selector.select(conn, conn.is_initiator, muxers.negotiate_timeout)
+        return muxers._annotate_connection(guarded(conn, peer_id, is_initiator=conn.is_initiator), conn, protocol)
+
+    muxers.new_conn = new_connection
+
+
+def _guarded_yamux(conduct: Conduct) -> Any:
+    from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_PING, Yamux
 
     class Counted:
         """A secured connection that counts the heads of frames as they are read."""
@@ -29,9 +39,12 @@ def guarded_yamux(conduct: Conduct) -> Any:
             self._inner, self._peer = inner, peer
 
         async def read(self, n: int | None = None) -> Any:
-            if n == HEADER_SIZE and not conduct.spend(self._peer, Channel.FRAME):
-                raise ConnectionError("a peer that is banned")
-            return await self._inner.read(n)
+            data = await self._inner.read(n)
+            if n == HEADER_SIZE and len(data) == n:
+                channel = Channel.PING if data[1] == TYPE_PING else Channel.FRAME
+                if not conduct.spend(self._peer, channel):
+                    raise ConnectionError("a peer that is banned")
+            return data
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._inner, name)

@@ -13,7 +13,7 @@ from typing import Any
 from protocol.identity import Identity
 from protocol.libp2p_network import patches
 from protocol.libp2p_network.conduct import Conduct
-from protocol.libp2p_network.guard import guarded_resources, guarded_yamux
+from protocol.libp2p_network.guard import guard_connections, guarded_resources
 from protocol.network import NetworkError
 
 MAX_CONNECTIONS = 256
@@ -55,6 +55,7 @@ def new_host(identity: Identity, conduct: Conduct) -> Any:
     from libp2p.network.config import ConnectionConfig, RetryConfig
     from libp2p.security.noise.transport import PROTOCOL_ID, Transport
     from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
+    from libp2p.stream_muxer.yamux.yamux import Yamux
 
     patches.apply()
     _silence()
@@ -66,12 +67,13 @@ def new_host(identity: Identity, conduct: Conduct) -> Any:
     host = libp2p.new_host(
         key_pair=keys,
         sec_opt={PROTOCOL_ID: Transport(keys, noise_privkey=new_noise_key_pair().private_key)},
-        muxer_opt={TProtocol(YAMUX_ID): guarded_yamux(conduct)},
+        muxer_opt={TProtocol(YAMUX_ID): Yamux},
         negotiate_timeout=STREAM_NEGOTIATION_S,
         connection_config=config,
         resource_manager=guarded_resources(conduct),
     )
     swarm: Any = host.get_network()
+    guard_connections(swarm, conduct)
     swarm.retry_config = RetryConfig(max_retries=0)
     return host
 

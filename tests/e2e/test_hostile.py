@@ -1,0 +1,25 @@
+"""A real peer under attack by real peers: the swarm keeps its rounds, and whoever can be named is out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from tests.e2e.hostile import BANNED, MEMORY_BYTES, Assault
+from tests.e2e.swarm import Swarm
+
+
+def test_attacks_cost_their_peer_the_connection_and_the_swarm_no_round(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        swarm.create_run()
+        for name in ("one", "two", "three"):
+            swarm.peer(name).start()
+        assault = Assault(swarm, swarm.peers[0], patient=False)
+        trio.run(assault.run)
+        assert sum(outcome.rounds for outcome in assault.outcomes) > 0
+        for outcome in assault.outcomes:
+            assert outcome.grown < MEMORY_BYTES, outcome
+            assert bool(outcome.reason) == (outcome.name in BANNED), outcome
+        swarm.equal(swarm.whole(*swarm.peers), *swarm.peers)
+        assert all(peer.lives == 1 for peer in swarm.peers)
