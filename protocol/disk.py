@@ -38,6 +38,13 @@ class Disk:
             self.remove(temporary)
             raise _sentence(error, path) from error
 
+    def settle(self, folder: Path) -> None:
+        """What the folder names, it names for good."""
+        try:
+            self.sync_folder(folder)
+        except OSError as error:
+            raise _sentence(error, folder) from error
+
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
         """Into a new file; nothing is safe before `sync`."""
         file.write(data)

@@ -71,7 +71,10 @@ class CheckpointDownload:
 
 
 class Store:
-    """Rooted at a folder of its own.  Blocking; call it in worker threads."""
+    """Rooted at a folder of its own.  Blocking; call it in worker threads.
+
+    What an earlier life left is made lasting before anything is built on it: that life may have died before it was.
+    """
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self.root, self.disk = root, disk or Disk()
@@ -81,6 +84,8 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
         for left_over in [*self._results.glob(".part-*"), *root.glob("**/.*.new")]:
             self.disk.remove(left_over)
+        for folder in (root, self._records, self._results, self._checkpoints, self._evidence):
+            self.disk.settle(folder)
         self._serial = 0
 
     # -- records ------------------------------------------------------------------------------------------------------

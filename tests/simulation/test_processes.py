@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from random import Random
 
@@ -11,6 +13,7 @@ from trio.testing import MockClock
 
 from protocol.disk import StoreFailed, StoreFull
 from protocol.identity import PeerId
+from protocol.store import Store
 from tests.simulation.determinism import deterministic_trio
 from tests.simulation.disks import FaultyDisk, Platter
 from tests.simulation.processes import PROCESS, Killed, Overseer, Process
@@ -117,3 +120,22 @@ def test_a_full_disk_says_so_and_changes_nothing(tmp_path: Path) -> None:
         disk(platter).allocate(tmp_path / "part", 1000)
     assert [path.name for path in tmp_path.iterdir()] == ["record"]
     assert (tmp_path / "record").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_promise_that_is_read_at_a_start_outlives_the_next_power_cut(tmp_path: Path, seed: int) -> None:
+    """The life before wrote it, and died because the folder could not be synced: it may not be relied on unsynced."""
+    platter = Platter(Random(seed))
+    Store(tmp_path, disk(platter)).save_promise(b"old")
+    failing = disk(platter)
+    store = Store(tmp_path, failing)
+    failing.sync_folder = broken  # type: ignore[method-assign]
+    with pytest.raises(StoreFailed, match="Input/output error"):
+        store.save_promise(b"new")
+    relied_on = Store(tmp_path, disk(platter)).load_promise()
+    platter.cut_power()
+    assert Store(tmp_path, disk(platter)).load_promise() == relied_on
+
+
+def broken(folder: Path) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
