@@ -83,7 +83,7 @@ class Cast(Recorder):
         """In one write, past our own limits."""
         from libp2p.peer.id import ID
         from libp2p.pubsub.pb import rpc_pb2
-        from libp2p.pubsub.pubsub import PUBSUB_SIGNING_PREFIX
+        from libp2p.pubsub.pubsub import PUBSUB_SIGNING_PREFIX  # type: ignore[attr-defined]
 
         assert self.network is not None and self.network._gossip is not None
         pubsub: Any = self.network._gossip._pubsub
@@ -223,12 +223,9 @@ async def unfinished_pushes(cast: Cast) -> None:
     while not cast.out:
         link: Link = await cast.network._bulk._dial(cast.target)
 
-        def begin(link: Link = link) -> None:
-            link.put(FrameKind.OPEN, 0, struct.pack(">Q", 1 << 20) + b"header")
-            link.put(FrameKind.DATA, 12345, bytes(1000))
-            link.flush()
-
-        await trio.to_thread.run_sync(begin)
+        link.put(FrameKind.OPEN, 0, struct.pack(">Q", 1 << 20) + b"header")
+        link.put(FrameKind.DATA, 12345, bytes(1000))
+        await link.flush()
         cast.sent += 1
         await _until_broken(link.receive_small)
         link.close()
