@@ -80,6 +80,8 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return f"{clean(called) or 'a peer'} ({short(peer)}) is here"
         case ev.PeerBanned(peer, reason):
             return f"{name(peer)} was disconnected and stays out for a while: {clean(reason)}"
+        case ev.PeerEjected(peer, reason, evidence):
+            return f"{name(peer)} is shut out for good: {clean(reason)} (proof {evidence[:16]})"
         case ev.PeerSuspected(peer, silent_s):
             return f"{name(peer)} has been silent for {duration(silent_s)}"
         case ev.PeerGone(peer, goodbye):
@@ -117,6 +119,9 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
             return f"round {round}: exchanged in {seconds:.1f} s ({size(up_bytes)} up, {size(down_bytes)} down)"
         case ev.MemberLost(round, peer):
             return f"round {round}: {name(peer)} stopped delivering; averaging without it"
+        case ev.AuditDone(round, chunks, checked):
+            missing = "" if checked == chunks else f" ({chunks - checked} could not be)"
+            return f"round {round}: {checked} averages of others computed again{missing}"
         case ev.RoundVoted(round, attempt, _):
             return f"round {round}: voted"
         case ev.RoundCommitted(round, tip, members, tokens, loss, mine):
@@ -143,9 +148,13 @@ def level(event: ev.Event) -> str:
             return given
         case ev.TrainerStopped(reason) if reason == "the trainer was stopped":
             return "info"
-        case ev.TrainerStopped() | ev.MemberLost() | ev.RolledBack() | ev.Desynced() | ev.PeerSuspected() | ev.PeerBanned():
+        case ev.TrainerStopped() | ev.MemberLost() | ev.RolledBack() | ev.Desynced() | ev.PeerSuspected():
+            return "warning"
+        case ev.PeerBanned() | ev.PeerEjected():
             return "warning"
         case ev.Dropped() | ev.RoundVoted() | ev.ComputeProgress() | ev.ExchangeProgress() | ev.SyncProgress():
+            return "debug"
+        case ev.AuditDone():
             return "debug"
         case _:
             return "info"

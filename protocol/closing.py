@@ -4,6 +4,8 @@ Pure.  Nothing here is needed for safety: two peers may judge differently, and t
 
 * A round is closed when every live trainer on this tip is ready; or when half of them are ready and `grace_s` has
   passed, after which the late ones are asked to finish and get `FINISH_S` more.
+* Whoever is a round or two behind is about to arrive, and gets `grace_s` to do so: where rounds are short, it would
+  otherwise run after the swarm for ever.
 * The proposer is the live ready elector with the lowest hash(tip, attempt, peer); when no elector is ready, the live
   ready peer with the lowest hash.  Only peers on the most common state count.
 * Evicted are electors that said goodbye; those silent for `eviction_s` only if there is no quorum otherwise.
@@ -33,6 +35,7 @@ class Closing:
         self.me, self.settings, self.base = me, settings, base
         self.readys: dict[PeerId, Ready] = {}
         self._quorum_since: float | None = None
+        self._all_since: float | None = None
         self._asked: dict[PeerId, float] = {}
 
     def add(self, peer: PeerId, ready: Ready) -> bool:
@@ -49,6 +52,10 @@ class Closing:
         """Who has to become ready before the round can be closed at once."""
         return sorted(peer for peer, seen in view.items() if seen.on_tip and peer not in self.readys)
 
+    def coming(self, view: View) -> list[PeerId]:
+        """Who will soon be at work on this tip."""
+        return sorted(peer for peer, seen in view.items() if seen.near and not seen.on_tip and peer not in self.readys)
+
     def may_ask_to_finish(self, view: View) -> bool:
         """Whether, as we see it, at least half of the live trainers are ready: before that nobody has to stop."""
         return sum(self.lives(peer, view) for peer in self.readys) >= len(self.waiting_for(view))
@@ -61,7 +68,9 @@ class Closing:
             self._quorum_since = None
             return [], False
         if not waiting:
-            return [], True
+            self._all_since = now if self._all_since is None else self._all_since
+            return [], not self.coming(view) or now - self._all_since >= self.settings.grace_s
+        self._all_since = None
         if len(ready) < len(waiting):
             self._quorum_since = None
             return [], False

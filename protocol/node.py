@@ -216,7 +216,6 @@ class Node:
         runner = RoundRunner(self._parts, self._catch_up, base, kept, self._pause, self._set_phase,
                              self._ejections.convict, self._warmed_pid, self._verified_tip == base.tip, self._nursery)
         self.reception.open_round(runner)
-        self._pulse.beat_now()  # the others wait for who is on their tip
         try:
             return await runner.run()
         finally:
@@ -249,7 +248,6 @@ class Node:
             except WrongState:
                 return
             self._digest = await self._offload(self._state.digest)
-        self._pulse.beat_now()
         if self._history.length % self._parts.manifest.checkpoint_interval == 0:
             assert self._nursery is not None
             self._nursery.start_soon(self._checkpoint)

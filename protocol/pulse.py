@@ -15,6 +15,9 @@ from protocol.membership import beat_interval_s
 from protocol.messages import Goodbye, Heartbeat, Phase, WhyIdle, pack
 from protocol.parts import Parts
 
+WITHIN_A_ROUND = frozenset({Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
+"""Phases that follow from statements the others get anyway.  They need to hear at once who begins a round, or does not."""
+
 
 class Doing(Protocol):
     """How far this round's compute is (`protocol.round_runner.Work`)."""
@@ -35,6 +38,8 @@ class Pulse:
         self._now = trio.Event()
 
     def set_phase(self, phase: Phase, why: WhyIdle, detail: str) -> None:
+        if phase is not self.phase and phase not in WITHIN_A_ROUND:
+            self.beat_now()
         if (phase, why, detail) != (self.phase, self.why, self.detail):
             self.phase, self.why, self.detail = phase, why, detail
             self._parts.emit(PhaseChanged(phase.value, why.value, detail))

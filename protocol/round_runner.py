@@ -75,6 +75,9 @@ MAX_EXCHANGES = 6
 PLAN_WAIT_S = 5.0
 """How long a chunk that arrives before its plan is held back."""
 AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
+ARRIVING = AT_WORK | {Phase.SYNCING}
+NEAR_ROUNDS = 2
+"""Who is no further behind is about to be on our tip."""
 """Phases of a trainer that is waited for: on our tip, or an elector about to be."""
 
 Convict = Callable[[Evidence], Awaitable[None]]
@@ -189,9 +192,10 @@ class RoundRunner:
             live = known.liveness is Liveness.ALIVE
             on_tip = beat.tip == self.base.tip and beat.phase in AT_WORK
             follows = peer in self.base.electors and beat.round < self.base.round and beat.phase in AT_WORK
-            works = live and beat.role is Role.TRAINER and (on_tip or follows)
-            view[peer] = PeerView(live, works, known.liveness is Liveness.LEFT, now - known.heard,
-                                  min(beat.up_bytes_per_s, beat.down_bytes_per_s))
+            trains = live and beat.role is Role.TRAINER
+            near = 0 <= self.base.round - beat.round <= NEAR_ROUNDS and beat.phase in ARRIVING
+            view[peer] = PeerView(live, trains and (on_tip or follows), known.liveness is Liveness.LEFT, now - known.heard,
+                                  min(beat.up_bytes_per_s, beat.down_bytes_per_s), trains and near)
         for peer in self.base.electors:
             if peer not in view:
                 view[peer] = PeerView(False, False, members.has_left(peer), members.silent_s(peer, now))
@@ -272,7 +276,7 @@ class RoundRunner:
     def _show_waiting(self) -> None:
         if self.work.ready is None or self._exchanges or self._pause.on:
             return
-        waiting = self.machine.closing.waiting_for(self.view())
+        waiting = self.machine.closing.waiting_for(self.view()) or self.machine.closing.coming(self.view())
         ready = len(self.machine.readys)
         least = self.parts.rounds.min_members
         if ready < least and not waiting:

@@ -54,13 +54,17 @@ class Base:
 
 @dataclass(frozen=True)
 class PeerView:
-    """How a peer looks now.  `on_tip`: a live trainer at work on our tip.  bytes_per_s: its bandwidth; 0: not known."""
+    """How a peer looks now.  `on_tip`: a live trainer at work on our tip; `near`: on its way to it, a round or two behind.
+
+    bytes_per_s: its bandwidth; 0: not known.
+    """
 
     live: bool
     on_tip: bool
     left: bool
     silent_s: float
     bytes_per_s: float = 0.0
+    near: bool = False
 
 
 View = Mapping[PeerId, PeerView]

@@ -154,7 +154,7 @@ class World:
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             seat.farewell = str(error)
-            self.note(seat, f"stops: {error}")
+            self.note(seat, f"stops: {error}".replace(str(seat.folder), "its disk"))
         except* BaseException:
             if process.alive:
                 raise
