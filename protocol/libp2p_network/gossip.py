@@ -3,6 +3,9 @@
 Three allowances keep a flood from spreading: of each neighbour (what is over it is dropped before its signature is
 checked), of each origin (one identity's messages, whoever brings them), and our own of what we hand on, which is smaller
 than a neighbour's: so whoever keeps the rules never brings others more than they take.
+
+What we say ourselves goes to every neighbour, not to the mesh alone: strangers who come in numbers can fill a mesh of a
+few places, and nobody else would hear us any more (the flood publishing of gossipsub 1.1).
 """
 
 from __future__ import annotations
@@ -35,6 +38,13 @@ class Gossip:
 
         gossip = self
 
+        class FloodPublish(GossipSub):
+            def _get_peers_to_send(self, topic_ids: Any, msg_forwarder: Any, origin: Any, msg_id: Any = None) -> Any:
+                peers = set(super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id))
+                if origin == gossip._me:
+                    peers |= gossip._pubsub.peer_topics.get(gossip._topic, set()) - {origin}
+                return peers
+
         class JudgedPubsub(Pubsub):
             async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
                 if gossip._may_bring(msg_forwarder, msg):
@@ -49,7 +59,7 @@ class Gossip:
         self.down_bytes = 0
         # The library's adaptive interval slowed 1 s to 60 s after deaths, its spam limit counts our own messages, and
         # its eclipse protection prunes peers that share an address, as on one computer: all three are off.
-        self._router = GossipSub(
+        self._router = FloodPublish(
             protocols=[TProtocol("/meshsub/1.1.0")],
             degree=DEGREE,
             degree_low=DEGREE_LOW,

@@ -108,7 +108,7 @@ class Receiving:
                     await link.skip_body(0)
                     return False
                 if kind is not FrameKind.DATA or value != offset or not 0 < length <= size - offset:
-                    raise LinkBroken("data out of order")
+                    raise BadPush("data out of order")
                 await self._limit.pay(length)
                 if dest is None:
                     await link.skip_body(length)
@@ -117,7 +117,7 @@ class Receiving:
                 offset += length
                 self.down_bytes += length
         if scope.cancelled_caught:
-            raise LinkBroken("the push came too slowly")
+            raise BadPush("a push that comes too slowly", SLOW)
         if landing is not None and size <= AT_ONCE_BYTES:
             landing.complete()
         elif landing is not None:

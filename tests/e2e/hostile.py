@@ -260,10 +260,10 @@ async def _until_broken(work: Callable[[], Awaitable[Any]]) -> None:
 
 
 BANNED: dict[str, Attack] = {
+    "pushes out of order": unfinished_pushes,
     "valid heartbeats": heartbeats, "malformed gossip": garbage, "oversized gossip": oversized_gossip,
     "questions": questions, "bombs and oversized questions": bombs, "forged and replayed statements": forgeries,
     "questions that drip": dripping_questions, "data beyond the window": window, "frames": frames, "streams": streams,
-    "pushes out of order": unfinished_pushes,
 }
 """Attacks whose end is a ban."""
 HARMLESS: dict[str, Attack] = {"half-open sockets": half_open}
@@ -300,9 +300,12 @@ class Assault:
         process = psutil.Process(self.target.pid)
         before = process.memory_info().rss
         async with trio.open_nursery() as nursery:
+            casts = {name: Cast(signed.run, PeerId(status["peer"])) for name in self.attacks}
+            async with trio.open_nursery() as entrance:  # all at once: an address that a ban fell on has to wait
+                for cast in casts.values():
+                    entrance.start_soon(nursery.start, self._play, cast, status["addresses"])
             for name, attack in self.attacks.items():
-                cast = Cast(signed.run, PeerId(status["peer"]))
-                await nursery.start(self._play, cast, status["addresses"])
+                cast = casts[name]
                 outcome = await self._one(cast, name, attack)
                 outcome.grown = process.memory_info().rss - before
                 self.outcomes.append(outcome)
