@@ -81,7 +81,9 @@ class Bulk:
         while True:
             accepted = [link for links in self._links.values() for link in links]
             states = {link: link.state for link in (*accepted, *self._sending.links())}
-            self._gauge.read({link: state for link, state in states.items() if state is not None}, trio.current_time())
+            self._gauge.read({link: state for link, state in states.items() if state is not None}, trio.current_time(),
+                             self._sending.offered())
+            self._sending.share_out(self._gauge.line_bytes_per_s)
             await trio.sleep(WINDOW_S)
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import socket
 import struct
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -45,6 +46,9 @@ LOWER_EFFORT = 0x04
 """The traffic class of RFC 8622: routers that know it let everything else go first."""
 BULK_PRIORITY = 2
 """Linux's TC_PRIO_BULK: this computer's own queue lets everything else go first."""
+SO_MAX_PACING_RATE = 47
+"""Linux's number; Python has no name for it."""
+UNPACED = (1 << 32) - 1
 NONCE_BYTES = 32
 TOKEN_BYTES = 16
 MAC_BYTES = 32
@@ -119,6 +123,7 @@ class Link:
         self._in_buffer = memoryview(bytearray(READ_BYTES))
         self._in_start = self._in_end = 0
         self._low_water = 1
+        self._pace = UNPACED
         self._broken = False
         self.why = ""
 
@@ -134,6 +139,13 @@ class Link:
     @property
     def state(self) -> SocketState | None:
         return socket_state(self._sock) if not self._broken else None
+
+    def pace(self, bytes_per_s: float) -> None:
+        """Send no faster than this, where the kernel can."""
+        pace = int(min(bytes_per_s, UNPACED))
+        if pace != self._pace and not self._broken and sys.platform == "linux":
+            self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=I", pace))
+            self._pace = pace
 
     def abort(self, why: str) -> None:
         """Whoever waits on the socket goes on, with `LinkBroken`.  The descriptor stays until `close`."""

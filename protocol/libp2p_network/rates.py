@@ -6,6 +6,9 @@ never waits; what it used is paid for by bulk.
 
 `Gauge` says what the links have shown that they can carry: the best of the recent seconds in which data moved, counted
 by the kernel where it tells (acknowledged and received bytes, so that no buffer of ours is taken for bandwidth).
+
+`pace` shares our line out to the sockets that use it.  Left alone, one TCP connection may get a third of what another
+gets over a full line, for the length of an exchange, which then ends with one flow alone on lines that idle.
 """
 
 from __future__ import annotations
@@ -26,6 +29,12 @@ BURST_S = 0.25
 WINDOW_S = 1.0
 WINDOWS = 64
 SMALLEST_SAMPLE_BYTES = 256 << 10
+PACED_BELOW = 125e6
+"""Bytes a second from which a line is left to TCP: there the processor is the limit."""
+GROWTH = 1.04
+"""What a line is offered over what it was seen to carry, so that the sight of it grows when it can carry more."""
+USED = 0.9
+"""Of what a line was offered, it has to carry so much to have shown what it can carry; else the flows end elsewhere."""
 
 
 class RateLimit:
@@ -69,11 +78,17 @@ class Gauge:
     def __init__(self) -> None:
         self._up: deque[float] = deque(maxlen=WINDOWS)
         self._down: deque[float] = deque(maxlen=WINDOWS)
+        self._full: deque[float] = deque(maxlen=WINDOWS)
         self._before: dict[Hashable, SocketState] = {}
         self._at = 0.0
+        self.used: dict[Hashable, float] = {}
+        """Bytes a second that each socket sent in the last window."""
 
-    def read(self, states: Mapping[Hashable, SocketState], now: float) -> None:
-        """To be called about every `WINDOW_S`, with all sockets.  A window in which little moved says nothing."""
+    def read(self, states: Mapping[Hashable, SocketState], now: float, offered: float) -> None:
+        """To be called about every `WINDOW_S`, with all sockets.  A window in which little moved says nothing.
+
+        offered: bytes a second that the sockets were allowed all the time; 0 when there was not always something to send.
+        """
         seconds, up, down = now - self._at, 0, 0
         for link, state in states.items():
             before = self._before.get(link)
@@ -84,6 +99,8 @@ class Gauge:
             for size, rates in ((up, self._up), (down, self._down)):
                 if size >= SMALLEST_SAMPLE_BYTES:
                     rates.append(size / seconds)
+            if up >= SMALLEST_SAMPLE_BYTES and offered and (offered == inf or up / seconds >= USED * offered):
+                self._full.append(up / seconds)
         self._before, self._at = dict(states), now
 
     @property
@@ -93,3 +110,13 @@ class Gauge:
     @property
     def down_bytes_per_s(self) -> float:
         return max(self._down, default=0.0)
+
+    @property
+    def line_bytes_per_s(self) -> float:
+        """What our line carried when it was used all the time; 0 while that is not known."""
+        return max(self._full, default=0.0)
+
+
+def pace(line_bytes_per_s: float, flows: int) -> float:
+    """Bytes a second at which each of the flows on a line may go; infinite where there is nothing to share out."""
+    return line_bytes_per_s * GROWTH / flows if flows and 0 < line_bytes_per_s < PACED_BELOW else inf

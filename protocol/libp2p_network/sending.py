@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from math import inf
 
 import trio
 
 from protocol.identity import PeerId
 from protocol.libp2p_network.link import FRAME_BYTES, FrameKind, Link, LinkBroken
-from protocol.libp2p_network.rates import RateLimit
+from protocol.libp2p_network.rates import RateLimit, pace
 from protocol.network import Refused, Unreachable
 
 MAX_LANES = 4
@@ -60,6 +61,9 @@ class Sending:
     def __init__(self, dial: Dial, limit: RateLimit) -> None:
         self.dial, self.limit = dial, limit
         self.up_bytes = 0
+        self._idle = True
+        self._offered = inf
+        self._line = 0.0
         self._lanes: dict[PeerId, list[Lane]] = {}
 
     async def push(self, nursery: trio.Nursery, peer: PeerId, header: bytes, data: memoryview) -> None:
@@ -68,6 +72,36 @@ class Sending:
         await self._choose(nursery, peer).carry(push)
         if push.outcome is not None:
             raise push.outcome
+
+    def share_out(self, line_bytes_per_s: float | None = None) -> None:
+        """Equal shares of our line for the peers that have something to get, and of a peer's share for its sockets.
+
+        line_bytes_per_s: what the line is now known to carry; 0 when that is not known.
+        """
+        if line_bytes_per_s is not None:
+            self._line = line_bytes_per_s
+        busy = [[lane.link for lane in lanes if lane.link is not None and lane.busy] for lanes in self._lanes.values()]
+        peers = [links for links in busy if links]
+        each = pace(self._line, len(peers))
+        self._offered = each * len(peers) if peers else inf
+        for links in peers:
+            for link in links:
+                link.pace(each / len(links))
+
+    def offered(self) -> float:
+        """Bytes a second that our sockets were allowed since this was asked before; 0 when there was a moment without
+        anything to send."""
+        always, self._idle = not self._idle, not any(lane.busy for lane in self._all())
+        return self._offered if always and not self._idle else 0.0
+
+    def turned(self) -> None:
+        """A socket got something to do, or has nothing more to do."""
+        self._idle = self._idle or not any(lane.busy for lane in self._all())
+        if self._line:
+            self.share_out()
+
+    def _all(self) -> Iterator[Lane]:
+        return (lane for lanes in self._lanes.values() for lane in lanes)
 
     def links(self) -> list[Link]:
         return [lane.link for lanes in self._lanes.values() for lane in lanes if lane.link is not None]
@@ -108,9 +142,16 @@ class Lane:
         current = [self._current] if self._current is not None else []
         return sum(len(push.data) - push.sent for push in (*current, *self._waiting))
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._current or self._waiting or self._unanswered)
+
     async def carry(self, push: _Push) -> None:
+        rested = not self.busy
         self._waiting.append(push)
         self._wake.set()
+        if rested:
+            self._sending.turned()
         try:
             await push.over.wait()
         except trio.Cancelled:
@@ -189,6 +230,8 @@ class Lane:
             while True:
                 kind, number, plain = await link.receive_small()
                 push = self._unanswered.pop(number, None)
+                if not self.busy:
+                    self._sending.turned()
                 if kind is not FrameKind.ANSWER or not plain or push is None:
                     raise LinkBroken("an answer to nothing")
                 self._answered.set()

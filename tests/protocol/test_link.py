@@ -13,7 +13,15 @@ import trio.testing
 
 from protocol.hashes import hash_bytes
 from protocol.identity import Identity
-from protocol.libp2p_network.link import FRAME_BYTES, SMALL_BYTES, FrameKind, Keys, Link, LinkBroken
+from protocol.libp2p_network.link import (
+    FRAME_BYTES,
+    SMALL_BYTES,
+    SO_MAX_PACING_RATE,
+    FrameKind,
+    Keys,
+    Link,
+    LinkBroken,
+)
 
 RUN = hash_bytes("manifest", b"links")
 
@@ -105,3 +113,13 @@ def test_aborting_releases_who_waits_to_send_and_who_waits_to_receive() -> None:
             one.abort("enough")
 
     linked(main)
+
+
+def test_a_link_is_held_to_its_pace_and_let_go_again() -> None:
+    async def test(one: Link, other: Link) -> None:
+        one.pace(5e6)
+        paced = one._sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE)
+        one.pace(float("inf"))
+        assert (paced, one._sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 4)) == (5_000_000, b"\xff" * 4)
+
+    linked(test)

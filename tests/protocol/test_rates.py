@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import pytest
 import trio
 import trio.testing
 
 from protocol.libp2p_network.link import SocketState
-from protocol.libp2p_network.rates import BURST_S, Gauge, RateLimit
+from protocol.libp2p_network.rates import BURST_S, GROWTH, PACED_BELOW, Gauge, RateLimit, pace
 from protocol.libp2p_network.sending import MAX_LANES, lanes_for
 
 RATE = 1000.0
@@ -78,11 +79,11 @@ def test_frames_are_small_where_the_limit_is_low() -> None:
 def test_a_gauge_shows_the_best_window_of_all_sockets_together() -> None:
     gauge = Gauge()
     assert gauge.up_bytes_per_s == gauge.down_bytes_per_s == 0.0
-    gauge.read({"a": SocketState(0.01, 10**9, 0), "b": SocketState(0.01, 0, 0)}, 10.0)
+    gauge.read({"a": SocketState(0.01, 10**9, 0), "b": SocketState(0.01, 0, 0)}, 10.0, inf)
     assert gauge.up_bytes_per_s == 0.0, "what a socket did before it was first seen has no time"
-    gauge.read({"a": SocketState(0.01, 10**9 + 3_000_000, 5), "b": SocketState(0.01, 1_000_000, 0)}, 12.0)
+    gauge.read({"a": SocketState(0.01, 10**9 + 3_000_000, 5), "b": SocketState(0.01, 1_000_000, 0)}, 12.0, inf)
     assert gauge.up_bytes_per_s == 2_000_000.0 and gauge.down_bytes_per_s == 0.0
-    gauge.read({"b": SocketState(0.01, 2_000_000, 4_000_000)}, 13.0)
+    gauge.read({"b": SocketState(0.01, 2_000_000, 4_000_000)}, 13.0, inf)
     assert gauge.up_bytes_per_s == 2_000_000.0 and gauge.down_bytes_per_s == 4_000_000.0
 
 
@@ -94,3 +95,18 @@ def test_what_is_known_and_what_is_allowed() -> None:
 
 def test_long_ways_get_several_sockets() -> None:
     assert [lanes_for(rtt) for rtt in (0.0, 0.001, 0.02, 0.045, 0.085, 3.0)] == [1, 1, 2, 3, MAX_LANES, MAX_LANES]
+
+
+def test_a_line_is_shared_out_equally_if_it_is_known_and_not_too_fast() -> None:
+    assert pace(12e6, 3) == pytest.approx(12e6 * GROWTH / 3)
+    assert pace(0.0, 3) == pace(PACED_BELOW, 3) == pace(12e6, 0) == inf
+
+
+def test_a_line_is_known_only_from_windows_in_which_it_was_always_used_and_nothing_else_held_back() -> None:
+    gauge, sent, known = Gauge(), 0, []
+    for second, (size, offered) in enumerate([(0, 0.0), (10_000_000, 0.0), (10_000_000, inf), (10_300_000, 10.4e6),
+                                              (5_000_000, 10.7e6)]):
+        sent += size
+        gauge.read({"a": SocketState(0.0, sent, 0)}, float(second), offered)
+        known.append(gauge.line_bytes_per_s)
+    assert known == [0, 0, 10_000_000, 10_300_000, 10_300_000]
