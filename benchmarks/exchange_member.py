@@ -15,13 +15,14 @@ import trio
 
 from kernels.aggregate import Rule
 from kernels.codec import encode
+from protocol.chain import members_in
 from protocol.events import Event, MemberLost
 from protocol.exchange_plan import assign_owners, chunk_layout, contribution_leaves, payload_bytes
-from protocol.exchange_runner import Exchange, push_plan
+from protocol.exchange_runner import Exchange, ExchangeAsk, push_plan
 from protocol.hashes import ZERO_HASH, Hash, chunk_hash, tree_root
 from protocol.identity import Identity, PeerId
 from protocol.libp2p_network import Libp2pNetwork
-from protocol.messages import Member, Plan
+from protocol.messages import Member, Plan, decode_body
 from protocol.network import Landing, Refused, Verdict
 
 RUN = Hash(b"\x05" * 32)
@@ -52,7 +53,12 @@ class Peer:
         return Verdict.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        raise Refused("a benchmark answers nothing")
+        """A successor asks for a chunk of the exchange; nothing else is answered."""
+        ask = decode_body(ExchangeAsk, data, max_bytes=len(data))
+        if self.exchange is None or ask.plan != self.exchange.machine.name:
+            raise Refused("not our exchange")
+        self.exchange.asked(peer, ask.chunk)
+        return b""
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         if header == BARE:
@@ -87,12 +93,20 @@ class Peer:
         self.scope = trio.CancelScope()
         self.exchange = Exchange(
             identity=self.identity, run=RUN, plan=plan, layout=self.layout, contribution=self.contribution,
-            leaves=self.leaves, result=self.result, network=network, offload=trio.to_thread.run_sync, stall_s=60.0,
+            leaves=self.leaves, result=self.result, network=network, offload=trio.to_thread.run_sync, stall_s=10.0,
             rule=self.rule, emit=self._note)
         self.begun.set()
         self.begun = trio.Event()
         nursery.start_soon(self._run, self.exchange, self.scope)
         await self.exchange.done.wait()
+
+    def without(self) -> dict[str, int]:
+        """How many chunks of the result lack the part of each member."""
+        if self.exchange is None:
+            return {}
+        members = self.exchange.machine.members
+        masks = [members_in(entry.mask, len(members)) for entry in self.exchange.entries()]
+        return {peer: sum(index not in mask for mask in masks) for index, peer in enumerate(members)}
 
     def _note(self, event: Event) -> None:
         if isinstance(event, MemberLost):
@@ -141,7 +155,8 @@ async def main() -> None:
             seconds = trio.current_time() - begun
             say(seconds=seconds, cpu_seconds=time.process_time() - used,
                 up_bytes=network.traffic().up_bytes - traffic.up_bytes, digest=chunk_hash(peer.result).hex(),
-                bytes_per_s=network.bandwidth().least, lost_s=[at - begun for at in peer.lost],
+                bytes_per_s=network.bandwidth().least, lost_s=[at - begun for at in peer.lost], without=peer.without(),
+                chunks=len(peer.layout),
                 extra_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - peer.size)
         await network.close()
         nursery.cancel_scope.cancel()

@@ -160,11 +160,16 @@ class ExchangeMachine:
         return self._hold(chunk, entry, [peer for peer in self.others if peer not in self._lost])
 
     def result_arrived(self, peer: PeerId, chunk: int, entry: ChunkEntry, now: float) -> list[Effect]:
-        """A verified result, from its owner or from somebody who serves it on."""
+        """A verified result, from its owner or from somebody who serves it on.
+
+        A successor may get one that the dead owner made: whoever took it for the owner by sending a part waits for it.
+        """
         self.heard(peer, now)
         if chunk in self.entries:
             return []
-        return self._hold(chunk, entry, [])
+        waiting = self._parts.get(chunk, set()) if self.owner(chunk) == self.me else set()
+        to = [self.members[index] for index in sorted(waiting)]
+        return self._hold(chunk, entry, [other for other in to if other not in (self.me, peer, *self._lost)])
 
     def peer_dead(self, peer: PeerId) -> list[Effect]:
         """Reported by membership, or nothing can be sent to it."""

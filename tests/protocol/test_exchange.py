@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.exchange import Ask, ExchangeMachine, Lost, Reduce, SendPart, entry_of
+from protocol.exchange import Ask, ExchangeMachine, Lost, Reduce, SendPart, SendResult, entry_of
 from protocol.hashes import ZERO_HASH, chunk_hash
 from protocol.identity import Identity, PeerId
 from protocol.messages import Member, Plan
@@ -70,3 +70,17 @@ def test_a_successor_asks_for_what_it_misses_and_is_sent_it() -> None:
     for peer in others:
         assert SendPart(successor, 0) in effects[peer]
         assert exchanges[peer].asked(successor, 0) == [SendPart(successor, 0)]
+
+
+def test_a_successor_that_is_sent_the_dead_owners_average_hands_it_on() -> None:
+    """The owner died when it had served one member only: that one has no part to send, the other waits for an average."""
+    exchanges = {peer: machine(peer, bytes([3])) for peer in PEERS[:3]}
+    for exchange in exchanges.values():
+        exchange.start()
+    (successor,) = {exchange.owner(0) for exchange in exchanges.values() if not exchange.peer_dead(PEERS[3]) == []}
+    served, waiting = [peer for peer in exchanges if peer != successor]
+    entry = entry_of(chunk_hash(b"average"), range(4), 4)
+    exchanges[served].result_arrived(PEERS[3], 0, entry, 1.0)
+    assert exchanges[served].asked(successor, 0) == [SendResult(successor, 0)]
+    assert exchanges[successor].part_arrived(waiting, 0, 2.0) == []
+    assert SendResult(waiting, 0) in exchanges[successor].result_arrived(served, 0, entry, 3.0)
