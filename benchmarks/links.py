@@ -93,13 +93,19 @@ class Links:
         self.close()
 
     def start(self, peer: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        return subprocess.Popen(["ip", "netns", "exec", self._peers[peer], *command], text=True, **options)
+        return subprocess.Popen([*self.place(peer), *command], text=True, **options)
+
+    def place(self, peer: int) -> tuple[str, ...]:
+        """Words that, before a command, run it on a peer's computer."""
+        return ("ip", "netns", "exec", self._peers[peer])
 
     def close(self) -> None:
         atexit.unregister(self.close)
         if self._forwarder is not None:
             self._forwarder.kill()
             self._forwarder.wait()
+            if self._forwarder.stdout is not None:
+                self._forwarder.stdout.close()
             self._forwarder = None
         for name in (*self._peers, self._router):
             subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)

@@ -60,6 +60,10 @@ class Peer:
     lives: int = 0
     program: tuple[str, ...] = ("peer",)
     """The module that it runs, and words before its own."""
+    around: tuple[str, ...] = ()
+    """Words before the whole command, that put it elsewhere (`benchmarks.links`)."""
+    local: bool = True
+    """Whether it stays on loopback."""
     peer_id: str = ""
     events: list[ev.Event] = field(default_factory=list)
     """Of its present life."""
@@ -84,8 +88,9 @@ class Peer:
         assert not self.up
         self.lives += 1
         self.events = []
-        command = [sys.executable, "-m", *self.program, "join", *self.what, "--headless", "--log-format", "json", "--local",
-                   "--data-dir", str(self.folder), "--name", self.name, "--threads", "1", "--until-eof", *options]
+        command = [*self.around, sys.executable, "-m", *self.program, "join", *self.what, "--headless",
+                   "--log-format", "json", *(["--local"] if self.local else []), "--data-dir", str(self.folder),
+                   "--name", self.name, "--threads", "1", "--until-eof", *options]
         with (self.folder / "output.log").open("ab") as output:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
                                             env=self.swarm.environment)
