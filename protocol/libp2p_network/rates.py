@@ -33,6 +33,8 @@ PACED_BELOW = 125e6
 """Bytes a second from which a line is left to TCP: there the processor is the limit."""
 GROWTH = 1.04
 """What a line is offered over what it was seen to carry, so that the sight of it grows when it can carry more."""
+FORGET_S = 600.0
+"""What a line carried so long ago says nothing of it now."""
 USED = 0.9
 """Of what a line was offered, it has to carry so much to have shown what it can carry; else the flows end elsewhere."""
 
@@ -78,7 +80,7 @@ class Gauge:
     def __init__(self) -> None:
         self._up: deque[float] = deque(maxlen=WINDOWS)
         self._down: deque[float] = deque(maxlen=WINDOWS)
-        self._full: deque[float] = deque(maxlen=WINDOWS)
+        self._full: deque[tuple[float, float]] = deque(maxlen=WINDOWS)
         self._before: dict[Hashable, SocketState] = {}
         self._at = 0.0
         self.used: dict[Hashable, float] = {}
@@ -100,7 +102,9 @@ class Gauge:
                 if size >= SMALLEST_SAMPLE_BYTES:
                     rates.append(size / seconds)
             if up >= SMALLEST_SAMPLE_BYTES and offered and (offered == inf or up / seconds >= USED * offered):
-                self._full.append(up / seconds)
+                self._full.append((now, up / seconds))
+        while self._full and now - self._full[0][0] > FORGET_S:
+            self._full.popleft()
         self._before, self._at = dict(states), now
 
     @property
@@ -114,7 +118,7 @@ class Gauge:
     @property
     def line_bytes_per_s(self) -> float:
         """What our line carried when it was used all the time; 0 while that is not known."""
-        return max(self._full, default=0.0)
+        return max((rate for _, rate in self._full), default=0.0)
 
 
 def pace(line_bytes_per_s: float, flows: int) -> float:

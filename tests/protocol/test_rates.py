@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from protocol.libp2p_network.link import SocketState
-from protocol.libp2p_network.rates import BURST_S, GROWTH, PACED_BELOW, Gauge, RateLimit, pace
+from protocol.libp2p_network.rates import BURST_S, FORGET_S, GROWTH, PACED_BELOW, Gauge, RateLimit, pace
 from protocol.libp2p_network.sending import MAX_LANES, lanes_for
 
 RATE = 1000.0
@@ -110,3 +110,5 @@ def test_a_line_is_known_only_from_windows_in_which_it_was_always_used_and_nothi
         gauge.read({"a": SocketState(0.0, sent, 0)}, float(second), offered)
         known.append(gauge.line_bytes_per_s)
     assert known == [0, 0, 10_000_000, 10_300_000, 10_300_000]
+    gauge.read({}, FORGET_S + 10.0, 0.0)
+    assert gauge.line_bytes_per_s == 0, "that is long ago"
