@@ -107,7 +107,7 @@ def _left_files(swarm: Swarm) -> list[str]:
 
 
 def _shared_memory() -> set[str]:
-    """Ours are anonymous, so no file of this user's may appear here."""
+    """Ours are anonymous, so no file of this user's may appear here (nothing else that makes some may run meanwhile)."""
     if not SHARED_MEMORY.is_dir():
         return set()
     return {path.name for path in SHARED_MEMORY.iterdir() if path.is_file() and path.lstat().st_uid == os.getuid()}
