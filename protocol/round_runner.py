@@ -75,10 +75,10 @@ MAX_EXCHANGES = 6
 PLAN_WAIT_S = 5.0
 """How long a chunk that arrives before its plan is held back."""
 AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
+"""Phases of a trainer that is waited for: on our tip, or an elector about to be."""
 ARRIVING = AT_WORK | {Phase.SYNCING}
 NEAR_ROUNDS = 2
 """Who is no further behind is about to be on our tip."""
-"""Phases of a trainer that is waited for: on our tip, or an elector about to be."""
 
 Convict = Callable[[Evidence], Awaitable[None]]
 SetPhase = Callable[[Phase, WhyIdle, str], None]
@@ -193,7 +193,8 @@ class RoundRunner:
             on_tip = beat.tip == self.base.tip and beat.phase in AT_WORK
             follows = peer in self.base.electors and beat.round < self.base.round and beat.phase in AT_WORK
             trains = live and beat.role is Role.TRAINER
-            near = 0 <= self.base.round - beat.round <= NEAR_ROUNDS and beat.phase in ARRIVING
+            arrives = beat.tip == self.base.tip or 0 < self.base.round - beat.round <= NEAR_ROUNDS  # and is on no fork
+            near = arrives and beat.phase in ARRIVING
             view[peer] = PeerView(live, trains and (on_tip or follows), known.liveness is Liveness.LEFT, now - known.heard,
                                   min(beat.up_bytes_per_s, beat.down_bytes_per_s), trains and near)
         for peer in self.base.electors:
