@@ -76,6 +76,8 @@ class Parliament:
         identities = sorted((Identity.from_seed(bytes([i + 1]) * 32) for i in range(electors + joiners)),
                             key=lambda identity: identity.peer_id)
         previous = _record([identity.peer_id for identity in identities[:electors]]) if electors else None
+        self.near: set[PeerId] = set()
+        """Who is not on the tip yet, as everybody sees it, and about to be."""
         self.base = Base(5, Hash(b"\x09" * 32), previous) if previous else Base(0, genesis_tip(RUN), None)
         self.seats = {identity.peer_id: self._seat(identity, None) for identity in identities}
         self.lie: bytes | None = None
@@ -173,7 +175,8 @@ class Parliament:
         return [ChunkEntry(hash=chunk_hash(version + bytes([chunk])), mask=mask) for chunk in range(CHUNKS)]
 
     def view(self, me: PeerId) -> View:
-        return {peer: PeerView(seat.alive, seat.alive, False, self.now - self.silent_since.get(peer, self.now))
+        return {peer: PeerView(seat.alive, seat.alive and peer not in self.near, False,
+                               self.now - self.silent_since.get(peer, self.now), near=seat.alive)
                 for peer, seat in self.seats.items()}
 
     # -- what came of it ----------------------------------------------------------------------------------------------

@@ -56,6 +56,29 @@ def test_a_late_trainer_is_asked_to_finish_after_the_grace_time_and_then_left_ou
     assert late not in [member.peer for member in parliament.commits()[0].record.members]
 
 
+def test_who_is_about_to_arrive_is_waited_for_and_no_longer_than_the_grace_time() -> None:
+    parliament = Parliament(2, joiners=1)
+    *there, coming = parliament.seats
+    parliament.near.add(coming)
+    parliament.ready(*there)
+    parliament.run(3)
+    assert not parliament.commits(), "the grace time has not passed"
+    parliament.run(3)
+    assert [member.peer for member in parliament.commits()[0].record.members] == sorted(there)
+
+
+def test_who_arrives_within_the_grace_time_is_in_the_round() -> None:
+    parliament = Parliament(2, joiners=1)
+    *there, coming = parliament.seats
+    parliament.near.add(coming)
+    parliament.ready(*there)
+    parliament.run(3)
+    parliament.near.clear()
+    parliament.ready(coming)
+    parliament.run(3)
+    assert coming in [member.peer for member in parliament.commits()[0].record.members]
+
+
 def test_members_that_assembled_different_chunks_commit_the_proposers_version() -> None:
     parliament = Parliament(5, versions=True)
     parliament.ready()
