@@ -25,7 +25,7 @@ from protocol import events as ev
 
 PATIENCE_S = 90.0
 CONNECT_EVERY_S = 0.05
-TINY_RUN = """# A round takes some seconds: whoever comes late must be able to catch up between two of them.
+TINY_MODEL = """
 name = "tiny"
 chunk_parameters = 4096
 [model]
@@ -39,6 +39,8 @@ sequence_length = 64
 sequences_per_step = 2
 [inner]
 warmup_steps = 4
+"""
+TINY_RUN = TINY_MODEL + """
 [rounds]
 inner_steps = 300
 min_members = 2

@@ -13,20 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-TINY_RUN = """
-name = "tiny"
-chunk_parameters = 4096
-[model]
-dim = 32
-layers = 1
-heads = 2
-kv_heads = 1
-ffn = 64
-[data]
-sequence_length = 64
-sequences_per_step = 2
-[inner]
-warmup_steps = 4
+from tests.e2e.swarm import TINY_MODEL
+
+TINY_RUN = TINY_MODEL + """
 [rounds]
 inner_steps = 3
 """
