@@ -24,7 +24,6 @@ from protocol.exchange_runner import Exchange
 from protocol.hashes import Hash, hash_bytes, tree_root
 from protocol.holding import Holding, RunningExchange
 from protocol.identity import PeerId
-from protocol.membership import Liveness
 from protocol.messages import (
     Body,
     Commit,
@@ -36,7 +35,6 @@ from protocol.messages import (
     Proposal,
     Ready,
     Refusal,
-    Role,
     Vote,
     WhyIdle,
     decode_body,
@@ -52,13 +50,13 @@ from protocol.round_terms import (
     FinishCompute,
     HoldResult,
     Keep,
-    PeerView,
     Repair,
     Send,
     View,
 )
 from protocol.rounds import RoundMachine
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
+from protocol.view import look_around
 from protocol.work import Work
 
 TICK_S = 0.25
@@ -74,12 +72,6 @@ MAX_EXCHANGES = 6
 """Plans taken up in one round: each costs a result's room on disk, and a hostile proposer could make many."""
 PLAN_WAIT_S = 5.0
 """How long a chunk that arrives before its plan is held back."""
-AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
-"""Phases of a trainer that is waited for: on our tip, or an elector about to be."""
-ARRIVING = AT_WORK | {Phase.SYNCING}
-NEAR_ROUNDS = 2
-"""Who is no further behind is about to be on our tip."""
-
 Convict = Callable[[Evidence], Awaitable[None]]
 SetPhase = Callable[[Phase, WhyIdle, str], None]
 
@@ -184,24 +176,7 @@ class RoundRunner:
 
     def view(self) -> View:
         """Everybody as they look now."""
-        members, now = self.parts.membership, trio.current_time()
-        members.notice(now)
-        view: dict[PeerId, PeerView] = {}
-        for peer, known in members:
-            beat = known.heartbeat
-            live = known.liveness is Liveness.ALIVE
-            on_tip = beat.tip == self.base.tip and beat.phase in AT_WORK
-            follows = peer in self.base.electors and beat.round < self.base.round and beat.phase in AT_WORK
-            trains = live and beat.role is Role.TRAINER
-            arrives = beat.tip == self.base.tip or 0 < self.base.round - beat.round <= NEAR_ROUNDS  # and is on no fork
-            near = arrives and beat.phase in ARRIVING
-            view[peer] = PeerView(live, trains and (on_tip or follows), known.liveness is Liveness.LEFT, now - known.heard,
-                                  min(beat.up_bytes_per_s, beat.down_bytes_per_s), trains and near)
-        for peer in self.base.electors:
-            if peer not in view:
-                view[peer] = PeerView(False, False, members.has_left(peer), members.silent_s(peer, now))
-        view[self.parts.me] = PeerView(True, self._computing(), False, 0.0, self.parts.network.bandwidth().least)
-        return view
+        return look_around(self.parts, self.base, self._computing())
 
     def _computing(self) -> bool:
         return self.parts.trainer is not None and not self._pause.on
