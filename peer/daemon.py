@@ -187,8 +187,9 @@ class Daemon:
             "phase": Phase.STARTING.value, "why_idle": WhyIdle.CONNECTING.value, "why_detail": self._waiting,
             "round": 0, "tip": "", "state_rounds": 0, "state_digest": "",
             "peers": len(self._network.connected()) if self._network is not None else 0, "members": [], "tokens": 0,
-            "steps": 0, "inner_steps": 0, "tokens_per_s": 0.0, "loss": None, "eval_loss": None, "up_bytes": 0,
-            "down_bytes": 0, "trainer_pid": None, "version": version(), "swarm": [],
+            "steps": 0, "inner_steps": 0, "tokens_per_s": 0.0, "loss": None, "eval_loss": None, "eval_rounds": None,
+            "eval_by": None, "eval_percent": None, "up_bytes": 0, "down_bytes": 0, "trainer_pid": None,
+            "version": version(), "swarm": [],
         }
 
     # -- the tasks around the node ------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ STATUS_EVERY_S = 1.0
 LEAVE_DEADLINE_S = 15.0
 TICK_S = 0.25
 STALL_DEADLINE_S = 300.0
-"""Without any round committed for so long, the demo has failed (a slow computer needs a minute for the first)."""
+"""Without a training step that nobody had come to, a round committed or a part of an evaluation, the demo has failed."""
 LOG_TAIL_LINES = 8
 
 
@@ -51,6 +51,8 @@ class Member:
     evals: dict[int, float] = field(default_factory=dict)
     up_bytes: dict[int, int] = field(default_factory=dict)
     committed: int = 0
+    furthest: tuple[int, ...] = ()
+    """Rounds committed, steps of the running one, parts of an evaluation: grows as long as it gets on."""
     peer: str = ""
     stream: EventStream | None = None
     silent: bool = False
@@ -65,12 +67,20 @@ class Member:
         match stamped.event:
             case ev.StateApplied(rounds, digest):
                 self.digests[rounds] = digest
-            case ev.EvalLoss(rounds, loss):
+            case ev.EvalLoss(rounds, loss, _):
                 self.evals[rounds] = loss
             case ev.ExchangeFinished(round, _, up_bytes, _):
                 self.up_bytes[round] = self.up_bytes.get(round, 0) + up_bytes
             case ev.RoundCommitted(round):
                 self.committed = max(self.committed, round + 1)
+                self._come_to(self.committed, 0, 0)
+            case ev.ComputeProgress(round, steps):
+                self._come_to(round, steps, 0)
+            case ev.EvalProgress(rounds, done):
+                self._come_to(rounds, self.furthest[1] if self.furthest[:1] == (rounds,) else 0, done)
+
+    def _come_to(self, *place: int) -> None:
+        self.furthest = max(self.furthest, place)
 
 
 @dataclass(frozen=True)
@@ -229,12 +239,12 @@ class Demo:
         try:
             member, stamped = self._happened.get(timeout=TICK_S)
             while True:
-                before = member.committed
+                before = member.furthest
                 if stamped is None:
                     member.silent = True
                 else:
                     member.apply(stamped)
-                if member.committed > before:
+                if member.furthest > before:
                     self._moved = time.monotonic()
                 member, stamped = self._happened.get_nowait()
         except queue.Empty:
@@ -257,7 +267,7 @@ class Demo:
                 raise self._failure(member, f"ended with exit code {code} before its last round")
         if time.monotonic() - self._moved > STALL_DEADLINE_S:
             slowest = min(self.members, key=lambda member: member.committed)
-            raise self._failure(slowest, f"committed no round for {STALL_DEADLINE_S:.0f} s")
+            raise self._failure(slowest, f"got no further for {STALL_DEADLINE_S:.0f} s")
 
     def _failure(self, member: Member, what: str) -> PeerError:
         output = (member.folder / "output.log").read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]

@@ -22,6 +22,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-~=+*#"
 KEPT_EVENTS = 100
 KEPT_LOSSES = 500
+MEASURING = "measuring the held-out loss"
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,16 @@ class View:
     status: dict[str, Any] = field(default_factory=dict)
     bar: Bar | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_LOSSES))
-    evals: list[tuple[int, float]] = field(default_factory=list)
+    evals: list[tuple[int, float, str]] = field(default_factory=list)
+    """Rounds, held-out loss after them, and the peer that says so."""
     happened: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     names: dict[str, str] = field(default_factory=dict)
 
     def update(self, status: Mapping[str, Any]) -> None:
         """Take the status as it is now."""
         self.status = dict(status)
-        for known in self.status.get("swarm", ()):
-            self.names[known["peer"]] = known["name"]
+        for known in (self.status, *self.status.get("swarm", ())):
+            self.names[str(known.get("peer", ""))] = str(known.get("name", ""))
 
     def apply(self, stamped: Stamped) -> None:
         """Take note of an event."""
@@ -63,12 +65,14 @@ class View:
                 self.bar = Bar(f"round {round}: exchanging", done, total, waits)
             case ev.SyncProgress(what, done, total):
                 self.bar = Bar(f"fetching {what}", done, total, "")
+            case ev.EvalProgress(_, done, total) if self.bar is None or self.bar.what == MEASURING:
+                self.bar = Bar(MEASURING, done, total, "")  # beside training, its place is the line of the losses
             case ev.PhaseChanged():
                 self.bar = None
             case ev.RoundCommitted(_, _, _, _, loss, _):
                 self.losses.append(loss)
-            case ev.EvalLoss(rounds, loss):
-                self.evals = [*self.evals, (rounds, loss)][-KEPT_LOSSES:]
+            case ev.EvalLoss(rounds, loss, by):
+                self.evals = [*self.evals, (rounds, loss, by)][-KEPT_LOSSES:]
             case ev.PeerJoined(peer, name):
                 self.names[peer] = name
         if not isinstance(event, (*QUIET, ev.PhaseChanged)) and level(event) != "debug":
@@ -168,14 +172,22 @@ def _curve(view: View, width: int, unicode: bool) -> list[str]:
         loss = f"{curve} {number(view.losses[0])} to {number(view.losses[-1])}"
     else:
         loss = f"{number(status.get('loss'))} (no round committed yet)"
-    if view.evals:
-        rounds, value = view.evals[-1]
-        loss += f"  held out {number(value)} after {rounds}"
+    loss += _held_out(view)
     trainer = status.get("trainer_pid")
     moved = f"traffic up {size(status.get('up_bytes', 0))}, down {size(status.get('down_bytes', 0))}"
     digest = str(status.get("state_digest", ""))[:12] or "-"
     running = f"trainer {trainer}" if trainer else "no trainer"
     return [f"loss    {loss}", f"{moved} · {running} · state {digest}"]
+
+
+def _held_out(view: View) -> str:
+    """The newest held-out loss, how far we are with the next one, and whose word it is."""
+    percent = view.status.get("eval_percent")
+    measuring = "" if percent is None else f", measuring {percent} %"
+    if not view.evals:
+        return measuring
+    rounds, value, by = view.evals[-1]
+    return f"  held out {number(value)} after {rounds}{measuring}  by {naming(view.names)(by)}"
 
 
 def _swarm(view: View, lines: int) -> list[str]:

@@ -15,7 +15,7 @@ Naming = Callable[[str], str]
 """Peer ID -> what to call it."""
 
 SHORT_ID = 6
-QUIET = (ev.ComputeProgress, ev.ExchangeProgress, ev.SyncProgress)
+QUIET = (ev.ComputeProgress, ev.EvalProgress, ev.ExchangeProgress, ev.SyncProgress)
 """Events that a log of sentences leaves out: there are many, and the view shows them as bars."""
 
 
@@ -90,8 +90,10 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return f"trainer started (process {pid})"
         case ev.TrainerStopped(reason):
             return f"trainer stopped: {clean(reason, 300)}"
-        case ev.EvalLoss(rounds, loss):
-            return f"held-out loss after {rounds} rounds: {number(loss)}"
+        case ev.EvalLoss(rounds, loss, by):
+            return f"held-out loss after {rounds} rounds: {number(loss)} (measured by {name(by)})"
+        case ev.EvalProgress(rounds, done, total):
+            return f"measuring the held-out loss after {rounds} rounds: {100 * done // max(1, total)} %"
         case ev.CheckpointWritten(rounds, size_bytes):
             return f"checkpoint after {rounds} rounds is on disk ({size(size_bytes)})"
         case ev.RolledBack(to_round, abandoned, winner):
@@ -154,7 +156,7 @@ def level(event: ev.Event) -> str:
             return "warning"
         case ev.Dropped() | ev.RoundVoted() | ev.ComputeProgress() | ev.ExchangeProgress() | ev.SyncProgress():
             return "debug"
-        case ev.AuditDone():
+        case ev.AuditDone() | ev.EvalProgress():
             return "debug"
         case _:
             return "info"

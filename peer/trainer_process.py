@@ -27,7 +27,7 @@ from peer.child_process import how_it_ended, reap
 from peer.trainer_log import TrainerLog
 from protocol.manifest import RunManifest
 from protocol.shared_memory import SharedRegion
-from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
+from protocol.trainer_link import ComputeTask, Contribution, NotMeasured, Progress, TrainerDied, TrainerGaveUp
 from trainer import frames
 
 START_DEADLINE_S = 180.0
@@ -181,9 +181,12 @@ class TrainerProcess:
         data = self._contribution.view.toreadonly()
         return Contribution(task.round, answer["tokens"], answer["steps"], answer["loss"], answer["norm"], data)
 
-    async def evaluate(self, theta: memoryview) -> float:
+    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:
         self._check_theta(theta)
-        answer = await self._ask("evaluate", "evaluation")
+        await self._until_ready()
+        answer = await self._exchange("evaluate", lambda message: on_progress(message["done"], message["total"]))
+        if answer["loss"] is None:
+            raise NotMeasured(answer["reason"])
         return float(answer["loss"])
 
     def finish(self) -> None:
@@ -205,7 +208,7 @@ class TrainerProcess:
         **fields: Any,
     ) -> dict[str, Any]:
         """Wait for a trainer, send it a command and wait for the answer; cancelling abandons it."""
-        assert not self._busy, "the trainer does one thing at a time"
+        assert not self._busy, "the trainer does one thing at a time, and an evaluation beside it"
         self._busy = True
         try:
             await self._until_ready()
@@ -218,13 +221,13 @@ class TrainerProcess:
     async def _exchange(
         self, command: str, on_progress: Callable[[dict[str, Any]], None], **fields: Any
     ) -> dict[str, Any]:
-        self._last_id += 1
-        call = self._calls[self._last_id] = _Call(on_progress)
+        id = self._last_id = self._last_id + 1
+        call = self._calls[id] = _Call(on_progress)
         try:
-            self._send({"do": command, "id": self._last_id, **fields})
+            self._send({"do": command, "id": id, **fields})
             await call.answered.wait()
         except trio.Cancelled:
-            self._send({"do": "abandon"})
+            self._send({"do": "abandon", "id": id})
             raise
         finally:
             self._calls = {key: other for key, other in self._calls.items() if other is not call}
@@ -355,7 +358,7 @@ class TrainerProcess:
             case "progress" if call is not None:
                 call.on_progress(message)
             case "progress":
-                pass  # of an abandoned compute
+                pass  # of something abandoned
             case _ if call is not None:
                 call.answer = message
                 call.answered.set()

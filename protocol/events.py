@@ -165,8 +165,20 @@ class StateApplied(Event):
 
 @dataclass(frozen=True)
 class EvalLoss(Event):
+    """The held-out loss of the state after `rounds` rounds, as the peer `by` measured it, or claims to have."""
+
     rounds: int
     loss: float
+    by: str
+
+
+@dataclass(frozen=True)
+class EvalProgress(Event):
+    """We measure the state after `rounds` rounds: so many of the held-out windows are done."""
+
+    rounds: int
+    done: int
+    total: int
 
 
 @dataclass(frozen=True)

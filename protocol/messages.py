@@ -23,6 +23,8 @@ REMEMBERED_BYTES = 2048
 MAX_MEMBERS = 256
 MAX_CHUNKS = 4096
 """Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""
+MAX_LOSS = 1e6
+"""A held-out loss beyond this says nothing but that training has failed."""
 
 HashField = Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 PeerField = Annotated[str, Field(min_length=46, max_length=60, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
@@ -99,6 +101,14 @@ class WhyIdle(str, Enum):
     DISK_FULL = "disk full"
 
 
+class Measurement(Body):
+    """The held-out loss (nats a token) of the state after `rounds` rounds, as its sender claims to have measured it."""
+
+    rounds: Count
+    tip: HashField
+    loss: Annotated[float, Field(ge=0, le=MAX_LOSS, allow_inf_nan=False)]
+
+
 class Heartbeat(Body):
     """Every 2 s, gossiped.  `incarnation` grows with every start, `seq` with every beat."""
 
@@ -119,6 +129,8 @@ class Heartbeat(Body):
     down_bytes_per_s: Rate
     addresses: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=8)]
     version: Annotated[str, Field(max_length=40)]
+    measured: Measurement | None = None
+    """The newest state that this peer measured, while others may want to know."""
 
 
 class Goodbye(Body):

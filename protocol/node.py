@@ -9,7 +9,6 @@ decided there.  The life of a node:
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import trio
@@ -17,10 +16,10 @@ import trio
 from protocol.catch_up import CatchUp, WrongState
 from protocol.doorkeeper import Doorkeeper
 from protocol.ejection import Ejections
+from protocol.evaluator import Evaluator
 from protocol.events import (
     CheckpointWritten,
     Desynced,
-    EvalLoss,
     Event,
     Notice,
     RoundCommitted,
@@ -77,13 +76,13 @@ class Node:
         self._pulse = Pulse(self._parts, lambda: self._runner.work if self._runner else None)
         self._door = Doorkeeper(manifest, signed.run, settings)
         self._ejections = Ejections(self._parts, self._on_verdict)
-        self.reception = Reception(self._parts, self._door, self._pulse, self._ejections)
+        self._evaluator = Evaluator(self._parts, self._pulse)
+        self.reception = Reception(self._parts, self._door, self._pulse, self._ejections, self._evaluator)
         self._pause = Pause()
         self._ahead_since: float | None = None
         self._scouting = False
         self._warmed_pid: int | None = None
         self._verified_tip = b""
-        self._eval_loss: float | None = None
         self._digest = b""
         self._checkpointing = trio.Lock()
         self._leaving = trio.Event()
@@ -125,6 +124,7 @@ class Node:
     def finish(self) -> None:
         """Stop when the running round is complete."""
         self._finishing = True
+        self._evaluator.stop()
 
     def pause(self) -> None:
         """Compute nothing until `resume`; follow the swarm all the same."""
@@ -147,7 +147,8 @@ class Node:
         while True:
             await self._reach_tip()
             if self._done():
-                await self._measure_the_end()
+                if not self._finishing:
+                    await self._evaluator.at_the_end(lambda text: self._set_phase(Phase.SEEDING, WhyIdle.BUSY, text))
                 await self._linger()
                 self.leave()
                 return
@@ -217,12 +218,14 @@ class Node:
                              self._ejections.convict, self._warmed_pid, self._verified_tip == base.tip, self._nursery)
         self.reception.open_round(runner)
         try:
-            return await runner.run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._evaluator.during_round, runner.work.training)
+                outcome = await runner.run()
+                nursery.cancel_scope.cancel()
+            return outcome
         finally:
             self.reception.close_round()
             self._warmed_pid = runner.warmed_pid
-            if runner.work.eval_loss is not None:
-                self._eval_loss = runner.work.eval_loss
 
     async def _conclude(self, outcome: Outcome) -> None:
         self._ahead_since = None
@@ -269,7 +272,6 @@ class Node:
             if self._digest == before:
                 await self._catch_up.fetch_newest_checkpoint(self._membership.live_peers(), at_least=0)
         self._verified_tip = self._history.tip
-
 
     async def _reach_tip(self) -> None:
         """Follow those ahead of us, and bring the state to the end of the chain."""
@@ -334,13 +336,6 @@ class Node:
         finally:
             self._scouting = False
 
-    async def _measure_the_end(self) -> None:
-        if self._trainer is not None and self._settings.eval_every:
-            self._set_phase(Phase.SEEDING, WhyIdle.BUSY, "measuring the held-out loss")
-            with suppress(TrainerDied):
-                self._eval_loss = await self._trainer.evaluate(self._state.theta)
-                self._emit(EvalLoss(self._state.rounds, self._eval_loss))
-
     async def _linger(self) -> None:
         """Stay until everybody here has what we have."""
         self._set_phase(Phase.SEEDING, WhyIdle.BUSY, "done; staying for those who are not")
@@ -397,8 +392,7 @@ class Node:
             "steps": work.steps if work else 0, "inner_steps": self._parts.manifest.rounds.inner_steps,
             "tokens_per_s": work.tokens_per_s if work else 0.0,
             "loss": work.loss if work and work.steps else (last.loss if last else None),
-            "eval_loss": work.eval_loss if work and work.eval_loss is not None else self._eval_loss,
-            "up_bytes": traffic.up_bytes, "down_bytes": traffic.down_bytes,
+            **self._evaluator.status(), "up_bytes": traffic.up_bytes, "down_bytes": traffic.down_bytes,
             "trainer_pid": self._trainer.pid if self._trainer else None, "version": self._settings.version,
             "swarm": self._pulse.neighbours(),
         }

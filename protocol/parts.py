@@ -36,7 +36,6 @@ class NodeSettings:
 
     incarnation: grows with every start of this identity.
     wait_for_contact: an invitation named somebody, so do not begin the run alone.
-    eval_every: rounds between two evaluations on the held-out text; 0 for none.
     stop_after: leave after so many rounds of the run; None to go on.
     token: the invitation's, to show at the door.
     wall_clock: unix seconds, for the expiry of tokens alone.
@@ -47,7 +46,6 @@ class NodeSettings:
     version: str
     incarnation: int
     wait_for_contact: bool = False
-    eval_every: int = 4
     stop_after: int | None = None
     token: bytes | None = None
     wall_clock: Callable[[], float] = _no_clock

@@ -12,7 +12,7 @@ import trio
 
 from protocol.events import PhaseChanged
 from protocol.membership import beat_interval_s
-from protocol.messages import Goodbye, Heartbeat, Phase, WhyIdle, pack
+from protocol.messages import Goodbye, Heartbeat, Measurement, Phase, WhyIdle, pack
 from protocol.parts import Parts
 
 WITHIN_A_ROUND = frozenset({Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
@@ -29,11 +29,15 @@ class Doing(Protocol):
 
 
 class Pulse:
-    """Speaks for the peer made of `parts`.  `doing` tells what the running round's compute does, None between rounds."""
+    """Speaks for the peer made of `parts`.  `doing` tells what the running round's compute does, None between rounds.
+
+    measured: the held-out loss to tell the others.
+    """
 
     def __init__(self, parts: Parts, doing: Callable[[], Doing | None]) -> None:
         self._parts, self._doing = parts, doing
         self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, "starting"
+        self.measured: Measurement | None = None
         self._seq = 0
         self._now = trio.Event()
 
@@ -75,7 +79,8 @@ class Pulse:
             tip=parts.history.tip, steps=doing.steps if doing else 0, loss=doing.loss if doing else 0.0,
             tokens_per_s=doing.tokens_per_s if doing else 0.0, up_bytes_per_s=bandwidth.up_bytes_per_s,
             down_bytes_per_s=bandwidth.down_bytes_per_s,
-            addresses=list(parts.network.addresses())[:8], version=settings.version[:40])
+            addresses=list(parts.network.addresses())[:8], version=settings.version[:40],
+            measured=self.measured)
 
     def neighbours(self) -> list[dict[str, Any]]:
         """The other peers, as `peer status` shows them."""

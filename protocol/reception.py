@@ -12,6 +12,7 @@ from protocol.canonical import Malformed
 from protocol.doorkeeper import Doorkeeper
 from protocol.ejection import Ejections
 from protocol.envelope import MAX_GOSSIP_BYTES, Envelope
+from protocol.evaluator import Evaluator
 from protocol.events import Dropped, Notice
 from protocol.evidence import TwoStatements, slot
 from protocol.exchange_runner import ExchangeAsk, push_plan
@@ -33,8 +34,9 @@ MAX_READYS = 1024
 class Reception:
     """Implements `protocol.network.Handlers`.  `runner` is the running round, None between rounds."""
 
-    def __init__(self, parts: Parts, door: Doorkeeper, pulse: Pulse, ejections: Ejections) -> None:
+    def __init__(self, parts: Parts, door: Doorkeeper, pulse: Pulse, ejections: Ejections, evaluator: Evaluator) -> None:
         self._parts, self._door, self._pulse, self._ejections = parts, door, pulse, ejections
+        self._evaluator = evaluator
         self._serving = Serving(parts)
         self.runner: RoundRunner | None = None
         self.nursery: trio.Nursery | None = None
@@ -98,6 +100,8 @@ class Reception:
                 self.runner.peer_alive(sender)
         for event in events:
             self._parts.emit(event)
+        if fresh and beat.measured is not None:
+            self._evaluator.on_claim(sender, beat.measured)
         return fresh
 
     def _on_ready(self, sender: PeerId, ready: Ready, envelope: Envelope) -> bool:

@@ -17,7 +17,7 @@ from protocol.auditor import Auditor
 from protocol.canonical import Malformed
 from protocol.catch_up import CatchUp
 from protocol.envelope import Envelope
-from protocol.events import ComputeProgress, Dropped, EvalLoss, Notice, ReadySent, RoundProposed, RoundVoted
+from protocol.events import ComputeProgress, Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.evidence import Evidence, Verdict
 from protocol.exchange_plan import contribution_leaves, payload_bytes, plan_hash
 from protocol.exchange_runner import Exchange
@@ -320,7 +320,7 @@ class RoundRunner:
     # -- work ---------------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Evaluate, train, and say READY; again from the start when the trainer dies."""
+        """Train, and say READY; again from the start when the trainer dies."""
         parts = self.parts
         self.machine.state_digest = await parts.offload(parts.state.digest)
         if parts.trainer is None:
@@ -329,7 +329,6 @@ class RoundRunner:
         while True:
             await self._pause.wait()
             try:
-                await self._evaluate()
                 contribution = await self._compute()
             except TrainerGaveUp as end:
                 self._set_phase(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"no trainer any more: {end}"[:200])
@@ -340,14 +339,6 @@ class RoundRunner:
             await self._say_ready(contribution)
             return
 
-    async def _evaluate(self) -> None:
-        every, rounds = self.parts.settings.eval_every, self.parts.state.rounds
-        if every and rounds % every == 0 and self.work.eval_loss is None:
-            assert self.parts.trainer is not None
-            self._set_phase(Phase.COMPUTING, WhyIdle.BUSY, "measuring the held-out loss")
-            self.work.eval_loss = await self.parts.trainer.evaluate(self.parts.state.theta)
-            self.parts.emit(EvalLoss(rounds, self.work.eval_loss))
-
     async def _compute(self) -> Contribution:
         parts, inner_steps = self.parts, self.parts.manifest.rounds.inner_steps
         assert parts.trainer is not None
@@ -356,6 +347,7 @@ class RoundRunner:
         task = ComputeTask(self.base.round, self._lane(), inner_steps, self.base.round * inner_steps,
                            parts.manifest.inner.joiner_warmup_steps if fresh else 0)
         self._set_phase(Phase.COMPUTING, WhyIdle.BUSY, "")
+        self.work.training.set()
         return await parts.trainer.compute(task, parts.state.theta, self._on_progress)
 
     def _lane(self) -> int:

@@ -22,6 +22,10 @@ class TrainerGaveUp(TrainerDied):
     """The trainer failed so often in a row that it is not started again; the text says how it failed last."""
 
 
+class NotMeasured(Exception):
+    """The evaluation failed, and nothing else did; the text says why."""
+
+
 @dataclass(frozen=True)
 class ComputeTask:
     """One round's work.
@@ -64,7 +68,8 @@ class Contribution:
 
 
 class TrainerLink(Protocol):
-    """Commands to the trainer.  One at a time, but `finish`, `pause` and `resume` come in between."""
+    """Commands to the trainer.  One at a time, but `evaluate` goes on beside the others, and `finish`, `pause` and `resume`
+    come in between."""
 
     @property
     def pid(self) -> int | None: ...
@@ -86,8 +91,12 @@ class TrainerLink(Protocol):
         """Stop the running compute at the end of its current step and contribute what there is."""
         ...
 
-    async def evaluate(self, theta: memoryview) -> float:
-        """Held-out loss of `theta`, nats a token."""
+    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:
+        """Held-out loss of `theta` (which nobody changes meanwhile), nats a token; may be any number, or none.
+
+        A running or following compute goes on: the evaluation takes a small share of its time.  on_progress(done, total) is
+        called after each part.  Cancelling abandons the work.  Raises `NotMeasured`, `TrainerDied`.
+        """
         ...
 
     def pause(self) -> None: ...

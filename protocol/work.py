@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import trio
+
 from protocol.exchange_plan import ChunkSpan
 from protocol.hashes import Hash, tree_proof
 from protocol.messages import Ready
@@ -24,7 +26,8 @@ class Work:
     ready_raw: bytes = b""
     contribution: Contribution | None = None
     leaves: list[Hash] = field(default_factory=list)
-    eval_loss: float | None = None
+    training: trio.Event = field(default_factory=trio.Event)
+    """Set once the trainer has been told to train."""
 
     @property
     def data(self) -> memoryview | None:

@@ -76,6 +76,18 @@ class AdamW:
         model.gradient.zero_()
 
 
+def loss_of(model: Decoder, tokens_bt: np.ndarray, z_loss: float) -> Tensor:
+    """Mean loss on windows (B, T + 1) of bytes, nats a token."""
+    device = model.flat.device
+    tokens = torch.from_numpy(tokens_bt.astype(np.int64)).to(device)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        hidden = model(tokens[:, :-1])
+    if device.type == "cuda":
+        hidden = hidden.bfloat16()  # the product with the output weights is in this precision, the rest fp32
+    loss: Tensor = language_model_loss(hidden, model.output_weight, tokens[:, 1:], z_loss)
+    return loss
+
+
 class InnerLoop:
     """The model, its optimiser, and the micro-batch size that fits this device."""
 
@@ -83,7 +95,6 @@ class InnerLoop:
         self.model = model
         self.config = config
         self.optimiser = AdamW(model, config)
-        self._device = model.flat.device
         self._micro_batch = 1 << 30
         self._joined_at = 0
 
@@ -97,35 +108,15 @@ class InnerLoop:
         self.optimiser.step(scheduled_rate(self.config, swarm_step) * factor)
         return loss
 
-    @torch.no_grad()
-    def evaluate(self, tokens_bt: np.ndarray) -> float:
-        """Mean cross-entropy, nats a token, without the z-loss."""
-
-        def run(part: int) -> float:
-            losses = [self._loss(tokens_bt[i : i + part], 0.0) for i in range(0, len(tokens_bt), part)]
-            weights = [len(tokens_bt[i : i + part]) for i in range(0, len(tokens_bt), part)]
-            return sum(float(loss) * weight for loss, weight in zip(losses, weights, strict=True)) / len(tokens_bt)
-
-        return self._with_back_off(len(tokens_bt), run)
-
     def _accumulate(self, tokens_bt: np.ndarray, part: int) -> float:
         self.model.gradient.zero_()
         total = 0.0
         for start in range(0, len(tokens_bt), part):
             rows = tokens_bt[start : start + part]
-            loss = self._loss(rows, self.config.z_loss) * (len(rows) / len(tokens_bt))
+            loss = loss_of(self.model, rows, self.config.z_loss) * (len(rows) / len(tokens_bt))
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total
-
-    def _loss(self, tokens_bt: np.ndarray, z_loss: float) -> Tensor:
-        tokens = torch.from_numpy(tokens_bt.astype(np.int64)).to(self._device)
-        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._device.type == "cuda"):
-            hidden = self.model(tokens[:, :-1])
-        if self._device.type == "cuda":
-            hidden = hidden.bfloat16()  # the product with the output weights is in this precision, the rest fp32
-        loss: Tensor = language_model_loss(hidden, self.model.output_weight, tokens[:, 1:], z_loss)
-        return loss
 
     def _with_back_off(self, batch: int, run: Callable[[int], float]) -> float:
         """Run with the largest micro-batch that fits; halves it when memory runs out, and remembers."""

@@ -17,23 +17,31 @@ from trainer.config import ModelConfig, parameter_layout
 class Decoder(nn.Module):
     """Tokens (B, T) to normalised hidden states (B, T, dim).
 
-    flat: the parameters, fp32 (n).  gradient: their gradients, fp32 (n).
+    flat: the parameters, fp32 (n).  gradient: their gradients, fp32 (n); empty in a model that is only looked at.
     """
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, device: torch.device, flat: Tensor | None = None) -> None:
+        """flat: where the parameters lie already, for a model without gradients; None for zeros and gradients."""
         super().__init__()
         self.config = config
         self.layout = parameter_layout(config)
         count = self.layout[-1].offset + self.layout[-1].count
-        self.flat = torch.zeros(count, dtype=torch.float32, device=device)
-        self.gradient = torch.zeros_like(self.flat)
+        trains = flat is None
+        self.flat = torch.zeros(count, dtype=torch.float32, device=device) if flat is None else flat
+        self.gradient = torch.zeros_like(self.flat) if trains else self.flat.new_empty(0)
+        assert self.flat.shape == (count,)
         self.tensors: dict[str, nn.Parameter] = {}
         for place in self.layout:
             span = slice(place.offset, place.offset + place.count)
-            parameter = nn.Parameter(self.flat[span].view(place.shape))
-            parameter.grad = self.gradient[span].view(place.shape)
+            parameter = nn.Parameter(self.flat[span].view(place.shape), requires_grad=trains)
+            if trains:
+                parameter.grad = self.gradient[span].view(place.shape)
             self.tensors[place.name] = parameter
             self.register_parameter(place.name.replace(".", "/"), parameter)
+
+    def over(self, flat: Tensor) -> Decoder:
+        """The same model over the parameters in `flat`, which are neither copied nor changed."""
+        return Decoder(self.config, flat.device, flat)
 
     @property
     def output_weight(self) -> Tensor:

@@ -6,15 +6,18 @@ outlives its peer.  (The kernel's parent-death signal would follow the thread th
 
 Commands: configure, initialise, compute, evaluate (each answered, under its `id`), finish, abandon, pause, resume.
 Any failure is answered with one sentence and ends the process; the peer starts a fresh one.
+
+An evaluation is done beside the other jobs: a few windows after each training step but the last, and one batch after
+another while there is nothing else to do.  Its failure is told, and ends nothing.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import queue
 import socket
 import threading
+from collections import deque
 from dataclasses import asdict
 from typing import Any
 
@@ -23,11 +26,14 @@ import torch
 
 from trainer import frames
 from trainer.config import TrainingConfig
+from trainer.evaluation import Evaluation
 from trainer.initial import initial_parameters
 from trainer.worker import Abandoned, Task, Worker, contribution_bytes, pick_device
 
 EXIT_PEER_GONE = 0
 EXIT_FAILED = 1
+IDLE_OPPORTUNITIES = 1 << 20
+"""Many: while there is nothing else to do an evaluation goes on in the smallest pieces, as what comes next may come now."""
 
 
 class Job:
@@ -45,14 +51,36 @@ class Inbox:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._jobs: deque[Job] = deque()
         self._latest: Job | None = None
+        self._evaluation: Job | None = None
         self._changed = threading.Condition()
         self._paused = False
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
-    def next_job(self) -> Job:
-        return self._jobs.get()
+    def next_job(self) -> Job | None:
+        """Wait for the next job; None when there is only an evaluation to get on with."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or (self._evaluation is not None and not self._paused))
+            return self._jobs.popleft() if self._jobs else None
+
+    @property
+    def evaluation(self) -> Job | None:
+        """The evaluation that is wanted now, beside whatever else is done."""
+        with self._changed:
+            return None if self._paused else self._evaluation
+
+    def evaluated(self, job: Job) -> None:
+        """This evaluation needs nothing more."""
+        with self._changed:
+            if self._evaluation is job:
+                self._evaluation = None
+
+    def is_urgent(self, running: Job | None) -> bool:
+        """Whether something has come in that an evaluation makes way for.  running: what it is done beside."""
+        with self._changed:
+            called_off = running is not None and (running.finish or running.abandon)
+            return bool(called_off or self._jobs or self._paused or self._evaluation is None)
 
     def wait_while_paused(self, job: Job) -> None:
         """Returns when not paused, or when the job is to finish; raises Abandoned when it has been abandoned."""
@@ -78,14 +106,22 @@ class Inbox:
                     self._paused = False
                 case "finish" if self._latest is not None:
                     self._latest.finish = True
-                case "abandon" if self._latest is not None:
-                    self._latest.abandon = True
-                case "finish" | "abandon":
+                case "finish":
                     pass  # nothing has been asked yet
+                case "abandon":
+                    self._abandon(message["id"])
+                case "evaluate":
+                    self._evaluation = Job(message)
                 case _:
                     self._latest = Job(message)
-                    self._jobs.put(self._latest)
+                    self._jobs.append(self._latest)
             self._changed.notify_all()
+
+    def _abandon(self, id: int) -> None:
+        if self._latest is not None and self._latest.id == id:
+            self._latest.abandon = True
+        if self._evaluation is not None and self._evaluation.id == id:
+            self._evaluation = None
 
 
 class Service:
@@ -97,11 +133,15 @@ class Service:
         self._contribution_fd = contribution_fd
         self._inbox = Inbox(connection)
         self._worker: Worker | None = None
+        self._evaluation: tuple[Job, Evaluation] | None = None
 
     def run(self) -> int:
         """Until the peer is gone (which ends the process elsewhere) or a job fails."""
         while True:
             job = self._inbox.next_job()
+            if job is None:
+                self._evaluate_some(None, IDLE_OPPORTUNITIES)
+                continue
             try:
                 answer = self._perform(job)
             except Abandoned:
@@ -119,8 +159,6 @@ class Service:
                 return self._initialise()
             case "compute":
                 return self._compute(job)
-            case "evaluate":
-                return {"loss": self._ready().evaluate(self._map_theta())}
             case other:
                 raise ValueError(f"unknown command {other!r}")
 
@@ -148,11 +186,39 @@ class Service:
 
         def after_step(steps: int, loss: float, tokens: int, tokens_per_s: float) -> bool:
             self._send(job, "progress", steps=steps, loss=loss, tokens=tokens, tokens_per_s=tokens_per_s)
+            if steps < task.steps:
+                self._evaluate_some(job, task.steps - steps)
             self._inbox.wait_while_paused(job)
             return job.finish
 
         self._inbox.wait_while_paused(job)
         return asdict(worker.compute(task, self._map_theta(), self._contribution, after_step))
+
+    def _evaluate_some(self, running: Job | None, opportunities: int) -> None:
+        """Get on with the evaluation that is wanted, if one is, beside the `running` job.
+
+        opportunities: how many there will be, this one included, by which it should be done.
+        """
+        job = self._inbox.evaluation
+        if job is None:
+            return
+        try:
+            if self._evaluation is None or self._evaluation[0] is not job:
+                self._evaluation = job, self._ready().evaluation(self._map_theta())
+            evaluation = self._evaluation[1]
+            evaluation.advance(evaluation.share(opportunities), lambda: self._inbox.is_urgent(running))
+        except Exception as error:  # noqa: BLE001 - training is worth more than the number
+            self._end_evaluation(job, loss=None, reason=_sentence(error))
+            return
+        if evaluation.done == evaluation.total:
+            self._end_evaluation(job, loss=evaluation.loss)
+        else:
+            self._send(job, "progress", done=evaluation.done, total=evaluation.total)
+
+    def _end_evaluation(self, job: Job, **answer: Any) -> None:
+        self._evaluation = None
+        self._inbox.evaluated(job)
+        self._send(job, "evaluate", **answer)
 
     def _ready(self) -> Worker:
         if self._worker is None:

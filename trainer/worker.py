@@ -19,15 +19,11 @@ from kernels import codec
 from trainer import corpus as corpora
 from trainer.config import TrainingConfig
 from trainer.data import Schedule
+from trainer.evaluation import Evaluation, evaluation_tokens, load
 from trainer.inner import InnerLoop, warmed
 from trainer.model import Decoder
 
 F32 = npt.NDArray[np.float32]
-
-EVALUATION_TOKENS = 1 << 15
-"""Held-out tokens of an evaluation: enough that a change of 1 % shows, few enough for a CPU."""
-EVALUATION_BATCH = 8
-LOAD_BLOCK = 1 << 24
 
 
 class NotFinite(Exception):
@@ -119,16 +115,16 @@ class Worker:
         norm = self._encode_difference(theta, out)
         return Done(tokens, steps, mean, norm)
 
-    def evaluate(self, theta: F32, tokens: int = EVALUATION_TOKENS) -> float:
-        """Loss on the fixed evaluation windows, spread over the held-out split; nats a token."""
-        self.load(theta)
-        length = self.config.data.sequence_length
-        available = corpora.window_count(self.corpus.held_out, length)
-        count = min(available, max(1, tokens // length))
-        chosen = [index * available // count for index in range(count)]
-        rows = np.stack([corpora.window(self.corpus.held_out, index, length) for index in chosen])
-        batches = [rows[start : start + EVALUATION_BATCH] for start in range(0, count, EVALUATION_BATCH)]
-        return sum(self.inner.evaluate(batch) * len(batch) for batch in batches) / count
+    def evaluation(self, theta: F32, tokens: int | None = None) -> Evaluation:
+        """The held-out loss of `theta`, yet to be measured; on `tokens` tokens, or as many as the run's members read."""
+        tokens = tokens or evaluation_tokens(self.config)
+        return Evaluation(self.model, self.corpus.held_out, self.config.data.sequence_length, tokens, theta)
+
+    def evaluate(self, theta: F32, tokens: int | None = None) -> float:
+        """The held-out loss of `theta`, nats a token."""
+        evaluation = self.evaluation(theta, tokens)
+        evaluation.advance(evaluation.total)
+        return evaluation.loss
 
     def batch(self, round_number: int, lane: int, step: int) -> np.ndarray:
         """(sequences_per_step, sequence_length + 1) bytes."""
@@ -138,10 +134,7 @@ class Worker:
         return np.stack([corpora.window(self.corpus.train, pick, data.sequence_length) for pick in picks])
 
     def load(self, theta: F32) -> None:
-        assert theta.shape == (self.parameters,)
-        for start in range(0, self.parameters, LOAD_BLOCK):
-            block = theta[start : start + LOAD_BLOCK].copy()
-            self.model.flat[start : start + LOAD_BLOCK] = torch.from_numpy(block)
+        load(theta, self.model.flat)
 
     def _encode_difference(self, theta: F32, out: memoryview) -> float:
         """Codec bytes of theta minus the local parameters, chunk after chunk; the norm of the difference."""

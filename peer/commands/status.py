@@ -39,6 +39,17 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _held_out(status: dict[str, Any]) -> str:
+    """The newest held-out loss and whose word that is, and how far this peer is with the next one."""
+    from peer.sentences import naming, number
+
+    names = {known["peer"]: known["name"] for known in (status, *status["swarm"])}
+    value, percent = status["eval_loss"], status["eval_percent"]
+    text = "held out -" if value is None else (
+        f"held out {number(value)} after {status['eval_rounds']} rounds (measured by {naming(names)(status['eval_by'])})")
+    return text if percent is None else f"{text}, measuring: {percent} %"
+
+
 def describe(status: dict[str, Any]) -> list[str]:
     """The status as lines for a person."""
     from peer.sentences import amount, clean, duration, number, short, size
@@ -51,7 +62,7 @@ def describe(status: dict[str, Any]) -> list[str]:
         f"round     {status['round']}, step {status['steps']} of {status['inner_steps']}",
         f"tip       {status['tip'][:32] or '-'}",
         f"state     after {status['state_rounds']} rounds, digest {status['state_digest'][:32] or '-'}",
-        f"loss      {number(status['loss'])}, held out {number(status['eval_loss'])}",
+        f"loss      {number(status['loss'])}, {_held_out(status)}",
         f"speed     {amount(status['tokens_per_s'])} tokens/s",
         f"traffic   {size(status['up_bytes'])} up, {size(status['down_bytes'])} down",
         f"trainer   {'process ' + str(status['trainer_pid']) if status['trainer_pid'] else 'not running'}",

@@ -59,7 +59,7 @@ def test_a_disk_that_refuses_costs_lines_and_nothing_else(tmp_path: Path) -> Non
 
 
 def test_numbers_that_json_has_no_form_for_become_null() -> None:
-    assert json.loads(to_line(Stamped(1.0, 2.0, EvalLoss(3, float("nan")))))["loss"] is None
+    assert json.loads(to_line(Stamped(1.0, 2.0, EvalLoss(3, float("nan"), ""))))["loss"] is None
 
 
 def test_listeners_are_limited() -> None:

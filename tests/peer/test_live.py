@@ -37,7 +37,7 @@ def test_everything_that_matters_fits_80_by_24() -> None:
     view = view_of(
         ev.RoundCommitted(10, "aa" * 32, [ME, OTHER], 40960, 4.5, True),
         ev.RoundCommitted(11, "bb" * 32, [ME, OTHER], 40960, 2.5, True),
-        ev.EvalLoss(11, 2.4),
+        ev.EvalLoss(11, 2.4, OTHER),
         ev.ComputeProgress(12, 11, 20, 2.31, 3200.0),
     )
     lines = render(view, 80, 24, clock="12:00:00")

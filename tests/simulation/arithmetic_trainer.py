@@ -15,6 +15,8 @@ from protocol.exchange_plan import chunk_layout, payload_bytes
 from protocol.manifest import RunManifest
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied
 
+EVALUATION_PARTS = 4
+
 
 class ArithmeticTrainer:
     """Implements `protocol.trainer_link.TrainerLink`.  step_s: simulated seconds of one inner step."""
@@ -33,6 +35,8 @@ class ArithmeticTrainer:
         self._resumed.set()
         self._deaths = 0
         self._dying = False
+        self.said: list[str] = []
+        """What it was asked, and what it came to the end of."""
 
     @property
     def pid(self) -> int | None:
@@ -46,14 +50,12 @@ class ArithmeticTrainer:
     async def compute(
         self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]
     ) -> Contribution:
-        self._finish, steps = False, 0
+        self.said.append(f"compute {task.round}")
+        self._finish, steps, deaths = False, 0, self._deaths
         while steps < task.steps and not (self._finish and steps):
             await self._resumed.wait()
             await trio.sleep(self.step_s)
-            if self._dying:
-                self._dying = False
-                self._deaths += 1
-                raise TrainerDied("killed by signal 9")
+            self._die_if_killed(deaths)
             steps += 1
             on_progress(Progress(task.round, steps, 1.0, steps * self._tokens_a_step, self._tokens_a_step / self.step_s))
         values = np.frombuffer(theta, np.float32)
@@ -70,9 +72,26 @@ class ArithmeticTrainer:
     def finish(self) -> None:
         self._finish = True
 
-    async def evaluate(self, theta: memoryview) -> float:
-        await trio.lowlevel.checkpoint()
+    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:
+        """Takes as long as some inner steps, beside which it goes on."""
+        self.said.append("evaluate")
+        before, deaths = bytes(theta), self._deaths
+        for part in range(1, EVALUATION_PARTS + 1):
+            await self._resumed.wait()
+            await trio.sleep(self.step_s)
+            self._die_if_killed(deaths)
+            on_progress(part, EVALUATION_PARTS)
+        assert theta == before, "the parameters were changed while they were measured"
+        self.said.append("evaluated")
         return float(np.mean((np.frombuffer(theta, np.float32) - self._target) ** 2))
+
+    def _die_if_killed(self, deaths: int) -> None:
+        """deaths: at the beginning of what is asked now; all that goes on dies together."""
+        if self._dying:
+            self._dying = False
+            self._deaths += 1
+        if self._deaths != deaths:
+            raise TrainerDied("killed by signal 9")
 
     def pause(self) -> None:
         self._resumed = trio.Event()

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import trio
 
 from protocol.chain import quorum_size
-from protocol.events import ComputeProgress, Event, ExchangeProgress, PhaseChanged
+from protocol.events import ComputeProgress, EvalProgress, Event, ExchangeProgress, PhaseChanged
 from protocol.identity import Identity, PeerId
 from protocol.manifest import DataSection, ModelSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.memory_network import MemoryNetwork, MemoryWire, Weather
@@ -34,7 +34,7 @@ from tests.simulation.disks import FaultyDisk, Platter
 from tests.simulation.judge import Judge
 from tests.simulation.processes import PROCESS, Killed, Process
 
-NOISE = (ComputeProgress, ExchangeProgress, PhaseChanged)
+NOISE = (ComputeProgress, EvalProgress, ExchangeProgress, PhaseChanged)
 """Events that would make the trace long and say little."""
 
 
@@ -164,8 +164,7 @@ class World:
     async def _run_node(self, seat: Seat, process: Process) -> None:
         store = Store(seat.folder, FaultyDisk(seat.platter, process, lambda what: self._disk_fault(seat, what)))
         seat.trainer = seat.make_trainer(self.signed.manifest, seat.number, seat.step_s, self.judge.on_contribution)
-        settings = NodeSettings(name=f"sim-{seat.number}", role=Role.TRAINER, version="0", incarnation=seat.lives,
-                                eval_every=0)
+        settings = NodeSettings(name=f"sim-{seat.number}", role=Role.TRAINER, version="0", incarnation=seat.lives)
         state = OuterState(self.signed.manifest)
         node = Node(seat.identity, self.signed, store, state, seat.trainer, settings,
                     partial(self._on_event, seat, process), offload=seat.offload)

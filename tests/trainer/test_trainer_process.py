@@ -42,6 +42,10 @@ class Bench:
     stopped: list[str] = field(default_factory=list)
 
 
+def nothing(done: int, total: int) -> None:
+    """For who does not care how far an evaluation is."""
+
+
 def _exists(pid: int) -> bool:
     """Whether there is such a process; a zombie counts."""
     try:
@@ -87,7 +91,7 @@ def test_trainer_initialises_computes_and_evaluates(tmp_path: Path) -> None:
         trainer, theta = bench.trainer, bench.theta.view
         await trainer.initialise(theta)
         assert np.array_equal(np.frombuffer(theta, dtype="<f4"), small.theta())
-        assert await trainer.evaluate(theta) == pytest.approx(np.log(256), rel=0.05)
+        assert await trainer.evaluate(theta, nothing) == pytest.approx(np.log(256), rel=0.05)
         heard: list[Progress] = []
         done = await trainer.compute(SHORT, theta, heard.append)
         assert [progress.steps for progress in heard] == [1, 2, 3]
@@ -180,7 +184,7 @@ def test_trainer_that_always_fails_is_given_up_with_the_reason(tmp_path: Path) -
         with pytest.raises(TrainerGaveUp, match="no-such-device"):
             while True:
                 with pytest.raises(TrainerDied) as raised:
-                    await bench.trainer.evaluate(bench.theta.view)
+                    await bench.trainer.evaluate(bench.theta.view, nothing)
                 if isinstance(raised.value, TrainerGaveUp):
                     raise raised.value
         assert len(bench.stopped) == MAX_FAILURES

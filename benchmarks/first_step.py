@@ -1,0 +1,109 @@
+"""From the command to the first training step, with real peers: `python -m benchmarks.first_step`.
+
+Starts a demo swarm on this computer, ends it when every peer has done its first inner step, and prints, for each peer, the
+seconds after the start at which the trainer was ready, training began and the first step was done.  Without `--run` the
+model has 99 M parameters.  It loads all cores for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from peer.demo import Demo, Member
+
+HUNDRED_MILLION = """
+name = "hundred million"
+chunk_parameters = 1048576
+checkpoint_chunk_bytes = 4194304
+
+[model]
+dim = 768
+layers = 12
+heads = 12
+kv_heads = 12
+ffn = 2560
+"""
+
+
+class _AllHaveStepped(Exception):
+    """What was to be measured has happened."""
+
+
+def milestones(log: str, started: float) -> dict[str, float]:
+    """Seconds after `started` (wall clock) at which the peer with this log of JSON lines came to each milestone."""
+    reached: dict[str, float] = {}
+    for line in log.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # not an event, or not written to its end yet
+        name = _milestone(event)
+        if name and name not in reached:
+            reached[name] = round(event["at"] - started, 1)
+    return reached
+
+
+def _milestone(event: dict[str, Any]) -> str:
+    match event.get("event"):
+        case "TrainerStarted":
+            return "trainer_ready_s"
+        case "PhaseChanged" if event["phase"] == "computing" and not event["detail"]:
+            return "training_begun_s"
+        case "ComputeProgress":
+            return "first_step_s"
+        case _:
+            return ""
+
+
+def measure(peers: int, run_file: Path) -> dict[str, Any]:
+    """One start of `peers` peers."""
+    with Demo(peers, 1, run_file, keep=False) as demo:
+        started = time.time()
+        demo.start()
+
+        def look() -> None:
+            if all("first_step_s" in _milestones(member, started) for member in demo.members):
+                raise _AllHaveStepped
+
+        try:
+            demo.watch(look)
+        except _AllHaveStepped:
+            pass
+        return {"peers": peers, "parameters": demo.signed.manifest.parameters,
+                "each": [_milestones(member, started) for member in demo.members]}
+
+
+def _milestones(member: Member, started: float) -> dict[str, float]:
+    return milestones((member.folder / "output.log").read_text(errors="replace"), started)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.first_step", description=__doc__)
+    parser.add_argument("--peers", type=int, default=1)
+    parser.add_argument("--run", type=Path, help="another run file than the one of 99 M parameters")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run_file = arguments.run or Path(folder) / "hundred-million.toml"
+        if arguments.run is None:
+            run_file.write_text(HUNDRED_MILLION)
+        for _ in range(arguments.repeat):
+            result = measure(arguments.peers, run_file)
+            if arguments.json:
+                print(json.dumps(result), flush=True)
+                continue
+            print(f"{result['peers']} peers, {result['parameters'] / 1e6:.0f} M parameters")
+            for each in result["each"]:
+                print("  " + ", ".join(f"{name} {seconds}" for name, seconds in each.items()), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
