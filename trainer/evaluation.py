@@ -48,6 +48,11 @@ def load(theta: F32, into: torch.Tensor) -> None:
         into[start : start + LOAD_BLOCK] = torch.from_numpy(theta[start : start + LOAD_BLOCK].copy())
 
 
+def reads_where_it_lies(device: torch.device) -> bool:
+    """Whether this device works on the memory that peer and trainer share."""
+    return device.type == "cpu"
+
+
 class Evaluation:
     """The mean loss of `theta` (fp32, unchanged until the end) over windows spread over the held-out split.
 
@@ -63,7 +68,7 @@ class Evaluation:
         self._held_out, self._length = held_out, length
         self._model, self._theta = model, theta
         self._batch = max(1, BATCH_TOKENS // length)
-        self._in_place = model.flat.device.type == "cpu"
+        self._in_place = reads_where_it_lies(model.flat.device)
         self._view = model.over(_as_tensor(theta) if self._in_place else model.gradient)
 
     @property

@@ -47,16 +47,18 @@ class Job:
 
 
 class Inbox:
-    """Reads the socket in a thread.  Ends the process when the peer is gone."""
+    """What the peer wants, from one thread to another."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
         self._latest: Job | None = None
         self._evaluation: Job | None = None
         self._changed = threading.Condition()
         self._paused = False
-        threading.Thread(target=self._read, name="commands", daemon=True).start()
+
+    def listen(self, connection: socket.socket) -> None:
+        """Read commands from `connection` in a thread, and end this process when the peer is gone."""
+        threading.Thread(target=self._read, args=(connection,), name="commands", daemon=True).start()
 
     def next_job(self) -> Job | None:
         """Wait for the next job; None when there is only an evaluation to get on with."""
@@ -89,15 +91,16 @@ class Inbox:
         if job.abandon:
             raise Abandoned
 
-    def _read(self) -> None:
+    def _read(self, connection: socket.socket) -> None:
         buffer = bytearray()
         try:
-            while (message := frames.receive(self._connection, buffer)) is not None:
-                self._take(message)
+            while (message := frames.receive(connection, buffer)) is not None:
+                self.take(message)
         finally:
             os._exit(EXIT_PEER_GONE)
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def take(self, message: dict[str, Any]) -> None:
+        """A command came in."""
         with self._changed:
             match message["do"]:
                 case "pause":
@@ -131,12 +134,13 @@ class Service:
         self._connection = connection
         self._theta_fd = theta_fd
         self._contribution_fd = contribution_fd
-        self._inbox = Inbox(connection)
+        self._inbox = Inbox()
         self._worker: Worker | None = None
         self._evaluation: tuple[Job, Evaluation] | None = None
 
     def run(self) -> int:
         """Until the peer is gone (which ends the process elsewhere) or a job fails."""
+        self._inbox.listen(self._connection)
         while True:
             job = self._inbox.next_job()
             if job is None:

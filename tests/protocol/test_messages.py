@@ -11,7 +11,7 @@ from protocol.canonical import Malformed
 from protocol.envelope import seal
 from protocol.hashes import hash_bytes
 from protocol.identity import Identity
-from protocol.messages import Body, Finish, Goodbye, Heartbeat, Phase, Ready, Role, WhyIdle, pack, unpack
+from protocol.messages import Body, Finish, Goodbye, Heartbeat, Measurement, Phase, Ready, Role, WhyIdle, pack, unpack
 
 ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")
@@ -21,12 +21,13 @@ HEARTBEAT = Heartbeat(
     round=3, tip=TIP, steps=4, loss=5.5, tokens_per_s=6.0, up_bytes_per_s=0.0, down_bytes_per_s=0.0,
     addresses=["/ip4/127.0.0.1/tcp/1"], version="1",
 )  # fmt: skip
+CLAIMING = HEARTBEAT.model_copy(update={"measured": Measurement(rounds=3, tip=TIP, loss=1.5)})
 READY = Ready(
     round=1, base=TIP, incarnation=2, serial=0, tokens=3, steps=4, loss=5.0, norm=6.0, root=TIP, state_digest=TIP
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("body", [HEARTBEAT, READY, Goodbye(incarnation=1, seq=2), Finish(round=1, base=TIP)])
+@pytest.mark.parametrize("body", [HEARTBEAT, CLAIMING, READY, Goodbye(incarnation=1, seq=2), Finish(round=1, base=TIP)])
 def test_round_trip(body: Body) -> None:
     sender, heard, envelope = unpack(pack(ONE, RUN, body).raw, RUN)
     assert (sender, heard, envelope.kind) == (ONE.peer_id, body, body.KIND)
@@ -47,7 +48,10 @@ def test_a_body_of_another_kind_is_malformed() -> None:
     [
         ("round", -1), ("round", 2**60), ("round", True), ("round", "1"), ("tip", b"short"), ("loss", float("nan")),
         ("loss", float("inf")), ("role", "king"), ("name", "x" * 41), ("addresses", ["x"] * 9), ("addresses", "abc"),
-        ("extra", 1),
+        ("extra", 1), ("measured", {}), ("measured", {"rounds": 3, "tip": TIP, "loss": float("nan")}),
+        ("measured", {"rounds": 3, "tip": TIP, "loss": float("inf")}),
+        ("measured", {"rounds": 3, "tip": TIP, "loss": -0.5}), ("measured", {"rounds": -1, "tip": TIP, "loss": 1.5}),
+        ("measured", {"rounds": 3, "tip": b"short", "loss": 1.5}), ("measured", {"rounds": 3, "tip": TIP, "loss": 1e7}),
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_malformed(field: str, value: object) -> None:

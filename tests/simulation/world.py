@@ -74,6 +74,7 @@ class Seat:
     disk_fault: str | None = None
     disk_operations: int = 0
     farewell: str = ""
+    stop_after: int | None = None
     died_at: float = 0.0
 
     @property
@@ -164,7 +165,8 @@ class World:
     async def _run_node(self, seat: Seat, process: Process) -> None:
         store = Store(seat.folder, FaultyDisk(seat.platter, process, lambda what: self._disk_fault(seat, what)))
         seat.trainer = seat.make_trainer(self.signed.manifest, seat.number, seat.step_s, self.judge.on_contribution)
-        settings = NodeSettings(name=f"sim-{seat.number}", role=Role.TRAINER, version="0", incarnation=seat.lives)
+        settings = NodeSettings(name=f"sim-{seat.number}", role=Role.TRAINER, version="0", incarnation=seat.lives,
+                                stop_after=seat.stop_after)
         state = OuterState(self.signed.manifest)
         node = Node(seat.identity, self.signed, store, state, seat.trainer, settings,
                     partial(self._on_event, seat, process), offload=seat.offload)

@@ -135,6 +135,43 @@ def test_cancelled_compute_is_abandoned_and_the_next_one_runs(tmp_path: Path) ->
     with_trainer(tmp_path, scenario)
 
 
+def test_an_evaluation_goes_on_beside_training_and_after_its_first_step(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        trainer, theta = bench.trainer, bench.theta.view
+        await trainer.initialise(theta)
+        alone = await trainer.evaluate(theta, nothing)
+        heard: list[str] = []
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def measure() -> None:
+                loss = await trainer.evaluate(theta, lambda done, total: heard.append(f"{done} of {total}"))
+                assert loss == pytest.approx(alone, rel=1e-6)
+                heard.append("measured")
+                trainer.finish()
+
+            await trainer.compute(LONG, theta, lambda progress: heard.append("step"))
+        assert heard[0] == "step" and heard[-1] == "step", "it is measured in the middle of the round"
+        assert [word for word in heard if word != "step"] == ["64 of 250", "128 of 250", "192 of 250", "measured"]
+
+    with_trainer(tmp_path, scenario)
+
+
+def test_a_cancelled_evaluation_says_nothing_of_parameters_that_changed_since(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        trainer, theta = bench.trainer, bench.theta.view
+        await trainer.initialise(theta)
+        for _ in range(5):
+            with trio.CancelScope() as scope:
+                await trainer.evaluate(theta, lambda done, total: scope.cancel())
+            assert scope.cancelled_caught
+            theta[:] = bytes(len(theta))
+            assert await trainer.evaluate(theta, nothing) == pytest.approx(np.log(256), rel=1e-6), "of zeros alone"
+            await trainer.initialise(theta)
+
+    with_trainer(tmp_path, scenario)
+
+
 def test_paused_trainer_still_finishes_when_asked(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         trainer = bench.trainer

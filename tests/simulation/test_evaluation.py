@@ -1,0 +1,238 @@
+"""The held-out loss in a swarm: who measures, how often, and what the others make of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+
+from protocol.evaluation import drawn_order
+from protocol.events import Dropped, EvalLoss, EvalProgress, Event, Notice, RoundCommitted
+from protocol.hashes import Hash
+from protocol.identity import PeerId
+from protocol.messages import Measurement
+from tests.simulation.arithmetic_trainer import ArithmeticTrainer
+from tests.simulation.liars import Ghost
+from tests.simulation.runs import Finished, simulate
+from tests.simulation.world import Seat, World
+
+
+@dataclass
+class Record:
+    """Everything about held-out losses that the peers of a world said.
+
+    measured: for each number of rounds, the peers that measured.  heard: for each peer, what it knows of each state.
+    """
+
+    measured: dict[int, list[PeerId]] = field(default_factory=dict)
+    heard: dict[PeerId, dict[int, tuple[float, str]]] = field(default_factory=dict)
+    progress: Counter[PeerId] = field(default_factory=Counter)
+    tips: dict[int, Hash] = field(default_factory=dict)
+    others: list[tuple[Seat, Event]] = field(default_factory=list)
+
+    def listen(self, seat: Seat, event: Event) -> None:
+        match event:
+            case EvalLoss(rounds, loss, by):
+                self.heard.setdefault(seat.peer, {})[rounds] = loss, by
+                if by == seat.peer:
+                    self.measured.setdefault(rounds, []).append(seat.peer)
+            case EvalProgress():
+                self.progress[seat.peer] += 1
+            case RoundCommitted(round, tip):
+                self.tips[round + 1] = Hash(bytes.fromhex(tip))
+            case Dropped() | Notice():
+                self.others.append((seat, event))
+
+
+def watched(world: World) -> Record:
+    record = Record()
+    world.listeners.append(record.listen)
+    return record
+
+
+def lived(peers: int, scenario: Callable[[World, Record], Awaitable[None]]) -> None:
+    async def with_record(world: World) -> None:
+        await scenario(world, watched(world))
+
+    run: Finished = simulate(peers, with_record)
+    assert run.failure is None, f"{run.failure}\n" + "\n".join(run.trace[-30:])
+
+
+async def begin(world: World, round: int) -> None:
+    for seat in world.seats:
+        world.start(seat)
+    await world.until_round(round, within_s=120)
+
+
+def members_after(world: World, rounds: int) -> list[PeerId]:
+    """The members of the record that made the state after `rounds` rounds."""
+    node = world.up()[0].node
+    assert node is not None
+    return [PeerId(member.peer) for member in node.commit_at(rounds - 1).record.members]
+
+
+def test_each_state_is_measured_once_by_whom_its_tip_draws_and_known_to_all() -> None:
+    async def scenario(world: World, record: Record) -> None:
+        await begin(world, 9)
+        for rounds in range(8):
+            assert len(record.measured[rounds]) == 1, f"the state after {rounds} rounds"
+            if rounds:
+                assert record.measured[rounds] == drawn_order(record.tips[rounds], members_after(world, rounds))[:1]
+            said = {record.heard[seat.peer][rounds] for seat in world.seats}
+            assert len(said) == 1, "everybody knows the same number"
+        ends = sum(seat.trainer.said.count("evaluated") for seat in world.seats if seat.trainer)
+        begins = sum(seat.trainer.said.count("evaluate") for seat in world.seats if seat.trainer)
+        assert ends == len(record.measured) and begins <= ends + 1, "one may be in the middle of it"
+
+    lived(4, scenario)
+
+
+def test_a_trainer_is_told_to_train_before_it_is_told_to_measure() -> None:
+    async def scenario(world: World, record: Record) -> None:
+        await begin(world, 6)
+        said = [seat.trainer.said for seat in world.seats if seat.trainer]
+        assert any("evaluate" in words for words in said)
+        for words in said:
+            commands = [word for word in words if word != "evaluated"]
+            for before, command in zip(["", *commands], commands, strict=False):
+                assert command != "evaluate" or before.startswith("compute"), commands
+
+    lived(3, scenario)
+
+
+def test_alone_it_measures_itself() -> None:
+    async def scenario(world: World, record: Record) -> None:
+        await begin(world, 5)
+        assert all(record.measured[rounds] == [world.seats[0].peer] for rounds in range(4))
+        status = world.seats[0].node.status()  # type: ignore[union-attr]
+        assert status["eval_by"] == world.seats[0].peer and status["eval_rounds"] in (4, 5)
+
+    lived(1, scenario)
+
+
+@pytest.mark.parametrize("trouble", ["killed", "paused", "leaves"])
+def test_when_who_was_drawn_drops_out_the_next_in_the_order_measures(trouble: str) -> None:
+    async def scenario(world: World, record: Record) -> None:
+        victims: list[tuple[Seat, int]] = []
+
+        def on_event(seat: Seat, event: Event) -> None:
+            if isinstance(event, EvalProgress) and event.rounds >= 2 and not victims:
+                victims.append((seat, event.rounds))
+                world.spawn(strike, seat)
+
+        async def strike(seat: Seat) -> None:
+            if trouble == "killed":
+                world.kill(seat)
+            elif trouble == "paused":
+                seat.node.pause()  # type: ignore[union-attr]
+            else:
+                world.leave(seat)
+            await trio.lowlevel.checkpoint()
+
+        for seat in world.seats:
+            seat.step_s = 4.0  # a round is long enough to notice that somebody is gone
+        world.listeners.append(on_event)
+        await begin(world, 2)
+        await world.until("somebody measures", lambda: bool(victims), within_s=200)
+        victim, rounds = victims[0]
+        await world.until("another measurement", lambda: bool(record.measured.get(rounds)), within_s=200)
+        order = drawn_order(record.tips[rounds], members_after(world, rounds))
+        assert order[0] == victim.peer
+        assert record.measured[rounds] == [order[1]]
+
+    lived(4, scenario)
+
+
+def test_a_claim_of_a_member_that_was_not_drawn_is_dropped_once_and_changes_nothing() -> None:
+    async def scenario(world: World, record: Record) -> None:
+        lies: list[tuple[Seat, int]] = []
+
+        def on_event(seat: Seat, event: Event) -> None:
+            if isinstance(event, EvalProgress) and event.rounds >= 2 and not lies:
+                liar = next(other for other in world.seats if other is not seat)
+                assert liar.node is not None
+                lies.append((liar, event.rounds))
+                liar.node._pulse.measured = Measurement(rounds=event.rounds, tip=record.tips[event.rounds], loss=0.25)
+                liar.node._pulse.beat_now()
+
+        for seat in world.seats:
+            seat.step_s = 3.0  # measuring takes several heartbeats
+        world.listeners.append(on_event)
+        await begin(world, 3)
+        liar, rounds = lies[0]
+        order = drawn_order(record.tips[rounds], members_after(world, rounds))
+        assert record.measured[rounds] == order[:1] and liar.peer != order[0]
+        assert {known[rounds][1] for known in record.heard.values()} == {order[0]}
+        drops = Counter(seat.peer for seat, event in record.others
+                        if isinstance(event, Dropped) and event.peer == liar.peer and "drawn" in event.reason)
+        assert drops == {seat.peer: 1 for seat in world.seats if seat is not liar}
+
+    lived(3, scenario)
+
+
+def test_a_claim_of_a_stranger_is_dropped() -> None:
+    async def scenario(world: World, record: Record) -> None:
+        for seat in world.seats:
+            seat.step_s = 3.0
+        await begin(world, 2)
+        ghost = Ghost(world, b"g")
+        claim = Measurement(rounds=2, tip=record.tips[2], loss=0.25)
+        assert 2 not in record.measured
+        await ghost.gossip(ghost.beat(1, 2, record.tips[2]).model_copy(update={"measured": claim}))
+        await world.until_round(3, within_s=120)
+        reasons = [event.reason for _, event in record.others if isinstance(event, Dropped) and event.peer == ghost.peer]
+        assert reasons == ["it was no member of that round"] * 2
+        assert all(known[2][1] != ghost.peer for known in record.heard.values())
+
+    lived(2, scenario)
+
+
+class Diverged(ArithmeticTrainer):
+    """Its parameters are worthless."""
+
+    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:
+        await super().evaluate(theta, on_progress)
+        return float("nan")
+
+
+def test_a_loss_that_is_no_number_is_told_to_nobody() -> None:
+    async def scenario(world: World, record: Record) -> None:
+        for seat in world.seats:
+            seat.make_trainer = Diverged
+        await begin(world, 5)
+        assert record.measured == {} and record.heard == {}
+        notices = [event.text for _, event in record.others if isinstance(event, Notice)]
+        assert any("held-out loss after 2 rounds is nan" in text for text in notices)
+
+    lived(2, scenario)
+
+
+def test_the_last_state_is_measured_once_before_all_leave() -> None:
+    async def scenario(world: World, record: Record) -> None:
+        for seat in world.seats:
+            seat.stop_after = 3
+            world.start(seat)
+        await world.until("all have left", lambda: not world.up(), within_s=120)
+        assert len(record.measured[3]) == 1
+        assert {known[3] for known in record.heard.values()} == {record.heard[world.seats[0].peer][3]}
+        assert len(record.heard) == 3
+
+    lived(3, scenario)
+
+
+def test_finish_does_not_wait_for_the_last_measurement() -> None:
+    async def scenario(world: World, record: Record) -> None:
+        seat = world.seats[0]
+        seat.step_s, seat.stop_after = 30.0, 1
+        world.start(seat)
+        await world.until("the end is being measured", lambda: seat.node is not None and "measuring" in str(
+            seat.node.status()["why_detail"]), within_s=600)
+        assert seat.node is not None
+        seat.node.finish()
+        await world.until("it has left", lambda: not seat.up, within_s=10)
+        assert 1 not in record.measured
+
+    lived(1, scenario)

@@ -1,0 +1,110 @@
+"""The held-out loss: measured in pieces, where the parameters lie, without a trace in the training."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer import small
+from trainer import evaluation
+from trainer.evaluation import LEAST_TOKENS, MOST_TOKENS, Evaluation, evaluation_tokens
+from trainer.worker import Task, Worker, contribution_bytes
+
+SIZE = contribution_bytes(small.PARAMETERS, small.SECTIONS["chunk_parameters"])
+WINDOWS = 30
+
+
+def _evaluation(worker: Worker) -> Evaluation:
+    return worker.evaluation(small.theta(), WINDOWS * 16)
+
+
+@pytest.fixture(autouse=True)
+def four_windows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "BATCH_TOKENS", 4 * 16)
+
+
+def _whole(worker: Worker) -> float:
+    return worker.evaluate(small.theta(), WINDOWS * 16)
+
+
+def test_pieces_give_the_same_loss_as_the_whole() -> None:
+    worker = small.worker()
+    pieces = _evaluation(worker)
+    done = []
+    while pieces.done < pieces.total:
+        pieces.advance(7)
+        done.append(pieces.done)
+    assert done == [7, 14, 21, 28, 30]
+    assert pieces.loss == pytest.approx(_whole(worker), rel=1e-6)
+    assert pieces.loss == pytest.approx(math.log(256), rel=0.05)
+
+
+def test_a_device_with_memory_of_its_own_measures_the_same_in_the_room_of_the_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = small.worker()
+    whole = _whole(worker)
+    monkeypatch.setattr(evaluation, "reads_where_it_lies", lambda device: False)
+    pieces = _evaluation(worker)
+    assert pieces.share(1000) == 8, "it does not bring the parameters over more than four times"
+    while pieces.done < pieces.total:
+        pieces.advance(8)
+        assert not worker.model.gradient.any(), "the room is left as a step leaves it"
+    assert pieces.loss == pytest.approx(whole, rel=1e-6)
+
+
+def test_it_copies_no_parameters() -> None:
+    theta = small.theta()
+    pieces = small.worker().evaluation(theta)
+    assert pieces._view.flat.data_ptr() == theta.ctypes.data
+    assert pieces._view.gradient.numel() == 0 and not any(p.requires_grad for p in pieces._view.parameters())
+
+
+def test_training_beside_it_is_what_it_is_without() -> None:
+    def contribution(measures: bool) -> bytes:
+        worker, out = small.worker(), bytearray(SIZE)
+        pieces = _evaluation(worker)
+
+        def after_step(*_: object) -> bool:
+            if measures:
+                pieces.advance(4)
+            return False
+
+        worker.compute(Task(0, 0, 4, 0, 0), small.theta(), memoryview(out), after_step)
+        return bytes(out)
+
+    assert contribution(True) == contribution(False)
+
+
+@pytest.mark.parametrize(("steps", "asked_after"), [(2, 1), (3, 1), (3, 2), (20, 1), (20, 15), (1000, 1), (1000, 999)])
+def test_it_is_done_with_the_last_step_but_one_in_pieces_as_small_as_can_be(steps: int, asked_after: int) -> None:
+    pieces = _evaluation(small.worker())
+    largest = 0
+    for step in range(asked_after, steps):
+        before = pieces.done
+        pieces.advance(pieces.share(steps - step))
+        largest = max(largest, pieces.done - before)
+    assert pieces.done == pieces.total == WINDOWS
+    assert largest <= max(4, -(-WINDOWS // (steps - asked_after)))
+
+
+def test_what_comes_in_interrupts_it_after_the_running_batch() -> None:
+    pieces = _evaluation(small.worker())
+    pieces.advance(30, interrupted=lambda: True)
+    assert pieces.done == 4
+
+
+def test_it_reads_an_eighth_of_a_round_within_bounds() -> None:
+    sections = dict(small.SECTIONS["data"], sequence_length=512, sequences_per_step=4)
+    assert evaluation_tokens(small.config(data=sections, inner_steps=40)) == 40 * 4 * 512 // 8
+    assert evaluation_tokens(small.config(data=sections, inner_steps=1)) == LEAST_TOKENS
+    assert evaluation_tokens(small.config(data=sections, inner_steps=1000)) == MOST_TOKENS
+
+
+def test_parameters_that_can_only_be_read_are_measured_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    theta = small.theta()
+    theta.flags.writeable = False
+    assert math.isfinite(small.worker().evaluate(theta, 64))
+    assert np.array_equal(theta, small.theta()) and torch.is_grad_enabled()
+    assert not recwarn.list

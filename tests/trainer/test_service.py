@@ -1,0 +1,69 @@
+"""What interrupts what in the trainer: the inbox between the peer's commands and the work."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.service import Inbox, Job
+from trainer.worker import Abandoned
+
+
+def inbox(*commands: str) -> Inbox:
+    """One to which these commands came, with the IDs 1, 2, ..."""
+    made = Inbox()
+    for number, command in enumerate(commands):
+        made.take({"do": command, "id": number + 1})
+    return made
+
+
+def running(box: Inbox) -> Job:
+    job = box.next_job()
+    assert job is not None
+    return job
+
+
+def test_work_comes_before_an_evaluation() -> None:
+    box = inbox("evaluate", "compute")
+    assert running(box).message["do"] == "compute"
+    assert box.next_job() is None, "now there is only the evaluation"
+    assert box.evaluation is not None and box.evaluation.id == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [{"do": "compute", "id": 3}, {"do": "pause"}, {"do": "finish"}, {"do": "abandon", "id": 1}, {"do": "abandon", "id": 2}],
+)  # fmt: skip
+def test_everything_that_is_asked_interrupts_an_evaluation(command: dict[str, object]) -> None:
+    box = inbox("compute", "evaluate")
+    job = running(box)
+    assert not box.is_urgent(job)
+    box.take(command)
+    assert box.is_urgent(job)
+
+
+def test_a_pause_holds_an_evaluation_up_and_a_resume_lets_it_go_on() -> None:
+    box = inbox("evaluate", "pause")
+    assert box.evaluation is None
+    box.take({"do": "resume"})
+    assert box.next_job() is None and box.evaluation is not None
+
+
+def test_only_what_is_named_is_abandoned() -> None:
+    box = inbox("compute", "evaluate")
+    job = running(box)
+    box.take({"do": "abandon", "id": 2})
+    assert box.evaluation is None and not job.abandon
+    box.take({"do": "evaluate", "id": 3})
+    box.take({"do": "abandon", "id": 1})
+    assert job.abandon and box.evaluation is not None
+    with pytest.raises(Abandoned):
+        box.wait_while_paused(job)
+
+
+def test_an_evaluation_that_is_done_is_not_taken_for_the_next_one() -> None:
+    box = inbox("evaluate")
+    first = box.evaluation
+    assert first is not None
+    box.take({"do": "evaluate", "id": 2})
+    box.evaluated(first)
+    assert box.evaluation is not None and box.evaluation.id == 2
