@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.losses import language_model_loss
 from trainer.config import InnerConfig
+from trainer.memory import micro_batch
 from trainer.model import Decoder
 
 BLOCK = 1 << 22
@@ -93,7 +94,7 @@ class InnerLoop:
             self._joined_at = swarm_step
         if self._joined_at:
             factor = min(factor, warmed(self.optimiser.steps, self.config.joiner_warmup_steps))
-        loss = self._with_back_off(len(tokens_bt), lambda part: self._accumulate(tokens_bt, part))
+        loss = self._with_back_off(self._at_once(tokens_bt), lambda part: self._accumulate(tokens_bt, part))
         self.optimiser.step(scheduled_rate(self.config, swarm_step) * factor)
         return loss
 
@@ -106,7 +107,7 @@ class InnerLoop:
             weights = [len(tokens_bt[i : i + part]) for i in range(0, len(tokens_bt), part)]
             return sum(float(loss) * weight for loss, weight in zip(losses, weights, strict=True)) / len(tokens_bt)
 
-        return self._with_back_off(len(tokens_bt), run)
+        return self._with_back_off(self._at_once(tokens_bt), run)
 
     def _accumulate(self, tokens_bt: np.ndarray, part: int) -> float:
         self.model.gradient.zero_()
@@ -126,6 +127,11 @@ class InnerLoop:
             hidden = hidden.bfloat16()  # the product with the output weights is in this precision, the rest fp32
         loss: Tensor = language_model_loss(hidden, self.model.output_weight, tokens[:, 1:], z_loss)
         return loss
+
+    def _at_once(self, tokens_bt: np.ndarray) -> int:
+        """Rows to try at once: all of them on a GPU, which says when they do not fit; as many as is planned on a CPU."""
+        rows, length = len(tokens_bt), tokens_bt.shape[1] - 1
+        return min(rows, micro_batch(self.model.config, length)) if self._device.type == "cpu" else rows
 
     def _with_back_off(self, batch: int, run: Callable[[int], float]) -> float:
         """Run with the largest micro-batch that fits; halves it when memory runs out, and remembers."""
