@@ -8,7 +8,6 @@ one cannot go on: a sentence, an exit code, and everything else closed cleanly.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -18,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import trio
 
 from peer.address_book import AddressBook
@@ -27,13 +25,14 @@ from peer.console import Style, show
 from peer.control_client import ControlError
 from peer.control_server import ControlServer
 from peer.controls import Controls
+from peer.core_share import chosen_threads, share_cores
 from peer.errors import ExitCode, PeerError
 from peer.event_log import EventLog, RotatingFile
 from peer.lobby import Lobby, fetch_manifest
 from peer.paths import run_dir
 from peer.ports import chosen_port
+from peer.resources import check_resources
 from peer.run_source import store_manifest
-from peer.sentences import size
 from peer.trainer_process import TrainerProcess, TrainerSettings
 from protocol.admission import admit, version_problem
 from protocol.events import Notice, PeerBanned, PhaseChanged, TrainerStarted, TrainerStopped
@@ -54,10 +53,6 @@ MANIFEST_DEADLINE_S = 120.0
 """How long the peers of an invitation are tried before it is called unreachable."""
 LAST_WORDS_S = 1.0
 """For the listeners of the event log to hear the end."""
-STATES_IN_MEMORY = 1.5
-"""The state, and the contribution and the result beside it, in multiples of the state."""
-STATES_ON_DISK = 3
-"""Two checkpoints, and results between them, in multiples of the state."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +274,7 @@ class Daemon:
         if problem is not None:
             raise PeerError(problem, ExitCode.NOT_ADMITTED)
         self._choice = replace(self._choice, signed=signed)
-        _check_resources(manifest.state_bytes, self._settings.data_dir)
+        check_resources(manifest, self._settings.role, self._settings.data_dir)
         store_manifest(signed, self._settings.data_dir)
         return signed
 
@@ -290,6 +285,7 @@ class Daemon:
         trainer = self._make_trainer(signed, state) if settings.role is Role.TRAINER else None
         if trainer is not None:
             nursery.start_soon(self._keep_trainer, trainer)
+            nursery.start_soon(share_cores, trainer, self._log.emit, chosen_threads(settings.threads))
         node = Node(self._identity, signed, self.store, state, trainer, self._node_settings(), self._log.emit)
         node.attach(network)
         self._node = node
@@ -305,8 +301,7 @@ class Daemon:
             wall_clock=time.time)
 
     def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:
-        settings = TrainerSettings.for_run(
-            signed.manifest, self._folder / "trainer.log", threads=self._settings.threads or None)
+        settings = TrainerSettings.for_run(signed.manifest, self._folder / "trainer.log")
         return TrainerProcess(
             settings, state.region,
             on_started=lambda pid: self._log.emit(TrainerStarted(pid)),
@@ -317,20 +312,6 @@ class Daemon:
         await trainer.run()
         log = self._folder / "trainer.log"
         self._stop(PeerError(f"the trainer failed again and again; see {log}", ExitCode.TRAINER))
-
-
-def _check_resources(state_bytes: int, folder: Path) -> None:
-    """Refuse a run that cannot fit, before anything is downloaded."""
-    free = psutil.virtual_memory().available
-    if free < STATES_IN_MEMORY * state_bytes:
-        raise PeerError(
-            f"the run needs about {size(STATES_IN_MEMORY * state_bytes)} of memory and this computer has {size(free)} "
-            "free; close other programs or join a smaller run", ExitCode.RESOURCES)
-    room = shutil.disk_usage(folder).free
-    if room < STATES_ON_DISK * state_bytes:
-        raise PeerError(
-            f"the run needs about {size(STATES_ON_DISK * state_bytes)} on disk and {folder} has {size(room)} free; "
-            "make room or choose another --data-dir", ExitCode.RESOURCES)
 
 
 def _first(group: BaseExceptionGroup[Any]) -> Any:

@@ -1,14 +1,14 @@
 """A swarm on one computer: real peers in temporary directories, watched until they have trained together.
 
-The peers are ordinary `peer join` processes with a run, a runtime directory and an organiser of their own, so they meet
-nobody else; this process only reads their event streams.  The run waits for all of them before its first round.  It is
-over when every peer has applied `rounds` rounds and measured the held-out loss after them; then they are told to leave.
-Each peer leaves when its standard input ends, so none outlives this process, however that ends.
+The peers are ordinary `peer join` processes with a run and an organiser of their own, so they meet nobody else; like any
+others, they share the cores of the computer with whoever trains here.  This process only reads their event streams.  The
+run waits for all of them before its first round.  It is over when every peer has applied `rounds` rounds and measured the
+held-out loss after them; then they are told to leave.  Each peer leaves when its standard input ends, so none outlives
+this process, however that ends.
 """
 
 from __future__ import annotations
 
-import os
 import queue
 import shutil
 import signal
@@ -152,9 +152,8 @@ class Demo:
         """Start the peers."""
         manifest = self.folder / "run.manifest"
         manifest.write_bytes(self.signed.raw)
-        threads = max(1, (os.cpu_count() or 1) // self.peers)
         for number in range(1, self.peers + 1):
-            member = self._spawn(number, manifest, threads)
+            member = self._spawn(number, manifest)
             self.members.append(member)
             threading.Thread(target=self._listen, args=(member,), name=member.name, daemon=True).start()
 
@@ -199,16 +198,15 @@ class Demo:
 
     # -- one peer -----------------------------------------------------------------------------------------------------
 
-    def _spawn(self, number: int, manifest: Path, threads: int) -> Member:
+    def _spawn(self, number: int, manifest: Path) -> Member:
         folder = self.folder / f"peer-{number}"
         folder.mkdir(mode=0o700)
         command = [sys.executable, "-m", "peer", "join", str(manifest), "--headless", "--log-format", "json", "--local",
-                   "--data-dir", str(folder), "--name", f"peer-{number}", "--threads", str(threads), "--port", "0",
+                   "--data-dir", str(folder), "--name", f"peer-{number}", "--port", "0",
                    "--rounds", str(self.rounds), "--until-eof"]
-        environment = {**os.environ, "PEER_RUNTIME_DIR": str(self.folder / "runtime")}
         with (folder / "output.log").open("wb") as output:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
-                                       env=environment, start_new_session=True)  # Ctrl-C is ours to pass on
+                                       start_new_session=True)  # Ctrl-C is ours to pass on
         return Member(number, folder, process)
 
     def _listen(self, member: Member) -> None:

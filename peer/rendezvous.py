@@ -1,19 +1,17 @@
 """Where the peers of one computer find each other: a file a running peer, in the runtime directory.
 
-`<runtime>/<run>/<peer ID>` holds the addresses of a running peer.  Its owner keeps it locked (flock), so whether it is
-alive needs no guess: the kernel lets go of the lock when the process ends, however it ends, and whoever reads a file
-that nobody holds removes it.  Only addresses are exchanged here; who somebody is, the handshake proves.
+`<runtime>/<run>/<peer ID>` holds the addresses of a running peer, for as long as it runs (`peer.held_file`).  Only
+addresses are exchanged here; who somebody is, the handshake proves.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from peer.held_file import HeldFile, read_held
 from protocol.canonical import Malformed
 from protocol.hashes import Hash
 from protocol.identity import PeerId, public_key_of
@@ -34,28 +32,16 @@ class Rendezvous:
 
     def __init__(self, runtime: Path, run: Hash, peer: PeerId) -> None:
         self.folder = runtime / run.hex()[:32]
-        self._path = self.folder / peer
+        self._file = HeldFile(self.folder / peer)
         self._peer = peer
-        self._held: int | None = None
         self._registered: tuple[str, ...] = ()
 
     def register(self, addresses: Sequence[str]) -> None:
         """Say where we are; does nothing while that is said already and still there."""
         wanted = tuple(addresses)[:MAX_ADDRESSES]
-        if self._held is not None and wanted == self._registered and self._still_ours(self._held):
-            return
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=".")
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # before it has its name, so that nobody sees it unlocked
-            os.write(descriptor, json.dumps({"pid": os.getpid(), "addresses": wanted}).encode())
-            os.replace(temporary, self._path)
-        except BaseException:
-            os.close(descriptor)
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        self._let_go()
-        self._held, self._registered = descriptor, wanted
+        if wanted != self._registered or not self._file.is_there:
+            self._file.put(json.dumps({"pid": os.getpid(), "addresses": wanted}).encode())
+            self._registered = wanted
 
     def others(self) -> list[str]:
         """Addresses of the other running peers of the run; what dead ones left is removed."""
@@ -71,24 +57,7 @@ class Rendezvous:
 
     def withdraw(self) -> None:
         """Take our file away."""
-        if self._held is not None and self._still_ours(self._held):
-            self._path.unlink(missing_ok=True)
-        self._let_go()
-        try:
-            self.folder.rmdir()
-        except OSError:
-            pass  # others are still there
-
-    def _still_ours(self, descriptor: int) -> bool:
-        try:
-            return os.path.samestat(os.stat(self._path), os.fstat(descriptor))
-        except FileNotFoundError:
-            return False
-
-    def _let_go(self) -> None:
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
+        self._file.remove()
 
 
 def _is_peer_id(name: str) -> bool:
@@ -100,26 +69,9 @@ def _is_peer_id(name: str) -> bool:
 
 
 def _addresses(path: Path, peer: PeerId) -> list[str]:
-    """The addresses in the file of a running peer; a dead one's file is removed, an odd one's gives none."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return []
-    try:
-        if _lock_is_free(descriptor):
-            path.unlink(missing_ok=True)
-            return []
-        return _parse(os.read(descriptor, MAX_ENTRY_BYTES), peer)
-    finally:
-        os.close(descriptor)
-
-
-def _lock_is_free(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    """The addresses in the file of a running peer; a dead one's or an odd one's gives none."""
+    data = read_held(path, MAX_ENTRY_BYTES)
+    return [] if data is None else _parse(data, peer)
 
 
 def _parse(data: bytes, peer: PeerId) -> list[str]:

@@ -11,10 +11,7 @@ the trainer sees the end of its socket and ends itself.
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +22,7 @@ import trio
 from kernels import codec
 from peer.child_process import how_it_ended, reap
 from peer.trainer_log import TrainerLog
+from peer.trainer_start import start_trainer
 from protocol.manifest import RunManifest
 from protocol.shared_memory import SharedRegion
 from protocol.trainer_link import ComputeTask, Contribution, NotMeasured, Progress, TrainerDied, TrainerGaveUp
@@ -40,7 +38,6 @@ FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 60.0
 MAX_FAILURES = 5
 WATCH_EVERY_S = 5.0
-THREADS_VARIABLE = "PEER_TRAINER_THREADS"
 STOPPED = "the trainer was stopped"
 
 
@@ -49,7 +46,7 @@ class TrainerSettings:
     """How to start a trainer.
 
     sections: what `trainer.config.TrainingConfig.from_sections` wants.
-    threads: CPU threads, 0 for torch's choice.
+    threads: CPU threads at first, 0 for torch's choice.
     device: "auto" (CUDA where there is one), or a name that torch knows.
     """
 
@@ -63,16 +60,12 @@ class TrainerSettings:
     silence_deadline_s: float = SILENCE_DEADLINE_S
 
     @classmethod
-    def for_run(
-        cls, manifest: RunManifest, log_path: Path, *, threads: int | None = None, device: str = "auto"
-    ) -> TrainerSettings:
-        """For training `manifest`; `threads` defaults to the environment's PEER_TRAINER_THREADS."""
-        if threads is None:
-            threads = int(os.environ.get(THREADS_VARIABLE) or 0)
+    def for_run(cls, manifest: RunManifest, log_path: Path) -> TrainerSettings:
+        """For training `manifest`."""
         starts = range(0, manifest.parameters, manifest.chunk_parameters)
         counts = [min(manifest.chunk_parameters, manifest.parameters - start) for start in starts]
         size = sum(codec.encoded_bytes(count) for count in counts)
-        return cls(manifest.trainer_sections(), size, log_path, threads, device)
+        return cls(manifest.trainer_sections(), size, log_path)
 
 
 @dataclass
@@ -114,6 +107,7 @@ class TrainerProcess:
         self._ready = False
         self._gave_up = ""
         self._failures = 0
+        self._threads = settings.threads
         self._paused = False
         self._busy = False
         self._calls: dict[int, _Call] = {}
@@ -122,6 +116,8 @@ class TrainerProcess:
         self._last_id = 0
         self._doing = ""
         self._obstacle = "the trainer process to be started"
+        self.threads = 0
+        """CPU threads that the last finished round used at its end."""
         self.device = ""
         self.corpus_digest = ""
 
@@ -177,7 +173,7 @@ class TrainerProcess:
             )
 
         answer = await self._ask("compute", f"round {task.round}", progress, task=vars(task))
-        self._failures = 0
+        self._failures, self.threads = 0, answer["threads"]
         data = self._contribution.view.toreadonly()
         return Contribution(task.round, answer["tokens"], answer["steps"], answer["loss"], answer["norm"], data)
 
@@ -191,6 +187,16 @@ class TrainerProcess:
 
     def finish(self) -> None:
         self._send({"do": "finish"})
+
+    def use_threads(self, threads: int) -> None:
+        """From the next step on, and in every process to come."""
+        if threads != self._threads:
+            self._threads = threads
+            self._send({"do": "threads", "threads": threads})
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
 
     def pause(self) -> None:
         self._paused = True
@@ -287,7 +293,7 @@ class TrainerProcess:
             ours.setblocking(False)
             with theirs:
                 try:
-                    process = await self._spawn(theirs)
+                    process = await start_trainer((theirs.fileno(), self._theta.fd, self._contribution.fd))
                 except OSError as error:
                     return f"the trainer could not be started: {error}"
             try:
@@ -316,7 +322,9 @@ class TrainerProcess:
     async def _configure(self, process: trio.Process) -> None:
         settings = self._settings
         self._obstacle = "the trainer process to get ready"
-        fields = {"sections": dict(settings.sections), "threads": settings.threads, "device": settings.device}
+        fields = {"sections": dict(settings.sections), "device": settings.device}
+        if self._threads:
+            self._send({"do": "threads", "threads": self._threads})
         try:
             answer = await self._exchange("configure", lambda message: None, **fields)
         except TrainerDied:
@@ -373,24 +381,3 @@ class TrainerProcess:
             elif trio.current_time() - self._heard_at > limit_s:
                 self._reason = f"the trainer said nothing for {limit_s:.0f} s"
                 process.kill()
-
-    async def _spawn(self, theirs: socket.socket) -> trio.Process:
-        package_root = str(Path(frames.__file__).resolve().parent.parent)
-        fds = (theirs.fileno(), self._theta.fd, self._contribution.fd)
-        names = ("--fd", "--theta-fd", "--contribution-fd")
-        options = [text for name, fd in zip(names, fds, strict=True) for text in (name, str(fd))]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")])),
-            "PYTHONSAFEPATH": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
-        if self._settings.threads:
-            environment["OMP_NUM_THREADS"] = str(self._settings.threads)
-        return await trio.lowlevel.open_process(
-            [sys.executable, "-m", "trainer", *options],
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )

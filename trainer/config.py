@@ -52,6 +52,11 @@ class ModelConfig(Section):
     def head_dim(self) -> int:
         return self.dim // self.heads
 
+    @property
+    def parameters(self) -> int:
+        last = parameter_layout(self)[-1]
+        return last.offset + last.count
+
 
 @dataclass(frozen=True)
 class DataConfig(Section):
@@ -158,5 +163,4 @@ def parameter_layout(config: ModelConfig) -> list[ParameterPlace]:
 
 def parameter_count(model: Mapping[str, Any]) -> int:
     """Parameters of the model that a manifest's model section describes; raises ValueError when it describes none."""
-    last = parameter_layout(ModelConfig.from_mapping(model))[-1]
-    return last.offset + last.count
+    return ModelConfig.from_mapping(model).parameters

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.losses import language_model_loss
 from trainer.config import InnerConfig
+from trainer.memory import micro_batch
 from trainer.model import Decoder
 
 BLOCK = 1 << 22
@@ -104,7 +105,7 @@ class InnerLoop:
             self._joined_at = swarm_step
         if self._joined_at:
             factor = min(factor, warmed(self.optimiser.steps, self.config.joiner_warmup_steps))
-        loss = self._with_back_off(len(tokens_bt), lambda part: self._accumulate(tokens_bt, part))
+        loss = self._with_back_off(self._at_once(tokens_bt), lambda part: self._accumulate(tokens_bt, part))
         self.optimiser.step(scheduled_rate(self.config, swarm_step) * factor)
         return loss
 
@@ -117,6 +118,12 @@ class InnerLoop:
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total
+
+    def _at_once(self, tokens_bt: np.ndarray) -> int:
+        """Rows to try at once: all of them on a GPU, which says when they do not fit; as many as is planned on a CPU."""
+        rows, length = len(tokens_bt), tokens_bt.shape[1] - 1
+        on_cpu = self.model.flat.device.type == "cpu"
+        return min(rows, micro_batch(self.model.config, length)) if on_cpu else rows
 
     def _with_back_off(self, batch: int, run: Callable[[int], float]) -> float:
         """Run with the largest micro-batch that fits; halves it when memory runs out, and remembers."""

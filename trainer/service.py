@@ -4,7 +4,7 @@ Decides what a command may interrupt: `finish`, `pause` and `abandon` take effec
 the socket all the time, so that the end of the peer, however it ends, ends this process at once: a trainer never
 outlives its peer.  (The kernel's parent-death signal would follow the thread that started us, not the peer.)
 
-Commands: configure, initialise, compute, evaluate (each answered, under its `id`), finish, abandon, pause, resume.
+Commands: configure, initialise, compute, evaluate (each answered, under its `id`), finish, abandon, pause, resume, threads.
 Any failure is answered with one sentence and ends the process; the peer starts a fresh one.
 
 An evaluation is done beside the other jobs: a few windows after each training step but the last, and one batch after
@@ -55,6 +55,7 @@ class Inbox:
         self._evaluation: Job | None = None
         self._changed = threading.Condition()
         self._paused = False
+        self._threads = 0
 
     def listen(self, connection: socket.socket) -> None:
         """Read commands from `connection` in a thread, and end this process when the peer is gone."""
@@ -84,6 +85,11 @@ class Inbox:
             called_off = running is not None and (running.finish or running.abandon)
             return bool(called_off or self._jobs or self._paused or self._evaluation is None)
 
+    def use_threads(self) -> None:
+        """Compute with as many CPU threads as the peer said last."""
+        if self._threads and self._threads != torch.get_num_threads():
+            torch.set_num_threads(self._threads)  # of the calling thread, so not where the command is read
+
     def wait_while_paused(self, job: Job) -> None:
         """Returns when not paused, or when the job is to finish; raises Abandoned when it has been abandoned."""
         with self._changed:
@@ -107,6 +113,8 @@ class Inbox:
                     self._paused = True
                 case "resume":
                     self._paused = False
+                case "threads":
+                    self._threads = message["threads"]
                 case "finish" if self._latest is not None:
                     self._latest.finish = True
                 case "finish":
@@ -156,6 +164,7 @@ class Service:
             self._send(job, job.message["do"], **answer)
 
     def _perform(self, job: Job) -> dict[str, Any]:
+        self._inbox.use_threads()
         match job.message["do"]:
             case "configure":
                 return self._configure(job.message)
@@ -167,8 +176,6 @@ class Service:
                 raise ValueError(f"unknown command {other!r}")
 
     def _configure(self, message: dict[str, Any]) -> dict[str, Any]:
-        if message["threads"]:
-            torch.set_num_threads(message["threads"])
         device = pick_device(message["device"])
         self._worker = Worker(TrainingConfig.from_sections(message["sections"]), device)
         size = contribution_bytes(self._worker.parameters, self._worker.config.chunk_parameters)
@@ -193,10 +200,12 @@ class Service:
             if steps < task.steps:
                 self._evaluate_some(job, task.steps - steps)
             self._inbox.wait_while_paused(job)
+            self._inbox.use_threads()
             return job.finish
 
         self._inbox.wait_while_paused(job)
-        return asdict(worker.compute(task, self._map_theta(), self._contribution, after_step))
+        done = worker.compute(task, self._map_theta(), self._contribution, after_step)
+        return {**asdict(done), "threads": torch.get_num_threads()}
 
     def _evaluate_some(self, running: Job | None, opportunities: int) -> None:
         """Get on with the evaluation that is wanted, if one is, beside the `running` job.

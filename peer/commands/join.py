@@ -29,7 +29,7 @@ def register(subparsers: Subparsers) -> None:
                         help="seed: keep and serve the state, do not train")
     parser.add_argument("--port", type=_port, help="TCP port to listen on (default: 4001, or a free one)")
     parser.add_argument("--threads", type=_count, default=0,
-                        help="CPU threads of the trainer (default: torch's choice)")
+                        help="CPU threads of the trainer (default: a fair share of the cores)")
     parser.add_argument("--rounds", type=_count, metavar="N", help="leave when the run has committed N rounds")
     parser.add_argument("--until-eof", action="store_true",
                         help="leave when standard input ends (for programs that start a peer)")

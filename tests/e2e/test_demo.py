@@ -23,10 +23,10 @@ inner_steps = 3
 
 @pytest.fixture
 def demo_environment(tmp_path: Path) -> dict[str, str]:
-    """A place of its own for temporary files, so that what is left behind can be seen."""
+    """Places of its own for temporary files and sockets, so that what is left behind can be seen."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tiny.toml").write_text(TINY_RUN)
-    return {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    return {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PEER_RUNTIME_DIR": str(tmp_path / "runtime")}
 
 
 def start_demo(tmp_path: Path, environment: dict[str, str], *options: str) -> subprocess.Popen[str]:
@@ -62,6 +62,21 @@ def test_two_peers_train_two_rounds_and_end_equal(tmp_path: Path, demo_environme
     assert summary["eval_loss_end"] < summary["eval_loss_start"]
     assert 0.9 < summary["wire_bytes_per_param_round"] < 1.3, "about 2 (N - 1) / N bytes for N = 2"
     assert os.listdir(demo_environment["TMPDIR"]) == [] and processes_of(demo_environment) == []
+
+
+def test_peers_of_one_computer_share_its_cores(tmp_path: Path, demo_environment: dict[str, str]) -> None:
+    environment = {name: value for name, value in demo_environment.items()
+                   if name not in ("OMP_NUM_THREADS", "PEER_TRAINER_THREADS")}
+    demo = start_demo(tmp_path, environment, "--peers", "2", "--rounds", "1", "--json", "--keep")
+    try:
+        _, errors = demo.communicate(timeout=180)
+    finally:
+        demo.kill()
+    assert demo.returncode == 0, errors
+    logs = [path.read_text() for path in (tmp_path / "tmp").glob("manyhands-demo-*/peer-*/output.log")]
+    assert len(logs) == 2
+    assert any("2 peers train on this computer now" in log for log in logs), "who came second counted the first"
+    assert not (tmp_path / "runtime/cores").exists()
 
 
 def test_ctrl_c_leaves_no_process_and_no_directory(tmp_path: Path, demo_environment: dict[str, str]) -> None:

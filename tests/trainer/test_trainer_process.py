@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import trio
 
@@ -195,6 +196,43 @@ def test_paused_trainer_still_finishes_when_asked(tmp_path: Path) -> None:
         assert done.steps == heard[-1] < LONG.steps
         trainer.resume()
         assert (await trainer.compute(SHORT, bench.theta.view, lambda progress: None)).steps == SHORT.steps
+
+    with_trainer(tmp_path, scenario)
+
+
+def test_threads_change_between_steps_and_hold_for_the_next_process(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        trainer, theta = bench.trainer, bench.theta.view
+        await trainer.initialise(theta)
+        await trainer.compute(SHORT, theta, lambda progress: None)
+        assert trainer.threads == 1
+
+        def at_two(progress: Progress) -> None:
+            trainer.use_threads(2)
+            trainer.finish()
+
+        assert (await trainer.compute(LONG, theta, at_two)).steps < LONG.steps
+        assert trainer.threads == 2 and len(bench.started) == 1, "the same process goes on"
+        assert trainer.pid is not None
+        os.kill(trainer.pid, signal.SIGKILL)
+        with pytest.raises(TrainerDied):
+            await trainer.compute(SHORT, theta, lambda progress: None)
+        await trainer.compute(SHORT, theta, lambda progress: None)
+        assert trainer.threads == 2 and len(bench.started) == 2
+
+    with_trainer(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
+def test_idle_threads_sleep_unless_the_user_wants_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if chosen:
+        monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
+
+    async def scenario(bench: Bench) -> None:
+        assert psutil.Process(bench.trainer.pid).environ()["OMP_WAIT_POLICY"] == (chosen or "PASSIVE")
 
     with_trainer(tmp_path, scenario)
 

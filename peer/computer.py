@@ -1,0 +1,94 @@
+"""What this computer lends to a process: cores and memory, as far as affinity and containers let it.
+
+Linux's control groups limit a container (and a service) below what the computer has; each group above ours limits us, too.
+Both versions of their file system are read.  Where there is none, the computer itself is the limit.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+GROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+PROCESSORS = Path("/sys/devices/system/cpu")
+UNLIMITED = 1 << 60
+"""The first version says a huge number where the second says "max"."""
+
+
+def usable_cores(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
+    """Cores that we may keep busy all the time; at least 1.  Two hardware threads of a core count once."""
+    cores = float(_cores_of_affinity())
+    for folder in _folders("cpu", groups, membership):
+        cores = min(cores, _cpu_quota(folder))
+    return max(1, math.ceil(cores))
+
+
+def available_memory(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
+    """Bytes that can be had without pushing anything out."""
+    available = int(psutil.virtual_memory().available)
+    for folder in _folders("memory", groups, membership):
+        available = min(available, _memory_left(folder))
+    return max(0, available)
+
+
+def _cores_of_affinity() -> int:
+    if not hasattr(os, "sched_getaffinity"):
+        return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    allowed = os.sched_getaffinity(0)
+    siblings = {_text(PROCESSORS / f"cpu{number}/topology/thread_siblings_list") or str(number) for number in allowed}
+    return len(siblings)
+
+
+def _folders(controller: str, groups: Path, membership: Path) -> Iterator[Path]:
+    """Of our control group and of those above it.
+
+    A container may not see the path that its membership names; then the groups above it that it sees remain.
+    """
+    for line in _text(membership).splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = groups / controller if controllers else groups  # the first version has a tree for each controller
+        inside = Path(path.lstrip("/"))
+        yield from (root / part for part in (inside, *inside.parents))
+
+
+def _cpu_quota(folder: Path) -> float:
+    """Cores' worth of time; infinity without a limit."""
+    words = _text(folder / "cpu.max").split() or [
+        _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
+    try:
+        quota, period = int(words[0]), int(words[1])
+    except (ValueError, IndexError):
+        return math.inf
+    return quota / period if quota > 0 and period > 0 else math.inf
+
+
+def _memory_left(folder: Path) -> int:
+    """What the group may still take, its files in memory that can be dropped included."""
+    limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+    if limit is None or limit >= UNLIMITED:
+        return UNLIMITED
+    used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+    kept = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
+    droppable = kept.get("total_inactive_file", kept.get("inactive_file", "0"))
+    return limit - used + (int(droppable) if droppable.isdigit() else 0)
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    """A small file's contents; empty when it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

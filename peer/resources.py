@@ -1,0 +1,29 @@
+"""Whether a run fits on this computer, asked before anything of it is fetched or allocated."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from peer.computer import available_memory
+from peer.errors import ExitCode, PeerError
+from peer.gpu import free_gpu_memory
+from peer.memory import memory_problem
+from peer.sentences import size
+from protocol.manifest import RunManifest
+from protocol.messages import Role
+
+STATES_ON_DISK = 3
+"""Two checkpoints, and results between them, in multiples of the state."""
+
+
+def check_resources(manifest: RunManifest, role: Role, folder: Path) -> None:
+    """Raises `PeerError` with numbers when memory, or the disk that holds `folder`, does not suffice."""
+    problem = memory_problem(manifest, role, available_memory(), None if role is Role.SEED else free_gpu_memory())
+    if problem is not None:
+        raise PeerError(problem, ExitCode.RESOURCES)
+    room = shutil.disk_usage(folder).free
+    if room < STATES_ON_DISK * manifest.state_bytes:
+        raise PeerError(
+            f"the run needs about {size(STATES_ON_DISK * manifest.state_bytes)} on disk and {folder} has {size(room)} free; "
+            "make room or choose another --data-dir", ExitCode.RESOURCES)

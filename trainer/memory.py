@@ -1,0 +1,81 @@
+"""How much memory a trainer takes at most, from the run's numbers alone, before anything is allocated.
+
+Imports nothing outside the standard library, so that the peer can ask without loading torch.  On a CPU the answer is
+exact enough to refuse by (`python -m benchmarks.memory` compares it with real trainers), because a CPU's micro-batch is
+chosen here too: more at once is no faster there, and the system would end the process instead of raising an error that
+could halve it.  On a GPU the micro-batch is halved until it fits, so what is needed there is a step with one sequence.
+
+Not counted: shared memory (theta and the contribution), which is the peer's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config import ModelConfig, TrainingConfig
+
+MB = 1 << 20
+ACTIVATION_BYTES = 512 * MB
+"""A CPU's micro-batch keeps the activations of its layers below this, unless one sequence needs more."""
+LOSS_TOKENS = 4096
+"""Tokens whose logits are in memory at once (`kernels.losses.CHUNK_TOKENS`)."""
+UPDATE_BYTES = 32 * MB
+"""Scratch of the optimiser: two blocks (`trainer.inner.BLOCK`) of fp32."""
+CPU_PROCESS_BYTES = 290 * MB
+"""Python, torch's CPU library, the corpus."""
+CUDA_PROCESS_BYTES = 3 << 30
+"""The same with CUDA's libraries, in the computer's memory."""
+CUDA_CONTEXT_BYTES = 600 * MB
+"""What a process takes on a GPU before it allocates anything."""
+STATE_BYTES = 16
+"""A parameter, its gradient and Adam's two moments, fp32 each."""
+MAX_HELD_BYTES = 280 * MB
+"""What the allocator holds in pieces too small for what is wanted: half of what a step needs, but no more than this."""
+
+
+@dataclass(frozen=True)
+class TrainerMemory:
+    """Bytes at the peak.  host: of the computer's memory.  device: of the GPU's, 0 on a CPU."""
+
+    host: int
+    device: int
+
+
+def trainer_memory(config: TrainingConfig, device: str) -> TrainerMemory:
+    """On "cpu" or "cuda"."""
+    model, length = config.model, config.data.sequence_length
+    if device == "cpu":
+        rows = min(config.data.sequences_per_step, micro_batch(model, length))
+        return TrainerMemory(CPU_PROCESS_BYTES + _state_bytes(model) + _step_bytes(model, rows * length, 4), 0)
+    on_device = CUDA_CONTEXT_BYTES + _state_bytes(model) + _step_bytes(model, length, 2)
+    return TrainerMemory(CUDA_PROCESS_BYTES, on_device)
+
+
+def micro_batch(model: ModelConfig, length: int) -> int:
+    """Sequences of `length` tokens that a CPU computes at once; at least 1."""
+    return max(1, ACTIVATION_BYTES // (length * _saved_values(model) * 4))
+
+
+def _state_bytes(model: ModelConfig) -> int:
+    return STATE_BYTES * model.parameters
+
+
+def _saved_values(model: ModelConfig) -> int:
+    """Values that the forward pass keeps for the backward pass, a token.
+
+    A layer keeps, in values of its width: its input, the one after attention, both normed and both before their weight;
+    query, and keys and values as often as there are heads; the mixture, before and after its heads are joined.  And of
+    the feed-forward's width: gate, its activation, the other branch, their product.  Around the layers: the embedding
+    and the last norm.
+    """
+    return model.layers * (11 * model.dim + 4 * model.ffn) + 4 * model.dim
+
+
+def _step_bytes(model: ModelConfig, tokens: int, width: int) -> int:
+    """Peak of a forward and backward pass beyond parameters and gradients.  width: bytes of an activation."""
+    saved = tokens * _saved_values(model) * width
+    passing = tokens * 4 * (model.dim + model.ffn) * 4  # gradients of one layer's values
+    logits = 2 * min(tokens, LOSS_TOKENS) * model.vocab * 4
+    weights = 3 * model.vocab * model.dim * 4 + 2 * model.ffn * model.dim * 4  # gradients before they are added up
+    used = saved + passing + logits + weights
+    return used + min(used // 2, MAX_HELD_BYTES) + min(UPDATE_BYTES, 8 * model.parameters)
