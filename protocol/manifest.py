@@ -8,6 +8,7 @@ a manifest from a file that a person wrote is `protocol.run_file`'s business.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -18,19 +19,27 @@ from pydantic import ConfigDict, Field, model_validator
 from kernels.aggregate import Rule
 from protocol.canonical import Malformed
 from protocol.envelope import open_envelope
+from protocol.fitting import (
+    MAX_CHECKPOINT_CHUNK_BYTES,
+    MAX_CHUNK_PARAMETERS,
+    ModelShape,
+    Problem,
+    chunk_problems,
+    data_problems,
+    member_problems,
+    model_problems,
+    refuse,
+    schedule_problems,
+)
 from protocol.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.identity import Identity
-from protocol.messages import MAX_CHUNKS, MAX_MEMBERS, Body, PeerField, decode_body, pack
+from protocol.messages import MAX_MEMBERS, Body, PeerField, decode_body, pack
 
 PROTOCOL_VERSION = 1
 """The version of the protocol that this software speaks."""
 
 CODEC_BLOCK = 256
 """Parameters that share one scale in the int8 codec; a chunk is a whole number of these."""
-MAX_CHUNK_PARAMETERS = 1 << 22
-MAX_PARAMETERS = MAX_CHUNKS * MAX_CHUNK_PARAMETERS
-MAX_CHECKPOINT_CHUNKS = 1 << 15
-"""So that the list of a checkpoint's chunk hashes (1 MiB) fits into one answer."""
 MAX_ALLOWLIST = 4096
 MAX_MANIFEST_BYTES = 320 << 10
 STATE_BYTES_PER_PARAMETER = 8
@@ -74,21 +83,17 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.dim % self.heads or (self.dim // self.heads) % 2:
-            raise ValueError(f"dim {self.dim} must be heads ({self.heads}) times an even number")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
-        if self.parameters > MAX_PARAMETERS:
-            raise ValueError(f"the model has {self.parameters} parameters; at most {MAX_PARAMETERS} are allowed")
+        refuse(model_problems(self._shape))
         return self
+
+    @property
+    def _shape(self) -> ModelShape:
+        return ModelShape(self.vocab, self.dim, self.layers, self.heads, self.kv_heads, self.ffn, self.tied)
 
     @property
     def parameters(self) -> int:
         """Parameters in the flat vector that peers exchange."""
-        kv_dim = self.kv_heads * (self.dim // self.heads)
-        layer = 2 * self.dim + 2 * self.dim * self.dim + 2 * kv_dim * self.dim + 3 * self.ffn * self.dim
-        embeddings = self.vocab * self.dim * (1 if self.tied else 2)
-        return embeddings + self.layers * layer + self.dim
+        return self._shape.parameters
 
 
 class DataSection(Section):
@@ -105,8 +110,7 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
-        if self.sequence_length * self.sequences_per_step > 1 << 26:
-            raise ValueError("sequence_length times sequences_per_step must be at most 67108864 tokens a step")
+        refuse(data_problems(self.sequence_length, self.sequences_per_step))
         return self
 
 
@@ -140,8 +144,7 @@ class InnerSection(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        if not self.warmup_steps <= self.stable_steps < self.total_steps:
-            raise ValueError("warmup_steps, stable_steps and total_steps must come in this order")
+        refuse(schedule_problems(self.warmup_steps, self.stable_steps, self.total_steps))
         return self
 
 
@@ -174,8 +177,7 @@ class RoundSection(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        if self.min_members > self.max_members:
-            raise ValueError(f"min_members ({self.min_members}) is more than max_members ({self.max_members})")
+        refuse(member_problems(self.min_members, self.max_members))
         return self
 
 
@@ -219,24 +221,26 @@ class RunManifest(Section):
     """Peer IDs that may take part when admission is "allowlist"; sorted."""
     checkpoint_interval: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Rounds between checkpoints on disk."""
-    checkpoint_chunk_bytes: Annotated[int, Field(ge=1 << 12, le=1 << 24, multiple_of=1 << 12)] = 1 << 20
+    checkpoint_chunk_bytes: Annotated[int, Field(ge=1 << 12, le=MAX_CHECKPOINT_CHUNK_BYTES, multiple_of=1 << 12)] = 1 << 20
     """Bytes in one chunk of a checkpoint; a multiple of 4096."""
     total_tokens: Annotated[int, Field(ge=1, le=2**53)] = 1_000_000_000
     """Tokens of all members together at which the run has reached its goal."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.protocol_min > self.protocol_max:
-            raise ValueError(f"protocol_min ({self.protocol_min}) is more than protocol_max ({self.protocol_max})")
-        if self.chunks > MAX_CHUNKS:
-            raise ValueError(f"chunk_parameters gives {self.chunks} chunks; at most {MAX_CHUNKS} are allowed")
-        if -(-self.state_bytes // self.checkpoint_chunk_bytes) > MAX_CHECKPOINT_CHUNKS:
-            raise ValueError(f"checkpoint_chunk_bytes gives more than {MAX_CHECKPOINT_CHUNKS} checkpoint chunks")
-        if self.allowlist != sorted(set(self.allowlist)):
-            raise ValueError("allowlist must be sorted and without repetition")
-        if self.admission is Admission.ALLOWLIST and not self.allowlist:
-            raise ValueError('admission is "allowlist" but the allowlist is empty')
+        refuse(self._problems())
         return self
+
+    def _problems(self) -> Iterator[Problem]:
+        if self.protocol_min > self.protocol_max:
+            yield Problem(("protocol_min", "protocol_max"), f"protocol_min ({self.protocol_min}) is more than protocol_max "
+                          f"({self.protocol_max}); protocol_max = {self.protocol_min} would do")
+        yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
+        if self.allowlist != sorted(set(self.allowlist)):
+            yield Problem(("allowlist",), "allowlist must be sorted and without repetition; sort it")
+        if self.admission is Admission.ALLOWLIST and not self.allowlist:
+            yield Problem(("allowlist", "admission"), 'admission is "allowlist" but the allowlist is empty; put peer IDs '
+                          'into it, or admit by "invite"')
 
     @property
     def parameters(self) -> int:

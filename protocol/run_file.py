@@ -1,7 +1,7 @@
 """Run files: what an organiser writes in TOML, and a manifest written back as one.
 
-Every mistake becomes one sentence that names the file, the field, what is wrong and what to do.  The ranges themselves
-are `protocol.manifest`'s.
+What a file leaves out is a default, or follows from what it says (`protocol.derive`).  All mistakes are told at once, each
+in one sentence that names the field, what is wrong and what would do.  The ranges themselves are `protocol.manifest`'s.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,22 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from protocol.derive import DERIVED, derived
+from protocol.fitting import Misfit
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 
 MAX_RUN_FILE_BYTES = 1 << 20
 
 
+MAX_TOLD = 20
+"""Mistakes that are told at once."""
+PLACEHOLDERS = {"name": "run"}
+"""Stand in for required fields that are wrong, so that the others can be looked at."""
+
+
 class RunFileError(Exception):
-    """A run file that cannot be used; the text is one sentence."""
+    """A run file that cannot be used; the text is one sentence, or one a line for several mistakes."""
 
 
 def load_run_file(path: Path, organiser: PeerId) -> RunManifest:
@@ -32,7 +40,7 @@ def load_run_file(path: Path, organiser: PeerId) -> RunManifest:
 
     A file need not name its organiser; one that does (a manifest written out by `dump`) must name this one.
     """
-    return parse_run_file(_read(path), organiser, path.name)
+    return parse_run_file(_text(path), organiser, path.name)
 
 
 def parse_run_file(text: str, organiser: PeerId, name: str = "run file") -> RunManifest:
@@ -48,14 +56,71 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file") -> RunM
         )
     if isinstance(fields.get("allowlist"), list) and all(isinstance(peer, str) for peer in fields["allowlist"]):
         fields["allowlist"] = sorted(set(fields["allowlist"]))  # people list peers in any order; the manifest in one
+    mistakes = _mistakes(fields)
+    if len(mistakes) == 1:
+        raise RunFileError(f"{name}: {mistakes[0]}")
+    if mistakes:
+        more = [f"and {len(mistakes) - MAX_TOLD} more"] if len(mistakes) > MAX_TOLD else []
+        told = "\n  ".join([*mistakes[:MAX_TOLD], *more])
+        raise RunFileError(f"{name} has {len(mistakes)} mistakes:\n  {told}")
     try:
-        manifest = RunManifest.model_validate(fields)
+        manifest = RunManifest.model_validate(derived(fields))
         manifest.encode()
-    except ValidationError as error:
-        raise RunFileError(f"{name}: {_sentence(error.errors()[0])}") from error
     except (ValueError, OverflowError) as error:
         raise RunFileError(f"{name}: a value cannot be written in a manifest ({error}); correct it") from error
     return manifest
+
+
+def _mistakes(fields: dict[str, Any]) -> list[str]:
+    """A sentence for each.
+
+    Numbers are compared with each other only when each of them is allowed.  So what is wrong is taken out, the rest is
+    looked at again, and nothing is said then that has to do with what was taken out.
+    """
+    sentences: dict[str, None] = {}
+    wrong: set[str] = set()
+    while True:
+        try:
+            RunManifest.model_validate(derived(fields))
+            return list(sentences)
+        except ValidationError as error:
+            found = [mistake for item in error.errors() for mistake in _read(item)]
+        before = len(wrong)
+        for places, text in found:
+            if not any(_concern(place, other) for place in places for other in wrong):
+                sentences[text] = None
+        wrong.update(place for places, _ in found for place in places)
+        fields = _without(fields, wrong)
+        if len(wrong) == before:
+            return list(sentences)
+
+
+def _read(item: ErrorDetails) -> list[tuple[list[str], str]]:
+    """(fields involved, sentence) of each mistake in an error."""
+    place = [str(part) for part in item["loc"]]
+    misfit = item.get("ctx", {}).get("error")
+    if isinstance(misfit, Misfit):
+        return [([".".join([*place, field]) for field in problem.fields],
+                 f"[{'.'.join(place)}] {problem.text}" if place else problem.text) for problem in misfit.problems]
+    return [([".".join(place[: 2 if _section(place[:1]) else 1])], _sentence(item))]
+
+
+def _concern(one: str, other: str) -> bool:
+    """Whether two dotted names are one field, or a field and its section."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+def _without(fields: Mapping[str, Any], places: Iterable[str]) -> dict[str, Any]:
+    left = {name: dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
+    for place in places:
+        section, _, field = place.partition(".")
+        if not field:
+            left.pop(section, None)
+        elif isinstance(within := left.get(section), dict):
+            within.pop(field, None)
+        if place in PLACEHOLDERS:
+            left[place] = PLACEHOLDERS[place]
+    return left
 
 
 def dump(manifest: RunManifest) -> str:
@@ -65,7 +130,7 @@ def dump(manifest: RunManifest) -> str:
     return "\n".join(lines).strip() + "\n"
 
 
-def _read(path: Path) -> str:
+def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_RUN_FILE_BYTES + 1)
@@ -82,22 +147,20 @@ def _sentence(error: ErrorDetails) -> str:
     """What is wrong with one field, and the remedy."""
     place = [str(part) for part in error["loc"]]
     field = ".".join(place)[:80]
-    context: Mapping[str, Any] = error.get("ctx", {})
     kind = error["type"]
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(place[-1], _names(place[:-1]), 1)
         return f"{field} is no field of a run; " + (f"did you mean {near[0]}?" if near else "remove it")
     if kind == "missing":
         return f"{field} is missing; add it ({_description(place)})"
-    if kind == "value_error":
-        where = f"[{field}] " if field else ""
-        return f"{where}{context.get('error', error['msg'])}; change one of them"
     if kind == "string_pattern_mismatch":
         return f"{field} is {error['input']!r:.60}, which has characters that are not allowed; change it"
     rule = error["msg"].removeprefix("Input should be ")
     article = "" if rule != error["msg"] else ": "
     value = f"{error['input']!r:.40}"
     text = f"{field} is {value}; it must be {rule}" if not article else f"{field} is {value}: {rule}; change it"
+    if kind == "multiple_of":
+        text += f"; {place[-1]} = {_nearest(error['input'], error['ctx']['multiple_of'])} would do"
     about = _description(place)
     return f"{text} ({about})" if about else text
 
@@ -120,7 +183,18 @@ def _names(place: list[str]) -> list[str]:
 def _description(place: list[str]) -> str:
     section = _section(place[:-1])
     field = section.model_fields.get(place[-1]) if section is not None else None
-    return ((field.description if field is not None else "") or "").rstrip(".")
+    if field is None:
+        return ""
+    about = (field.description or "").rstrip(".")
+    if source := DERIVED.get(".".join(place)):
+        return f"{about}; left out, it follows from {source}"
+    simple = isinstance(field.default, (bool, int, float, str)) and not isinstance(field.default, Enum)
+    return f"{about}; default {_value(field.default)}" if about and simple else about
+
+
+def _nearest(value: int, step: int) -> int:
+    """The multiple of `step` next to `value`, and not 0."""
+    return max(step, round(value / step) * step)
 
 
 def _dump_section(section: BaseModel, prefix: str, lines: list[str]) -> None:

@@ -29,7 +29,7 @@ CUDA_CONTEXT_BYTES = 600 * MB
 """What a process takes on a GPU before it allocates anything."""
 STATE_BYTES = 16
 """A parameter, its gradient and Adam's two moments, fp32 each."""
-MAX_HELD_BYTES = 280 * MB
+MAX_HELD_BYTES = 384 * MB
 """What the allocator holds in pieces too small for what is wanted: half of what a step needs, but no more than this."""
 
 
@@ -63,12 +63,12 @@ def _state_bytes(model: ModelConfig) -> int:
 def _saved_values(model: ModelConfig) -> int:
     """Values that the forward pass keeps for the backward pass, a token.
 
-    A layer keeps, in values of its width: its input, the one after attention, both normed and both before their weight;
-    query, and keys and values as often as there are heads; the mixture, before and after its heads are joined.  And of
-    the feed-forward's width: gate, its activation, the other branch, their product.  Around the layers: the embedding
-    and the last norm.
+    A layer keeps, in values of its width: its input and that of its feed-forward, each also normed, with and without
+    weight; query, and key and value as often as there are heads; their mixture.  Of the feed-forward's width: gate, its
+    activation, the other branch, their product.  A value a head and a norm.  After the layers: the last input, normed
+    with and without weight, and its gradient.
     """
-    return model.layers * (11 * model.dim + 4 * model.ffn) + 4 * model.dim
+    return model.layers * (10 * model.dim + 4 * model.ffn + model.heads + 2) + 4 * model.dim
 
 
 def _step_bytes(model: ModelConfig, tokens: int, width: int) -> int:

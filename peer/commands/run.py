@@ -42,8 +42,10 @@ def register(subparsers: Subparsers) -> None:
 
 def run_create(args: argparse.Namespace) -> int:
     """Sign and keep a run; the last line printed is the invitation."""
+    from peer.memory import memory_line
     from peer.paths import data_dir
     from peer.run_source import create_run, dialable
+    from peer.sentences import amount
     from protocol.identity import PeerId
     from protocol.keyfile import write_atomically
     from protocol.manifest import Admission
@@ -56,7 +58,8 @@ def run_create(args: argparse.Namespace) -> int:
         write_atomically(Path(args.out).absolute(), signed.raw)
     print(f"run         {signed.run.hex()}")
     print(f"name        {manifest.name}")
-    print(f"parameters  {manifest.parameters}")
+    print(f"parameters  {manifest.parameters} ({amount(manifest.parameters)})")
+    print(f"memory      {memory_line(manifest)}")
     if manifest.admission is Admission.INVITE:
         print(f"This run admits by token; make one with: peer run invite {signed.run.hex()[:12]}")
     print("invitation")
@@ -161,10 +164,14 @@ def _invitation(signed: SignedManifest, addresses: list[str], token: bytes | Non
 
 
 def _print_manifest(signed: SignedManifest) -> None:
+    from peer.memory import memory_line
+    from peer.sentences import amount
     from protocol.run_file import dump
 
     manifest = signed.manifest
-    print(f"# Run {signed.run.hex()}, {manifest.parameters} parameters, {manifest.chunks} chunks a round.")
+    print(f"# Run {signed.run.hex()}, {manifest.parameters} parameters ({amount(manifest.parameters)}), "
+          f"{manifest.chunks} chunks a round.")
+    print(f"# Memory: {memory_line(manifest)}.")
     print(dump(manifest), end="")
 
 

@@ -82,6 +82,18 @@ def test_a_run_is_created_and_shown(data: Path, tmp_path: Path, capsys: pytest.C
         assert run in out and 'name = "mine"' in out
 
 
+def test_a_run_tells_its_size_and_its_memory(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "mine"\n[model]\ndim = 2048\n')
+    assert main(["run", "create", str(path), "--address", "/ip4/192.0.2.1/tcp/4001"]) == ExitCode.OK
+    made = capsys.readouterr().out
+    assert main(["run", "show", str(path)]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    for out in (made, shown):
+        assert "186140672" in out and "(186.1 M)" in out
+        assert "GB in the peer" in out and "GB in the trainer" in out and "for a seed" in out
+
+
 def test_the_organiser_invites(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,87 @@
+"""What a trainer's memory is estimated from is what torch really keeps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.losses import CHUNK_TOKENS
+from tests.trainer import small
+from trainer import memory
+from trainer.config import ModelConfig, TrainingConfig
+from trainer.inner import BLOCK, InnerLoop
+from trainer.memory import micro_batch, trainer_memory
+from trainer.model import Decoder
+
+SHAPE = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 3})
+
+
+def config(model: ModelConfig = SHAPE, length: int = 64, rows: int = 4) -> TrainingConfig:
+    base = small.config()
+    return replace(base, model=model, data=replace(base.data, sequence_length=length, sequences_per_step=rows))
+
+
+@pytest.mark.parametrize("change", [{}, {"ffn": 320}, {"dim": 128}, {"layers": 7}, {"kv_heads": 4}])
+def test_values_kept_for_the_backward_pass(change: dict[str, int]) -> None:
+    shape = ModelConfig.from_mapping({**vars(SHAPE), **change})
+    model = Decoder(shape, small.CPU)
+    kept: dict[int, int] = {}
+    alive = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() != model.flat.untyped_storage().data_ptr():
+            kept[storage.data_ptr()] = storage.nbytes()
+        alive.append(tensor)  # so that no other one gets its place
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(torch.zeros(4, 64, dtype=torch.int64))
+    assert sum(kept.values()) / (4 * 4 * 64) == pytest.approx(memory._saved_values(shape), rel=0.05)
+
+
+def test_constants_are_those_of_the_code_that_allocates() -> None:
+    assert memory.LOSS_TOKENS == CHUNK_TOKENS
+    assert memory.UPDATE_BYTES == 2 * 4 * BLOCK
+
+
+def test_a_cpu_computes_as_many_sequences_at_once_as_were_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ModelConfig.from_mapping(small.MODEL)
+    loop, parts = InnerLoop(Decoder(model, small.CPU), small.config().inner), []
+    accumulate = loop._accumulate
+
+    def noted(rows: np.ndarray, part: int) -> float:
+        parts.append(part)
+        return accumulate(rows, part)
+
+    monkeypatch.setattr(loop, "_accumulate", noted)
+    rows = np.zeros((8, 17), dtype=np.uint8)
+    one = 4 * 16 * memory._saved_values(model)
+    for limit in (100 * one, 3 * one, one - 1):
+        monkeypatch.setattr(memory, "ACTIVATION_BYTES", limit)
+        loop.step(rows, 0, 1.0)
+    assert parts == [8, 3, 1]
+
+
+def test_more_sequences_than_are_computed_at_once_take_no_more_memory() -> None:
+    planned = micro_batch(SHAPE, 64)
+    assert trainer_memory(config(rows=planned), "cpu") == trainer_memory(config(rows=100 * planned), "cpu")
+    assert trainer_memory(config(rows=planned // 2), "cpu").host < trainer_memory(config(rows=planned), "cpu").host
+
+
+def test_a_gpu_needs_room_for_one_sequence_and_the_computer_none_for_parameters() -> None:
+    large = replace(SHAPE, dim=1024, heads=16, ffn=2816, layers=20)
+    need, other = trainer_memory(config(large), "cuda"), trainer_memory(config(large, rows=64), "cuda")
+    assert need == other
+    assert need.device > 16 * large.parameters
+    assert need.host == trainer_memory(config(), "cuda").host
+
+
+def test_the_estimate_needs_no_torch() -> None:
+    code = "import sys, trainer.memory; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True)
