@@ -25,6 +25,7 @@ from typing import Any, Self
 from peer.control_client import ControlClient, ControlError, EventStream, NotRunning, Stamped
 from peer.errors import ExitCode, PeerError
 from peer.live import View
+from peer.rooms import child_environment
 from protocol import events as ev
 from protocol.identity import Identity
 from protocol.manifest import RunManifest, SignedManifest, demo_manifest, sign
@@ -195,7 +196,7 @@ class Demo:
         command = [sys.executable, "-m", "peer", "join", str(manifest), "--headless", "--log-format", "json", "--local",
                    "--data-dir", str(folder), "--name", f"peer-{number}", "--threads", str(threads), "--port", "0",
                    "--rounds", str(self.rounds), "--until-eof"]
-        environment = {**os.environ, "PEER_RUNTIME_DIR": str(self.folder / "runtime")}
+        environment = {**child_environment(os.environ), "PEER_RUNTIME_DIR": str(self.folder / "runtime")}
         with (folder / "output.log").open("wb") as output:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
                                        env=environment, start_new_session=True)  # Ctrl-C is ours to pass on

@@ -24,6 +24,7 @@ import trio
 
 from kernels import codec
 from peer.child_process import how_it_ended, reap
+from peer.rooms import child_environment
 from peer.trainer_log import TrainerLog
 from protocol.manifest import RunManifest
 from protocol.shared_memory import SharedRegion
@@ -372,15 +373,10 @@ class TrainerProcess:
                 process.kill()
 
     async def _spawn(self, theirs: socket.socket) -> trio.Process:
-        package_root = str(Path(frames.__file__).resolve().parent.parent)
         fds = (theirs.fileno(), self._theta.fd, self._contribution.fd)
         names = ("--fd", "--theta-fd", "--contribution-fd")
         options = [text for name, fd in zip(names, fds, strict=True) for text in (name, str(fd))]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")])),
-            "PYTHONSAFEPATH": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
+        environment = child_environment(os.environ) | {"PYTHONUNBUFFERED": "1"}
         if self._settings.threads:
             environment["OMP_NUM_THREADS"] = str(self._settings.threads)
         return await trio.lowlevel.open_process(
