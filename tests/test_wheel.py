@@ -28,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
     shutil.copytree(ROOT, folder / "tree", ignore=LEFT_OUT)
     code = f"from setuptools.build_meta import build_wheel; build_wheel({str(folder)!r})"
     command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=folder / "tree", capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder / "tree", capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return ZipFile(next(folder.glob("*.whl")))
 
