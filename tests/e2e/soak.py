@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -90,6 +91,7 @@ def main() -> int:
     parser.add_argument("--busy", type=int, default=2, help="busy loops beside them")
     parser.add_argument("tests", nargs="*", default=["tests/e2e"], help="what pytest gets")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # pytest and the busy loops end with us
     tally = Tally()
     try:
         for number in range(1, arguments.runs + 1):
