@@ -1,7 +1,7 @@
 """`python -m tests.e2e.soak --runs 20`: the tests with real processes again and again, beside loops that keep cores busy.
 
-Each run is a pytest of its own.  At the end a table says for each test how many of the runs it passed; the end of the
-output of runs that failed is printed as they fail.  The busy loops live as long as their run.
+Each run is a pytest of its own.  At the end a table says for each test how many of the runs it passed; the output
+of a run that failed is printed when it fails.  The busy loops live as long as their run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ while os.getppid() == parent:
         pass
 """
 """Ends by itself when whoever started it is gone."""
-TAIL_LINES = 120
 
 
 @dataclass
@@ -101,7 +100,7 @@ def main() -> int:
             print(f"run {number} of {arguments.runs}: {sum(outcomes.values())} of {len(outcomes)} tests passed"
                   f" in {time.monotonic() - began:.0f} s", flush=True)
             if not green:
-                print("\n".join(output.splitlines()[-TAIL_LINES:]), flush=True)
+                print(output, flush=True)
     except KeyboardInterrupt:
         print("stopped early")
     print(tally.table(), flush=True)
