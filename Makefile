@@ -1,19 +1,21 @@
-# Everything on a fresh machine with Python 3.11 (or later) and make: `make demo`, `make test`.
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# `make demo`, `make test`: everything on a machine with Python 3.11 or later and a C compiler with GMP's headers.
+# What is missing is said before anything is installed.
+PYTHON ?= $(or $(shell sh .ci/prerequisites find),python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 SEEDS ?= 1
 SECONDS ?= 60
 MINUTES ?= 10
+RUNS ?= 20
 
-.PHONY: venv demo test lint bench simulate mutations crash-matrix kill-times scaling fuzz churn clean
+.PHONY: venv demo test lint bench simulate mutations crash-matrix kill-times scaling fuzz churn soak clean
 
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Python 3.11 or later is needed; name it with make PYTHON=..."; exit 1; }
+	@sh .ci/prerequisites python $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@sh .ci/prerequisites compiler $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
@@ -53,6 +55,9 @@ fuzz: venv
 
 churn: venv
 	$(BIN)/python -m tests.e2e.churn --minutes $(MINUTES)
+
+soak: venv
+	$(BIN)/python -m tests.e2e.soak --runs $(RUNS)
 
 clean:
 	rm -rf .venv build *.egg-info

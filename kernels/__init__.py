@@ -1,0 +1,1 @@
+"""The numbers of manyhands: the int8 codec, averaging, the outer step, the loss."""

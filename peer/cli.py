@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import peer.commands
 from peer.errors import ExitCode, PeerError
+from peer.rooms import check_rooms
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -35,6 +36,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    try:
+        check_rooms()
+    except PeerError as error:
+        print(f"peer: {error.text}", file=sys.stderr)
+        return error.exit_code
     parser = build_parser()
     args = parser.parse_args(arguments)
     if args.version:

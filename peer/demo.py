@@ -9,6 +9,7 @@ this process, however that ends.
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
 import signal
@@ -25,6 +26,7 @@ from typing import Any, Self
 from peer.control_client import ControlClient, ControlError, EventStream, NotRunning, Stamped
 from peer.errors import ExitCode, PeerError
 from peer.live import View
+from peer.rooms import child_environment
 from protocol import events as ev
 from protocol.identity import Identity
 from protocol.manifest import RunManifest, SignedManifest, demo_manifest, sign
@@ -206,6 +208,7 @@ class Demo:
                    "--rounds", str(self.rounds), "--until-eof"]
         with (folder / "output.log").open("wb") as output:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+                                       env=child_environment(os.environ),
                                        start_new_session=True)  # Ctrl-C is ours to pass on
         return Member(number, folder, process)
 

@@ -6,11 +6,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import trio
 
-from trainer import frames
+from peer.rooms import child_environment
 
 OPTIONS = ("--fd", "--theta-fd", "--contribution-fd")
 
@@ -34,11 +33,4 @@ def environment(ours: Mapping[str, str]) -> dict[str, str]:
     OpenMP reads its policy when it is loaded, so it has to be here: threads that have nothing to do sleep, instead of
     keeping a core busy that another trainer could use.
     """
-    package_root = str(Path(frames.__file__).resolve().parent.parent)
-    return {
-        "OMP_WAIT_POLICY": "PASSIVE",
-        **ours,
-        "PYTHONPATH": os.pathsep.join(filter(None, [package_root, ours.get("PYTHONPATH", "")])),
-        "PYTHONSAFEPATH": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
+    return {"OMP_WAIT_POLICY": "PASSIVE", **child_environment(ours), "PYTHONUNBUFFERED": "1"}

@@ -21,7 +21,7 @@ GPU_IMAGE = {"torch", "triton", "numpy", "safetensors", "tokenizers"}
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=dict(os.environ))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=dict(os.environ))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

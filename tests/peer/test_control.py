@@ -27,6 +27,9 @@ from peer.control_server import ControlServer
 from peer.event_log import EventLog
 from protocol.events import ComputeProgress, Notice, PhaseChanged
 
+PATIENCE_S = 300.0
+"""Only ends a test that hangs."""
+
 
 async def _echo(fields: dict[str, Any]) -> dict[str, Any]:
     return {"fields": fields}
@@ -45,7 +48,7 @@ def with_server(data_dir: Path, body: Callable[[EventLog], Awaitable[None]]) -> 
         async with trio.open_nursery() as nursery:
             await server.open()
             nursery.start_soon(server.run)
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE_S):
                 await body(log)
             nursery.cancel_scope.cancel()
 
@@ -54,7 +57,7 @@ def with_server(data_dir: Path, body: Callable[[EventLog], Awaitable[None]]) -> 
 
 def raw_connection(data_dir: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(10)
+    connection.settimeout(PATIENCE_S)
     connection.connect(str(data_dir / SOCKET_NAME))
     return connection
 
@@ -162,10 +165,10 @@ def test_the_event_stream_begins_with_a_snapshot(tmp_path: Path) -> None:
             ComputeProgress(3, 2, 10, 2.4, 100.0),
         ]
         log.emit(PhaseChanged("ready", "", ""))
-        stamped = await trio.to_thread.run_sync(stream.next, 10.0)
+        stamped = await trio.to_thread.run_sync(stream.next, PATIENCE_S)
         assert stamped is not None and stamped.event == PhaseChanged("ready", "", "")
         log.flush()
-        assert await trio.to_thread.run_sync(stream.next, 10.0) is None
+        assert await trio.to_thread.run_sync(stream.next, PATIENCE_S) is None
         assert stream.end == "the peer stopped"
         stream.close()
 

@@ -10,7 +10,7 @@ import trio
 from protocol.libp2p_network import link as link_module
 from protocol.libp2p_network.link import FrameKind, Link, SocketState
 from protocol.network import MAX_PUSH_BYTES, NetworkError, Refused, Unreachable
-from tests.protocol.wire import Recorder, network
+from tests.protocol.wire import PATIENCE_S, Recorder, network
 
 DATA = os.urandom(3 << 20)
 
@@ -22,22 +22,22 @@ def test_pushes_arrive_whole_and_a_refusal_does_not_end_the_connection() -> None
             one.remember(two.addresses())
             await b.until(lambda: b.connected)
             await a.until(lambda: a.connected)
-            await one.push(two.peer_id, b"first", memoryview(DATA), timeout_s=10)
+            await one.push(two.peer_id, b"first", memoryview(DATA), timeout_s=PATIENCE_S)
             assert b.buffers[b"first"] == DATA and b.finished == [(b"first", True)]
             with pytest.raises(Refused):
-                await one.push(two.peer_id, b"no", memoryview(DATA * 8), timeout_s=10)
+                await one.push(two.peer_id, b"no", memoryview(DATA * 8), timeout_s=PATIENCE_S)
             async with trio.open_nursery() as nursery:
                 for number in range(4):
                     header = b"more %d" % number
-                    nursery.start_soon(lambda h=header: one.push(two.peer_id, h, memoryview(DATA + h), timeout_s=10))
+                    nursery.start_soon(lambda h=header: one.push(two.peer_id, h, memoryview(DATA + h), timeout_s=PATIENCE_S))
             for number in range(4):
                 header = b"more %d" % number
                 assert b.buffers[header] == DATA + header
-            await two.push(one.peer_id, b"empty", memoryview(b""), timeout_s=10)
+            await two.push(one.peer_id, b"empty", memoryview(b""), timeout_s=PATIENCE_S)
             assert a.buffers[b"empty"] == b""
             assert one.traffic().up_bytes >= 5 * len(DATA) and two.traffic().down_bytes >= 5 * len(DATA)
             with pytest.raises(NetworkError, match="limit"):
-                await one.push(two.peer_id, b"", memoryview(bytes(MAX_PUSH_BYTES + 1)), timeout_s=10)
+                await one.push(two.peer_id, b"", memoryview(bytes(MAX_PUSH_BYTES + 1)), timeout_s=PATIENCE_S)
 
     trio.run(main)
 
@@ -76,9 +76,9 @@ async def _broken_then_whole() -> None:
         await a.until(lambda: a.connected)
         await b.until(lambda: b.connected)
         with pytest.raises(Unreachable):
-            await one.push(two.peer_id, b"broken", memoryview(DATA), timeout_s=10)
+            await one.push(two.peer_id, b"broken", memoryview(DATA), timeout_s=PATIENCE_S)
         await b.until(lambda: b.finished == [(b"broken", False)])
-        await one.push(two.peer_id, b"whole", memoryview(DATA), timeout_s=10)
+        await one.push(two.peer_id, b"whole", memoryview(DATA), timeout_s=PATIENCE_S)
         assert b.buffers[b"whole"] == DATA and b.finished[-1] == (b"whole", True)
 
 
@@ -94,11 +94,11 @@ async def _pushes_use(sockets: int) -> None:
         one.remember(two.addresses())
         await b.until(lambda: b.connected)
         await a.until(lambda: a.connected)
-        await one.push(two.peer_id, b"first", memoryview(DATA), timeout_s=10)
+        await one.push(two.peer_id, b"first", memoryview(DATA), timeout_s=PATIENCE_S)
         async with trio.open_nursery() as nursery:
             for number in range(8):
-                nursery.start_soon(lambda n=number: one.push(two.peer_id, b"%d" % n, memoryview(DATA), timeout_s=10))
+                nursery.start_soon(lambda n=number: one.push(two.peer_id, b"%d" % n, memoryview(DATA), timeout_s=PATIENCE_S))
         assert one._bulk is not None and len(one._bulk._sending.links()) == sockets
         assert sorted(b.finished) == sorted([(b"first", True), *((b"%d" % number, True) for number in range(8))])
-        await one.push(two.peer_id, b"last", memoryview(DATA), timeout_s=10)
+        await one.push(two.peer_id, b"last", memoryview(DATA), timeout_s=PATIENCE_S)
         assert len(one._bulk._sending.links()) == sockets, "idle sockets are kept"

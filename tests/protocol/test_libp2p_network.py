@@ -31,17 +31,17 @@ def test_two_hosts_connect_gossip_ask_refuse_and_survive_a_failing_handler() -> 
             await a.until(lambda: a.connected == [two.peer_id])
             await b.until(lambda: b.connected == [one.peer_id])
             with pytest.raises(Unreachable):
-                await one.request(two.peer_id, "wrong", b"", timeout_s=5)
-            assert await one.request(two.peer_id, "echo", b"hello", timeout_s=5) == b"hello"
-            assert await two.request(one.peer_id, "echo", bytes(MAX_REQUEST_BYTES), timeout_s=5) == bytes(
+                await one.request(two.peer_id, "wrong", b"", timeout_s=PATIENCE_S)
+            assert await one.request(two.peer_id, "echo", b"hello", timeout_s=PATIENCE_S) == b"hello"
+            assert await two.request(one.peer_id, "echo", bytes(MAX_REQUEST_BYTES), timeout_s=PATIENCE_S) == bytes(
                 MAX_REQUEST_BYTES
             )
             with pytest.raises(Refused, match="not today"):
-                await one.request(two.peer_id, "no", b"", timeout_s=5)
+                await one.request(two.peer_id, "no", b"", timeout_s=PATIENCE_S)
             with pytest.raises(Unreachable, match="did not answer"):
                 await one.request(two.peer_id, "never", b"", timeout_s=0.2)
             with pytest.raises(NetworkError, match="limit"):
-                await one.request(two.peer_id, "echo", bytes(MAX_REQUEST_BYTES + 1), timeout_s=5)
+                await one.request(two.peer_id, "echo", bytes(MAX_REQUEST_BYTES + 1), timeout_s=PATIENCE_S)
             await gossip_until(one, b, b"news")
             await gossip_until(two, a, b"olds")
             assert a.connected == [two.peer_id] and not a.disconnected
@@ -94,7 +94,7 @@ def test_a_peer_that_comes_back_elsewhere_is_found_again() -> None:
             async with network(Recorder(), identity) as again:
                 one.remember(again.addresses())
                 await a.until(lambda: len(a.connected) == 2)
-                assert await one.request(identity.peer_id, "echo", b"x", timeout_s=5) == b"x"
+                assert await one.request(identity.peer_id, "echo", b"x", timeout_s=PATIENCE_S) == b"x"
 
     trio.run(main)
 

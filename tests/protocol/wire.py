@@ -14,7 +14,7 @@ from protocol.libp2p_network import Libp2pNetwork, open_network
 from protocol.network import Landing, Refused, Verdict
 
 RUN: Hash = hash_bytes("manifest", b"a run of the tests")
-PATIENCE_S = 15.0
+PATIENCE_S = 300.0
 
 
 class Recorder:

@@ -9,9 +9,13 @@ from __future__ import annotations
 import pytest
 import trio
 
+from protocol.events import Event, ExchangeFinished
+from protocol.exchange_plan import chunk_layout, payload_bytes
+from protocol.identity import Identity
+from protocol.manifest import SignedManifest, sign
 from tests.simulation.runs import Finished, rough, setting_of, simulate
 from tests.simulation.scenarios import GENTLE, churn
-from tests.simulation.world import World
+from tests.simulation.world import Seat, World, simulated_run
 
 
 def holds(run: Finished) -> Finished:
@@ -170,3 +174,31 @@ def test_a_killed_trainer_costs_its_peer_nothing_but_the_round() -> None:
         assert victim.peer in [member.peer for member in last.members]
 
     holds(simulate(3, scenario))
+
+
+def with_large_chunks(peers: int) -> SignedManifest:
+    """A run of chunks beside which the headers of their messages are small, for exactly so many peers."""
+    base = simulated_run(peers).manifest
+    organiser = Identity.from_seed(b"\x2a" * 32)
+    model = base.model.model_copy(update={"dim": 128, "ffn": 256})
+    return sign(organiser, base.model_copy(update={"model": model, "chunk_parameters": 32_768}))
+
+
+@pytest.mark.parametrize("peers", [2, 3, 4])
+def test_a_member_sends_twice_what_others_own_of_each_contribution(peers: int) -> None:
+    """On good lines: its part of each chunk to the owner, and the averages of its own chunks to everybody."""
+    signed, sent = with_large_chunks(peers), dict[int, list[int]]()
+
+    def listen(seat: Seat, event: Event) -> None:
+        if isinstance(event, ExchangeFinished):
+            sent.setdefault(event.round, []).append(event.up_bytes)
+
+    async def scenario(world: World) -> None:
+        world.listeners.append(listen)
+        await begin(world, 3)
+
+    holds(simulate(peers, scenario, signed=signed))
+    payload = payload_bytes(chunk_layout(signed.manifest.parameters, signed.manifest.chunk_parameters))
+    for round in range(3):
+        assert len(sent[round]) == peers
+        assert 1 <= sum(sent[round]) / (2 * (peers - 1) * payload) < 1.05

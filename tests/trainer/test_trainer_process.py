@@ -27,8 +27,10 @@ from tests.trainer import small
 from trainer import frames
 from trainer.worker import contribution_bytes
 
-DEADLINE_S = 120
-LONG = ComputeTask(round=0, lane=0, steps=1000, first_step=0, warmup_steps=0)
+DEADLINE_S = 600
+SECTIONS = small.SECTIONS | {"inner_steps": 10**6}
+LONG = ComputeTask(round=0, lane=0, steps=10**6, first_step=0, warmup_steps=0)
+"""Not at its end before somebody ends it, however slow that somebody is."""
 SHORT = ComputeTask(round=1, lane=2, steps=3, first_step=3, warmup_steps=0)
 SIZE = contribution_bytes(small.PARAMETERS, small.SECTIONS["chunk_parameters"])
 
@@ -64,7 +66,7 @@ def with_trainer(
     async def main() -> None:
         theta = SharedRegion(4 * small.PARAMETERS)
         options: dict[str, Any] = {"threads": 1, "first_backoff_s": 0.0, "device": "cpu"} | settings
-        sections = options.pop("sections", small.SECTIONS)
+        sections = options.pop("sections", SECTIONS)
         bench = Bench(None, theta)  # type: ignore[arg-type]
         bench.trainer = TrainerProcess(
             TrainerSettings(sections, SIZE, folder / "trainer.log", **options),
@@ -289,7 +291,7 @@ def test_end_of_the_peer_ends_the_trainer_in_the_middle_of_a_round() -> None:
         theirs.close()
         buffer = bytearray()
         ours.settimeout(DEADLINE_S)
-        setup = {"do": "configure", "id": 1, "sections": small.SECTIONS, "threads": 1, "device": "cpu"}
+        setup = {"do": "configure", "id": 1, "sections": SECTIONS, "threads": 1, "device": "cpu"}
         ours.sendall(frames.pack(setup) + frames.pack({"do": "initialise", "id": 2}))
         ours.sendall(frames.pack({"do": "compute", "id": 3, "task": vars(LONG)}))
         while (message := frames.receive(ours, buffer)) is not None and message["is"] != "progress":

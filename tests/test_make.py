@@ -1,0 +1,116 @@
+"""`make` on a computer where something is missing: one sentence with the command that installs it, and nothing else.
+
+Each test has a folder of programs for its PATH, so that it does not matter what this computer has.  Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+COMPILER = """#!/bin/sh
+read -r include
+case $include in {lacks}) exit 1 ;; esac
+"""
+"""Stands in for a C compiler that reads one #include and finds every header but these."""
+
+
+class Computer:
+    """A checkout, and the programs that there are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tree, self._programs = folder / "tree", folder / "bin"
+        self.tree.mkdir()
+        self._programs.mkdir()
+        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, self.tree)
+        shutil.copytree(ROOT / ".ci", self.tree / ".ci")
+        for name in ("sh", "make", "touch", "id", "env"):
+            found = shutil.which(name)
+            assert found is not None, name
+            (self._programs / name).symlink_to(found)
+
+    def has(self, name: str, script: str) -> None:
+        """Put a program on the PATH."""
+        (self._programs / name).write_text(script)
+        (self._programs / name).chmod(0o755)
+
+    def has_python(self) -> None:
+        """And an environment made from it, without pip: whatever asks pip for something gets nothing."""
+        self.has("python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        self.run("python3", "-m", "venv", "--without-pip", ".venv")
+
+    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=self.tree, capture_output=True, text=True, timeout=300,
+                              env={"PATH": str(self._programs), "CC": "cc", **environment})
+
+    def refusal(self) -> str:
+        """What `make venv` says, without make's own last line."""
+        done = self.run("make", "-s", "venv")
+        assert done.returncode != 0 and done.stdout == "", done.stdout
+        lines = done.stderr.splitlines()
+        assert len(lines) == 2 and lines[1].startswith("make: ***"), done.stderr
+        assert not (self.tree / ".venv" / ".installed").exists()
+        return lines[0]
+
+
+@pytest.fixture
+def computer(tmp_path: Path) -> Computer:
+    return Computer(tmp_path)
+
+
+def test_without_a_compiler_make_names_the_package(computer: Computer) -> None:
+    computer.has_python()
+    said = computer.refusal()
+    assert "lacks: a C compiler" in said and "apt-get install build-essential" in said
+
+
+def test_without_gmp_or_the_headers_of_python_make_names_the_packages(computer: Computer) -> None:
+    computer.has_python()
+    computer.has("cc", COMPILER.format(lacks="*gmp.h*"))
+    said = computer.refusal()
+    assert "lacks: gmp.h;" in said and said.endswith("apt-get install libgmp-dev")
+    computer.has("cc", COMPILER.format(lacks="*"))
+    said, version = computer.refusal(), f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    assert "lacks: gmp.h, Python.h;" in said and said.endswith(f"apt-get install libgmp-dev {version}-dev")
+
+
+def test_with_everything_there_nothing_is_said(computer: Computer) -> None:
+    computer.has_python()
+    computer.has("cc", COMPILER.format(lacks="nothing"))
+    done = computer.run("sh", ".ci/prerequisites", "compiler", ".venv/bin/python")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    packages = computer.run("sh", ".ci/prerequisites", "packages", "python3")
+    assert (packages.returncode, packages.stdout.split(), packages.stderr) == (0, [], "")
+
+
+def test_a_compiler_is_not_asked_for_when_what_it_is_for_is_there(computer: Computer) -> None:
+    computer.has_python()
+    site = next((computer.tree / ".venv" / "lib").glob("python3*/site-packages"))
+    (site / "fastecdsa.py").touch()
+    assert computer.run("sh", ".ci/prerequisites", "compiler", ".venv/bin/python").returncode == 0
+
+
+def test_pip_is_asked_before_make_gives_up(computer: Computer) -> None:
+    """It may have compiled it before, or be told of a folder with binary packages."""
+    computer.has_python()
+    site = next((computer.tree / ".venv" / "lib").glob("python3*/site-packages"))
+    (site / "pip.py").write_text("import sys; sys.exit('fastecdsa' not in sys.argv)\n")
+    assert computer.run("sh", ".ci/prerequisites", "compiler", ".venv/bin/python").returncode == 0
+
+
+def test_an_old_python_or_none_is_said(computer: Computer) -> None:
+    assert "Python 3.11 or later is needed" in computer.refusal()
+    for name in ("python3", "python3.11"):
+        computer.has(name, "#!/bin/sh\nexit 1\n")
+    assert "Python 3.11 or later is needed" in computer.refusal()
+
+
+def test_a_python_without_venv_is_said(computer: Computer) -> None:
+    computer.has("python3", f'#!/bin/sh\ncase $2 in *ensurepip*) exit 1 ;; esac\nexec {sys.executable} "$@"\n')
+    assert computer.refusal().endswith(f"apt-get install python3.{sys.version_info[1]}-venv")

@@ -1,0 +1,80 @@
+"""What somebody gets who installs the wheel, and what its page on an index shows."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from peer.rooms import ROOMS
+
+ROOT = Path(__file__).parent.parent
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "constraints.txt")
+PACKAGES = {"peer", *ROOMS}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    """Built from a copy of the tree, so that nothing is left in this one."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT, folder / "tree", ignore=LEFT_OUT)
+    code = f"from setuptools.build_meta import build_wheel; build_wheel({str(folder)!r})"
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=folder / "tree", capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return ZipFile(next(folder.glob("*.whl")))
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: ZipFile) -> Message:
+    name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return Parser().parsestr(wheel.read(name).decode())
+
+
+def test_the_wheel_has_our_packages_whole_and_nothing_else(wheel: ZipFile) -> None:
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert {name.partition("/")[0] for name in names} == PACKAGES
+    sources = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == sources
+
+
+def test_every_package_says_that_it_is_typed(wheel: ZipFile) -> None:
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(wheel.namelist())
+
+
+def test_the_page_on_an_index_leads_somewhere(metadata: Message) -> None:
+    urls = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL", []))
+    assert {"Homepage", "Documentation", "Issues", "Source"} <= set(urls)
+    assert all(url.startswith(urls["Homepage"]) and url.startswith("https://") for url in urls.values())
+    text = str(metadata.get_payload())
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert targets and all(target.startswith("https://") for target in targets), "relative links lead nowhere on an index"
+    files = [target.partition("/blob/main/")[2] for target in targets if target.startswith(urls["Homepage"])]
+    assert files and all((ROOT / file).is_file() for file in files)
+
+
+def test_the_classifiers_name_the_python_versions_and_the_system(metadata: Message) -> None:
+    classifiers = set(metadata.get_all("Classifier", []))
+    least = str(metadata["Requires-Python"]).removeprefix(">=")
+    wanted = {f"Programming Language :: Python :: {least}", "Operating System :: POSIX :: Linux", "Typing :: Typed"}
+    assert wanted <= classifiers
+    assert metadata["License-Expression"] == "MIT"
+
+
+def test_every_dependency_has_a_tested_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    assert not _names(wanted) - _names(pins)
+
+
+def _names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[^A-Za-z0-9._-]", line)[0].lower().replace("_", "-") for line in requirements}
