@@ -34,14 +34,15 @@ from peer.paths import run_dir
 from peer.ports import chosen_port
 from peer.run_source import store_manifest
 from peer.sentences import size
+from peer.standing import standing_problem
 from peer.trainer_process import TrainerProcess, TrainerSettings
-from protocol.admission import admit, version_problem
 from protocol.events import Notice, PeerBanned, PhaseChanged, TrainerStarted, TrainerStopped
 from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
 from protocol.invitation import MAX_ADDRESSES, make_invitation
 from protocol.keyfile import next_incarnation
 from protocol.libp2p_network import open_network
+from protocol.libp2p_network.dialer import peer_of
 from protocol.manifest import Admission, SignedManifest
 from protocol.messages import Phase, Role, WhyIdle
 from protocol.network import Network, NetworkError
@@ -273,8 +274,9 @@ class Daemon:
                 f"no peer of the invitation could be reached in {MANIFEST_DEADLINE_S:.0f} s ({self._waiting}); "
                 "check your connection, or ask for a newer invitation", ExitCode.UNREACHABLE)
         manifest = signed.manifest
-        problem = version_problem(manifest) or admit(
-            manifest, self._identity.peer_id, self._choice.token, time.time(), role=self._settings.role)
+        problem = await trio.to_thread.run_sync(
+            standing_problem, manifest, signed.run, self._identity.peer_id, self._choice.token, time.time(),
+            self._settings.role, self._folder)
         if problem is not None:
             raise PeerError(problem, ExitCode.NOT_ADMITTED)
         self._choice = replace(self._choice, signed=signed)
@@ -297,11 +299,12 @@ class Daemon:
 
     def _node_settings(self) -> NodeSettings:
         settings = self._settings
+        introduced = frozenset(peer for address in self._choice.addresses if (peer := peer_of(address)) is not None)
         return NodeSettings(
             name=settings.name, role=settings.role, version=version(),
             incarnation=next_incarnation(settings.data_dir, floor=int(time.time())),
             wait_for_contact=bool(self._choice.addresses), stop_after=settings.rounds, token=self._choice.token,
-            wall_clock=time.time)
+            introduced=introduced, wall_clock=time.time)
 
     def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:
         settings = TrainerSettings.for_run(

@@ -39,6 +39,7 @@ class NodeSettings:
     eval_every: rounds between two evaluations on the held-out text; 0 for none.
     stop_after: leave after so many rounds of the run; None to go on.
     token: the invitation's, to show at the door.
+    introduced: peers whose addresses the invitation names; they are heard until a chain says who is in.
     wall_clock: unix seconds, for the expiry of tokens alone.
     """
 
@@ -50,6 +51,7 @@ class NodeSettings:
     eval_every: int = 4
     stop_after: int | None = None
     token: bytes | None = None
+    introduced: frozenset[PeerId] = frozenset()
     wall_clock: Callable[[], float] = _no_clock
 
 
