@@ -137,12 +137,12 @@ class Dialer:
                 if self._leave_alone(peer) or peer in self._forgotten:
                     break
                 problem: str | None = SILENT
+                entry.foreign = False
                 with trio.move_on_after(DIAL_S):
                     problem = await self._try(peer, address)
                 if problem is not None:
                     times = entry.tried[address].times if address in entry.tried else 0
                     entry.tried[address] = Attempt(address, times + 1, problem)
-                    entry.foreign = False
         entry.dialling = False
         self._changed.set()
 
