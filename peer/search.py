@@ -16,7 +16,7 @@ from peer.sentences import attempted, duration
 from protocol.events import Event, NobodyAnswers
 from protocol.identity import PeerId
 from protocol.libp2p_network.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
-from protocol.libp2p_network.dialer import peer_of
+from protocol.libp2p_network.dialer import DIAL_S, peer_of
 
 LOOK_S = 0.5
 FIRST_S = 2.0
@@ -25,7 +25,7 @@ LEAST_GAP_S = 2.0
 """Between two words, however much changes."""
 REPEAT_S = 5.0
 MOST_GAP_S = 60.0
-"""When nothing changes, the gaps grow from `REPEAT_S` to this."""
+"""When nothing changes, the gaps grow from `REPEAT_S` to this, each by half."""
 TRYING = "being tried"
 CHECKS = (
     (NO_ROUTE, "check this computer's own network connection"),
@@ -65,7 +65,7 @@ class Rhythm:
             due = now - self._last >= self._gap
         if due:
             again = self._last is not None and what == self._said
-            self._gap = min(MOST_GAP_S, 2 * self._gap) if again else REPEAT_S
+            self._gap = min(MOST_GAP_S, 1.5 * self._gap) if again else REPEAT_S
             self._last, self._said = now, what
         return due
 
@@ -122,5 +122,7 @@ def check(attempts: Sequence[Attempt]) -> str:
     problems = {attempt.problem for attempt in attempts}
     if problems == {NO_ROUTE}:
         return CHECKS[0][1]
+    if problems == {TRYING}:
+        return f"each gets {DIAL_S:.0f} s"
     return next((advice for problem, advice in CHECKS[1:] if problem in problems), OTHERWISE)
 

@@ -26,6 +26,7 @@ GREET_TIMEOUT_S = 10.0
 VOUCH_TIMEOUT_S = 4.0
 MAX_HELLO_BYTES = 8192
 MAX_VOUCH_BYTES = 128 << 10
+NO_RECORDS = " (this peer has no records yet; it lets members in as soon as it has them)"
 MAX_WELCOME = 4096
 """Peers remembered as let in; the longest known makes room, and greets again."""
 
@@ -70,7 +71,7 @@ class Doorkeeper:
         reply = answer_hello(self._manifest, self._run, peer, hello, settings.wall_clock(), settings.version,
                              member=self._history.has_member(peer))
         if isinstance(reply, str):
-            raise Refused(reply)
+            raise Refused(reply if self._history.length else f"{reply}{NO_RECORDS}")
         self._let_in(peer, hello.token)
         return reply.encode()
 
