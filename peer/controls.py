@@ -7,10 +7,12 @@ reason); what pausing or leaving does is the node's business.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import trio
 
+from peer.contacts import Contacts
 from peer.control_client import ControlError
 from peer.control_server import Command
 from peer.ledger import ledger
@@ -27,6 +29,9 @@ class Peer(Protocol):
 
     @property
     def store(self) -> Store | None: ...
+
+    @property
+    def contacts(self) -> Contacts | None: ...
 
     def status(self) -> dict[str, Any]: ...
 
@@ -49,11 +54,18 @@ class Controls:
         self._timer: trio.CancelScope | None = None
 
     def commands(self) -> dict[str, Command]:
-        return {"status": self._status, "ledger": self._ledger, "leave": self._leave, "finish": self._finish,
-                "pause": self._pause, "resume": self._resume}
+        return {"status": self._status, "ledger": self._ledger, "contacts": self._contacts, "leave": self._leave,
+                "finish": self._finish, "pause": self._pause, "resume": self._resume}
 
     async def _status(self, fields: dict[str, Any]) -> dict[str, Any]:
         return self._peer.status()
+
+    async def _contacts(self, fields: dict[str, Any]) -> dict[str, Any]:
+        contacts = self._peer.contacts
+        if contacts is None:
+            raise ControlError("the peer is still opening its network; ask again")
+        await contacts.dial_back()
+        return {"run": self._peer.status()["run"], **asdict(contacts.known())}
 
     async def _ledger(self, fields: dict[str, Any]) -> dict[str, Any]:
         store = self._peer.store

@@ -22,25 +22,29 @@ import trio
 from peer.address_book import AddressBook
 from peer.cli import version
 from peer.console import Style, show
+from peer.contacts import Contacts
 from peer.control_client import ControlError
 from peer.control_server import ControlServer
 from peer.controls import Controls
 from peer.core_share import chosen_threads, share_cores
 from peer.errors import ExitCode, PeerError
 from peer.event_log import EventLog, RotatingFile
+from peer.inviting import invite_command
 from peer.lobby import Lobby, fetch_manifest
 from peer.paths import run_dir
 from peer.ports import chosen_port
 from peer.resources import check_resources
 from peer.run_source import store_manifest
+from peer.search import Search
+from peer.standing import standing_problem
 from peer.trainer_process import TrainerProcess, TrainerSettings
-from protocol.admission import admit, version_problem
 from protocol.events import Notice, PeerBanned, PhaseChanged, TrainerStarted, TrainerStopped
 from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
-from protocol.invitation import MAX_ADDRESSES, make_invitation
+from protocol.invitation import make_invitation
 from protocol.keyfile import next_incarnation
-from protocol.libp2p_network import open_network
+from protocol.libp2p_network import Libp2pNetwork, open_network
+from protocol.libp2p_network.dialer import peer_of
 from protocol.manifest import Admission, SignedManifest
 from protocol.messages import Phase, Role, WhyIdle
 from protocol.network import Network, NetworkError
@@ -98,7 +102,8 @@ class Daemon:
         self._folder = run_dir(settings.data_dir, choice.run)
         self._log = EventLog(RotatingFile(self._folder))
         self._lobby = Lobby()
-        self._network: Network | None = None
+        self._network: Libp2pNetwork | None = None
+        self._search: Search | None = None
         self._node: Node | None = None
         self._waiting = ""
         self._signals = 0
@@ -107,6 +112,7 @@ class Daemon:
         self._shown = trio.Event()
         self._started_at = trio.current_time()
         self.store: Store | None = None
+        self.contacts: Contacts | None = None
 
     async def run(self) -> int:
         """Live until left, interrupted, or unable to go on; returns the exit code or raises PeerError."""
@@ -158,16 +164,31 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         """Everything `peer status --json` shows."""
         known = self._node.status() if self._node is not None else self._early_status()
-        addresses = list(self._network.addresses()) if self._network is not None else []
+        if self._search is not None and self._search.summary and known["phase"] == Phase.STARTING.value:
+            known["why_detail"] = f"no peer of the invitation answers yet: {self._search.summary}"
         return {**known, "pid": os.getpid(), "uptime_s": trio.current_time() - self._started_at,
-                "addresses": addresses, "invitation": self._invitation(addresses)}
+                "addresses": list(self._network.addresses()) if self._network is not None else [],
+                "invitation": self._invitation(), "invite_command": self._invite_command()}
 
-    def _invitation(self, addresses: list[str]) -> str:
-        """What to paste elsewhere to join this run through this peer; "" for a run that admits by token, or by name."""
+    def _invitation(self) -> str:
+        """What to paste elsewhere to join this run; "" for a run that admits by token, or by name."""
         signed = self._choice.signed
-        if signed is None or signed.manifest.admission is not Admission.OPEN or not addresses:
+        if signed is None or signed.manifest.admission is not Admission.OPEN or self.contacts is None:
             return ""
-        return make_invitation(self._choice.run, self._choice.organiser, addresses[:MAX_ADDRESSES])
+        return make_invitation(self._choice.run, self._choice.organiser, self.contacts.known().for_invitation())
+
+    def _invite_command(self) -> str:
+        """How to make an invitation to a run that admits by token; "" for who is not its organiser."""
+        signed = self._choice.signed
+        if signed is None or signed.manifest.admission is not Admission.INVITE:
+            return ""
+        ours = signed.manifest.organiser == self._identity.peer_id
+        return invite_command(signed.run, self._settings.data_dir) if ours else ""
+
+    def _swarm(self) -> dict[PeerId, list[str]]:
+        """The live peers of the run, and their addresses as they say."""
+        swarm = self._node.status()["swarm"] if self._node is not None else []
+        return {PeerId(known["peer"]): known["addresses"] for known in swarm if known["liveness"] == "alive"}
 
     def _started_node(self) -> Node:
         if self._node is None:
@@ -254,23 +275,27 @@ class Daemon:
             self._waiting = ""
             book = AddressBook(self._folder, self._choice.run, network, self._log.emit)
             nursery.start_soon(book.keep)
-            signed = await self._manifest(network)
+            self.contacts = Contacts(self._folder, network, self._swarm)
+            nursery.start_soon(self.contacts.keep)
+            self._search = Search(network, self._choice.addresses, self._log.emit, lambda: bool(self._swarm()))
+            if self._choice.addresses:
+                nursery.start_soon(self._search.run)
+            signed = await self._manifest(network, self._search)
             await self._live_in(signed, network, nursery)
             nursery.cancel_scope.cancel()
 
-    async def _manifest(self, network: Network) -> SignedManifest:
+    async def _manifest(self, network: Network, search: Search) -> SignedManifest:
         """The run's manifest, checked: that this software and this peer may take part, and that the run fits here."""
         signed = self._choice.signed
         if signed is None:
             with trio.move_on_after(MANIFEST_DEADLINE_S):
                 signed = await fetch_manifest(network, self._choice.run, self._choice.organiser, self._wait_for)
         if signed is None:
-            raise PeerError(
-                f"no peer of the invitation could be reached in {MANIFEST_DEADLINE_S:.0f} s ({self._waiting}); "
-                "check your connection, or ask for a newer invitation", ExitCode.UNREACHABLE)
+            raise PeerError(search.failure(MANIFEST_DEADLINE_S), ExitCode.UNREACHABLE)
         manifest = signed.manifest
-        problem = version_problem(manifest) or admit(
-            manifest, self._identity.peer_id, self._choice.token, time.time(), role=self._settings.role)
+        problem = await trio.to_thread.run_sync(
+            standing_problem, manifest, signed.run, self._identity.peer_id, self._choice.token, time.time(),
+            self._settings.role, self._folder)
         if problem is not None:
             raise PeerError(problem, ExitCode.NOT_ADMITTED)
         self._choice = replace(self._choice, signed=signed)
@@ -294,11 +319,12 @@ class Daemon:
 
     def _node_settings(self) -> NodeSettings:
         settings = self._settings
+        introduced = frozenset(peer for address in self._choice.addresses if (peer := peer_of(address)) is not None)
         return NodeSettings(
             name=settings.name, role=settings.role, version=version(),
             incarnation=next_incarnation(settings.data_dir, floor=int(time.time())),
             wait_for_contact=bool(self._choice.addresses), stop_after=settings.rounds, token=self._choice.token,
-            wall_clock=time.time)
+            introduced=introduced, wall_clock=time.time)
 
     def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:
         settings = TrainerSettings.for_run(signed.manifest, self._folder / "trainer.log")

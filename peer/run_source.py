@@ -105,17 +105,14 @@ def dialable(addresses: Sequence[str], peer: PeerId, port: int) -> list[str]:
 
 
 def own_addresses(port: int) -> list[str]:
-    """Addresses of this computer that others may reach, as multiaddrs; the loopback's only if there is no other."""
+    """Where a peer on this computer listens (IPv4), as multiaddrs; the loopback's only if there is no other."""
     found: list[str] = []
     for links in psutil.net_if_addrs().values():
         for link in links:
-            local = link.address.startswith(("127.", "::1", "fe80"))  # of this computer or this cable only
+            local = link.address.startswith("127.")
             if link.family is socket.AF_INET and not local:
                 found.append(f"/ip4/{link.address}/tcp/{port}")
-            elif link.family is socket.AF_INET6 and not local:
-                found.append(f"/ip6/{link.address.partition('%')[0]}/tcp/{port}")
-    found.sort()  # version 4 first: at home it is the one that works on the local network
-    return found[:MAX_OWN_ADDRESSES] or [f"/ip4/127.0.0.1/tcp/{port}"]
+    return sorted(found)[:MAX_OWN_ADDRESSES] or [f"/ip4/127.0.0.1/tcp/{port}"]
 
 
 def _stored_runs(word: str, data: Path) -> list[Hash]:

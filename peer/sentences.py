@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from protocol import events as ev
 
@@ -66,6 +67,31 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def roughly(seconds: float) -> str:
+    """"40 seconds", "12 minutes", "5 hours", "6 days"."""
+    whole = max(0, round(seconds))
+    for unit, length, least in (("day", 86_400, 2), ("hour", 3600, 2), ("minute", 60, 2), ("second", 1, 0)):
+        if whole >= least * length:
+            count = round(whole / length)
+            return f"{count} {unit}{'' if count == 1 else 's'}"
+    return "0 seconds"
+
+
+def endpoint(address: str) -> str:
+    """A multiaddr as people know it: "192.0.2.1 port 4001"."""
+    parts = address.split("/")
+    return clean(f"{parts[2]} port {parts[4]}" if len(parts) > 4 and parts[3] == "tcp" else address, 80)
+
+
+def attempted(tried: Sequence[Mapping[str, Any]]) -> str:
+    """Addresses and what came of them, the first four."""
+    parts = []
+    for each in tried[:4]:
+        times = f"{each['times']} time{'' if each['times'] == 1 else 's'}: " if each["times"] else ""
+        parts.append(f"{endpoint(str(each['address']))} ({times}{clean(str(each['problem']), 80)})")
+    return ", ".join(parts) + (f" and {len(tried) - 4} more" if len(tried) > 4 else "")
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """A loss, or "-" when there is none yet."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
@@ -103,6 +129,8 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return f"state differs from the swarm's before round {round} ({mine[:8]}, not {theirs[:8]}); repairing"
         case ev.Dropped(peer, what, reason):
             return f"dropped a {clean(what)} from {name(peer)}: {clean(reason, 200)}"
+        case ev.NobodyAnswers(seconds, tried, check):
+            return f"no peer of the invitation answers after {duration(seconds)}: {attempted(tried)}; {clean(check, 200)}"
         case ev.Notice(_, text):
             return clean(text, 1000)
         case _:
@@ -152,7 +180,7 @@ def level(event: ev.Event) -> str:
             return "info"
         case ev.TrainerStopped() | ev.MemberLost() | ev.RolledBack() | ev.Desynced() | ev.PeerSuspected():
             return "warning"
-        case ev.PeerBanned() | ev.PeerEjected():
+        case ev.PeerBanned() | ev.PeerEjected() | ev.NobodyAnswers():
             return "warning"
         case ev.Dropped() | ev.RoundVoted() | ev.ComputeProgress() | ev.ExchangeProgress() | ev.SyncProgress():
             return "debug"

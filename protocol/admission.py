@@ -1,10 +1,11 @@
 """Who may take part in a run, and whether two peers speak the same protocol.
 
-Decides, purely: given the manifest, a peer, its token and the wall clock, either nothing (welcome) or the reason as a
-sentence that the refused peer shows to its user.  How a greeting travels, and what happens to a connection after a
-refusal, is the node's business.
+Decides, purely: given the manifest, a peer, its token, the wall clock and whether the record chain names the peer, either
+nothing (welcome) or the reason as a sentence that the refused peer shows to its user.  How a greeting travels, and what
+happens to a connection after a refusal, is the node's business.
 
-Tokens are bearer tokens unless they name a peer: whoever holds one gets in until it expires.
+Tokens are bearer tokens unless they name a peer: whoever holds one gets in until it expires.  A token is for coming in:
+who is a member of a committed record is in, and stays in when its token expires.
 """
 
 from __future__ import annotations
@@ -77,11 +78,13 @@ def read_token(token: bytes, run: Hash, organiser: PeerId) -> Token:
 
 
 def admit(
-    manifest: RunManifest, peer: PeerId, token: bytes | None, wall_now: float, *, role: Role = Role.TRAINER
+    manifest: RunManifest, peer: PeerId, token: bytes | None, wall_now: float, *, role: Role = Role.TRAINER,
+    member: bool = False,
 ) -> str | None:
     """None when `peer` may take part in `role`; otherwise the reason and remedy.  `wall_now`: unix seconds.
 
-    The organiser is always welcome.  A trainer's token is good for a seed too.
+    member: whether a record of the run's chain names it.  The organiser is always welcome.  A trainer's token is good for
+    a seed too.
     """
     if manifest.admission is Admission.OPEN or peer == manifest.organiser:
         return None
@@ -89,6 +92,8 @@ def admit(
         if peer in manifest.allowlist:
             return None
         return f"the run {manifest.name} admits only listed peers; ask its organiser to list {peer}"
+    if member:
+        return None
     if token is None:
         return f"the run {manifest.name} admits only invited peers; ask its organiser for an invitation with a token"
     try:
@@ -117,7 +122,7 @@ def make_hello(run: Hash, role: Role, token: bytes | None, version: str) -> Hell
 
 
 def answer_hello(
-    manifest: RunManifest, run: Hash, peer: PeerId, hello: Hello, wall_now: float, version: str
+    manifest: RunManifest, run: Hash, peer: PeerId, hello: Hello, wall_now: float, version: str, *, member: bool = False
 ) -> HelloReply | str:
     """The answer to `peer`'s greeting: welcome, or the reason of the refusal as a sentence."""
     if hello.run != run:
@@ -131,7 +136,7 @@ def answer_hello(
             f"software {hello.version!r} speaks protocol {_range(hello.protocol_min, hello.protocol_max)} and the "
             f"swarm ({version!r:.42}) protocol {_range(manifest.protocol_min, manifest.protocol_max)}; {remedy}"
         )
-    reason = admit(manifest, peer, hello.token, wall_now, role=hello.role)
+    reason = admit(manifest, peer, hello.token, wall_now, role=hello.role, member=member)
     return reason if reason is not None else HelloReply(protocol=highest, version=version[:40])
 
 

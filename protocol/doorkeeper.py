@@ -1,22 +1,32 @@
 """Who may speak in our run: greetings given and taken, and the peers they let in.
 
 What a greeting must contain is `protocol.admission`'s business.  In an open run everybody may speak at once; otherwise a
-peer may once it is listed, or has greeted us with a good token.
+peer may once it is listed, is a member of a record of our chain, or has greeted us with a good token.
+
+Being named in a record is admission for good, so who votes for a record must know that its members were admitted: whom
+it has not met, the proposer vouches for with the token that it was shown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from protocol.admission import Hello, admit, answer_hello, make_hello
 from protocol.canonical import Malformed
 from protocol.hashes import Hash
+from protocol.history import History
 from protocol.identity import PeerId
 from protocol.manifest import Admission, RunManifest
 from protocol.messages import decode_body
-from protocol.network import Network, Refused, Unreachable
+from protocol.network import Network, NetworkError, Refused, Unreachable
 from protocol.parts import NodeSettings
+from protocol.questions import MAX_VOUCHED, VouchReply, VouchRequest
 
 GREET_TIMEOUT_S = 10.0
+VOUCH_TIMEOUT_S = 4.0
 MAX_HELLO_BYTES = 8192
+MAX_VOUCH_BYTES = 128 << 10
+NO_RECORDS = " (this peer has no records yet; it lets members in as soon as it has them)"
 MAX_WELCOME = 4096
 """Peers remembered as let in; the longest known makes room, and greets again."""
 
@@ -24,15 +34,32 @@ MAX_WELCOME = 4096
 class Doorkeeper:
     """Keeps the door of one run."""
 
-    def __init__(self, manifest: RunManifest, run: Hash, settings: NodeSettings) -> None:
-        self._manifest, self._run, self._settings = manifest, run, settings
-        self._welcome: dict[PeerId, None] = {}
+    def __init__(self, manifest: RunManifest, run: Hash, settings: NodeSettings, history: History) -> None:
+        self._manifest, self._run, self._settings, self._history = manifest, run, settings, history
+        self._welcome: dict[PeerId, bytes | None] = {}
+        """Who was let in, with the token that it showed."""
 
     def may_speak(self, peer: PeerId) -> bool:
         """Whether statements of `peer` count here."""
         if self._manifest.admission is Admission.OPEN or peer in self._welcome:
             return True
-        return admit(self._manifest, peer, None, self._settings.wall_clock()) is None
+        return self._is_introduced(peer) or self.may_contribute(peer)
+
+    def may_contribute(self, peer: PeerId) -> bool:
+        """Whether a record may name `peer` as a member: who is a member already, or has a token that is good now.
+
+        Everybody comes to the same answer, but for their clocks: who spoke here before its token expired and is in no
+        record yet may go on speaking, and is named no more.
+        """
+        if self._manifest.admission is Admission.OPEN or self._is_introduced(peer):
+            return True
+        member, token = self._history.has_member(peer), self._welcome.get(peer)
+        return admit(self._manifest, peer, token, self._settings.wall_clock(), member=member) is None
+
+    def _is_introduced(self, peer: PeerId) -> bool:
+        """Who has no record yet learns the chain, which says who is in, from those whom its invitation names."""
+        by_token = self._manifest.admission is Admission.INVITE
+        return by_token and self._history.length == 0 and peer in self._settings.introduced
 
     def answer_hello(self, peer: PeerId, data: bytes) -> bytes:
         """The answer to a greeting; raises `Refused` with the sentence that the other's user shall read."""
@@ -40,12 +67,12 @@ class Doorkeeper:
             hello = decode_body(Hello, data, max_bytes=MAX_HELLO_BYTES)
         except Malformed as error:
             raise Refused(str(error)) from error
-        reply = answer_hello(self._manifest, self._run, peer, hello, self._settings.wall_clock(), self._settings.version)
+        settings = self._settings
+        reply = answer_hello(self._manifest, self._run, peer, hello, settings.wall_clock(), settings.version,
+                             member=self._history.has_member(peer))
         if isinstance(reply, str):
-            raise Refused(reply)
-        if len(self._welcome) >= MAX_WELCOME:
-            self._welcome.pop(next(iter(self._welcome)))
-        self._welcome[peer] = None
+            raise Refused(reply if self._history.length else f"{reply}{NO_RECORDS}")
+        self._let_in(peer, hello.token)
         return reply.encode()
 
     async def greet(self, network: Network, peer: PeerId) -> str | None:
@@ -58,3 +85,36 @@ class Doorkeeper:
         except Unreachable:
             return None
         return None
+
+    # -- vouching -----------------------------------------------------------------------------------------------------
+
+    async def all_admitted(self, network: Network, peers: Iterable[PeerId], voucher: PeerId) -> bool:
+        """Whether a record may name all of `peers`; the tokens of those whom we have not met are asked of `voucher`."""
+        unknown = [peer for peer in peers if peer != network.peer_id and not self.may_contribute(peer)]
+        if not unknown:
+            return True
+        if len(unknown) > MAX_VOUCHED:
+            return False
+        question = VouchRequest(peers=list(unknown))
+        try:
+            answer = await network.request(voucher, "vouch", question.encode(), timeout_s=VOUCH_TIMEOUT_S)
+            reply = decode_body(VouchReply, answer, max_bytes=MAX_VOUCH_BYTES)
+        except (NetworkError, Malformed):
+            return False
+        for peer, token in zip(unknown, reply.tokens, strict=False):
+            if admit(self._manifest, peer, token, self._settings.wall_clock()) is None:
+                self._let_in(peer, token)
+        return all(self.may_contribute(peer) for peer in unknown)
+
+    def answer_vouch(self, data: bytes) -> bytes:
+        """The tokens that some peers have shown us; raises `Refused`."""
+        try:
+            question = decode_body(VouchRequest, data, max_bytes=MAX_HELLO_BYTES)
+        except Malformed as error:
+            raise Refused(str(error)) from error
+        return VouchReply(tokens=[self._welcome.get(PeerId(peer)) or b"" for peer in question.peers]).encode()
+
+    def _let_in(self, peer: PeerId, token: bytes | None) -> None:
+        if len(self._welcome) >= MAX_WELCOME and peer not in self._welcome:
+            self._welcome.pop(next(iter(self._welcome)))
+        self._welcome[peer] = token

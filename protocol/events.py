@@ -227,6 +227,18 @@ class Dropped(Event):
 
 
 @dataclass(frozen=True)
+class NobodyAnswers(Event):
+    """No peer of the invitation has answered yet.
+
+    seconds: since the search began.  tried: maps of address, times and problem (a phrase).  check: what the person can do.
+    """
+
+    seconds: float
+    tried: list[dict[str, Any]]
+    check: str
+
+
+@dataclass(frozen=True)
 class Notice(Event):
     """A sentence for the person at the screen."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from protocol.chain import genesis_tip, record_hash
 from protocol.hashes import Hash
+from protocol.identity import PeerId
 from protocol.messages import Commit, Record
 from protocol.store import Store
 
@@ -19,13 +20,19 @@ class History:
         self._store = store
         self._tips = [genesis_tip(run)]
         self._last: Record | None = None
+        self._member_since: dict[PeerId, int] = {}
         for round in range(store.length()):
             commit = store.commit_at(round)
             if commit is None or commit.record.previous != self._tips[-1]:
                 store.truncate(round)
                 break
-            self._tips.append(record_hash(commit.record))
-            self._last = commit.record
+            self._take(commit.record)
+
+    def _take(self, record: Record) -> None:
+        self._tips.append(record_hash(record))
+        self._last = record
+        for member in record.members:
+            self._member_since.setdefault(PeerId(member.peer), record.round)
 
     @property
     def length(self) -> int:
@@ -40,6 +47,10 @@ class History:
     def last(self) -> Record | None:
         """The newest record, None at genesis."""
         return self._last
+
+    def has_member(self, peer: PeerId) -> bool:
+        """Whether any record of this chain names `peer` as a member."""
+        return peer in self._member_since
 
     def tip_at(self, rounds: int) -> Hash:
         """The tip after `rounds` rounds, at most `length`."""
@@ -62,8 +73,7 @@ class History:
         """Add the next record; it is on disk when this returns.  The caller has verified it."""
         assert commit.record.previous == self.tip and commit.record.round == self.length, "not the next record"
         self._store.append(commit)
-        self._tips.append(record_hash(commit.record))
-        self._last = commit.record
+        self._take(commit.record)
 
     def roll_back(self, rounds: int) -> None:
         """Keep the first `rounds` records only."""
@@ -71,3 +81,4 @@ class History:
         self._store.truncate(rounds)
         del self._tips[rounds + 1 :]
         self._last = self.record_at(rounds - 1)
+        self._member_since = {peer: since for peer, since in self._member_since.items() if since < rounds}

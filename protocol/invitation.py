@@ -7,6 +7,7 @@ that the run is a good one, so an invitation is as trustworthy as whoever gave i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -25,7 +26,9 @@ MAX_INVITATION_BYTES = 5000
 MAX_INVITATION_CHARACTERS = 7500
 CHECKSUM_BYTES = 4
 
-Address = Annotated[str, Field(min_length=2, max_length=200, pattern=r"^(/[!-.0-~]+)+$")]
+MAX_ADDRESS_CHARACTERS = 200
+ADDRESS_FORM = r"^(/[!-.0-~]+)+$"
+Address = Annotated[str, Field(min_length=2, max_length=MAX_ADDRESS_CHARACTERS, pattern=ADDRESS_FORM)]
 """A multiaddr: printable ASCII, no spaces.  Whether it can be dialled is the network's question."""
 
 
@@ -36,6 +39,11 @@ class Invitation(Body):
     organiser: PeerField
     addresses: Annotated[list[Address], Field(min_length=1, max_length=MAX_ADDRESSES)]
     token: Annotated[bytes, Field(max_length=MAX_TOKEN_BYTES)] | None
+
+
+def can_be_named(address: str) -> bool:
+    """Whether an address has the form of those in invitations."""
+    return len(address) <= MAX_ADDRESS_CHARACTERS and re.fullmatch(ADDRESS_FORM, address) is not None
 
 
 def make_invitation(run: Hash, organiser: PeerId, addresses: Sequence[str], token: bytes | None = None) -> str:

@@ -74,7 +74,7 @@ class Node:
         self._catch_up = CatchUp(self._parts, trainer.initialise if trainer is not None else None)
         self._pursuit = Pursuit(self._parts, self._catch_up)
         self._pulse = Pulse(self._parts, lambda: self._runner.work if self._runner else None)
-        self._door = Doorkeeper(manifest, signed.run, settings)
+        self._door = Doorkeeper(manifest, signed.run, settings, self._history)
         self._ejections = Ejections(self._parts, self._on_verdict)
         self._evaluator = Evaluator(self._parts, self._pulse)
         self.reception = Reception(self._parts, self._door, self._pulse, self._ejections, self._evaluator)

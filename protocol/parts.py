@@ -38,6 +38,7 @@ class NodeSettings:
     wait_for_contact: an invitation named somebody, so do not begin the run alone.
     stop_after: leave after so many rounds of the run; None to go on.
     token: the invitation's, to show at the door.
+    introduced: peers whose addresses the invitation names; they are heard until a chain says who is in.
     wall_clock: unix seconds, for the expiry of tokens alone.
     """
 
@@ -48,6 +49,7 @@ class NodeSettings:
     wait_for_contact: bool = False
     stop_after: int | None = None
     token: bytes | None = None
+    introduced: frozenset[PeerId] = frozenset()
     wall_clock: Callable[[], float] = _no_clock
 
 

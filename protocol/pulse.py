@@ -88,5 +88,6 @@ class Pulse:
         return [{"peer": peer, "name": known.heartbeat.name, "role": known.heartbeat.role.value,
                  "phase": known.heartbeat.phase.value, "round": known.heartbeat.round, "steps": known.heartbeat.steps,
                  "tokens_per_s": known.heartbeat.tokens_per_s, "liveness": known.liveness.value,
-                 "heard_s": now - known.heard, "version": known.heartbeat.version}
+                 "heard_s": now - known.heard, "version": known.heartbeat.version,
+                 "addresses": list(known.heartbeat.addresses)}
                 for peer, known in sorted(self._parts.membership, key=lambda item: item[0])]

@@ -19,7 +19,7 @@ from protocol.exchange_runner import ExchangeAsk, push_plan
 from protocol.hashes import Hash
 from protocol.identity import PeerId
 from protocol.membership import Liveness
-from protocol.messages import Accusation, Body, Commit, Goodbye, Heartbeat, Ready, decode_body, unpack
+from protocol.messages import Accusation, Body, Commit, Goodbye, Heartbeat, Motion, Proposal, Ready, decode_body, unpack
 from protocol.network import Landing, Offence, Refused, Verdict
 from protocol.parts import Parts
 from protocol.pulse import Pulse
@@ -105,6 +105,8 @@ class Reception:
         return fresh
 
     def _on_ready(self, sender: PeerId, ready: Ready, envelope: Envelope) -> bool:
+        if not self._door.may_contribute(sender):
+            return False
         known = self._readys.get(sender)
         if known is not None and known[1].raw == envelope.raw:
             return False
@@ -133,7 +135,9 @@ class Reception:
         if self._serving.knows(kind):
             return await self._serving.answer(kind, data)
         if kind == "round":
-            return self._on_round_statement(peer, data)
+            return await self._on_round_statement(peer, data)
+        if kind == "vouch":
+            return self._door.answer_vouch(data)
         if kind == "exchange":
             return await self._on_exchange_ask(peer, data)
         if kind == "part":
@@ -142,7 +146,7 @@ class Reception:
             return await self._ejections.answer(data)
         raise Refused("no such question")
 
-    def _on_round_statement(self, peer: PeerId, data: bytes) -> bytes:
+    async def _on_round_statement(self, peer: PeerId, data: bytes) -> bytes:
         try:
             sender, body, envelope = unpack(data, self._parts.run)
         except Malformed as error:
@@ -150,9 +154,17 @@ class Reception:
             raise Offence(str(error)) from error
         if sender != peer and not isinstance(body, Commit):
             raise Offence("a statement of somebody else")
+        if isinstance(body, Proposal | Motion) and not await self._names_only_admitted(peer, body):
+            self._parts.emit(Dropped(peer, envelope.kind, "it names somebody who was not admitted"))
+            raise Refused("it names somebody whose token was not shown here")
         if self.runner is not None:
             self.runner.receive(sender, body, envelope, by=peer)
         return b""
+
+    async def _names_only_admitted(self, proposer: PeerId, body: Proposal | Motion) -> bool:
+        members = body.plan.members if isinstance(body, Proposal) else body.record.members
+        named = [PeerId(member.peer) for member in members]
+        return await self._door.all_admitted(self._parts.network, named, proposer)
 
     async def _on_exchange_ask(self, peer: PeerId, data: bytes) -> bytes:
         try:

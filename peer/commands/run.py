@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +15,12 @@ from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
+    from protocol.hashes import Hash
+    from protocol.identity import PeerId
     from protocol.invitation import Invitation
     from protocol.manifest import SignedManifest
 
-_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def register(subparsers: Subparsers) -> None:
@@ -35,25 +38,27 @@ def register(subparsers: Subparsers) -> None:
     invite = add_command(group, "invite", "print an invitation with a token", run_invite)
     invite.add_argument("what", metavar="RUN", help="a run ID (its first 8 digits will do) or a manifest")
     invite.add_argument("--role", choices=["trainer", "seed"], default="trainer", help="what the token is for")
-    invite.add_argument("--expires", metavar="TIME", default="7d", help="how long it is valid: 90m, 12h, 7d (default)")
+    invite.add_argument("--expires", metavar="TIME", default="7d",
+                        help="how long it lets somebody in: 30m, 12h, 7d (default); who is in stays in")
     invite.add_argument("--peer", metavar="PEER_ID", help="the only peer it is for (default: whoever holds it)")
     _add_addresses(invite)
 
 
 def run_create(args: argparse.Namespace) -> int:
     """Sign and keep a run; the last line printed is the invitation."""
+    from peer.inviting import invite_command
     from peer.memory import memory_line
     from peer.paths import data_dir
-    from peer.run_source import create_run, dialable
+    from peer.run_source import create_run
     from peer.sentences import amount
     from protocol.identity import PeerId
     from protocol.keyfile import write_atomically
     from protocol.manifest import Admission
 
-    signed = create_run(Path(args.file), data_dir(args.data_dir))
+    data = data_dir(args.data_dir)
+    signed = create_run(Path(args.file), data)
     manifest = signed.manifest
-    organiser = PeerId(manifest.organiser)
-    addresses = dialable(args.address, organiser, _port(args.port))
+    addresses = _addresses(args, signed.run, PeerId(manifest.organiser), data)
     if args.out:
         write_atomically(Path(args.out).absolute(), signed.raw)
     print(f"run         {signed.run.hex()}")
@@ -61,7 +66,8 @@ def run_create(args: argparse.Namespace) -> int:
     print(f"parameters  {manifest.parameters} ({amount(manifest.parameters)})")
     print(f"memory      {memory_line(manifest)}")
     if manifest.admission is Admission.INVITE:
-        print(f"This run admits by token; make one with: peer run invite {signed.run.hex()[:12]}")
+        print("This run admits by token, which this invitation has not; while your peer runs, make one with: "
+              + invite_command(signed.run, data))
     print("invitation")
     print(_invitation(signed, addresses, None))
     return ExitCode.OK
@@ -91,7 +97,7 @@ def run_show(args: argparse.Namespace) -> int:
 def run_invite(args: argparse.Namespace) -> int:
     """Print an invitation with a token that this data directory's identity signs."""
     from peer.paths import data_dir
-    from peer.run_source import dialable, find_run
+    from peer.run_source import find_run
     from protocol.admission import make_token
     from protocol.canonical import Malformed
     from protocol.identity import PeerId, public_key_of
@@ -116,7 +122,7 @@ def run_invite(args: argparse.Namespace) -> int:
             raise PeerError(f"--peer {args.peer}: {error}; the guest's `peer id` prints it", ExitCode.INPUT) from error
     expiry = int(time.time()) + _duration_s(args.expires)
     token = make_token(identity, found.run, Role(args.role), expiry, args.peer)
-    print(_invitation(found, dialable(args.address, identity.peer_id, _port(args.port)), token))
+    print(_invitation(found, _addresses(args, found.run, identity.peer_id, data), token))
     return ExitCode.OK
 
 
@@ -126,26 +132,36 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
         metavar="ADDR",
         action="append",
         default=[],
-        help="where guests find a first peer, as a multiaddr; may be repeated (default: this computer's addresses)",
+        help="where guests find a first peer, as a multiaddr; may be repeated (default: where others reached your peer)",
     )
-    parser.add_argument(
-        "--port", type=int, help="port of the default addresses (PEER_PORT; default 4001), the one `peer join` has"
-    )
+    parser.add_argument("--port", type=int, help="name this computer's addresses with this port (PEER_PORT) instead")
 
 
-def _port(option: int | None) -> int:
-    from peer.run_source import DEFAULT_PORT
+def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) -> list[str]:
+    """The addresses for an invitation; a person is told when nobody is known to have reached them."""
+    from peer.inviting import find_addresses
+    from peer.run_source import DEFAULT_PORT, dialable
 
-    text = str(option) if option is not None else os.environ.get("PEER_PORT") or str(DEFAULT_PORT)
+    given = args.port if args.port is not None else os.environ.get("PEER_PORT")
+    if args.address or given:
+        return dialable(args.address, peer, _port(given or DEFAULT_PORT))
+    found = find_addresses(run, peer, data)
+    if found.remark:
+        print(f"peer: {found.remark}", file=sys.stderr, flush=True)
+    return found.addresses
+
+
+def _port(given: int | str) -> int:
+    text = str(given)
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
         raise PeerError(f"{text} is no port; give --port or PEER_PORT a number from 1 to 65535", ExitCode.USAGE)
     return int(text)
 
 
 def _duration_s(text: str) -> int:
-    match = re.fullmatch(r"([1-9][0-9]{0,4})([mhd])", text)
+    match = re.fullmatch(r"([1-9][0-9]{0,4})([smhd])", text)
     if match is None:
-        raise PeerError(f"--expires {text} is no time; write it like 90m, 12h or 7d", ExitCode.USAGE)
+        raise PeerError(f"--expires {text} is no time; write it like 90s, 30m, 12h or 7d", ExitCode.USAGE)
     return int(match[1]) * _SECONDS[match[2]]
 
 
@@ -176,8 +192,11 @@ def _print_manifest(signed: SignedManifest) -> None:
 
 
 def _print_invitation(invitation: Invitation) -> None:
+    from peer.inviting import describe_token
+
     print(f"# Invitation to run {invitation.run.hex()}")
     print(f"# organised by {invitation.organiser}")
     for address in invitation.addresses:
         print(f"# first peer {address}")
-    print(f"# {'with a token' if invitation.token else 'without a token'}")
+    for line in describe_token(invitation, time.time()):
+        print(f"# {line}")

@@ -69,6 +69,10 @@ def describe(status: dict[str, Any]) -> list[str]:
         f"running   for {duration(status['uptime_s'])}, version {status['version']}",
         f"members   {len(status['members'])} in the last round, {status['peers']} other peers here",
     ]
+    if status.get("invite_command"):
+        lines.append(f"invite    with: {clean(status['invite_command'], 500)}")
+    elif status.get("invitation"):
+        lines.append(f"invite    with: {clean(status['invitation'], 8000)}")
     for known in status["swarm"]:
         seen = "" if known["liveness"] == "alive" else f" ({known['liveness']})"
         who = f"{clean(known['name'])} {short(known['peer'])}"

@@ -2,7 +2,7 @@
 
 Every peer in the book that is neither connected nor banned is dialled, with a pause that doubles up to a minute; a new
 address makes it due at once, a lost connection after a second.  The library's own dialling (happy eyeballs over two
-addresses, a cache of failed peers) is bypassed: each address is tried alone.
+addresses, a cache of failed peers) is bypassed: each address is tried alone, and what came of it is kept.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import trio
 
 from protocol.canonical import Malformed
 from protocol.identity import PeerId, public_key_of
+from protocol.libp2p_network.attempts import BANNED, OTHER_RUN, SILENT, Attempt, problem_of
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
@@ -36,13 +37,20 @@ class _Entry:
     pause_s: float = FIRST_PAUSE_S
     due_at: float = 0.0
     dialling: bool = False
+    tried: dict[str, Attempt] = field(default_factory=dict)
+    """What came of each address."""
+    foreign: bool = False
+    """Connected once, it did not speak our run."""
 
 
 class Dialer:
-    def __init__(self, host: Any, me: PeerId, leave_alone: Callable[[PeerId], bool]) -> None:
+    """leave_alone: whether there is nothing to do about a peer now."""
+
+    def __init__(self, host: Any, me: PeerId, leave_alone: Callable[[PeerId], bool],
+                 is_banned: Callable[[PeerId], bool]) -> None:
         self._host = host
         self._me = me
-        self._leave_alone = leave_alone
+        self._leave_alone, self._is_banned = leave_alone, is_banned
         self._book: dict[PeerId, _Entry] = {}
         self._forgotten: set[PeerId] = set()
         self._changed = trio.Event()
@@ -60,10 +68,30 @@ class Dialer:
                 entry = self._book[peer] = _Entry()
             if address not in entry.addresses:
                 entry.addresses = [address, *entry.addresses][:MAX_ADDRESSES_PER_PEER]
+                entry.tried = {tried: entry.tried[tried] for tried in entry.tried if tried in entry.addresses}
                 self._make_due(entry)
 
     def known(self) -> list[str]:
         return [address for entry in self._book.values() for address in entry.addresses]
+
+    def attempts(self) -> list[Attempt]:
+        """What came of all addresses that were tried."""
+        return [self._seen_as(peer, entry, attempt)
+                for peer, entry in self._book.items() for attempt in entry.tried.values()]
+
+    def _seen_as(self, peer: PeerId, entry: _Entry, attempt: Attempt) -> Attempt:
+        if attempt.problem == "" and entry.foreign:
+            return replace(attempt, problem=OTHER_RUN)
+        return replace(attempt, problem=BANNED) if self._is_banned(peer) else attempt
+
+    def reached(self) -> list[str]:
+        """Addresses whose last dialling led to their peer, of our run."""
+        return [attempt.address for attempt in self.attempts() if attempt.problem == ""]
+
+    def on_foreign(self, peer: PeerId) -> None:
+        """This peer is connected, and does not know our run."""
+        if peer in self._book:
+            self._book[peer].foreign = True
 
     def forget(self, peer: PeerId) -> None:
         self._book.pop(peer, None)
@@ -108,23 +136,59 @@ class Dialer:
             for address in list(entry.addresses):
                 if self._leave_alone(peer) or peer in self._forgotten:
                     break
+                problem: str | None = SILENT
+                entry.foreign = False
                 with trio.move_on_after(DIAL_S):
-                    try:
-                        await self._connect(peer, address)
-                    except Exception as error:  # noqa: BLE001 - the library raises anything; the next try decides
-                        log.debug("dialling %s failed: %r", address, error)
+                    problem = await self._try(peer, address)
+                if problem is not None:
+                    times = entry.tried[address].times if address in entry.tried else 0
+                    entry.tried[address] = Attempt(address, times + 1, problem)
         entry.dialling = False
         self._changed.set()
 
-    async def _connect(self, peer: PeerId, address: str) -> None:
+    async def _try(self, peer: PeerId, address: str) -> str | None:
+        """Connect; the problem, "" when it led there, None when the peer had connected to us meanwhile."""
+        try:
+            return "" if await self._connect(peer, address) else None
+        except Exception as error:  # noqa: BLE001 - the library raises anything; the next try decides
+            log.debug("dialling %s failed: %r", address, error)
+            return problem_of(error)
+
+    async def _connect(self, peer: PeerId, address: str) -> bool:
+        """Whether this made a connection; False when there was one."""
         from libp2p.peer.id import ID
         from libp2p.peer.peerinfo import PeerInfo
         from multiaddr import Multiaddr
 
         identity = ID.from_string(peer)
+        if self._host.get_network().connections.get(identity):
+            return False
         self._host.get_network().unblock_peer(identity)
         self._host.get_peerstore().clear_addrs(identity)
         await self._host.connect(PeerInfo(identity, [Multiaddr(address.rsplit("/p2p/", 1)[0])]))
+        return True
+
+    async def answers(self, address: str) -> bool:
+        """Whether the peer of this address answers there now: it proves its identity, and the connection is closed."""
+        from libp2p.peer.id import ID
+        from multiaddr import Multiaddr
+
+        peer, swarm = peer_of(address), self._host.get_network()
+        if peer is None:
+            return False
+        connection = None
+        try:
+            where = Multiaddr(address)
+            connection = await swarm.transport_manager.transport_for_dialing(where).dial(where)
+            await swarm.upgrader.upgrade_security(connection, True, ID.from_string(peer))
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody was reached
+            log.debug("%s does not answer: %r", address, error)
+            return False
+        finally:
+            if connection is not None:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                    await connection.close()
+        return True
 
 
 def peer_of(address: str) -> PeerId | None:

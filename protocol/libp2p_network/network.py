@@ -11,8 +11,10 @@ import trio
 
 from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
+from protocol.libp2p_network.attempts import Attempt
 from protocol.libp2p_network.conduct import Conduct
 from protocol.libp2p_network.host import PortBusy, claim_port, interface_addresses, new_host
+from protocol.libp2p_network.reached import ReachedBy
 from protocol.network import Bandwidth, Handlers, NetworkError, Traffic, Unreachable
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class Libp2pNetwork:
         self._on_ban = on_ban
         self._conduct = Conduct(trio.current_time, self._ban, self._address_of)
         self._connected: dict[PeerId, None] = {}
+        self._reached_by = ReachedBy()
         self._early_addresses: list[str] = []
         self._nursery: trio.Nursery | None = None
         self._scope = trio.CancelScope(shield=True)
@@ -94,12 +97,13 @@ class Libp2pNetwork:
         from protocol.libp2p_network.requests import Requests
 
         self._host = new_host(self._identity, self._conduct)
-        self._requests = Requests(self._host, self._run, self._handlers, self._conduct)
+        self._reached_by.watch(self._host)
+        self._requests = Requests(self._host, self._run, self._handlers, self._conduct, self._on_foreign)
         self._gossip = Gossip(self._host, self._run, self._handlers, self._conduct)
         self._bulk = Bulk(self._host, self._run, self._handlers, self._conduct, self._listen_host,
                           RateLimit(self._up_limit, lambda: self._control_traffic().up_bytes),
                           RateLimit(self._down_limit, lambda: self._control_traffic().down_bytes))
-        self._dialer = Dialer(self._host, self.peer_id, self._leave_alone)
+        self._dialer = Dialer(self._host, self.peer_id, self._leave_alone, self._conduct.is_banned)
         self._host.get_network().register_notifee(_watcher(self))
         async with AsyncExitStack() as stack:
             where = Multiaddr(f"/ip4/{self._listen_host}/tcp/{self._listen_port}")
@@ -123,6 +127,22 @@ class Libp2pNetwork:
     def addresses(self) -> Sequence[str]:
         hosts = interface_addresses() if self._listen_host == "0.0.0.0" else [self._listen_host]
         return [f"/ip4/{host}/tcp/{self._listen_port}/p2p/{self.peer_id}" for host in hosts]
+
+    def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]:
+        """Our addresses by which others have reached us; `counts`: whose word about them counts."""
+        return [f"{address}/p2p/{self.peer_id}" for address in self._reached_by.addresses(counts)]
+
+    def reached_there(self) -> list[str]:
+        """Addresses of others by which we have reached them."""
+        return self._dialer.reached() if self._dialer is not None else []
+
+    def attempts(self) -> list[Attempt]:
+        """What came of the addresses that were dialled."""
+        return self._dialer.attempts() if self._dialer is not None else []
+
+    async def answers(self, address: str) -> bool:
+        """Whether the peer of this address answers there now; we may be connected to it otherwise."""
+        return self._dialer is not None and await self._dialer.answers(address)
 
     def connected(self) -> Sequence[PeerId]:
         return list(self._connected)
@@ -170,6 +190,10 @@ class Libp2pNetwork:
     def _leave_alone(self, peer: PeerId) -> bool:
         """Whether the dialer has nothing to do about a peer."""
         return peer in self._connected or self._conduct.is_banned(peer)
+
+    def _on_foreign(self, peer: PeerId) -> None:
+        if self._dialer is not None:
+            self._dialer.on_foreign(peer)
 
     def _address_of(self, peer: PeerId) -> str | None:
         """The address that a peer is connected from."""
@@ -221,6 +245,7 @@ def _watcher(network: Libp2pNetwork) -> Any:
 
     class Watcher(INotifee):
         async def connected(self, swarm: Any, conn: Any) -> None:
+            network._reached_by.on_connection(conn)
             self._look(conn)
 
         async def disconnected(self, swarm: Any, conn: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -16,6 +17,7 @@ from protocol import canonical
 from protocol.canonical import Malformed
 from protocol.hashes import Hash
 from protocol.identity import PeerId
+from protocol.libp2p_network.attempts import OTHER_RUN, is_foreign
 from protocol.libp2p_network.conduct import OVER, SLOW, WRONG, Channel, Conduct
 from protocol.libp2p_network.streams import BadFrame, discard, finish, read_exactly, read_frame, read_length, write_frame
 from protocol.network import MAX_REQUEST_BYTES, Handlers, NetworkError, Offence, Refused, Unreachable
@@ -35,12 +37,16 @@ log = logging.getLogger(__name__)
 
 
 class Requests:
-    def __init__(self, host: Any, run: Hash, handlers: Handlers, conduct: Conduct) -> None:
+    """on_foreign: told of a peer that is connected and does not know the run."""
+
+    def __init__(self, host: Any, run: Hash, handlers: Handlers, conduct: Conduct,
+                 on_foreign: Callable[[PeerId], None] = lambda peer: None) -> None:
         from libp2p.custom_types import TProtocol
 
         self._host = host
         self._handlers = handlers
         self._conduct = conduct
+        self._on_foreign = on_foreign
         self._protocol = TProtocol(f"/manyhands/1/{bytes(run).hex()[:16]}/request")
         self._open: Counter[PeerId] = Counter()
         self.up_bytes = 0
@@ -57,6 +63,9 @@ class Requests:
             except (Refused, Unreachable):
                 raise
             except Exception as error:
+                if is_foreign(error):
+                    self._on_foreign(peer)
+                    raise Unreachable(f"{peer}: {OTHER_RUN}") from error
                 raise Unreachable(f"the question '{kind}' to {peer} failed: {error}") from error
         assert scope.cancelled_caught
         raise Unreachable(f"{peer} did not answer '{kind}' within {timeout_s:g} s")

@@ -90,6 +90,8 @@ from protocol.questions import (
     PartRequest,
     TipsReply,
     TipsRequest,
+    VouchReply,
+    VouchRequest,
 )
 
 ONE = Identity.from_seed(bytes(32))
@@ -128,7 +130,7 @@ QUESTIONS: list[Body] = [
     ChunkRequest(what="result", round=1, root=TIP, index=0, offset=0, length=9), ExchangeAsk(plan=TIP, chunk=1),
     PartRequest(root=TIP, chunk=0, offset=0, length=9), PartReply(proof=[TIP], data=b"data"),
     EvidenceRequest(evidence=TIP, offset=0, length=9), HelloReply(protocol=1, version="1"),
-    make_hello(RUN, Role.TRAINER, b"token", "1"),
+    make_hello(RUN, Role.TRAINER, b"token", "1"), VouchRequest(peers=[ONE.peer_id]), VouchReply(tokens=[b"token", b""]),
 ]
 EVIDENCE = [encode_evidence(case) for case in (
     WrongAverage(plan=PLAN, statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw,

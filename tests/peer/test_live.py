@@ -103,7 +103,8 @@ def test_small_drawings() -> None:
 
 
 def test_every_event_has_a_sentence_and_a_level() -> None:
-    values: dict[str, Any] = {"int": 1, "float": 1.0, "str": "x", "bool": True, "list[str]": [OTHER]}
+    values: dict[str, Any] = {"int": 1, "float": 1.0, "str": "x", "bool": True, "list[str]": [OTHER],
+                              "list[dict[str, Any]]": [{"address": "/ip4/192.0.2.1/tcp/1", "times": 1, "problem": "x"}]}
     for cls in ev.EVENTS.values():
         event = cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])
         assert sentence(event) and level(event), cls

@@ -61,12 +61,24 @@ def test_a_bad_token_is_refused_with_a_sentence(shown: bytes | None, part: str) 
     assert reason is not None and part in reason and len(reason) <= 300
 
 
+def test_a_member_of_a_record_needs_no_token_and_nobody_else_gains_by_that() -> None:
+    expired, strange = token(left_s=0), token(OTHER)
+    for shown in (None, expired, strange, b"rubbish", token(peer=OTHER.peer_id)):
+        assert admit(INVITE, GUEST, shown, NOW, member=True) is None
+        assert admit(INVITE, GUEST, shown, NOW) is not None
+    listed = a_manifest(admission="allowlist", allowlist=[GUEST])
+    assert "listed peers" in (admit(listed, OTHER.peer_id, None, NOW, member=True) or "")
+
+
 def test_a_good_greeting_is_answered() -> None:
     hello = make_hello(RUN, Role.TRAINER, token(), "1.0")
     assert answer_hello(INVITE, RUN, GUEST, hello, NOW, "1.1") == HelloReply(protocol=1, version="1.1")
     refused = answer_hello(INVITE, RUN, GUEST, hello.model_copy(update={"token": None}), NOW, "1.1")
     assert isinstance(refused, str) and "invited" in refused
     assert "another run" in str(answer_hello(INVITE, ZERO_HASH, GUEST, hello, NOW, "1.1"))
+    expired = hello.model_copy(update={"token": token(left_s=0)})
+    assert "expired" in str(answer_hello(INVITE, RUN, GUEST, expired, NOW, "1.1"))
+    assert answer_hello(INVITE, RUN, GUEST, expired, NOW, "1.1", member=True) == HelloReply(protocol=1, version="1.1")
 
 
 def test_versions_that_do_not_meet_are_told_who_must_change() -> None:

@@ -71,6 +71,8 @@ class Seat:
     """A hostile peer has its own contributions."""
     offload: Offload = inline
     """How its node runs blocking work; a hostile peer has its own ways."""
+    token: bytes | None = None
+    introduced: frozenset[PeerId] = frozenset()
     disk_fault: str | None = None
     disk_operations: int = 0
     farewell: str = ""
@@ -166,7 +168,8 @@ class World:
         store = Store(seat.folder, FaultyDisk(seat.platter, process, lambda what: self._disk_fault(seat, what)))
         seat.trainer = seat.make_trainer(self.signed.manifest, seat.number, seat.step_s, self.judge.on_contribution)
         settings = NodeSettings(name=f"sim-{seat.number}", role=Role.TRAINER, version="0", incarnation=seat.lives,
-                                stop_after=seat.stop_after)
+                                stop_after=seat.stop_after, token=seat.token, introduced=seat.introduced,
+                                wall_clock=self.now)
         state = OuterState(self.signed.manifest)
         node = Node(seat.identity, self.signed, store, state, seat.trainer, settings,
                     partial(self._on_event, seat, process), offload=seat.offload)

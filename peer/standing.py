@@ -1,0 +1,29 @@
+"""Whether this peer may take part in a run, as its own computer can tell before anybody else is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protocol.admission import admit, version_problem
+from protocol.hashes import Hash
+from protocol.history import History
+from protocol.identity import PeerId
+from protocol.manifest import RunManifest
+from protocol.messages import Role
+from protocol.store import Store
+
+
+def standing_problem(
+    manifest: RunManifest, run: Hash, peer: PeerId, token: bytes | None, wall_now: float, role: Role, folder: Path
+) -> str | None:
+    """Why `peer` may not take part, as a sentence; None when it may.  Blocking.
+
+    wall_now: unix seconds.  folder: the run's, with the records that earlier lives committed: a member stays one.
+    """
+    problem = version_problem(manifest)
+    if problem is not None:
+        return problem
+    problem = admit(manifest, peer, token, wall_now, role=role)
+    if problem is not None and (folder / "records").is_dir():
+        return admit(manifest, peer, token, wall_now, role=role, member=History(run, Store(folder)).has_member(peer))
+    return problem

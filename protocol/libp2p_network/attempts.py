@@ -1,0 +1,71 @@
+"""What came of dialling an address, in words for a person."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+REFUSED = "refused, nothing listens there"
+SILENT = "no answer in time"
+NO_ROUTE = "no way there from this network"
+NO_NAME = "its name has no address"
+WRONG_PEER = "another peer answers there"
+NO_PEER = "what answers there does not speak as a peer"
+OTHER_RUN = "that peer takes part in another run now"
+BANNED = "that peer is banned here for a while"
+ODD = "it cannot be dialled"
+MAX_CAUSES = 64
+
+_OF_ERRNO = {
+    errno.ECONNREFUSED: REFUSED, errno.ETIMEDOUT: SILENT, errno.ENETUNREACH: NO_ROUTE, errno.EHOSTUNREACH: NO_ROUTE,
+    errno.ENETDOWN: NO_ROUTE, errno.EADDRNOTAVAIL: NO_ROUTE, errno.ECONNRESET: NO_PEER,
+}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An address that was dialled.  times: since the start.  problem: of the last time; "" when it answered."""
+
+    address: str
+    times: int
+    problem: str
+
+
+def problem_of(error: BaseException) -> str:
+    """Why dialling failed: what the library raised, down to its first cause."""
+    from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
+    from libp2p.security.noise.exceptions import NoiseFailure, PeerIDMismatchesPubkey
+
+    found = list(_causes(error))
+    for cause in found:
+        if isinstance(cause, OSError) and cause.errno in _OF_ERRNO:
+            return _OF_ERRNO[cause.errno]
+    if any(isinstance(cause, PeerIDMismatchesPubkey) for cause in found):
+        return WRONG_PEER
+    if any(isinstance(cause, MultiselectError | MultiselectClientError | NoiseFailure) for cause in found):
+        return NO_PEER
+    if any("resolve" in str(cause) for cause in found):
+        return NO_NAME
+    return ODD
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Whether a stream failed because the other end does not know our protocol, which names the run."""
+    from libp2p.protocol_muxer.exceptions import MultiselectClientError
+
+    return any(isinstance(cause, MultiselectClientError) and "not supported" in str(cause) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and everything under it: groups, the library's lists of errors, and causes."""
+    waiting, seen = [error], 0
+    while waiting and seen < MAX_CAUSES:
+        cause = waiting.pop(0)
+        seen += 1
+        yield cause
+        inner = cause.exceptions if isinstance(cause, BaseExceptionGroup) else getattr(cause, "errors", ())
+        waiting += [each for each in inner if isinstance(each, BaseException)]
+        below = cause.__cause__ or cause.__context__
+        if below is not None:
+            waiting.append(below)

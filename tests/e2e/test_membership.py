@@ -1,0 +1,57 @@
+"""An invitation names where the peer really is, and a member needs no good token to come back; nobody else does."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import trio
+
+from peer.errors import ExitCode
+from protocol.admission import make_token
+from protocol.identity import Identity, PeerId
+from protocol.invitation import make_invitation, read_invitation
+from protocol.keyfile import load_identity
+from protocol.manifest import open_manifest
+from protocol.messages import Role
+from tests.e2e.swarm import TINY_RUN, Peer, Swarm
+from tests.e2e.test_invitation import ADMISSION, refused, turned_away
+
+
+def invited(swarm: Swarm, organiser: Peer, run: str) -> str:
+    """What the organiser's `peer run invite` prints while its peer runs."""
+    swarm.until("the organiser listens", lambda: organiser.peer_id and organiser.status()["addresses"])
+    invitation = swarm.command(organiser.folder, "run", "invite", run).split()[-1]
+    assert read_invitation(invitation).addresses == organiser.status()["addresses"]
+    return invitation
+
+
+def test_a_member_with_an_expired_token_comes_back_and_a_newcomer_with_it_stays_outside(tmp_path: Path) -> None:
+    with Swarm(tmp_path, ADMISSION.format("invite") + TINY_RUN) as swarm:
+        swarm.create_run()
+        organiser = swarm.peer("organiser").start()
+        signed = open_manifest(swarm.manifest.read_bytes())
+        invitation = invited(swarm, organiser, signed.run.hex()[:12])
+        status = organiser.status()
+        assert status["invitation"] == "" and status["invite_command"].startswith("peer run invite ")
+        guest = swarm.peer("guest", invitation).start()
+        swarm.whole(organiser, guest)
+        assert guest.status()["invite_command"] == ""
+        for peer in (guest, organiser):
+            assert peer.leave() == ExitCode.OK
+
+        organiser.start()
+        signer = load_identity(organiser.folder)
+        assert signer is not None
+        token = make_token(signer, signed.run, Role.TRAINER, int(time.time()) - 3 * 86_400)
+        found = read_invitation(invited(swarm, organiser, signed.run.hex()[:12]))
+        expired = make_invitation(signed.run, PeerId(signed.manifest.organiser), found.addresses, token)
+        shown = swarm.command(guest.folder, "run", "show", expired)
+        assert "(3 days ago)" in shown and "for anyone who holds it" in shown and "role trainer" in shown
+        assert "has expired; ask the run's organiser" in turned_away(swarm, "newcomer", expired)
+        assert "has expired" in trio.run(refused, signed, found, Identity.generate(), token)
+        guest.what = [expired]
+        guest.start()
+        rounds = swarm.whole(organiser, guest)
+        swarm.equal(rounds, organiser, guest)
+        assert guest.peer_id != organiser.peer_id

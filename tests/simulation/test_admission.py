@@ -1,0 +1,212 @@
+"""Who is in stays in: tokens expire, members come back, and everybody else stays outside.
+
+The wall clock of these peers is the world's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import trio
+
+from protocol.admission import make_token
+from protocol.events import Dropped, Event, Notice
+from protocol.identity import Identity, PeerId
+from protocol.manifest import Admission, SignedManifest, sign
+from protocol.messages import Role
+from protocol.network import Refused
+from tests.simulation.runs import simulate
+from tests.simulation.test_liars import holds
+from tests.simulation.world import Seat, World, simulated_run
+
+ORGANISER = Identity.from_seed(b"\x2a" * 32)
+EXPIRES_S = 60
+LATER_S = 1_000_000
+
+
+@lru_cache(maxsize=1)
+def invited_run() -> SignedManifest:
+    """Nobody begins it alone, so who is let in nowhere commits nothing."""
+    return sign(ORGANISER, simulated_run(2).manifest.model_copy(update={"admission": Admission.INVITE}))
+
+
+def invite(seat: Seat, expiry: int, peer: PeerId | None = None) -> None:
+    seat.token = make_token(ORGANISER, invited_run().run, Role.TRAINER, expiry, peer)
+
+
+def invite_all(seats: Iterable[Seat], expiry: int = LATER_S) -> None:
+    for seat in seats:
+        invite(seat, expiry)
+
+
+def members(seat: Seat) -> set[str]:
+    """Of all records of its chain."""
+    assert seat.node is not None
+    commits = [seat.node.commit_at(round) for round in range(seat.node.rounds)]
+    return {member.peer for commit in commits for member in commit.record.members}
+
+
+def newest(seat: Seat) -> set[str]:
+    assert seat.node is not None and seat.node.rounds
+    return {member.peer for member in seat.node.commit_at(seat.node.rounds - 1).record.members}
+
+
+def refusals(world: World) -> list[tuple[int, str]]:
+    """What peers are told at doors from now on: who, and the sentence."""
+    heard: list[tuple[int, str]] = []
+
+    def listen(seat: Seat, event: Event) -> None:
+        if isinstance(event, Notice) and event.level == "warning":
+            heard.append((seat.number, event.text))
+
+    world.listeners.append(listen)
+    return heard
+
+
+async def begin(world: World, seats: Iterable[Seat]) -> None:
+    """All of them in one record."""
+    wanted = list(seats)
+    for seat in wanted:
+        world.start(seat)
+    names = {seat.peer for seat in wanted}
+    await world.until("one record of all", lambda: all(
+        seat.node is not None and seat.node.rounds > 0 and newest(seat) >= names for seat in wanted), within_s=120)
+
+
+async def until_expired(world: World) -> None:
+    await trio.sleep(max(0.0, EXPIRES_S + 1 - world.now()))
+
+
+def test_a_member_comes_back_with_the_token_that_has_expired() -> None:
+    async def scenario(world: World) -> None:
+        stays, also, returns = world.seats
+        invite_all((stays, also))
+        invite(returns, EXPIRES_S)
+        await begin(world, world.seats)
+        world.kill(returns)
+        await until_expired(world)
+        heard = refusals(world)
+        world.start(returns)
+        reached = max(world.rounds())
+        await world.until_round(reached + 3, within_s=120)
+        await world.until("it is a member again", lambda: returns.peer in newest(stays), within_s=60)
+        assert not heard
+
+    holds(simulate(3, scenario, signed=invited_run()))
+
+
+def test_members_whose_tokens_have_all_expired_meet_again_after_all_of_them_restarted() -> None:
+    async def scenario(world: World) -> None:
+        invite_all(world.seats, EXPIRES_S)
+        await begin(world, world.seats)
+        for seat in world.seats:
+            world.kill(seat)
+        await until_expired(world)
+        before = {seat.number: seat.lives for seat in world.seats}
+        await begin(world, world.seats)
+        assert all(seat.lives == before[seat.number] + 1 for seat in world.seats)
+        reached = max(world.rounds())
+        await world.until_round(reached + 2, within_s=120)
+        await world.until("all are members", lambda: newest(world.seats[0]) == {s.peer for s in world.seats}, within_s=60)
+
+    holds(simulate(3, scenario, signed=invited_run()))
+
+
+def test_an_expired_token_without_a_record_stays_outside_and_so_does_a_second_key_with_a_members_token() -> None:
+    async def scenario(world: World) -> None:
+        one, other, member, late = world.seats
+        invite_all((one, other))
+        invite(member, EXPIRES_S)
+        late.token = member.token
+        await begin(world, (one, other, member))
+        await until_expired(world)
+        heard = refusals(world)
+        world.start(late)
+        reached = one.node.rounds if one.node else 0
+        await world.until("rounds go on", lambda: one.node is not None and one.node.rounds >= reached + 4, within_s=120)
+        assert late.peer not in members(one) and late.node is not None and late.node.rounds == 0
+        assert {text for who, text in heard if who == late.number} == {
+            "the token of the invitation has expired; ask the run's organiser for a new invitation"}
+
+    holds(simulate(4, scenario, signed=invited_run()))
+
+
+def test_who_was_a_member_of_a_lost_fork_only_is_a_stranger_on_the_chain_that_won() -> None:
+    async def scenario(world: World) -> None:
+        one, two, three, strays, late = world.seats
+        invite_all((one, two, three, strays))
+        invite(late, EXPIRES_S)
+        await begin(world, (one, two, three, strays))
+        world.partition([one, two, three], [strays, late])
+        world.start(late)
+        await world.until("a fork with the newcomer", lambda: strays.node is not None and late.peer in newest(strays),
+                          within_s=EXPIRES_S - world.now())
+        world.kill(late)
+        await until_expired(world)
+        world.heal()
+        await world.until("the fork is given up", lambda: late.peer not in members(strays), within_s=120)
+        heard = refusals(world)
+        world.start(late)
+        reached = one.node.rounds if one.node else 0
+        await world.until("rounds go on", lambda: one.node is not None and one.node.rounds >= reached + 4, within_s=120)
+        assert all(late.peer not in members(seat) for seat in (one, two, three, strays))
+        assert any("expired" in text for who, text in heard if who == late.number)
+
+    holds(simulate(5, scenario, signed=invited_run()))
+
+
+def test_a_newcomer_learns_who_is_in_from_the_expired_member_that_its_invitation_names() -> None:
+    async def scenario(world: World) -> None:
+        one, two, newcomer = world.seats
+        invite_all((one, two), EXPIRES_S)
+        await begin(world, (one, two))
+        for seat in (one, two):
+            world.kill(seat)
+        await until_expired(world)
+        await begin(world, (one, two))
+        invite(newcomer, LATER_S)
+        newcomer.introduced = frozenset({one.peer})
+        world.start(newcomer)
+        await world.until("it is a member", lambda: newcomer.peer in newest(two), within_s=120)
+
+    holds(simulate(3, scenario, signed=invited_run()))
+
+
+def test_a_member_cannot_bring_in_somebody_whom_the_organiser_did_not_invite() -> None:
+    async def scenario(world: World) -> None:
+        one, two, liar, friend = world.seats
+        invite_all((one, two, liar))
+        heard: list[str] = []
+        world.listeners.append(lambda seat, event: heard.append(event.what) if isinstance(event, Dropped) else None)
+        await begin(world, (one, two, liar))
+        assert liar.node is not None
+        door = liar.node._door
+        may_contribute = door.may_contribute
+        door.may_contribute = lambda peer: peer == friend.peer or may_contribute(peer)  # type: ignore[method-assign]
+        door._let_in(friend.peer, None)
+        world.start(friend)
+        reached = max(world.rounds())
+        await world.until("rounds go on", lambda: one.node is not None and one.node.rounds >= reached + 8, within_s=400)
+        assert "proposal" in heard, "the liar proposed its friend"
+        assert all(friend.peer not in members(seat) for seat in (one, two, liar))
+
+    holds(simulate(4, scenario, signed=invited_run()))
+
+
+def test_a_newcomer_that_only_the_proposer_has_met_is_vouched_for_with_its_token() -> None:
+    async def scenario(world: World) -> None:
+        one, two, three, newcomer = world.seats
+        invite_all(world.seats)
+        await begin(world, (one, two, three))
+        for seat in (two, three):
+            assert seat.node is not None
+            seat.node._door.answer_hello = unheard  # type: ignore[method-assign]
+        world.start(newcomer)
+        await world.until("it is a member", lambda: newcomer.peer in newest(two), within_s=200)
+
+    holds(simulate(4, scenario, signed=invited_run()))
+
+
+def unheard(peer: PeerId, data: bytes) -> bytes:
+    raise Refused("no line to you")
