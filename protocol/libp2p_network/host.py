@@ -8,18 +8,19 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from typing import Any
+from typing import Any, cast
 
 from protocol.identity import Identity
 from protocol.libp2p_network import patches
 from protocol.libp2p_network.conduct import Conduct
-from protocol.libp2p_network.guard import guard_connections, guarded_resources
+from protocol.libp2p_network.guard import Bounds, guard_connections
 from protocol.network import NetworkError
 
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 1024
+"""More than `visitors` lets in and `dialer` reaches together: the library would close the newest, whoever it is."""
 STREAM_NEGOTIATION_S = 10
 UPGRADE_S = 5.0
-"""For the handshake of a connection from outside, which holds one of `MAX_CONNECTIONS` meanwhile."""
+"""For the handshake of a connection from outside."""
 
 
 class PortBusy(NetworkError):
@@ -46,8 +47,8 @@ def claim_port(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def new_host(identity: Identity, conduct: Conduct) -> Any:
-    """A libp2p `BasicHost` for this identity, not yet listening; its connections answer to `conduct`."""
+def new_host(identity: Identity, conduct: Conduct, bounds: Bounds) -> Any:
+    """A libp2p `BasicHost` for this identity, not yet listening; its connections answer to `conduct` and `bounds`."""
     import libp2p
     from libp2p.crypto.ed25519 import create_new_key_pair
     from libp2p.crypto.x25519 import create_new_key_pair as new_noise_key_pair
@@ -70,7 +71,7 @@ def new_host(identity: Identity, conduct: Conduct) -> Any:
         muxer_opt={TProtocol(YAMUX_ID): Yamux},
         negotiate_timeout=STREAM_NEGOTIATION_S,
         connection_config=config,
-        resource_manager=guarded_resources(conduct),
+        resource_manager=cast(Any, bounds),
     )
     swarm: Any = host.get_network()
     guard_connections(swarm, conduct)
