@@ -75,8 +75,35 @@ def new_host(identity: Identity, conduct: Conduct, bounds: Bounds) -> Any:
     )
     swarm: Any = host.get_network()
     guard_connections(swarm, conduct)
+    _say_less(host)
     swarm.retry_config = RetryConfig(max_retries=0)
     return host
+
+
+def _say_less(host: Any) -> None:
+    """Whoever connects is asked by the library who it is, may say so again at any time, and is remembered for good.  Here
+    only peers that we have to do with are asked (`ask_who`), and nothing is remembered of who is gone (`forget`)."""
+    from libp2p.identity.identify_push import ID_PUSH
+
+    host.get_mux().remove_handler(ID_PUSH)
+    host._on_notifee_connected = _nothing
+    host.get_network().auto_connector.record_disconnect = lambda peer: None
+
+
+async def _nothing(connection: Any) -> None:
+    return
+
+
+def ask_who(host: Any, identity: Any) -> None:
+    """Let the library ask a peer for its addresses and protocols."""
+    host._schedule_identify(identity, reason="met")
+
+
+def forget(host: Any, identity: Any) -> None:
+    """Of a peer whose last connection has ended: the dialer has its own book."""
+    store = host.get_peerstore()
+    store.peer_data_map.pop(identity, None)
+    store.peer_record_map.pop(identity, None)
 
 
 def _silence() -> None:

@@ -15,7 +15,7 @@ from protocol.identity import Identity, PeerId
 from protocol.libp2p_network.conduct import Conduct
 from protocol.libp2p_network.door import Door
 from protocol.libp2p_network.guard import Bounds
-from protocol.libp2p_network.host import PortBusy, claim_port, interface_addresses, new_host
+from protocol.libp2p_network.host import PortBusy, ask_who, claim_port, forget, interface_addresses, new_host
 from protocol.libp2p_network.visitors import Places
 from protocol.network import Bandwidth, Handlers, NetworkError, Traffic, Unreachable
 
@@ -65,7 +65,8 @@ class Libp2pNetwork:
         self._conduct = Conduct(trio.current_time, self._ban, self._address_of)
         self._bounds = Bounds(self._conduct)
         self._door = Door(self._conduct, places, on_strangers)
-        self._connected: dict[PeerId, None] = {}
+        self._connected: dict[PeerId, float] = {}
+        """Since when, for who is no stranger."""
         self._early_addresses: list[str] = []
         self._nursery: trio.Nursery | None = None
         self._scope = trio.CancelScope(shield=True)
@@ -228,16 +229,18 @@ class Libp2pNetwork:
         is_connected = ours or bool(alive) and self._door.is_welcome(peer)
         if not alive:
             self._bounds.disconnected(peer)
+            forget(self._host, identity)
         if alive and self._conduct.is_banned(peer) and self._nursery is not None:
             self._nursery.start_soon(self._disconnect, peer)
         elif is_connected and peer not in self._connected:
-            self._connected[peer] = None
+            self._connected[peer] = trio.current_time()
+            ask_who(self._host, identity)
             self._handlers.on_peer_connected(peer)
         elif not is_connected and peer in self._connected:
-            del self._connected[peer]
+            since = self._connected.pop(peer)
             assert self._bulk is not None and self._dialer is not None
             self._bulk.disconnected(peer)
-            self._dialer.lost(peer)
+            self._dialer.lost(peer, trio.current_time() - since)
             self._handlers.on_peer_disconnected(peer)
 
 

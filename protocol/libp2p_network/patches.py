@@ -5,7 +5,7 @@
 3. Frame write: cancelling one in the middle leaves half a frame behind and desynchronises Noise for all streams; a
    write that has begun is shielded, and ends the connection when the peer does not read for `STALL_S`.
 4. Gossip: stock verifies the same signed peer record on every message; we remember the last one that was good.
-5. Identify: stock names the library; we say what program this is.
+5. Identify: stock names the library, and takes an answer of 1 MiB; we say what program this is, and take `IDENTIFY_BYTES`.
 
 Inbound connections are `door`'s, connections' and streams' counts `guard`'s.
 """
@@ -13,12 +13,14 @@ Inbound connections are `door`'s, connections' and streams' counts `guard`'s.
 from __future__ import annotations
 
 import struct
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import trio
 
 STALL_S = 10.0
+IDENTIFY_BYTES = 16 << 10
 _MAX_RECORDS = 1024
 _applied = False
 
@@ -133,8 +135,11 @@ def _patch_signed_records() -> None:
 
 
 def _patch_identify() -> None:
+    from libp2p.host import basic_host
     from libp2p.identity.identify import identify
 
+    host: Any = basic_host
+    host.read_length_prefixed_protobuf = partial(host.read_length_prefixed_protobuf, max_length=IDENTIFY_BYTES)
     identify.AGENT_VERSION = agent_version()
     identify.PROTOCOL_VERSION = "manyhands/1"
 
