@@ -85,6 +85,11 @@ class Bucket:
         self.bytes_s -= bytes_s
         return True
 
+    def holds(self, allowance: Allowance, now: float) -> bool:
+        """Whether there is enough left for one message."""
+        self.take(allowance, now, 0, 0)
+        return self.messages_s >= 1 / allowance.per_s
+
 
 @dataclass
 class _Peer:

@@ -8,7 +8,7 @@ import trio
 
 from protocol.identity import Identity
 
-HALF_A_GREETING = b"\x13/multistream/1.0.0\n\x07/noise\n"
+HALF_A_HANDSHAKE = b"\x13/multistream/1.0.0\n\x07/noise\n"
 """What a handshake begins with."""
 
 

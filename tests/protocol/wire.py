@@ -40,7 +40,10 @@ class Recorder:
     async def until(self, condition: Callable[[], Any]) -> None:
         with trio.fail_after(PATIENCE_S):
             while not condition():
-                await self._changed.wait()
+                await self.next_change()
+
+    async def next_change(self) -> None:
+        await self._changed.wait()
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         self.gossip.append(data)
