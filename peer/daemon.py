@@ -268,7 +268,7 @@ class Daemon:
             network = await stack.enter_async_context(open_network(
                 self._identity, self._choice.run, self._lobby, listen_host=host, listen_port=port,
                 mdns=not settings.local, up_limit=settings.up_limit, down_limit=settings.down_limit,
-                on_ban=lambda peer, why: self._log.emit(PeerBanned(peer, why))))
+                on_ban=lambda peer, why: self._log.emit(PeerBanned(peer, why)), on_strangers=self._log.emit))
             nursery = await stack.enter_async_context(trio.open_nursery())
             self._network = network
             network.remember(self._choice.addresses)

@@ -25,15 +25,19 @@ class Lobby:
 
     def __init__(self) -> None:
         self._node: Handlers | None = None
+        self._open = trio.Event()
 
     def admit(self, node: Handlers) -> None:
         """From now on `node` is called; it must be running."""
         self._node = node
+        self._open.set()
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         return self._node.on_gossip(forwarder, data) if self._node else Verdict.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        if kind == "hello":
+            await self._open.wait()  # who greets us now need not do it again; it waits as long as it likes
         if self._node is None:
             raise Refused("this peer is still starting; ask again")
         return await self._node.on_request(peer, kind, data)

@@ -106,6 +106,9 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return f"{clean(called) or 'a peer'} ({short(peer)}) is here"
         case ev.PeerBanned(peer, reason):
             return f"{name(peer)} was disconnected and stays out for a while: {clean(reason)}"
+        case ev.StrangersClosed(silent, crowded, busiest):
+            return (f"closed {silent + crowded} connections from outside ({silent} that did not greet in time, "
+                    f"{crowded} for want of room), most of them from {clean(busiest)}")
         case ev.PeerEjected(peer, reason, evidence):
             return f"{name(peer)} is shut out for good: {clean(reason)} (proof {evidence[:16]})"
         case ev.PeerSuspected(peer, silent_s):

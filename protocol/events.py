@@ -55,6 +55,18 @@ class PeerBanned(Event):
 
 
 @dataclass(frozen=True)
+class StrangersClosed(Event):
+    """Connections from outside that were closed since this was told last, at most once a minute.
+
+    silent: their peer did not greet in time.  crowded: there was no room.  busiest: the address that most were from.
+    """
+
+    silent: int
+    crowded: int
+    busiest: str
+
+
+@dataclass(frozen=True)
 class TrainerStarted(Event):
     pid: int
 

@@ -283,6 +283,9 @@ class MemoryNetwork:
     def connected(self) -> Sequence[PeerId]:
         return self._wire.reachable(self._peer_id) if self._wire.end(self._peer_id) is self else []
 
+    def welcome(self, peer: PeerId) -> None:
+        """There are no strangers here."""
+
     def traffic(self) -> Traffic:
         return Traffic(self.up_bytes, self.down_bytes)
 

@@ -127,7 +127,9 @@ class Reception:
         if peer in self._ejections:
             raise Refused(f"you were ejected from this run: you {self._ejections.reason(peer)}")
         if kind == "hello":
-            return self._door.answer_hello(peer, data)
+            answer = self._door.answer_hello(peer, data)
+            self._parts.network.welcome(peer)
+            return answer
         if kind == "manifest":
             return await self._serving.answer(kind, data)
         if not self._door.may_speak(peer):

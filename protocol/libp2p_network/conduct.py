@@ -2,8 +2,8 @@
 
 A peer has an allowance of messages and of bytes a second on each channel; what is over it is dropped, and costs a little
 of the peer's standing.  What no honest peer sends costs much.  Standing comes back by and by; a peer that has none left
-is banned for `BAN_S`: disconnected, not dialled, and its connections are refused.  New connections have an allowance for
-each address, which a banned identity uses up, so that a new identity from there has to wait.
+is banned for `BAN_S`: disconnected, not dialled, and its connections are refused.  Each ban uses up some of our patience
+with the address it fell on; while there is none left, new identities from there have to wait.
 
 Pure: told the time, and asked.  What a ban means for sockets is the network's business.
 """
@@ -59,9 +59,10 @@ class Channel(Enum):
     """Frames that want one of ours for an answer: every peer sends one now and then."""
 
 
-ADDRESS = Allowance(4, float("inf"), 32)
-"""New connections from one address: many peers can be behind it."""
-CONNECTIONS_PER_BAN = 40.0
+ADDRESS = Allowance(1, float("inf"), 32)
+"""Our patience with an address, in seconds: many peers can be behind it.  How many connections there may be from it at one
+time is `visitors`' business."""
+PATIENCE_PER_BAN_S = 10.0
 
 
 @dataclass
@@ -83,6 +84,11 @@ class Bucket:
         self.messages_s -= messages_s
         self.bytes_s -= bytes_s
         return True
+
+    def holds(self, allowance: Allowance, now: float) -> bool:
+        """Whether there is enough left for one message."""
+        self.take(allowance, now, 0, 0)
+        return self.messages_s >= 1 / allowance.per_s
 
 
 @dataclass
@@ -137,8 +143,8 @@ class Conduct:
         return until is not None
 
     def admits_connection(self, address: str) -> bool:
-        """Whether one more connection from `address` may begin."""
-        return self._address(address).take(ADDRESS, self._clock(), 1, 0)
+        """Whether new connections from `address` may begin."""
+        return self._address(address).take(ADDRESS, self._clock(), 0, 0)
 
     def _of(self, peer: PeerId, now: float) -> _Peer:
         known = self._peers.get(peer)
@@ -169,5 +175,5 @@ class Conduct:
         if address is not None:
             bucket = self._address(address)
             bucket.take(ADDRESS, now, 0, 0)
-            bucket.messages_s = max(-ADDRESS.burst_s, bucket.messages_s - CONNECTIONS_PER_BAN / ADDRESS.per_s)
+            bucket.messages_s = max(-ADDRESS.burst_s, bucket.messages_s - PATIENCE_PER_BAN_S)
         self._on_ban(peer, why)

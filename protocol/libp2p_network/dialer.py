@@ -1,8 +1,9 @@
 """The address book and who is dialled when.
 
 Every peer in the book that is neither connected nor banned is dialled, with a pause that doubles up to a minute; a new
-address makes it due at once, a lost connection after a second.  The library's own dialling (happy eyeballs over two
-addresses, a cache of failed peers) is bypassed: each address is tried alone, and what came of it is kept.
+address makes it due at once.  A connection that lasted is dialled again after a second; one that the other end soon
+closed, after the pause, for it may not want us.  The library's own dialling (happy eyeballs over two addresses, a cache of
+failed peers) is bypassed: each address is tried alone, and what came of it is kept.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from protocol.libp2p_network.attempts import BANNED, OTHER_RUN, SILENT, Attempt,
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
+LASTING_S = 30.0
 DIAL_S = 10.0
 MAX_PEERS = 1024
 MAX_ADDRESSES_PER_PEER = 8
@@ -98,12 +100,14 @@ class Dialer:
         if len(self._forgotten) < MAX_PEERS:
             self._forgotten.add(peer)
 
-    def lost(self, peer: PeerId) -> None:
+    def lost(self, peer: PeerId, lasted_s: float) -> None:
         """A connection ended: try again soon.  Not at once: a peer that shuts down still accepts for a moment."""
         entry = self._book.get(peer)
         if entry is not None:
-            self._make_due(entry)
-            entry.due_at = trio.current_time() + FIRST_PAUSE_S
+            if lasted_s >= LASTING_S:
+                entry.pause_s = FIRST_PAUSE_S
+            entry.due_at = trio.current_time() + entry.pause_s
+            self._changed.set()
 
     def _make_due(self, entry: _Entry) -> None:
         entry.pause_s = FIRST_PAUSE_S

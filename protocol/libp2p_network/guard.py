@@ -7,7 +7,10 @@ asked for.  Here both have an end, and so has waiting for a peer that does not r
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
+
+import trio
 
 from protocol.identity import PeerId
 from protocol.libp2p_network.conduct import FLOOD, OVER, Channel, Conduct
@@ -27,6 +30,7 @@ def guard_connections(swarm: Any, conduct: Conduct) -> None:
         return muxers._annotate_connection(guarded(conn, peer_id, is_initiator=conn.is_initiator), conn, protocol)
 
     muxers.new_conn = new_connection
+    swarm._stream_semaphore = None  # one for all peers: whoever holds many streams would hold up everybody
 
 
 def _guarded_yamux(conduct: Conduct) -> Any:
@@ -52,7 +56,15 @@ def _guarded_yamux(conduct: Conduct) -> Any:
     class GuardedYamux(Yamux):
         def __init__(self, secured_conn: Any, peer_id: Any, *rest: Any, **named: Any) -> None:
             self._sender = PeerId(peer_id.to_base58())
+            self.ended = trio.Event()
+            """The connection is over, whoever ended it."""
             super().__init__(Counted(secured_conn, self._sender), peer_id, *rest, **named)  # type: ignore[arg-type]
+
+        async def start(self) -> None:
+            try:
+                await super().start()
+            finally:
+                self.ended.set()
 
         async def _read_data_body(self, length: int) -> bytes:
             """Before a frame's data is read: the windows of all streams are the most that may lie here unread."""
@@ -66,43 +78,41 @@ def _guarded_yamux(conduct: Conduct) -> Any:
     return GuardedYamux
 
 
-def guarded_resources(conduct: Conduct) -> Any:
-    """A resource manager that also refuses banned peers, too many connections from an address, and too many streams."""
-    from libp2p.rcmgr import new_resource_manager
-    from libp2p.rcmgr.metrics import Direction
+class Bounds:
+    """What libp2p asks before it takes a connection or a stream.  Takes the place of its resource manager.
 
-    # the breaker and the degradation would shut out everybody because of one peer's failures
-    manager: Any = new_resource_manager(enable_circuit_breaker=False, enable_graceful_degradation=False)
-    open_connection, acquire, release = manager.open_connection, manager.acquire_stream, manager.release_stream
-    streams: Counter[str] = Counter()
+    That one counts connections and streams and miscounts those that end at the wrong moment (a stream that closes before
+    its direction is noted, a connection refused after it was counted); what is lost that way never comes back.
+    """
 
-    def open_guarded(peer_id: Any = None, endpoint_ip: str | None = None, direction: str = "inbound") -> Any:
-        if peer_id is not None and conduct.is_banned(PeerId(str(peer_id))):
+    connection_lifecycle = graceful_degradation = None
+    limits = SimpleNamespace(max_streams=1)  # of a semaphore that `guard_connections` takes away
+
+    def __init__(self, conduct: Conduct) -> None:
+        self._conduct = conduct
+        self._streams: Counter[str] = Counter()
+
+    def open_connection(self, peer_id: Any = None, endpoint_ip: str | None = None, direction: str = "inbound") -> Any:
+        """A scope with nothing in it, or None to refuse."""
+        if peer_id is not None and self._conduct.is_banned(PeerId(str(peer_id))):
             return None
-        if peer_id is None and direction == "inbound" and endpoint_ip and not conduct.admits_connection(endpoint_ip):
-            return None
-        return open_connection(peer_id, endpoint_ip=endpoint_ip, direction=direction)
+        return SimpleNamespace(close=lambda: None)
 
-    def acquire_guarded(peer_id: str, direction: Any) -> bool:
-        if direction is Direction.INBOUND:
-            if streams[peer_id] >= MAX_STREAMS_PER_PEER:
-                conduct.offend(PeerId(peer_id), OVER, "too many open streams")
-                return False
-            streams[peer_id] += 1
-        acquired = bool(acquire(peer_id, direction))
-        if not acquired:
-            closed(peer_id, direction)
-        return acquired
+    def acquire_stream(self, peer_id: str, direction: Any) -> bool:
+        if direction.name != "INBOUND":
+            return True
+        if self._streams[peer_id] >= MAX_STREAMS_PER_PEER:
+            self._conduct.offend(PeerId(peer_id), OVER, "too many open streams")
+            return False
+        self._streams[peer_id] += 1
+        return True
 
-    def release_guarded(peer_id: str, direction: Any) -> None:
-        closed(peer_id, direction)
-        release(peer_id, direction)
+    def release_stream(self, peer_id: str, direction: Any) -> None:
+        if direction.name == "INBOUND" and self._streams[peer_id] > 1:
+            self._streams[peer_id] -= 1
+        elif direction.name == "INBOUND":
+            del self._streams[peer_id]
 
-    def closed(peer_id: str, direction: Any) -> None:
-        if direction is Direction.INBOUND and streams[peer_id] > 1:
-            streams[peer_id] -= 1
-        elif direction is Direction.INBOUND:
-            del streams[peer_id]
-
-    manager.open_connection, manager.acquire_stream, manager.release_stream = open_guarded, acquire_guarded, release_guarded
-    return manager
+    def disconnected(self, peer: PeerId) -> None:
+        """The last connection of `peer` has ended, and all streams with it."""
+        self._streams.pop(peer, None)

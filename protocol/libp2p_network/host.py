@@ -8,18 +8,19 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from typing import Any
+from typing import Any, cast
 
 from protocol.identity import Identity
 from protocol.libp2p_network import patches
 from protocol.libp2p_network.conduct import Conduct
-from protocol.libp2p_network.guard import guard_connections, guarded_resources
+from protocol.libp2p_network.guard import Bounds, guard_connections
 from protocol.network import NetworkError
 
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 1024
+"""More than `visitors` lets in and `dialer` reaches together: the library would close the newest, whoever it is."""
 STREAM_NEGOTIATION_S = 10
 UPGRADE_S = 5.0
-"""For the handshake of a connection from outside, which holds one of `MAX_CONNECTIONS` meanwhile."""
+"""For the handshake of a connection from outside."""
 
 
 class PortBusy(NetworkError):
@@ -46,8 +47,8 @@ def claim_port(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def new_host(identity: Identity, conduct: Conduct) -> Any:
-    """A libp2p `BasicHost` for this identity, not yet listening; its connections answer to `conduct`."""
+def new_host(identity: Identity, conduct: Conduct, bounds: Bounds) -> Any:
+    """A libp2p `BasicHost` for this identity, not yet listening; its connections answer to `conduct` and `bounds`."""
     import libp2p
     from libp2p.crypto.ed25519 import create_new_key_pair
     from libp2p.crypto.x25519 import create_new_key_pair as new_noise_key_pair
@@ -70,12 +71,39 @@ def new_host(identity: Identity, conduct: Conduct) -> Any:
         muxer_opt={TProtocol(YAMUX_ID): Yamux},
         negotiate_timeout=STREAM_NEGOTIATION_S,
         connection_config=config,
-        resource_manager=guarded_resources(conduct),
+        resource_manager=cast(Any, bounds),
     )
     swarm: Any = host.get_network()
     guard_connections(swarm, conduct)
+    _say_less(host)
     swarm.retry_config = RetryConfig(max_retries=0)
     return host
+
+
+def _say_less(host: Any) -> None:
+    """Whoever connects is asked by the library who it is, may say so again at any time, and is remembered for good.  Here
+    only peers that we have to do with are asked (`ask_who`), and nothing is remembered of who is gone (`forget`)."""
+    from libp2p.identity.identify_push import ID_PUSH
+
+    host.get_mux().remove_handler(ID_PUSH)
+    host._on_notifee_connected = _nothing
+    host.get_network().auto_connector.record_disconnect = lambda peer: None
+
+
+async def _nothing(connection: Any) -> None:
+    return
+
+
+def ask_who(host: Any, identity: Any) -> None:
+    """Let the library ask a peer for its addresses and protocols."""
+    host._schedule_identify(identity, reason="met")
+
+
+def forget(host: Any, identity: Any) -> None:
+    """Of a peer whose last connection has ended: the dialer has its own book."""
+    store = host.get_peerstore()
+    store.peer_data_map.pop(identity, None)
+    store.peer_record_map.pop(identity, None)
 
 
 def _silence() -> None:

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from protocol.events import StrangersClosed
 from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
 from protocol.libp2p_network.attempts import Attempt
 from protocol.libp2p_network.conduct import Conduct
-from protocol.libp2p_network.host import PortBusy, claim_port, interface_addresses, new_host
+from protocol.libp2p_network.door import Door
+from protocol.libp2p_network.guard import Bounds
+from protocol.libp2p_network.host import PortBusy, ask_who, claim_port, forget, interface_addresses, new_host
 from protocol.libp2p_network.reached import ReachedBy
+from protocol.libp2p_network.visitors import Places
 from protocol.network import Bandwidth, Handlers, NetworkError, Traffic, Unreachable
 
 if TYPE_CHECKING:
@@ -45,10 +49,13 @@ class Libp2pNetwork:
         up_limit: float | None = None,
         down_limit: float | None = None,
         on_ban: Callable[[PeerId, str], None] = lambda peer, why: None,
+        on_strangers: Callable[[StrangersClosed], None] = lambda event: None,
+        places: Places = Places(),  # noqa: B008 - frozen
     ) -> None:
         """`up_limit`, `down_limit`: bytes a second in all, of which pushes get what the rest leaves; None for no limit.
 
-          `on_ban`: told why."""
+          `on_ban`: told why.  `on_strangers`: told of connections that were closed, in sums.  `places`: for connections
+          from outside."""
         self._identity = identity
         self._run = run
         self._handlers = handlers
@@ -58,8 +65,11 @@ class Libp2pNetwork:
         self._up_limit, self._down_limit = up_limit, down_limit
         self._on_ban = on_ban
         self._conduct = Conduct(trio.current_time, self._ban, self._address_of)
-        self._connected: dict[PeerId, None] = {}
         self._reached_by = ReachedBy()
+        self._bounds = Bounds(self._conduct)
+        self._door = Door(self._conduct, places, on_strangers)
+        self._connected: dict[PeerId, float] = {}
+        """Since when, for who is no stranger."""
         self._early_addresses: list[str] = []
         self._nursery: trio.Nursery | None = None
         self._scope = trio.CancelScope(shield=True)
@@ -96,7 +106,7 @@ class Libp2pNetwork:
         from protocol.libp2p_network.rates import RateLimit
         from protocol.libp2p_network.requests import Requests
 
-        self._host = new_host(self._identity, self._conduct)
+        self._host = new_host(self._identity, self._conduct, self._bounds)
         self._reached_by.watch(self._host)
         self._requests = Requests(self._host, self._run, self._handlers, self._conduct, self._on_foreign)
         self._gossip = Gossip(self._host, self._run, self._handlers, self._conduct)
@@ -105,11 +115,13 @@ class Libp2pNetwork:
                           RateLimit(self._down_limit, lambda: self._control_traffic().down_bytes))
         self._dialer = Dialer(self._host, self.peer_id, self._leave_alone, self._conduct.is_banned)
         self._host.get_network().register_notifee(_watcher(self))
+        self._door.attach(self._host.get_network())
         async with AsyncExitStack() as stack:
             where = Multiaddr(f"/ip4/{self._listen_host}/tcp/{self._listen_port}")
             await stack.enter_async_context(self._host.run([where]))
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                nursery.start_soon(self._door.run)
                 await nursery.start(self._bulk.run)
                 await self._gossip.start(stack, nursery)
                 self._dialer.remember(self._early_addresses)
@@ -147,6 +159,13 @@ class Libp2pNetwork:
     def connected(self) -> Sequence[PeerId]:
         return list(self._connected)
 
+    def welcome(self, peer: PeerId) -> None:
+        from libp2p.peer.id import ID
+
+        if not self._conduct.is_banned(peer):
+            self._door.welcome(peer)
+            self._connections_changed(peer, ID.from_string(peer))
+
     def traffic(self) -> Traffic:
         parts = [part for part in (self._requests, self._gossip, self._bulk) if part is not None]
         return Traffic(sum(part.up_bytes for part in parts), sum(part.down_bytes for part in parts))
@@ -170,6 +189,7 @@ class Libp2pNetwork:
     def forget(self, peer: PeerId) -> None:
         if self._dialer is not None and self._nursery is not None:
             self._dialer.forget(peer)
+            self._door.unwelcome(peer)
             self._nursery.start_soon(self._disconnect, peer)
 
     async def publish(self, data: bytes) -> None:
@@ -209,6 +229,7 @@ class Libp2pNetwork:
         """By `Conduct`: out with it, now and for a while."""
         log.warning("banned %s: %s", peer, why)
         self._on_ban(peer, why)
+        self._door.unwelcome(peer)
         if self._bulk is not None and self._nursery is not None:
             self._bulk.disconnected(peer)
             self._bulk.cut_off(peer)
@@ -223,19 +244,27 @@ class Libp2pNetwork:
             log.debug("disconnecting %s: %r", peer, error)
 
     def _connections_changed(self, peer: PeerId, identity: Any) -> None:
-        """Told by libp2p after each connection opened or closed; there can be several to one peer."""
+        """Called after each connection opened or closed, and after a welcome; there can be several to one peer."""
+        from libp2p.rcmgr import Direction
+
         connections = self._host.get_network().connections.get(identity, [])
-        is_connected = any(not connection.is_closed for connection in connections)
-        if is_connected and self._conduct.is_banned(peer) and self._nursery is not None:
+        alive = [connection for connection in connections if not connection.is_closed]
+        ours = any(connection.direction is Direction.OUTBOUND for connection in alive)
+        is_connected = ours or bool(alive) and self._door.is_welcome(peer)
+        if not alive:
+            self._bounds.disconnected(peer)
+            forget(self._host, identity)
+        if alive and self._conduct.is_banned(peer) and self._nursery is not None:
             self._nursery.start_soon(self._disconnect, peer)
         elif is_connected and peer not in self._connected:
-            self._connected[peer] = None
+            self._connected[peer] = trio.current_time()
+            ask_who(self._host, identity)
             self._handlers.on_peer_connected(peer)
         elif not is_connected and peer in self._connected:
-            del self._connected[peer]
+            since = self._connected.pop(peer)
             assert self._bulk is not None and self._dialer is not None
             self._bulk.disconnected(peer)
-            self._dialer.lost(peer)
+            self._dialer.lost(peer, trio.current_time() - since)
             self._handlers.on_peer_disconnected(peer)
 
 
@@ -282,11 +311,13 @@ async def open_network(
     up_limit: float | None = None,
     down_limit: float | None = None,
     on_ban: Callable[[PeerId, str], None] = lambda peer, why: None,
+    on_strangers: Callable[[StrangersClosed], None] = lambda event: None,
+    places: Places = Places(),  # noqa: B008 - frozen
 ) -> AsyncIterator[Libp2pNetwork]:
     """A running network for the length of the block."""
     network = Libp2pNetwork(
         identity, run, handlers, listen_host=listen_host, listen_port=listen_port, mdns=mdns, up_limit=up_limit,
-        down_limit=down_limit, on_ban=on_ban,
+        down_limit=down_limit, on_ban=on_ban, on_strangers=on_strangers, places=places,
     )
     claim_port(listen_host, listen_port)  # here, so that `PortBusy` comes out bare and not in a group
     async with trio.open_nursery() as nursery:

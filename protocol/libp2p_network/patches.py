@@ -5,16 +5,22 @@
 3. Frame write: cancelling one in the middle leaves half a frame behind and desynchronises Noise for all streams; a
    write that has begun is shielded, and ends the connection when the peer does not read for `STALL_S`.
 4. Gossip: stock verifies the same signed peer record on every message; we remember the last one that was good.
+5. Identify: stock names the library, and takes an answer of 1 MiB; we say what program this is, and take `IDENTIFY_BYTES`.
+
+Inbound connections are `door`'s, connections' and streams' counts `guard`'s.
 """
 
 from __future__ import annotations
 
 import struct
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import trio
 
 STALL_S = 10.0
+IDENTIFY_BYTES = 16 << 10
 _MAX_RECORDS = 1024
 _applied = False
 
@@ -27,6 +33,7 @@ def apply() -> None:
     _applied = True
     _patch_yamux()
     _patch_signed_records()
+    _patch_identify()
 
 
 def _patch_yamux() -> None:
@@ -125,3 +132,21 @@ def _patch_signed_records() -> None:
     for module in modules:
         if hasattr(module, "maybe_consume_signed_record"):
             module.maybe_consume_signed_record = remembered
+
+
+def _patch_identify() -> None:
+    from libp2p.host import basic_host
+    from libp2p.identity.identify import identify
+
+    host: Any = basic_host
+    host.read_length_prefixed_protobuf = partial(host.read_length_prefixed_protobuf, max_length=IDENTIFY_BYTES)
+    identify.AGENT_VERSION = agent_version()
+    identify.PROTOCOL_VERSION = "manyhands/1"
+
+
+def agent_version() -> str:
+    """What identify says that we are."""
+    try:
+        return f"manyhands/{version('manyhands')}"
+    except PackageNotFoundError:  # run from a folder without being installed
+        return "manyhands/unknown"

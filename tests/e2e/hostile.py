@@ -21,6 +21,7 @@ import psutil
 import trio
 
 from protocol import events as ev
+from protocol.admission import make_hello
 from protocol.envelope import seal
 from protocol.exchange_runner import ExchangeAsk
 from protocol.hashes import Hash
@@ -51,11 +52,17 @@ class Cast(Recorder):
         self.sent = 0
         self.network: Libp2pNetwork | None = None
 
-    def take(self, network: Libp2pNetwork) -> None:
+    def take(self, network: Libp2pNetwork, nursery: trio.Nursery) -> None:
         """Use this network, and mind nobody's conduct."""
-        self.network = network
+        self.network, self.nursery = network, nursery
         conduct: Any = network._conduct
         conduct.spend, conduct.offend = lambda *anything: True, lambda *anything: None
+
+    async def greet(self, peer: PeerId) -> None:
+        """As everybody may in an open run: it is a member that attacks."""
+        assert self.network is not None
+        hello = make_hello(Hash(self.run), Role.SEED, None, "1").encode()
+        await _until_broken(partial(self.network.request, peer, "hello", hello, timeout_s=PATIENCE_S))
 
     @property
     def out(self) -> bool:
@@ -313,8 +320,9 @@ class Assault:
             nursery.cancel_scope.cancel()
 
     async def _play(self, cast: Cast, addresses: list[str], task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        async with open_network(cast.identity, cast.run, cast, listen_host="127.0.0.1", mdns=False) as network:
-            cast.take(network)
+        async with open_network(cast.identity, cast.run, cast, listen_host="127.0.0.1", mdns=False) as network, \
+                trio.open_nursery() as nursery:
+            cast.take(network, nursery)
             network.remember(addresses)
             with trio.fail_after(PATIENCE_S):
                 while cast.target not in cast.connected or not self._meshed(cast):

@@ -6,9 +6,9 @@ from protocol.identity import PeerId
 from protocol.libp2p_network.conduct import (
     ADDRESS,
     BAN_S,
-    CONNECTIONS_PER_BAN,
     MAX_PEERS,
     OVER,
+    PATIENCE_PER_BAN_S,
     STANDING,
     WRONG,
     Channel,
@@ -82,12 +82,21 @@ def test_frames_without_end_are_a_ban_at_once() -> None:
     assert len(watched.banned) == 1
 
 
-def test_a_banned_identity_uses_up_the_connections_of_its_address() -> None:
+def test_bans_use_up_the_patience_with_their_address_and_it_comes_back() -> None:
     watched = Watched()
-    free = sum(watched.conduct.admits_connection("elsewhere") for _ in range(1000))
-    assert free == int(ADDRESS.per_s * ADDRESS.burst_s)
-    watched.conduct.offend(ONE, STANDING, "bad")
-    assert sum(watched.conduct.admits_connection("address") for _ in range(1000)) == free - int(CONNECTIONS_PER_BAN)
+    bans = 0
+    while watched.conduct.admits_connection("address"):
+        watched.conduct.offend(PeerId(f"bad {bans}"), STANDING, "bad")
+        bans += 1
+    assert bans == int(ADDRESS.burst_s / PATIENCE_PER_BAN_S) + 1
+    assert watched.conduct.admits_connection("elsewhere")
+    watched.now += PATIENCE_PER_BAN_S
+    assert watched.conduct.admits_connection("address")
+
+
+def test_connections_alone_use_up_no_patience() -> None:
+    watched = Watched()
+    assert all(watched.conduct.admits_connection("address") for _ in range(10_000))
 
 
 def test_no_more_is_remembered_than_the_limit() -> None:

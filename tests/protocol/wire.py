@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
@@ -11,7 +11,8 @@ import trio
 from protocol.hashes import Hash, hash_bytes
 from protocol.identity import Identity, PeerId
 from protocol.libp2p_network import Libp2pNetwork, open_network
-from protocol.network import Landing, Refused, Verdict
+from protocol.libp2p_network.visitors import Places
+from protocol.network import Landing, Network, NetworkError, Refused, Verdict
 
 RUN: Hash = hash_bytes("manifest", b"a run of the tests")
 PATIENCE_S = 300.0
@@ -28,6 +29,8 @@ class Recorder:
         self.finished: list[tuple[bytes, bool]] = []
         self.verdict: Callable[[bytes], Verdict] = lambda data: Verdict.ACCEPT
         self.answer: Callable[[str, bytes], Awaitable[bytes]] = _echo
+        self.end: Network | None = None
+        self.nursery: trio.Nursery | None = None
         self._changed = trio.Event()
 
     def changed(self) -> None:
@@ -37,7 +40,10 @@ class Recorder:
     async def until(self, condition: Callable[[], Any]) -> None:
         with trio.fail_after(PATIENCE_S):
             while not condition():
-                await self._changed.wait()
+                await self.next_change()
+
+    async def next_change(self) -> None:
+        await self._changed.wait()
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         self.gossip.append(data)
@@ -45,6 +51,9 @@ class Recorder:
         return self.verdict(data)
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        if kind == "hello" and self.end is not None:
+            self.end.welcome(peer)
+            return b""
         return await self.answer(kind, data)
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
@@ -61,6 +70,16 @@ class Recorder:
     def on_peer_connected(self, peer: PeerId) -> None:
         self.connected.append(peer)
         self.changed()
+        if self.nursery is not None:
+            self.nursery.start_soon(self.greet, peer)
+
+    async def greet(self, peer: PeerId) -> None:
+        """As a node does whenever it is connected."""
+        try:
+            assert self.end is not None
+            await self.end.request(peer, "hello", b"", timeout_s=PATIENCE_S)
+        except NetworkError:
+            return  # gone again
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
         self.disconnected.append(peer)
@@ -77,7 +96,15 @@ async def _echo(kind: str, data: bytes) -> bytes:
     return data
 
 
-def network(handlers: Recorder, identity: Identity | None = None) -> AbstractAsyncContextManager[Libp2pNetwork]:
-    return open_network(
-        identity or Identity.generate(), RUN, handlers, listen_host="127.0.0.1", mdns=False
-    )
+@asynccontextmanager
+async def network(
+    handlers: Recorder, identity: Identity | None = None, places: Places = Places()  # noqa: B008 - frozen
+) -> AsyncIterator[Libp2pNetwork]:
+    """On loopback; greets whom it meets, and lets in who greets."""
+    me = identity or Identity.generate()
+    async with trio.open_nursery() as nursery:
+        async with open_network(me, RUN, handlers, listen_host="127.0.0.1", mdns=False, places=places) as end:
+            handlers.end, handlers.nursery = end, nursery
+            yield end
+        handlers.nursery = None
+        nursery.cancel_scope.cancel()
