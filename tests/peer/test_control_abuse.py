@@ -48,7 +48,8 @@ async def _unpackable(fields: dict[str, Any]) -> dict[str, Any]:
     return {"number": 1 << 100}
 
 
-def attacked(data_dir: Path, attack: Callable[[EventLog], Awaitable[None]], status: Callable[[], dict[str, Any]] = dict) -> None:
+def attacked(data_dir: Path, attack: Callable[[EventLog], Awaitable[None]],
+             status: Callable[[], dict[str, Any]] = dict) -> None:
     """Run `attack` against a server of `data_dir`; afterwards the server must still answer."""
     commands = {"echo": _echo, "huge": _huge, "large": _large, "broken": _broken, "unpackable": _unpackable}
 
