@@ -45,6 +45,7 @@ class View:
     evals: list[tuple[int, float]] = field(default_factory=list)
     happened: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     names: dict[str, str] = field(default_factory=dict)
+    left: ev.Left | None = None
 
     def update(self, status: Mapping[str, Any]) -> None:
         """Take the status as it is now."""
@@ -71,6 +72,8 @@ class View:
                 self.evals = [*self.evals, (rounds, loss)][-KEPT_LOSSES:]
             case ev.PeerJoined(peer, name):
                 self.names[peer] = name
+            case ev.Left():
+                self.left = event
         if not isinstance(event, (*QUIET, ev.PhaseChanged)) and level(event) != "debug":
             text = sentence(event, naming(self.names))
             if text:

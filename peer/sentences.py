@@ -123,11 +123,12 @@ def _of_a_life(event: ev.Event) -> str:
             where = f", listening on {clean(', '.join(addresses), 1000)}" if addresses else ""
             return (f"{clean(called)} {peer} in run {named}{where}; version {version}, process {pid}, "
                     f"data in {clean(data_dir, 500)}")
-        case ev.Left(goodbye, alone, rounds, _, problem):
-            if goodbye:
-                said = f"said goodbye to {goodbye} {'peer' if goodbye == 1 else 'peers'}"
-            else:
-                said = "nobody was here to say goodbye to" if alone else "without a goodbye"
+        case ev.Left(goodbye, heard_by, rounds, _, problem):
+            said = "without a goodbye" if not goodbye else "said goodbye, with nobody here to hear it"
+            if heard_by:
+                said = f"said goodbye to {heard_by} {'peer' if heard_by == 1 else 'peers'}"
+            if rounds is None:
+                return f"left: before it had begun; {clean(problem, 1000)}" if problem else "left: before it had begun"
             kept = f"left: {said}, {rounds} {'round' if rounds == 1 else 'rounds'} committed, state on disk"
             return f"{kept}; {clean(problem, 1000)}" if problem else kept
         case ev.LinesLost(lines, reason):

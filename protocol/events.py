@@ -40,13 +40,14 @@ class Started(Event):
 class Left(Event):
     """The last event of every life that ends by itself.
 
-    goodbye: peers that confirmed our goodbye.  alone: nobody was connected to hear it.  rounds: committed, and on disk.
+    goodbye: it was said.  heard_by: so many peers confirmed it.  rounds: committed, and on disk; None when it ended before
+    it had looked.
     exit_code: the process's.  problem: the sentence that says why it could not go on; empty when it was told to leave.
     """
 
-    goodbye: int
-    alone: bool
-    rounds: int
+    goodbye: bool
+    heard_by: int
+    rounds: int | None
     exit_code: int
     problem: str
 

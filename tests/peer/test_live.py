@@ -74,10 +74,11 @@ def test_a_round_without_a_step_shows_the_last_rate_and_the_time_to_its_end() ->
 
 
 def test_a_departure_is_told_as_what_it_was() -> None:
-    left = ev.Left(goodbye=2, alone=False, rounds=5, exit_code=0, problem="")
+    left = ev.Left(goodbye=True, heard_by=2, rounds=5, exit_code=0, problem="")
     assert sentence(left) == "left: said goodbye to 2 peers, 5 rounds committed, state on disk"
-    assert "nobody was here" in sentence(ev.Left(0, True, 1, 0, "")) and "the disk is full" in sentence(
-        ev.Left(0, False, 1, 9, "the disk is full"))
+    assert "with nobody here" in sentence(ev.Left(True, 0, 1, 0, ""))
+    assert sentence(ev.Left(False, 0, 1, 9, "full")).endswith("without a goodbye, 1 round committed, state on disk; full")
+    assert sentence(ev.Left(False, 0, None, 0, "")) == "left: before it had begun"
     assert sentence(ev.PeerGone(OTHER, True)) == f"{short(OTHER)} said goodbye and left"
     assert "broke" in sentence(ev.PeerSuspected(OTHER, 1.0, True)) and "silent for 7 s" in sentence(
         ev.PeerSuspected(OTHER, 7.0, False))
@@ -121,7 +122,7 @@ def test_small_drawings() -> None:
 
 
 def test_every_event_has_a_sentence_and_a_level() -> None:
-    values: dict[str, Any] = {"int": 1, "float": 1.0, "str": "x", "bool": True, "list[str]": [OTHER]}
+    values: dict[str, Any] = {"int": 1, "float": 1.0, "str": "x", "bool": True, "list[str]": [OTHER], "int | None": 1}
     for cls in ev.EVENTS.values():
         event = cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])
         assert sentence(event) and level(event), cls
