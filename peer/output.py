@@ -75,6 +75,7 @@ class Output:
     def __init__(self, descriptor: int, encoding: str = "utf-8",
                  on_trouble: Callable[[str], None] = lambda text: None) -> None:
         self._descriptor, self._encoding, self._on_trouble = descriptor, encoding, on_trouble
+        self._is_terminal = os.isatty(descriptor)  # asked now: one that has hung up says no
         self._torn = False
         self.gone = trio.Event()
         self.broken = False
@@ -127,4 +128,4 @@ class Output:
         return None
 
     def _is_hang_up(self, error: OSError) -> bool:
-        return error.errno in NOBODY or (error.errno == errno.EIO and os.isatty(self._descriptor))
+        return error.errno in NOBODY or (error.errno == errno.EIO and self._is_terminal)
