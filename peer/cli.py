@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
-import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 import peer.commands
 from peer.errors import ExitCode, PeerError
 from peer.rooms import check_rooms
+from peer.standard_streams import discard, open_standard_streams
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -36,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    open_standard_streams()
     try:
         check_rooms()
     except PeerError as error:
@@ -50,26 +51,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return ExitCode.USAGE
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()  # here, where an error still has a sentence
+        return code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away (`peer status | head`): no error of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout.fileno())
         return ExitCode.OK
     except Exception as error:
         if args.debug:
             raise
         known = explain(error)
-        print(f"peer: {known.text}", file=sys.stderr)
+        _complain(known.text)
         return known.exit_code
+
+
+def _complain(text: str) -> None:
+    """On standard error, if anybody reads it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        discard(sys.stdout.fileno())  # what it could not take must not come up again when the process ends
+    try:
+        print(f"peer: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr.fileno())
 
 
 def explain(error: Exception) -> PeerError:
     """The sentence and the exit code for `error`; what we did not foresee says how to see more."""
+    from peer.control_client import ControlError
     from protocol.canonical import Malformed
     from protocol.keyfile import KeyfileError
     from protocol.run_file import RunFileError
 
+    if isinstance(error, ControlError):
+        return PeerError(str(error), ExitCode.NOT_RUNNING)
     if isinstance(error, PeerError):
         return error
     if isinstance(error, RunFileError):

@@ -1,7 +1,7 @@
 """A running peer on the terminal: log lines, JSON lines or the live view.
 
-A listener of the event log like any other: what is slow here (a full pipe, a stopped terminal) never holds up the
-daemon, it only loses lines.  What is shown is decided in `peer.live` and `peer.sentences`.
+A listener of the event log like any other.  What is shown is decided in `peer.live` and `peer.sentences`, what becomes of
+it when nobody reads fast enough in `peer.output`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,26 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 import trio
 
 from peer.control_client import Stamped
-from peer.event_log import EventLog, Subscription, to_line
+from peer.event_log import PROGRESS, EventLog, Subscription, to_line
 from peer.live import View, render
-from peer.sentences import QUIET, level, naming, sentence
-from protocol.events import PeerJoined
+from peer.output import Lines, Output
+from peer.sentences import level, naming, sentence
+from peer.thinning import Thinner
+from protocol.events import Left, LinesLost, PeerJoined
 
 FRAME_S = 0.25
 QUEUE_EVENTS = 10_000
+JSON_PROGRESS_S = 1.0
+HUMAN_PROGRESS_S = 30.0
+"""Seconds between two lines of progress: a program may want to draw them, a person's log is to stay readable."""
+LOST = "they could not be written as fast as they came; events.jsonl in the run's folder has them"
 ENTER = "\x1b[?1049h\x1b[?25l"
 LEAVE = "\x1b[?25h\x1b[?1049l"
 HOME = "\x1b[H"
@@ -50,15 +57,14 @@ def choose_style(headless: bool, log_format: str) -> Style:
     return Style.HUMAN if headless or not capable else Style.LIVE
 
 
-async def show(log: EventLog, style: Style, status: Status) -> None:
-    """Show what happens until cancelled or until the log closes; returns quietly when nobody reads any more."""
-    try:
-        if style is Style.LIVE:
-            await _live(log, status)
-        else:
-            await _lines(log, _human_line() if style is Style.HUMAN else to_line)
-    except (BrokenPipeError, OSError):
-        return  # the terminal or the reader is gone; the peer goes on
+async def show(log: EventLog, style: Style, status: Status, output: Output) -> None:
+    """Show what happens until cancelled or until the log closes."""
+    if style is Style.LIVE:
+        await _live(log, status, output)
+    elif style is Style.JSON:
+        await _lines(log, output, to_line, JSON_PROGRESS_S)
+    else:
+        await _lines(log, output, _human_line(), HUMAN_PROGRESS_S)
 
 
 def _human_line() -> Callable[[Stamped], str]:
@@ -69,42 +75,77 @@ def _human_line() -> Callable[[Stamped], str]:
         if isinstance(event, PeerJoined):
             names[event.peer] = event.name
         kind = level(event)
-        text = "" if isinstance(event, QUIET) or kind == "debug" else sentence(event, naming(names))
+        if isinstance(event, Left):  # its problem is the sentence with which the command ends, on standard error
+            kind, event = "info", replace(event, problem="")
+        shown = kind != "debug" or isinstance(event, PROGRESS)
+        text = sentence(event, naming(names)) if shown else ""
         clock = time.strftime("%H:%M:%S", time.localtime(stamped.at))
-        return f"{clock} {'' if kind == 'info' else kind + ': '}{text}" if text else ""
+        return f"{clock} {'' if kind in ('info', 'debug') else kind + ': '}{text}" if text else ""
 
     return line
 
 
-async def _lines(log: EventLog, line: Callable[[Stamped], str]) -> None:
-    while True:
-        with log.subscribe(QUEUE_EVENTS) as events:
-            async for stamped in events:
-                text = line(stamped)
-                if text:
-                    await _write(text + "\n")
-            if not events.dropped:
-                return
-        # too slow once: what was missed is in the log file; go on with what comes now
+async def _lines(log: EventLog, output: Output, line: Callable[[Stamped], str], progress_s: float) -> None:
+    lines = Lines()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_write_out, log, lines, output, line)
+        await _collect(log, lines, line, Thinner(progress_s))
+        lines.close()
 
 
-async def _live(log: EventLog, status: Status) -> None:
+async def _collect(log: EventLog, lines: Lines, line: Callable[[Stamped], str], thinner: Thinner) -> None:
+    """Put a line into `lines` for every event, until the log closes."""
+
+    def put(stamped: Stamped | None) -> None:
+        text = line(stamped) if stamped is not None else ""
+        if text:
+            lines.put(text + "\n")
+
+    for stamped in log.recent():  # what happened before anybody listened
+        put(thinner.take(stamped, trio.current_time()))
+    with log.subscribe(QUEUE_EVENTS) as events:
+        while True:
+            with trio.move_on_at(thinner.due) as wait:
+                try:
+                    stamped = await anext(events)
+                except StopAsyncIteration:
+                    return
+            if wait.cancelled_caught:
+                put(thinner.release(trio.current_time()))
+            else:
+                put(thinner.take(stamped, trio.current_time()))
+
+
+async def _write_out(log: EventLog, lines: Lines, output: Output, line: Callable[[Stamped], str]) -> None:
+    """Write what waits in `lines`, and how many are missing where some are."""
+    while (taken := await lines.take()) is not None:
+        lost, text = taken
+        if lost:
+            text = line(log.stamp(LinesLost(lost, LOST))) + "\n" + text
+        if not await output.write(text):
+            lines.lose(lost + 1)
+
+
+async def _live(log: EventLog, status: Status, output: Output) -> None:
     view = View()
     for stamped in log.recent():
         view.apply(stamped)
-    await _write(ENTER)
+    await output.write(ENTER)
     try:
         while True:
             with log.subscribe(QUEUE_EVENTS) as events:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_draw, view, status)
+                    nursery.start_soon(_draw, view, status, output)
                     await _follow(events, view)
                     nursery.cancel_scope.cancel()
                 if not events.dropped:
-                    return
+                    break
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(1.0):
-            await _write(LEAVE)
+            await output.write(LEAVE)
+    if view.left is not None:
+        text = sentence(replace(view.left, problem=""))
+        await output.write(f"{text[:1].upper()}{text[1:]}; the same command goes on from there.\n")
 
 
 async def _follow(events: Subscription, view: View) -> None:
@@ -112,7 +153,7 @@ async def _follow(events: Subscription, view: View) -> None:
         view.apply(stamped)
 
 
-async def _draw(view: View, status: Status) -> None:
+async def _draw(view: View, status: Status, output: Output) -> None:
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     colour = "NO_COLOR" not in os.environ
     while True:
@@ -121,14 +162,5 @@ async def _draw(view: View, status: Status) -> None:
         lines = render(view, size.columns, size.lines, clock=time.strftime("%H:%M:%S"), unicode=unicode)
         if colour:
             lines[0], lines[-1] = BOLD + lines[0] + PLAIN, DIM + lines[-1] + PLAIN
-        await _write(HOME + (CLEAR_LINE + "\r\n").join(lines) + CLEAR_LINE + CLEAR_BELOW)
+        await output.write(HOME + (CLEAR_LINE + "\r\n").join(lines) + CLEAR_LINE + CLEAR_BELOW)
         await trio.sleep(FRAME_S)
-
-
-async def _write(text: str) -> None:
-    await trio.to_thread.run_sync(_write_now, text, abandon_on_cancel=True)  # type: ignore[call-arg]  # stale stubs
-
-
-def _write_now(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -70,7 +70,7 @@ class Stamped:
 
 def pack_frame(message: dict[str, Any], *, max_bytes: int) -> bytes:
     """The frame of `message`; raises BadFrame when it is over the limit."""
-    body: bytes = msgpack.packb(message, use_bin_type=True)
+    body: bytes = msgpack.packb(message, use_bin_type=True, unicode_errors="replace")  # a path may be no Unicode
     if len(body) > max_bytes:
         raise BadFrame(f"a frame of {len(body)} bytes is over the limit of {max_bytes}")
     return len(body).to_bytes(HEADER_BYTES, "big") + body

@@ -2,11 +2,13 @@
 
 Decides nothing about the peer: it finds the command by its name, awaits it and frames the answer.  It does decide what
 a client can cost: questions are small, connections are few, a client that does not read its events is dropped, and a
-frame that is none ends its connection with a sentence.  The form of the frames is `peer.control_client`'s.
+frame that is none ends its connection with a sentence.  Whatever a client asks, and whatever goes wrong while it is
+answered, ends that connection at most, never the peer.  The form of the frames is `peer.control_client`'s.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -24,12 +26,15 @@ from peer.control_client import (
     take_frame,
 )
 from peer.event_log import EventLog, Subscription, TooManyListeners
+from peer.sentences import size
 
 MAX_CONNECTIONS = 64
 SEND_DEADLINE_S = 5.0
 """A client that takes nothing for so long is dropped."""
 IDLE_DEADLINE_S = 60.0
 """A client that asks nothing for so long is dropped."""
+
+log = logging.getLogger(__name__)
 
 Command = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 """Fields of the question -> fields of the answer; raises ControlError to refuse with a sentence."""
@@ -52,6 +57,7 @@ class ControlServer:
         self._data_dir, self._log, self._commands, self._status = data_dir, log, commands, status
         self._connections = 0
         self._streams = 0
+        self._idle: dict[trio.SocketStream, trio.CancelScope] = {}
         self._listener: trio.socket.SocketType | None = None
 
     async def open(self) -> None:
@@ -101,18 +107,28 @@ class ControlServer:
             except OSError:
                 await trio.sleep(0.1)  # out of descriptors; the network may give some back
                 continue
-            if self._connections >= MAX_CONNECTIONS:
+            if self._connections >= MAX_CONNECTIONS and not self._drop_the_longest_idle():
                 connection.close()
                 continue
+            self._connections += 1
             nursery.start_soon(self._serve, trio.SocketStream(connection))
 
+    def _drop_the_longest_idle(self) -> bool:
+        """Make room: somebody who asks nothing must not keep `peer leave` out.  False when all have asked something."""
+        for stream, scope in self._idle.items():
+            del self._idle[stream]
+            scope.cancel()
+            return True
+        return False
+
     async def _serve(self, stream: trio.SocketStream) -> None:
-        self._connections += 1
         try:
             async with stream:
                 await self._converse(stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             return  # the client went away, which is its right
+        except Exception:
+            log.exception("a control connection")  # a mistake of ours: it costs the connection, not the training
         finally:
             self._connections -= 1
 
@@ -120,7 +136,7 @@ class ControlServer:
         buffer = bytearray()
         while True:
             try:
-                question = await _receive(stream, buffer)
+                question = await self._next_question(stream, buffer)
             except BadFrame as error:
                 await _send(stream, {"ok": False, "error": str(error)})
                 return
@@ -135,14 +151,28 @@ class ControlServer:
                 return
             await _send(stream, await self._answer(question))
 
+    async def _next_question(self, stream: trio.SocketStream, buffer: bytearray) -> dict[str, Any] | None:
+        """None when the client has gone, or was dropped to make room for another one."""
+        with trio.CancelScope() as scope:
+            self._idle[stream] = scope
+            try:
+                return await _receive(stream, buffer)
+            finally:
+                self._idle.pop(stream, None)
+        return None
+
     async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        command = self._commands.get(str(question.pop("do", "")))
+        name = str(question.pop("do", ""))
+        command = self._commands.get(name)
         if command is None:
             return {"ok": False, "error": "the peer does not know this command; is it an older version?"}
         try:
             return {"ok": True, **await command(question)}
         except ControlError as error:
             return {"ok": False, "error": str(error)}
+        except Exception as error:
+            log.exception("the control command %.40s", name)
+            return {"ok": False, "error": f"the peer could not answer: unexpected {type(error).__name__}: {error}"}
 
     async def _stream_events(self, stream: trio.SocketStream) -> None:
         try:
@@ -189,7 +219,17 @@ async def _receive(stream: trio.SocketStream, buffer: bytearray) -> dict[str, An
 
 async def _send(stream: trio.SocketStream, message: dict[str, Any]) -> None:
     with trio.fail_after(SEND_DEADLINE_S):
-        await stream.send_all(pack_frame(message, max_bytes=MAX_ANSWER_BYTES))
+        await stream.send_all(_frame(message))
+
+
+def _frame(message: dict[str, Any]) -> bytes:
+    """The frame of `message`, or of the sentence that it is too large for one."""
+    try:
+        return pack_frame(message, max_bytes=MAX_ANSWER_BYTES)
+    except BadFrame:
+        refusal = (f"the answer is larger than the {size(MAX_ANSWER_BYTES)} that the control socket carries; `peer ledger` "
+                   "reads the disk when the peer does not run")
+        return pack_frame({"ok": False, "error": refusal}, max_bytes=MAX_ANSWER_BYTES)
 
 
 def _unlink(path: str) -> None:

@@ -8,12 +8,10 @@ one cannot go on: a sentence, an exit code, and everything else closed cleanly.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,14 @@ from peer.control_client import ControlError
 from peer.control_server import ControlServer
 from peer.controls import Controls
 from peer.core_share import chosen_threads, share_cores
+from peer.early_status import early_status
+from peer.ending import problem_of
 from peer.errors import ExitCode, PeerError
 from peer.event_log import EventLog, RotatingFile
 from peer.inviting import invite_command
 from peer.lobby import Lobby, fetch_manifest
+from peer.occasions import leave_at_eof, leave_with_the_reader, obey_signals, open_signals
+from peer.output import Output
 from peer.paths import run_dir
 from peer.ports import chosen_port
 from peer.resources import check_resources
@@ -38,7 +40,7 @@ from peer.run_source import store_manifest
 from peer.search import Search
 from peer.standing import standing_problem
 from peer.trainer_process import TrainerProcess, TrainerSettings
-from protocol.events import Notice, PeerBanned, PhaseChanged, TrainerStarted, TrainerStopped
+from protocol.events import Left, Notice, PeerBanned, PhaseChanged, Started, TrainerStarted, TrainerStopped
 from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
 from protocol.invitation import make_invitation
@@ -47,16 +49,16 @@ from protocol.libp2p_network import Libp2pNetwork, open_network
 from protocol.libp2p_network.dialer import peer_of
 from protocol.manifest import Admission, SignedManifest
 from protocol.messages import Phase, Role, WhyIdle
-from protocol.network import Network, NetworkError
+from protocol.network import Network
 from protocol.node import Node
 from protocol.outer_state import OuterState
 from protocol.parts import NodeSettings
-from protocol.store import Store, StoreFailed
+from protocol.store import Store
 
 MANIFEST_DEADLINE_S = 120.0
 """How long the peers of an invitation are tried before it is called unreachable."""
-LAST_WORDS_S = 1.0
-"""For the listeners of the event log to hear the end."""
+LAST_WORDS_S = 5.0
+"""For the listeners of the event log to hear the end; only a slow one takes so long."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class DaemonSettings:
 
     port: None for the usual one, or a free one when that is busy.  rounds: stop when so many are committed.
     local: meet only peers on this computer.  until_eof: leave when standard input ends.
+    ignore_closed_output: go on when nobody reads standard output any more.
     up_limit, down_limit: bytes a second.
     """
 
@@ -88,6 +91,7 @@ class DaemonSettings:
     rounds: int | None = None
     local: bool = False
     until_eof: bool = False
+    ignore_closed_output: bool = False
     up_limit: float | None = None
     down_limit: float | None = None
 
@@ -100,15 +104,18 @@ class Daemon:
     def __init__(self, settings: DaemonSettings, identity: Identity, choice: RunChoice) -> None:
         self._settings, self._identity, self._choice = settings, identity, choice
         self._folder = run_dir(settings.data_dir, choice.run)
-        self._log = EventLog(RotatingFile(self._folder))
+        self._log = EventLog(RotatingFile(self._folder), first=self._started)
+        encoding = "utf-8" if settings.style is Style.JSON else sys.stdout.encoding
+        self._output = Output(sys.stdout.fileno(), encoding, lambda text: self.notice("warning", text))
         self._lobby = Lobby()
         self._network: Libp2pNetwork | None = None
         self._search: Search | None = None
         self._node: Node | None = None
         self._waiting = ""
-        self._signals = 0
+        self._leaving = self._at_once = False
         self._problem: PeerError | None = None
         self._scope = trio.CancelScope()
+        """Of what a second signal cuts short."""
         self._shown = trio.Event()
         self._started_at = trio.current_time()
         self.store: Store | None = None
@@ -117,35 +124,51 @@ class Daemon:
     async def run(self) -> int:
         """Live until left, interrupted, or unable to go on; returns the exit code or raises PeerError."""
         server = ControlServer(self._settings.data_dir, self._log, Controls(self).commands(), self.status)
-        try:
-            await server.open()
-        except ControlError as error:
-            raise PeerError(str(error), ExitCode.RESOURCES) from error
-        async with trio.open_nursery() as self.nursery:
-            self.nursery.start_soon(self._log.run)
-            self.nursery.start_soon(server.run)
-            self.nursery.start_soon(self._show)
-            self.nursery.start_soon(self._obey_signals)
-            if self._settings.until_eof:
-                self.nursery.start_soon(self._leave_at_eof)
-            await self._live_guarded()
-            self._log.flush()
-            with trio.move_on_after(LAST_WORDS_S):
-                await self._shown.wait()
-                await server.streams_ended()
-            self.nursery.cancel_scope.cancel()
-        if self._problem is not None:
+        with open_signals() as signals:
+            try:
+                await server.open()
+            except ControlError as error:
+                raise PeerError(str(error), ExitCode.RESOURCES) from error
+            async with trio.open_nursery() as self.nursery:
+                self.nursery.start_soon(self._log.run)
+                self.nursery.start_soon(server.run)
+                self.nursery.start_soon(self._show)
+                self.nursery.start_soon(obey_signals, self, signals)
+                self.nursery.start_soon(leave_with_the_reader, self, self._output, self._settings.ignore_closed_output)
+                if self._settings.until_eof:
+                    self.nursery.start_soon(leave_at_eof, self)
+                await self._live_guarded()
+                code = self._say_how_it_ended()
+                self._log.flush()
+                with trio.move_on_after(LAST_WORDS_S) as self._scope:
+                    await self._shown.wait()
+                    await server.streams_ended()
+                self.nursery.cancel_scope.cancel()
+        told = self._settings.style is Style.JSON and self._shown.is_set() and not self._output.broken
+        if self._problem is not None and not told:
             raise self._problem
-        return ExitCode.INTERRUPTED if self._signals > 1 else ExitCode.OK
+        return code
 
     # -- what the person asks -----------------------------------------------------------------------------------------
 
     def leave(self) -> None:
         """Say goodbye and stop; `run` returns."""
+        self._leaving = True
         if self._node is not None:
             self._node.leave()
         else:
             self._scope.cancel()
+
+    def leave_at_once(self) -> None:
+        """Without waiting for anything, the goodbye included."""
+        self._at_once = True
+        self._scope.cancel()
+
+    def stop(self, problem: PeerError) -> None:
+        """Leave because something cannot go on."""
+        if not self._leaving:
+            self._problem = problem
+            self.leave()
 
     def finish(self) -> None:
         """Stop when the running round is complete."""
@@ -167,8 +190,11 @@ class Daemon:
         if self._search is not None and self._search.summary and known["phase"] == Phase.STARTING.value:
             known["why_detail"] = f"no peer of the invitation answers yet: {self._search.summary}"
         return {**known, "pid": os.getpid(), "uptime_s": trio.current_time() - self._started_at,
-                "addresses": list(self._network.addresses()) if self._network is not None else [],
+                "addresses": self._addresses(),
                 "invitation": self._invitation(), "invite_command": self._invite_command()}
+
+    def _addresses(self) -> list[str]:
+        return list(self._network.addresses()) if self._network is not None else []
 
     def _invitation(self) -> str:
         """What to paste elsewhere to join this run; "" for a run that admits by token, or by name."""
@@ -196,52 +222,36 @@ class Daemon:
         return self._node
 
     def _early_status(self) -> dict[str, Any]:
-        signed = self._choice.signed
-        return {
-            "peer": self._identity.peer_id, "name": self._settings.name, "run": self._choice.run.hex(),
-            "run_name": signed.manifest.name if signed else "", "role": self._settings.role.value,
-            "phase": Phase.STARTING.value, "why_idle": WhyIdle.CONNECTING.value, "why_detail": self._waiting,
-            "round": 0, "tip": "", "state_rounds": 0, "state_digest": "",
-            "peers": len(self._network.connected()) if self._network is not None else 0, "members": [], "tokens": 0,
-            "steps": 0, "inner_steps": 0, "tokens_per_s": 0.0, "loss": None, "eval_loss": None, "eval_rounds": None,
-            "eval_by": None, "eval_percent": None, "up_bytes": 0, "down_bytes": 0, "trainer_pid": None,
-            "version": version(), "swarm": [],
-        }
+        signed, settings = self._choice.signed, self._settings
+        return early_status(
+            peer=self._identity.peer_id, name=settings.name, run=self._choice.run.hex(),
+            run_name=signed.manifest.name if signed else "", role=settings.role.value, waiting_for=self._waiting,
+            peers=len(self._network.connected()) if self._network is not None else 0)
 
     # -- the tasks around the node ------------------------------------------------------------------------------------
 
     async def _show(self) -> None:
-        await show(self._log, self._settings.style, self.status)
+        await show(self._log, self._settings.style, self.status, self._output)
         self._shown.set()
 
-    async def _obey_signals(self) -> None:
-        """The first one leaves gracefully, the second at once."""
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-            async for _ in signals:
-                self._signals += 1
-                if self._signals == 1:
-                    self.notice("info", "leaving; once more leaves at once")
-                    self.leave()
-                else:
-                    self._scope.cancel()
-
-    async def _leave_at_eof(self) -> None:
-        """Whoever started us holds the other end of our standard input, and is gone when that ends."""
-        read = partial(trio.to_thread.run_sync, os.read, sys.stdin.fileno(), 4096)
-        while await read(abandon_on_cancel=True):  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
-            pass
-        self.leave()
+    def _started(self) -> Started:
+        signed, settings = self._choice.signed, self._settings
+        return Started(self._identity.peer_id, settings.name, self._choice.run.hex(), signed.manifest.name if signed else "",
+                       version(), os.getpid(), self._addresses(), str(settings.data_dir))
 
     def _wait_for(self, what: str) -> None:
         if what != self._waiting:
             self._waiting = what
             self._log.emit(PhaseChanged(Phase.STARTING.value, WhyIdle.CONNECTING.value, what))
 
-    def _stop(self, problem: PeerError) -> None:
-        """Leave because something cannot go on."""
-        self._problem = problem
-        self.notice("error", problem.text)
-        self.leave()
+    def _say_how_it_ended(self) -> ExitCode:
+        """With the last event of every life; the only one that tells the problem, if there was one."""
+        node, problem = self._node, self._problem
+        code = ExitCode.INTERRUPTED if self._at_once else ExitCode.OK
+        heard_by = node.goodbye_heard_by if node is not None else None
+        self._log.emit(Left(heard_by is not None, heard_by or 0, node.rounds if node is not None else None,
+                            problem.exit_code if problem else code, problem.text if problem else ""))
+        return problem.exit_code if problem else code
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -249,19 +259,12 @@ class Daemon:
         with self._scope:
             try:
                 await self._live()
-            except* PeerError as group:
-                self._problem = _first(group)
-            except* StoreFailed as group:
-                self._problem = PeerError(
-                    f"{_first(group)}; nothing is lost: then start the peer again", ExitCode.RESOURCES)
-            except* NetworkError as group:
-                self._problem = PeerError(str(_first(group)), ExitCode.RESOURCES)
-        if self._problem is not None:
-            self.notice("error", self._problem.text)
+            except* Exception as group:
+                self._problem = problem_of(group, self._settings.data_dir)
 
     async def _live(self) -> None:
         settings = self._settings
-        self._wait_for("opening the network")
+        self._waiting = "opening the network"
         async with AsyncExitStack() as stack:
             host = "127.0.0.1" if settings.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
             port = stack.enter_context(chosen_port(settings.port, settings.local))
@@ -273,6 +276,7 @@ class Daemon:
             self._network = network
             network.remember(self._choice.addresses)
             self._waiting = ""
+            self._log.begin()
             book = AddressBook(self._folder, self._choice.run, network, self._log.emit)
             nursery.start_soon(book.keep)
             self.contacts = Contacts(self._folder, network, self._swarm)
@@ -337,12 +341,4 @@ class Daemon:
         """Its end by itself means that it was given up: stop with the reason, instead of a peer that does nothing."""
         await trainer.run()
         log = self._folder / "trainer.log"
-        self._stop(PeerError(f"the trainer failed again and again; see {log}", ExitCode.TRAINER))
-
-
-def _first(group: BaseExceptionGroup[Any]) -> Any:
-    """The first single exception in a group."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+        self.stop(PeerError(f"the trainer failed again and again; see {log}", ExitCode.TRAINER))

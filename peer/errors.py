@@ -32,6 +32,8 @@ class ExitCode(IntEnum):
     """Disk, memory or a device does not suffice."""
     TRAINER = 10
     """The trainer failed again and again; the peer stopped instead of looping."""
+    OUTPUT = 11
+    """Standard output's reader went away, and the peer left."""
     INTERRUPTED = 130
     """Interrupted from the keyboard before the command had finished."""
 

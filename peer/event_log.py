@@ -91,7 +91,7 @@ class RotatingFile:
     def append(self, lines: list[str]) -> None:
         """Raises OSError when the disk does not take them."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        data = "".join(line + "\n" for line in lines).encode()
+        data = "".join(line + "\n" for line in lines).encode(errors="replace")
         if self.path().exists() and self.path().stat().st_size + len(data) > self._max_bytes:
             self._rotate()
         with self.path().open("ab") as file:
@@ -109,17 +109,19 @@ class RotatingFile:
 class EventLog:
     """Everything that happens goes through `emit`, from trio's thread.
 
-    file: where to write, None for nowhere.  wall, mono: the two clocks of the stamps.
+    file: where to write, None for nowhere.  first: makes the event that every life begins with.
+    wall, mono: the two clocks of the stamps.
     """
 
     def __init__(
         self,
         file: RotatingFile | None = None,
         *,
+        first: Callable[[], Event] | None = None,
         wall: Callable[[], float] = time.time,
         mono: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._file, self._wall, self._mono = file, wall, mono
+        self._file, self._first, self._wall, self._mono = file, first, wall, mono
         self._recent: deque[Stamped] = deque(maxlen=REMEMBERED)
         self._progress: dict[str, Stamped] = {}
         self._subscribers: list[Subscription] = []
@@ -128,9 +130,16 @@ class EventLog:
         self.lines_lost = 0
         self.listeners_dropped = 0
 
+    def begin(self) -> None:
+        """Emit the first event, if that has not happened: at the latest it comes before any other."""
+        if self._first is not None:
+            first, self._first = self._first(), None
+            self.emit(first)
+
     def emit(self, event: Event) -> None:
         """Stamp and hand out; never blocks, never raises."""
-        stamped = Stamped(self._wall(), self._mono(), event)
+        self.begin()
+        stamped = self.stamp(event)
         if isinstance(event, PROGRESS):
             self._progress[type(event).__name__] = stamped
         else:
@@ -140,6 +149,10 @@ class EventLog:
             if not subscriber.offer(stamped):
                 self._subscribers.remove(subscriber)
                 self.listeners_dropped += 1
+
+    def stamp(self, event: Event) -> Stamped:
+        """The event with the time that it is now, for those who add something of their own."""
+        return Stamped(self._wall(), self._mono(), event)
 
     def recent(self) -> list[Stamped]:
         """The last events in their order, with the newest of each kind of progress."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peer.control_client import Stamped
-from peer.sentences import QUIET, amount, clean, level, naming, number, sentence, short, size
+from peer.sentences import QUIET, amount, clean, level, naming, number, sentence, short, size, to_go
 from protocol import events as ev
 
 MIN_WIDTH, MIN_HEIGHT = 40, 10
@@ -27,12 +27,13 @@ MEASURING = "measuring the held-out loss"
 
 @dataclass(frozen=True)
 class Bar:
-    """A wait with a measure: `done` of `total` of something."""
+    """A wait with a measure: `done` of `total` of something.  note: what else is worth a line of its own below it."""
 
     what: str
     done: int
     total: int
     detail: str
+    note: str = ""
 
 
 @dataclass
@@ -46,6 +47,7 @@ class View:
     """Rounds, held-out loss after them, and the peer that says so."""
     happened: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     names: dict[str, str] = field(default_factory=dict)
+    left: ev.Left | None = None
 
     def update(self, status: Mapping[str, Any]) -> None:
         """Take the status as it is now."""
@@ -57,9 +59,8 @@ class View:
         """Take note of an event."""
         event = stamped.event
         match event:
-            case ev.ComputeProgress(round, steps, total, loss, rate):
-                speed = f"loss {number(loss)}  {amount(rate)} tokens/s"
-                self.bar = Bar(f"round {round}: training", steps, total, speed)
+            case ev.ComputeProgress(round, steps, total, loss, rate, left_s):
+                self.bar = _training(round, steps, total, loss, rate, left_s)
             case ev.ExchangeProgress(round, done, total, waiting):
                 waits = "waiting for " + ", ".join(naming(self.names)(peer) for peer in waiting[:2]) if waiting else ""
                 self.bar = Bar(f"round {round}: exchanging", done, total, waits)
@@ -75,6 +76,8 @@ class View:
                 self.evals = [*self.evals, (rounds, loss, by)][-KEPT_LOSSES:]
             case ev.PeerJoined(peer, name):
                 self.names[peer] = name
+            case ev.Left():
+                self.left = event
         if not isinstance(event, (*QUIET, ev.PhaseChanged)) and level(event) != "debug":
             text = sentence(event, naming(self.names))
             if text:
@@ -156,13 +159,26 @@ def _now(view: View, width: int, unicode: bool) -> list[str]:
     """Two lines: the wait with its bar, and why, when this peer is not computing."""
     status = view.status
     why = clean(str(status.get("why_detail", "") or status.get("why_idle", "")), 200)
-    if view.bar is None:
+    shown = view.bar or _about_to_train(status)
+    if shown is None:
         return [f"now     {status.get('phase', 'starting')}", f"        {why}"]
-    shown = view.bar
     counts = f"{shown.done}/{shown.total}"
     room = max(8, min(30, width - 8 - columns(shown.what) - len(counts) - columns(shown.detail) - 6))
     line = f"now     {shown.what} {bar(shown.done, shown.total, room, unicode=unicode)} {counts}  {shown.detail}"
-    return [line, f"        {why}"]
+    return [line, f"        {why or shown.note}"]
+
+
+def _training(round: int, steps: int, total: int, loss: float | None, rate: float, left_s: float | None) -> Bar:
+    parts = [f"{amount(rate)} tokens/s", to_go(left_s)]
+    return Bar(f"round {round}: training", steps, total, "  ".join(part for part in parts if part), f"loss {number(loss)}")
+
+
+def _about_to_train(status: Mapping[str, Any]) -> Bar | None:
+    """The bar of a round that has no step yet, with the rate of the round before."""
+    if status.get("phase") != "computing" or status.get("round_left_s") is None:
+        return None
+    return _training(status["round"], status["steps"], status["inner_steps"], status.get("loss"), status["tokens_per_s"],
+                     status["round_left_s"])
 
 
 def _curve(view: View, width: int, unicode: bool) -> list[str]:

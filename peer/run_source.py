@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from peer.errors import ExitCode, PeerError
+from peer.mistaken_words import remedy_for
 from peer.paths import make_private, manifest_file
 from protocol.canonical import Malformed
 from protocol.hashes import HASH_BYTES, Hash
@@ -74,6 +75,8 @@ def find_run(word: str, data: Path) -> SignedManifest | Invitation:
     """
     if looks_like_invitation(word):
         return read_invitation(word)
+    if remedy := remedy_for(word):
+        raise PeerError(remedy, ExitCode.INPUT)
     path = Path(word)
     if path.suffix == ".toml":
         identity = load_or_create_identity(data)
@@ -86,8 +89,8 @@ def find_run(word: str, data: Path) -> SignedManifest | Invitation:
     if found:
         raise PeerError(f"{len(found)} runs begin with {word}; give more digits of the run ID", ExitCode.INPUT)
     raise PeerError(
-        f"{word[:80]} is no file, no invitation and no run that this peer knows; check it, or create a run with "
-        "`peer run create RUN.toml`",
+        f"{word[:80]} is {'a folder' if path.is_dir() else 'no file'}, no invitation and no run that this peer knows; check "
+        "it, or create a run with `peer run create RUN.toml`",
         ExitCode.INPUT,
     )
 

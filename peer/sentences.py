@@ -97,9 +97,16 @@ def number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
+def to_go(seconds: float | None) -> str:
+    """"2 min to go", or "" when that is not known."""
+    return "" if seconds is None or not math.isfinite(seconds) else f"{duration(seconds)} to go"
+
+
 def sentence(event: ev.Event, name: Naming = short) -> str:
     """What happened, in one line; "" for events that are not worth a line."""
     match event:
+        case ev.Started() | ev.Left() | ev.LinesLost():
+            return _of_a_life(event)
         case ev.PhaseChanged(phase, why, detail):
             return f"{phase}: {detail or why}" if detail or why else phase
         case ev.PeerJoined(peer, called):
@@ -111,10 +118,12 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
                     f"{crowded} for want of room), most of them from {clean(busiest)}")
         case ev.PeerEjected(peer, reason, evidence):
             return f"{name(peer)} is shut out for good: {clean(reason)} (proof {evidence[:16]})"
-        case ev.PeerSuspected(peer, silent_s):
-            return f"{name(peer)} has been silent for {duration(silent_s)}"
+        case ev.PeerSuspected(peer, silent_s, disconnected):
+            last = f"(last heard {duration(silent_s)} ago)"
+            return f"the connection to {name(peer)} broke {last}" if disconnected else (
+                f"{name(peer)} has been silent for {duration(silent_s)}")
         case ev.PeerGone(peer, goodbye):
-            return f"{name(peer)} left" if goodbye else f"{name(peer)} is gone"
+            return f"{name(peer)} said goodbye and left" if goodbye else f"{name(peer)} is gone: it fell silent"
         case ev.TrainerStarted(pid):
             return f"trainer started (process {pid})"
         case ev.TrainerStopped(reason):
@@ -140,6 +149,27 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return _of_a_round(event, name)
 
 
+def _of_a_life(event: ev.Event) -> str:
+    match event:
+        case ev.Started(peer, called, run, run_name, version, pid, addresses, data_dir):
+            named = f"{clean(run_name)} ({run[:12]})" if run_name else run[:12]
+            where = f", listening on {clean(', '.join(addresses), 1000)}" if addresses else ""
+            return (f"{clean(called)} {peer} in run {named}{where}; version {version}, process {pid}, "
+                    f"data in {clean(data_dir, 500)}")
+        case ev.Left(goodbye, heard_by, rounds, _, problem):
+            said = "without a goodbye" if not goodbye else "said goodbye, with nobody here to hear it"
+            if heard_by:
+                said = f"said goodbye to {heard_by} {'peer' if heard_by == 1 else 'peers'}"
+            if rounds is None:
+                return f"left: before it had begun; {clean(problem, 1000)}" if problem else "left: before it had begun"
+            kept = f"left: {said}, {rounds} {'round' if rounds == 1 else 'rounds'} committed, state on disk"
+            return f"{kept}; {clean(problem, 1000)}" if problem else kept
+        case ev.LinesLost(lines, reason):
+            return f"{lines} {'line is' if lines == 1 else 'lines are'} missing here: {reason}"
+        case _:
+            return ""
+
+
 def _of_a_round(event: ev.Event, name: Naming) -> str:
     match event:
         case ev.ReadySent(round, tokens, steps, loss):
@@ -163,8 +193,9 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
                     f"loss {number(loss)}, tip {tip[:8]}")
         case ev.StateApplied(rounds, digest):
             return f"state after {rounds} rounds: {digest[:16]}"
-        case ev.ComputeProgress(round, steps, total, loss, rate):
-            return f"round {round}: step {steps} of {total}, loss {number(loss)}, {amount(rate)} tokens/s"
+        case ev.ComputeProgress(round, steps, total, loss, rate, left_s):
+            return (f"round {round}: step {steps} of {total}, loss {number(loss)}, {amount(rate)} tokens/s, "
+                    f"{to_go(left_s)}")
         case ev.ExchangeProgress(round, done, total, waiting):
             waits = f", waiting for {_listed(waiting, name)}" if waiting else ""
             return f"round {round}: {done} of {total} chunks{waits}"
@@ -183,8 +214,10 @@ def level(event: ev.Event) -> str:
             return "info"
         case ev.TrainerStopped() | ev.MemberLost() | ev.RolledBack() | ev.Desynced() | ev.PeerSuspected():
             return "warning"
-        case ev.PeerBanned() | ev.PeerEjected() | ev.NobodyAnswers():
+        case ev.PeerBanned() | ev.PeerEjected() | ev.NobodyAnswers() | ev.LinesLost():
             return "warning"
+        case ev.Left(problem=problem) if problem:
+            return "error"
         case ev.Dropped() | ev.RoundVoted() | ev.ComputeProgress() | ev.ExchangeProgress() | ev.SyncProgress():
             return "debug"
         case ev.AuditDone() | ev.EvalProgress():

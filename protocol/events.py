@@ -20,6 +20,47 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Started(Event):
+    """The first event of every life.  addresses: where it listens; none when it ended before it did.
+
+    run_name: empty until an invitation's manifest is fetched.  data_dir: identity, runs, logs.
+    """
+
+    peer: str
+    name: str
+    run: str
+    run_name: str
+    version: str
+    pid: int
+    addresses: list[str]
+    data_dir: str
+
+
+@dataclass(frozen=True)
+class Left(Event):
+    """The last event of every life that ends by itself.
+
+    goodbye: it was said.  heard_by: so many peers confirmed it.  rounds: committed, and on disk; None when it ended before
+    it had looked.
+    exit_code: the process's.  problem: the sentence that says why it could not go on; empty when it was told to leave.
+    """
+
+    goodbye: bool
+    heard_by: int
+    rounds: int | None
+    exit_code: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class LinesLost(Event):
+    """Only on standard output: so many lines are missing here, because they could not be written; they are in the log."""
+
+    lines: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class PhaseChanged(Event):
     phase: str
     why_idle: str
@@ -36,8 +77,11 @@ class PeerJoined(Event):
 
 @dataclass(frozen=True)
 class PeerSuspected(Event):
+    """No heartbeat for `silent_s`; or its connection broke (`disconnected`), however recent the last one is."""
+
     peer: str
     silent_s: float
+    disconnected: bool
 
 
 @dataclass(frozen=True)
@@ -80,11 +124,14 @@ class TrainerStopped(Event):
 
 @dataclass(frozen=True)
 class ComputeProgress(Event):
+    """After an inner step.  left_s: seconds until the last one, at the present rate."""
+
     round: int
     steps: int
     total_steps: int
     loss: float
     tokens_per_s: float
+    left_s: float
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class Membership:
         if known is None or known.liveness is not Liveness.ALIVE:
             return []
         known.liveness = Liveness.SUSPECT
-        return [PeerSuspected(peer, now - known.heard)]
+        return [PeerSuspected(peer, now - known.heard, disconnected=True)]
 
     def tick(self, now: float) -> list[Event]:
         """Judge everybody's silence."""
@@ -158,7 +158,7 @@ class Membership:
                 events.append(PeerGone(peer, False))
             elif known.liveness is Liveness.ALIVE and silent > SUSPECT_BEATS * beat_s:
                 known.liveness = Liveness.SUSPECT
-                events.append(PeerSuspected(peer, silent))
+                events.append(PeerSuspected(peer, silent, disconnected=False))
             elif known.liveness in (Liveness.GONE, Liveness.LEFT) and silent > FORGET_S:
                 del self._peers[peer]
         return events

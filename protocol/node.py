@@ -86,6 +86,8 @@ class Node:
         self._digest = b""
         self._checkpointing = trio.Lock()
         self._leaving = trio.Event()
+        self.goodbye_heard_by: int | None = None
+        """Peers that confirmed our goodbye; None before it was said."""
         self._finishing = False
         self._nursery: trio.Nursery | None = None
 
@@ -113,8 +115,7 @@ class Node:
             await self._leaving.wait()
             nursery.cancel_scope.cancel()
         self._nursery = self.reception.nursery = None
-        with trio.move_on_after(2.0):
-            await self._pulse.say_goodbye()
+        self.goodbye_heard_by = await self._pulse.say_goodbye()
 
     def leave(self) -> None:
         """Stop now, with a goodbye; `run` returns."""
@@ -390,7 +391,7 @@ class Node:
             "members": [member.peer for member in last.members] if last else [],
             "tokens": sum(member.tokens for member in last.members) if last else 0,
             "steps": work.steps if work else 0, "inner_steps": self._parts.manifest.rounds.inner_steps,
-            "tokens_per_s": work.tokens_per_s if work else 0.0,
+            "tokens_per_s": self._pulse.tokens_per_s, "round_left_s": self._pulse.round_left_s,
             "loss": work.loss if work and work.steps else (last.loss if last else None),
             **self._evaluator.status(), "up_bytes": traffic.up_bytes, "down_bytes": traffic.down_bytes,
             "trainer_pid": self._trainer.pid if self._trainer else None, "version": self._settings.version,

@@ -17,6 +17,7 @@ from protocol.membership import Membership
 from protocol.messages import Role
 from protocol.network import Network
 from protocol.outer_state import OuterState
+from protocol.pace import Pace
 from protocol.round_terms import RoundSettings
 from protocol.store import Store
 from protocol.trainer_link import TrainerLink
@@ -74,6 +75,10 @@ class Parts:
     network: Network = field(init=False)
     serials: Iterator[int] = field(default_factory=count)
     """Numbers of this life's READYs."""
+    pace: Pace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.manifest.data.sequences_per_step * self.manifest.data.sequence_length)
 
     @property
     def me(self) -> PeerId:

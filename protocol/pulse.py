@@ -6,14 +6,20 @@ A heartbeat goes out every few seconds, and at once when something changed that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import trio
 
 from protocol.events import PhaseChanged
+from protocol.identity import PeerId
 from protocol.membership import beat_interval_s
 from protocol.messages import Goodbye, Heartbeat, Measurement, Phase, WhyIdle, pack
+from protocol.network import NetworkError
 from protocol.parts import Parts
+
+GOODBYE_S = 2.0
+"""For the goodbye, to all together: who does not confirm it by then misses our heartbeats."""
 
 WITHIN_A_ROUND = frozenset({Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
 """Phases that follow from statements the others get anyway.  They need to hear at once who begins a round, or does not."""
@@ -24,7 +30,6 @@ class Doing(Protocol):
 
     steps: int
     loss: float
-    tokens_per_s: float
     ready_raw: bytes
 
 
@@ -64,10 +69,37 @@ class Pulse:
                 await self._now.wait()
             self._now = trio.Event()
 
-    async def say_goodbye(self) -> None:
+    async def say_goodbye(self) -> int:
+        """To everybody by gossip; to those we are connected to also as a question, for the connections close next and
+        gossip on its way would be lost with them.  How many of them confirmed it."""
         parts = self._parts
-        bye = Goodbye(incarnation=parts.settings.incarnation, seq=self._seq + 1)
-        await parts.network.publish(pack(parts.identity, parts.run, bye).raw)
+        raw = pack(parts.identity, parts.run, Goodbye(incarnation=parts.settings.incarnation, seq=self._seq + 1)).raw
+        heard: list[PeerId] = []
+
+        async def tell(peer: PeerId) -> None:
+            with suppress(NetworkError):
+                await parts.network.request(peer, "goodbye", raw, timeout_s=GOODBYE_S)
+                heard.append(peer)
+
+        with trio.move_on_after(GOODBYE_S):
+            await parts.network.publish(raw)
+            async with trio.open_nursery() as nursery:
+                for peer in parts.network.connected():
+                    nursery.start_soon(tell, peer)
+        return len(heard)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The last known rate: a round that has just begun has none of its own.  0 while paused."""
+        return 0.0 if self.phase is Phase.PAUSED else self._parts.pace.tokens_per_s
+
+    @property
+    def round_left_s(self) -> float | None:
+        """Seconds until our last inner step of this round; None when we do not train now, or know no rate yet."""
+        doing = self._doing()
+        if doing is None or self.phase is not Phase.COMPUTING:
+            return None
+        return self._parts.pace.left_s(self._parts.manifest.rounds.inner_steps - doing.steps)
 
     def _heartbeat(self) -> Heartbeat:
         parts, settings, doing = self._parts, self._parts.settings, self._doing()
@@ -77,7 +109,7 @@ class Pulse:
             incarnation=settings.incarnation, seq=self._seq, name=settings.name[:40], role=settings.role,
             phase=self.phase, why_idle=self.why, why_detail=self.detail[:200], round=parts.history.length,
             tip=parts.history.tip, steps=doing.steps if doing else 0, loss=doing.loss if doing else 0.0,
-            tokens_per_s=doing.tokens_per_s if doing else 0.0, up_bytes_per_s=bandwidth.up_bytes_per_s,
+            tokens_per_s=self.tokens_per_s, up_bytes_per_s=bandwidth.up_bytes_per_s,
             down_bytes_per_s=bandwidth.down_bytes_per_s,
             addresses=list(parts.network.addresses())[:8], version=settings.version[:40],
             measured=self.measured)

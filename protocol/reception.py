@@ -41,6 +41,8 @@ class Reception:
         self.runner: RoundRunner | None = None
         self.nursery: trio.Nursery | None = None
         self._readys: dict[PeerId, tuple[Ready, Envelope]] = {}
+        self._told: dict[PeerId, None] = {}
+        """Whose goodbye came as a question, and has yet to be handed on when it comes by gossip."""
 
     def open_round(self, runner: RoundRunner) -> None:
         """From now on statements go to this round; what others said for it already comes first."""
@@ -66,8 +68,8 @@ class Reception:
         if not isinstance(body, GOSSIP_KINDS):
             self._parts.emit(Dropped(forwarder, "gossip", f"a {envelope.kind} does not travel by gossip"))
             return Verdict.REJECT
-        if sender == self._parts.me or not self._may_speak(sender):
-            return Verdict.IGNORE
+        if sender == self._parts.me or self.nursery is None or not self._may_speak(sender):
+            return Verdict.IGNORE  # who has left, or is not here yet, judges nobody
         return Verdict.ACCEPT if self._on_statement(sender, body, envelope) else Verdict.IGNORE
 
     def _on_statement(self, sender: PeerId, body: Body, envelope: Envelope) -> bool:
@@ -75,12 +77,9 @@ class Reception:
         if isinstance(body, Heartbeat):
             return self._on_heartbeat(sender, body)
         if isinstance(body, Goodbye):
-            fresh, events = self._parts.membership.on_goodbye(sender, body)
-            if fresh and self.runner is not None:
-                self.runner.peer_dead(sender)
-            for event in events:
-                self._parts.emit(event)
-            return fresh
+            told = sender in self._told
+            self._told.pop(sender, None)
+            return self._on_goodbye(sender, body) or told
         if isinstance(body, Accusation):
             wanted = self._ejections.wants(sender, body)
             if wanted and self.nursery is not None:
@@ -88,6 +87,14 @@ class Reception:
             return wanted
         assert isinstance(body, Ready)
         return self._on_ready(sender, body, envelope)
+
+    def _on_goodbye(self, sender: PeerId, bye: Goodbye) -> bool:
+        fresh, events = self._parts.membership.on_goodbye(sender, bye)
+        if fresh and self.runner is not None:
+            self.runner.peer_dead(sender)
+        for event in events:
+            self._parts.emit(event)
+        return fresh
 
     def _on_heartbeat(self, sender: PeerId, beat: Heartbeat) -> bool:
         membership = self._parts.membership
@@ -142,6 +149,8 @@ class Reception:
             return self._door.answer_vouch(data)
         if kind == "exchange":
             return await self._on_exchange_ask(peer, data)
+        if kind == "goodbye":
+            return self._on_goodbye_told(peer, data)
         if kind == "part":
             return self._on_part_request(data)
         if kind == "evidence":
@@ -167,6 +176,20 @@ class Reception:
         members = body.plan.members if isinstance(body, Proposal) else body.record.members
         named = [PeerId(member.peer) for member in members]
         return await self._door.all_admitted(self._parts.network, named, proposer)
+
+    def _on_goodbye_told(self, peer: PeerId, data: bytes) -> bytes:
+        """The leaver tells its neighbours itself; the answer is all it waits for."""
+        try:
+            sender, body, _ = unpack(data, self._parts.run, max_bytes=MAX_GOSSIP_BYTES)
+        except Malformed as error:
+            raise Offence(str(error)) from error
+        if sender != peer or not isinstance(body, Goodbye):
+            raise Offence("no goodbye of its own")
+        if self.nursery is not None and self._on_goodbye(peer, body):
+            if len(self._told) >= MAX_READYS:
+                self._told.pop(next(iter(self._told)))
+            self._told[peer] = None
+        return b""
 
     async def _on_exchange_ask(self, peer: PeerId, data: bytes) -> bytes:
         try:
@@ -222,6 +245,8 @@ class Reception:
             self._parts.emit(Notice("warning", refusal))
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
+        if self.nursery is None:
+            return  # we close the connections ourselves, and nobody is silent for that
         for event in self._parts.membership.on_disconnected(peer, trio.current_time()):
             self._parts.emit(event)
             if self.runner is not None:

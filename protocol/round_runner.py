@@ -362,9 +362,10 @@ class RoundRunner:
     def _on_progress(self, progress: Progress) -> None:
         work = self.work
         work.steps, work.tokens, work.loss = progress.steps, progress.tokens, progress.loss
-        work.tokens_per_s = progress.tokens_per_s
-        self.parts.emit(ComputeProgress(progress.round, progress.steps, self.parts.manifest.rounds.inner_steps,
-                                        progress.loss, progress.tokens_per_s))
+        pace, total = self.parts.pace, self.parts.manifest.rounds.inner_steps
+        pace.observe(progress)
+        self.parts.emit(ComputeProgress(progress.round, progress.steps, total, progress.loss, pace.tokens_per_s,
+                                        pace.left_s(total - progress.steps) or 0.0))
 
     async def _say_ready(self, contribution: Contribution) -> None:
         parts, work = self.parts, self.work

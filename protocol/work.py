@@ -21,7 +21,6 @@ class Work:
     steps: int = 0
     tokens: int = 0
     loss: float = 0.0
-    tokens_per_s: float = 0.0
     ready: Ready | None = None
     ready_raw: bytes = b""
     contribution: Contribution | None = None

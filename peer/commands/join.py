@@ -33,6 +33,8 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--rounds", type=_count, metavar="N", help="leave when the run has committed N rounds")
     parser.add_argument("--until-eof", action="store_true",
                         help="leave when standard input ends (for programs that start a peer)")
+    parser.add_argument("--ignore-closed-output", action="store_true",
+                        help="go on when nobody reads standard output any more (default: leave)")
     parser.add_argument("--up-limit", type=_rate, metavar="RATE", help="send at most so much, e.g. 10mbit or 1.5MB")
     parser.add_argument("--down-limit", type=_rate, metavar="RATE", help="receive at most so much")
     parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
@@ -42,8 +44,9 @@ def run(args: argparse.Namespace) -> int:
     """Choose the run, hold the identity, and live."""
     import trio
 
-    from peer.console import Style, choose_style
+    from peer.console import choose_style
     from peer.daemon import Daemon, DaemonSettings
+    from peer.ending import problem_of
     from peer.paths import data_dir, make_private
     from protocol.keyfile import IdentityLocked, identity_lock, load_or_create_identity
     from protocol.messages import Role
@@ -55,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         data_dir=folder, name=args.name[:40] or f"peer-{identity.peer_id[-6:]}",
         role=Role.SEED if args.role == "seed" else Role.TRAINER, style=choose_style(args.headless, args.log_format),
         port=args.port, threads=args.threads, rounds=args.rounds, local=args.local, until_eof=args.until_eof,
-        up_limit=args.up_limit, down_limit=args.down_limit)
+        ignore_closed_output=args.ignore_closed_output, up_limit=args.up_limit, down_limit=args.down_limit)
 
     _log_to(folder)
 
@@ -64,28 +67,13 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         with identity_lock(folder):
-            code = trio.run(live)
-        if settings.style is not Style.JSON:
-            print("Left; everything is on disk, and the same command goes on from there.")
-        return code
+            return trio.run(live)
     except IdentityLocked as error:
         raise PeerError(str(error), ExitCode.ALREADY_RUNNING) from error
     except Exception as error:
         if args.debug or isinstance(error, PeerError):
             raise
-        raise _crash(error, folder) from error
-
-
-def _crash(error: Exception, folder: Path) -> PeerError:
-    """For what nobody foresaw: the details into a file, a sentence for the person."""
-    import traceback
-
-    cause: BaseException = error
-    while isinstance(cause, BaseExceptionGroup):
-        cause = cause.exceptions[0]
-    path = folder / "crash.log"
-    path.write_text("".join(traceback.format_exception(error)))
-    return PeerError(f"unexpected {type(cause).__name__}: {cause}; please report it with {path}")
+        raise problem_of(error, folder) from error
 
 
 def _log_to(folder: Path) -> None:

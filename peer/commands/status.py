@@ -52,14 +52,15 @@ def _held_out(status: dict[str, Any]) -> str:
 
 def describe(status: dict[str, Any]) -> list[str]:
     """The status as lines for a person."""
-    from peer.sentences import amount, clean, duration, number, short, size
+    from peer.sentences import amount, clean, duration, number, short, size, to_go
 
     why = clean(str(status["why_detail"] or status["why_idle"]), 200)
+    left = to_go(status["round_left_s"])
     lines = [
         f"peer      {clean(status['name'])} {status['peer']}",
         f"run       {clean(status['run_name'])} {status['run']}",
         f"doing     {status['phase']}" + (f": {why}" if why else ""),
-        f"round     {status['round']}, step {status['steps']} of {status['inner_steps']}",
+        f"round     {status['round']}, step {status['steps']} of {status['inner_steps']}" + (f", {left}" if left else ""),
         f"tip       {status['tip'][:32] or '-'}",
         f"state     after {status['state_rounds']} rounds, digest {status['state_digest'][:32] or '-'}",
         f"loss      {number(status['loss'])}, {_held_out(status)}",

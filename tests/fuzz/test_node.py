@@ -30,8 +30,8 @@ SHOTS = 12
 """Against each peer, in each virtual second."""
 STRANGERS = [Identity.from_seed(bytes([0x66, number]) * 16) for number in range(30)]
 """One that contradicts itself is ejected, and another takes its place."""
-KINDS = ("hello", "round", "exchange", "part", "evidence", "vouch", "tips", "commits", "have", "leaves", "chunk", "manifest",
-         "", "nothing")
+KINDS = ("hello", "round", "exchange", "part", "evidence", "vouch", "goodbye", "tips", "commits", "have", "leaves", "chunk",
+         "manifest", "", "nothing")
 
 
 class Tap:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.cli import main
+from peer.cli import explain, main
+from peer.control_client import ControlError
 from peer.errors import ExitCode
 from peer.paths import SOCKET_PATH_BYTES, control_socket
 from protocol.invitation import read_invitation
@@ -118,6 +119,38 @@ def test_mistakes_are_one_sentence(
     data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: ExitCode
 ) -> None:
     assert failure(capsys, *arguments)[0] == code
+
+
+@pytest.mark.parametrize(("word", "remedy"), [
+    ("https://example.org/run.toml", "download it yourself"),
+    ("http://example.org/mh1abc", "download it yourself"),
+    ("/ip4/127.0.0.1/tcp/4001", "ask for an invitation"),
+    ("/dns4/example.org/tcp/4001/p2p/12D3KooWSAcDHkwJMmMvrDgV9h2YrXwjhZCmfsXEJHGAhrgk8sVB", "ask for an invitation"),
+    ("12D3KooWSAcDHkwJMmMvrDgV9h2YrXwjhZCmfsXEJHGAhrgk8sVB", "ask for an invitation"),
+])
+def test_words_that_name_no_run_have_their_remedy(
+    data: Path, capsys: pytest.CaptureFixture[str], word: str, remedy: str
+) -> None:
+    for command in (["join", word, "--headless"], ["run", "show", word]):
+        code, text = failure(capsys, *command)
+        assert code == ExitCode.INPUT and remedy in text and word in text
+
+
+@pytest.mark.parametrize("closed", ["", "<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full"])
+def test_missing_and_full_standard_streams_are_survived(tmp_path: Path, closed: str) -> None:
+    """Also: no descriptor of ours becomes somebody's standard output, and the exit code is the command's."""
+    program = f"{sys.executable} -m peer --data-dir {tmp_path}"
+    made = subprocess.run(f"{program} id {closed}", shell=True, capture_output=True, text=True)
+    assert made.returncode == (ExitCode.RESOURCES if closed == ">/dev/full" else ExitCode.OK)
+    refused = subprocess.run(f"{program} join nothing {closed}", shell=True, capture_output=True, text=True)
+    assert refused.returncode == ExitCode.INPUT
+    for done in (made, refused):
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr and done.stderr.count("\n") <= 1
+
+
+def test_a_daemon_that_refuses_is_no_unexpected_error() -> None:
+    known = explain(ControlError("the peer did not answer within 10 s"))
+    assert known.exit_code == ExitCode.NOT_RUNNING and "unexpected" not in known.text
 
 
 def test_debug_shows_the_traceback(data: Path) -> None:

@@ -156,13 +156,13 @@ def test_an_oversize_question_is_refused_before_it_is_sent(tmp_path: Path) -> No
 def test_the_event_stream_begins_with_a_snapshot(tmp_path: Path) -> None:
     async def body(log: EventLog) -> None:
         log.emit(Notice("info", "before"))
-        log.emit(ComputeProgress(3, 1, 10, 2.5, 100.0))
-        log.emit(ComputeProgress(3, 2, 10, 2.4, 100.0))
+        log.emit(ComputeProgress(3, 1, 10, 2.5, 100.0, 9.0))
+        log.emit(ComputeProgress(3, 2, 10, 2.4, 100.0, 9.0))
         stream = await trio.to_thread.run_sync(ControlClient(tmp_path).events)
         assert stream.status == {"phase": "computing"}
         assert [stamped.event for stamped in stream.recent] == [
             Notice("info", "before"),
-            ComputeProgress(3, 2, 10, 2.4, 100.0),
+            ComputeProgress(3, 2, 10, 2.4, 100.0, 9.0),
         ]
         log.emit(PhaseChanged("ready", "", ""))
         stamped = await trio.to_thread.run_sync(stream.next, PATIENCE_S)

@@ -20,7 +20,7 @@ def test_lines_are_written_in_order_and_progress_is_not(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(log.run)
             log.emit(Notice("info", "one"))
-            log.emit(ComputeProgress(0, 1, 2, 3.0, 4.0))
+            log.emit(ComputeProgress(0, 1, 2, 3.0, 4.0, 9.0))
             await trio.testing.wait_all_tasks_blocked()
             log.emit(Notice("info", "two"))
             nursery.cancel_scope.cancel()

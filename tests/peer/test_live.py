@@ -8,7 +8,7 @@ import pytest
 
 from peer.control_client import Stamped
 from peer.live import MIN_HEIGHT, MIN_WIDTH, View, bar, columns, render, sparkline
-from peer.sentences import amount, clean, duration, level, sentence, size
+from peer.sentences import amount, clean, duration, level, sentence, short, size
 from protocol import events as ev
 
 ME = "12D3KooWMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeABCDEF"
@@ -21,8 +21,8 @@ def status(**changes: Any) -> dict[str, Any]:
     return {"peer": ME, "name": "attic", "run": "ab" * 32, "run_name": "demo", "role": "trainer", "phase": "computing",
             "why_idle": "", "why_detail": "", "round": 12, "tip": "cd" * 32, "state_digest": "ef" * 32, "peers": 1,
             "members": [ME, OTHER], "tokens": 40960, "steps": 11, "inner_steps": 20, "tokens_per_s": 3200.0,
-            "loss": 2.31, "eval_loss": 2.4, "up_bytes": 3_100_000, "down_bytes": 2_900_000, "trainer_pid": 1234,
-            "version": "0.1", "swarm": [known], **changes}
+            "round_left_s": None, "loss": 2.31, "eval_loss": 2.4, "up_bytes": 3_100_000, "down_bytes": 2_900_000,
+            "trainer_pid": 1234, "version": "0.1", "swarm": [known], **changes}
 
 
 def view_of(*happened: ev.Event, **changes: Any) -> View:
@@ -38,7 +38,7 @@ def test_everything_that_matters_fits_80_by_24() -> None:
         ev.RoundCommitted(10, "aa" * 32, [ME, OTHER], 40960, 4.5, True),
         ev.RoundCommitted(11, "bb" * 32, [ME, OTHER], 40960, 2.5, True),
         ev.EvalLoss(11, 2.4, OTHER),
-        ev.ComputeProgress(12, 11, 20, 2.31, 3200.0),
+        ev.ComputeProgress(12, 11, 20, 2.31, 3200.0, 9.0),
     )
     lines = render(view, 80, 24, clock="12:00:00")
     assert len(lines) == 24 and all(columns(line) <= 80 for line in lines)
@@ -58,11 +58,30 @@ def test_each_wait_has_its_bar() -> None:
     waits = [
         (ev.ExchangeProgress(12, 3, 8, [OTHER]), ["exchanging", "3/8", "waiting for kitchen"]),
         (ev.SyncProgress("checkpoint", 5, 9), ["fetching checkpoint", "5/9"]),
-        (ev.ComputeProgress(12, 1, 20, float("nan"), 0.0), ["training", "1/20", "loss -"]),
+        (ev.ComputeProgress(12, 1, 20, float("nan"), 0.0, 9.0), ["training", "1/20", "loss -"]),
     ]
     for event, wanted in waits:
         text = "\n".join(render(view_of(event), 80, 24))
         assert all(word in text for word in wanted), text
+
+
+def test_a_round_without_a_step_shows_the_last_rate_and_the_time_to_its_end() -> None:
+    fresh = view_of(ev.PhaseChanged("computing", "", ""), steps=0, tokens_per_s=3200.0, round_left_s=130.0)
+    text = "\n".join(render(fresh, 80, 24))
+    assert "0/20" in text and "3.2 k tokens/s" in text and "2 min to go" in text
+    later = "\n".join(render(view_of(ev.ComputeProgress(12, 11, 20, 2.3, 3200.0, 61.0)), 100, 24))
+    assert "11/20" in later and "61 s to go" in later
+
+
+def test_a_departure_is_told_as_what_it_was() -> None:
+    left = ev.Left(goodbye=True, heard_by=2, rounds=5, exit_code=0, problem="")
+    assert sentence(left) == "left: said goodbye to 2 peers, 5 rounds committed, state on disk"
+    assert "with nobody here" in sentence(ev.Left(True, 0, 1, 0, ""))
+    assert sentence(ev.Left(False, 0, 1, 9, "full")).endswith("without a goodbye, 1 round committed, state on disk; full")
+    assert sentence(ev.Left(False, 0, None, 0, "")) == "left: before it had begun"
+    assert sentence(ev.PeerGone(OTHER, True)) == f"{short(OTHER)} said goodbye and left"
+    assert "broke" in sentence(ev.PeerSuspected(OTHER, 1.0, True)) and "silent for 7 s" in sentence(
+        ev.PeerSuspected(OTHER, 7.0, False))
 
 
 def test_nothing_known_yet_still_renders() -> None:
@@ -80,7 +99,7 @@ def test_any_size_renders_within_itself(size: tuple[int, int]) -> None:
 
 
 def test_without_unicode_only_ascii_is_drawn() -> None:
-    view = view_of(ev.ComputeProgress(12, 11, 20, 2.31, 3200.0), ev.RoundCommitted(11, "bb" * 32, [ME], 1, 2.5, False))
+    view = view_of(ev.ComputeProgress(12, 11, 20, 2.31, 3200.0, 9.0), ev.RoundCommitted(11, "bb" * 32, [ME], 1, 2.5, False))
     for line in render(view, 80, 24, unicode=False):
         assert line.isascii(), line
 
@@ -103,7 +122,7 @@ def test_small_drawings() -> None:
 
 
 def test_every_event_has_a_sentence_and_a_level() -> None:
-    values: dict[str, Any] = {"int": 1, "float": 1.0, "str": "x", "bool": True, "list[str]": [OTHER],
+    values: dict[str, Any] = {"int": 1, "float": 1.0, "str": "x", "bool": True, "list[str]": [OTHER], "int | None": 1,
                               "list[dict[str, Any]]": [{"address": "/ip4/192.0.2.1/tcp/1", "times": 1, "problem": "x"}]}
     for cls in ev.EVENTS.values():
         event = cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])

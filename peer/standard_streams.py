@@ -1,0 +1,43 @@
+"""The three standard descriptors, as whoever started us left them."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+
+
+def open_standard_streams() -> None:
+    """Put /dev/null where a descriptor is closed (`>&-`): the next file that we open must not become our output."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+            os.set_inheritable(descriptor, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - for the life of the process
+
+
+def discard(descriptor: int) -> None:
+    """From now on what is written there goes nowhere: nobody reads it, or there is no room for it."""
+    opened = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(opened, descriptor)
+    os.close(opened)
+
+
+def wait_for_eof(descriptor: int) -> None:
+    """Until there is nothing more to read there, nor ever will be; blocks."""
+    while True:
+        try:
+            if not os.read(descriptor, 4096):
+                return
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll()
+        except OSError:
+            return  # a terminal that hung up

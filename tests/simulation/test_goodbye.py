@@ -1,0 +1,48 @@
+"""A graceful leave as both sides tell it: nobody takes it for silence, not even when gossip is lost with the connections."""
+
+from __future__ import annotations
+
+from protocol.events import Event, PeerGone, PeerSuspected
+from tests.simulation.runs import simulate
+from tests.simulation.test_simulation import holds
+from tests.simulation.world import Seat, World
+
+
+def test_a_goodbye_arrives_although_gossip_on_its_way_is_lost() -> None:
+    async def scenario(world: World) -> None:
+        said: list[tuple[Seat, Event]] = []
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(2, within_s=60)
+        leaver, *others = world.seats
+        node = leaver.node
+        assert node is not None
+        world.listeners.append(lambda seat, event: said.append((seat, event)))
+        world.wire.weather.gossip_loss = 1.0
+        world.leave(leaver)
+        await world.until("the goodbye", lambda: not leaver.up, within_s=5)
+        world.wire.weather.gossip_loss = 0.0
+        await world.until_round(4, within_s=60)
+        assert node.goodbye_heard_by == len(others)
+        assert {seat.number for seat, event in said if event == PeerGone(leaver.peer, True)} == {1, 2}
+        assert not [event for _, event in said if isinstance(event, PeerSuspected) and event.peer == leaver.peer]
+
+    holds(simulate(3, scenario))
+
+
+def test_who_leaves_says_nothing_about_those_whose_connections_it_closes() -> None:
+    async def scenario(world: World) -> None:
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(2, within_s=60)
+        leaver, *others = world.seats
+        node, said = leaver.node, list[Event]()
+        assert node is not None
+        world.listeners.append(lambda seat, event: said.append(event) if seat is leaver else None)
+        world.leave(leaver)
+        await world.until("the goodbye", lambda: not leaver.up, within_s=5)
+        for other in others:
+            node.reception.on_peer_disconnected(other.peer)
+        assert not [event for event in said if isinstance(event, PeerSuspected)]
+
+    holds(simulate(3, scenario))
