@@ -5,6 +5,7 @@ out.  Every run of a seed starts from the same parameters, trained four-way data
 rate.  All runs read the same windows: in step s, member k reads what it reads there whatever H is.  Data-parallel means
 one model that averages the members' gradients in every step; one peer alone is data-parallel with one member.
 
+A run has 600 steps, and at least 12 rounds: from a momentum of zero, fewer say more about the start than about the recipe.
 Besides 1, 2, 4 and 8 members there is a wave: the members rise from 1 to 8 and fall to 1 again, once or more often in the
 run; who leaves takes its Adam moments along, and who joins has none.
 
@@ -55,6 +56,8 @@ WAVE_ROUNDS = 30
 BAR_PERCENT = 0.5
 CODEC_BAR_PERCENT = 0.3
 CODEC_MEMBERS, CODEC_INNER_STEPS = 4, 30
+LONGEST = 1 << 11
+"""Steps of a run, warm start included; all that it reads is within one epoch."""
 CPU = torch.device("cpu")
 
 
@@ -63,32 +66,39 @@ class Settings:
     """Of one table.  Runs of other settings do not compare.  Steps are inner steps of every member."""
 
     steps: int = 600
+    rounds: int = 12
+    """At least so many, whatever H is."""
     warm_steps: int = 600
     sequences: int = 8
     sequence_length: int = 64
-    evaluation_tokens: int = 1 << 18
+    evaluation_tokens: int = 1 << 17
     """More than a peer spends on it: differences of tenths of a percent must show."""
 
+    def steps_of(self, inner_steps: int) -> int:
+        """Steps of a run with H = `inner_steps`: whole rounds."""
+        return max(self.steps // inner_steps, self.rounds) * inner_steps
+
     def config(self, seed: int, rate: float) -> TrainingConfig:
-        """One round as long as the whole run, so that what a lane reads does not depend on H."""
+        """One round as long as the longest run, so that what a lane reads does not depend on H."""
         inner = InnerConfig(
             lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
             warmup_steps=30, stable_steps=1 << 30, total_steps=1 << 31, joiner_warmup_steps=10,
         )  # fmt: skip
         data = DataConfig("stdlib", self.sequence_length, self.sequences, held_out_percent=5)
-        return TrainingConfig(seed, MODEL, data, inner, self.warm_steps + self.steps, lanes=MOST, chunk_parameters=CHUNK)
+        return TrainingConfig(seed, MODEL, data, inner, LONGEST, lanes=MOST, chunk_parameters=CHUNK)
 
 
-QUICK = Settings(steps=24, warm_steps=8, sequences=2, evaluation_tokens=1 << 12)
+QUICK = Settings(steps=12, rounds=2, warm_steps=8, sequences=2, evaluation_tokens=1 << 12)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run.  members: or `WAVE`.  inner_steps: H; 0 where it makes no difference.  outer: "auto", "RATE/MOMENTUM",
-    or "" for data-parallel.  exchange: int8 (the real codec) or fp32."""
+    """One run.  members: or `WAVE`.  steps: after which the held-out loss is measured.  inner_steps: H; 0 where it makes no
+    difference.  outer: "auto", "RATE/MOMENTUM", or "" for data-parallel.  exchange: int8 (the real codec) or fp32."""
 
     seed: int
     members: int
+    steps: tuple[int, ...]
     inner_steps: int = 0
     outer: str = ""
     exchange: str = "int8"
@@ -154,18 +164,19 @@ class Bench:
             self._starts[seed] = data_parallel(member, theta, range(self.settings.warm_steps), lambda step: WARM_MEMBERS)
         return self._starts[seed]
 
-    def run(self, case: Case) -> float:
-        """The held-out loss at the end."""
-        begin, steps = self.settings.warm_steps, self.settings.steps
-        rounds = steps // case.inner_steps if case.inner_steps else 0
+    def run(self, case: Case) -> list[float]:
+        """The held-out losses after the case's steps."""
+        begin, last = self.settings.warm_steps, case.steps[-1]
         if case.outer:
-            *_, theta = [self.start(case.seed), *self.diloco(case, rounds)]
-        else:
-            def size(step: int) -> int:
-                return size_in(case.members, (step - begin) // max(1, case.inner_steps), rounds)
-            last = begin + (rounds * case.inner_steps or steps)
-            theta = data_parallel(self.member(case.seed), self.start(case.seed), range(begin, last), size)
-        return self.loss(theta)
+            states = self.diloco(case, last // case.inner_steps)
+            return [self.loss(theta) for number, theta in enumerate(states, 1) if number * case.inner_steps in case.steps]
+        losses, member, theta = [], self.member(case.seed), self.start(case.seed)
+        rounds = last // max(1, case.inner_steps)
+        for low, high in zip((0, *case.steps), case.steps, strict=False):
+            theta = data_parallel(member, theta, range(begin + low, begin + high),
+                                  lambda step: size_in(case.members, (step - begin) // max(1, case.inner_steps), rounds))
+            losses.append(self.loss(theta))
+        return losses
 
     def diloco(self, case: Case, rounds: int) -> Iterator[F32]:
         """Train members apart and take the outer step after every round; yields the outer parameters after each."""
@@ -218,22 +229,28 @@ def apply_int8(theta: F32, momentum: F32, encoded: Sequence[bytearray], tokens: 
 
 
 class Progress:
-    """Finished runs, one JSON line each, in a file if one is named."""
+    """Finished runs, one JSON line each, in a file if one is named.  A run of another outer step than today's is not one."""
 
     def __init__(self, settings: Settings, path: Path | None) -> None:
         self._settings, self._path = asdict(settings), path
-        self.losses: dict[Case, float] = {}
+        self.losses: dict[Case, list[float]] = {}
         if path and path.exists():
             for line in path.read_text().splitlines():
                 entry = json.loads(line)
-                if entry["settings"] == self._settings:
-                    self.losses[Case(**entry["case"])] = entry["loss"]
+                case = Case(**{**entry["case"], "steps": tuple(entry["case"]["steps"])})
+                if json.loads(json.dumps(self._key(case))) == {name: entry[name] for name in ("settings", "case", "rule")}:
+                    self.losses[case] = entry["losses"]
 
-    def add(self, case: Case, loss: float) -> None:
-        self.losses[case] = loss
+    def add(self, case: Case, losses: list[float]) -> None:
+        self.losses[case] = losses
         if self._path:
             with self._path.open("a") as file:
-                file.write(json.dumps({"settings": self._settings, "case": asdict(case), "loss": loss}) + "\n")
+                file.write(json.dumps({**self._key(case), "losses": losses}) + "\n")
+
+    def _key(self, case: Case) -> dict[str, Any]:
+        rule = rule_named(case.outer) if case.outer else None
+        steps = [rule([1] * size, case.inner_steps) for size in range(1, MOST + 1)] if rule else []
+        return {"settings": self._settings, "case": asdict(case), "rule": steps}
 
 
 @dataclass(frozen=True)
@@ -270,29 +287,49 @@ def percent(losses: Sequence[float], base: Sequence[float]) -> list[float]:
     return [100 * (loss / other - 1) for loss, other in zip(losses, base, strict=True)]
 
 
-def baseline(seed: int, members: int, inner_steps: int) -> Case:
-    """The data-parallel run for comparison; who comes and goes does so between rounds."""
-    return Case(seed, members, inner_steps if members == WAVE else 0)
+@dataclass(frozen=True)
+class Plan:
+    """What a table is made of."""
 
+    settings: Settings
+    seeds: Sequence[int]
+    lengths: Sequence[int]
+    outer: str
 
-def cases(seeds: Sequence[int], lengths: Sequence[int], outer_name: str) -> list[Case]:
-    """All runs of the table, seed after seed, so that a table in the making is of use."""
-    wanted: list[Case] = []
-    for seed in seeds:
-        wanted += [baseline(seed, members, 0) for members in MEMBERS]
-        for members in (*MEMBERS, WAVE):
-            for length in lengths:
-                wanted += [baseline(seed, members, length), Case(seed, members, length, outer_name)]
-        if CODEC_INNER_STEPS in lengths:
-            wanted.append(Case(seed, CODEC_MEMBERS, CODEC_INNER_STEPS, outer_name, "fp32"))
-    return list(dict.fromkeys(wanted))
+    def baseline(self, seed: int, members: int, inner_steps: int) -> Case:
+        """The data-parallel run for comparison.  Who comes and goes does so between rounds; others share one run."""
+        if members == WAVE:
+            return Case(seed, members, (self.settings.steps_of(inner_steps),), inner_steps)
+        return Case(seed, members, tuple(sorted({self.settings.steps_of(length) for length in self.lengths})))
 
+    def diloco(self, seed: int, members: int, inner_steps: int, exchange: str = "int8") -> Case:
+        return Case(seed, members, (self.settings.steps_of(inner_steps),), inner_steps, self.outer, exchange)
 
-def rows_of(losses: dict[Case, float], seeds: Sequence[int], lengths: Sequence[int], outer_name: str) -> list[Row]:
-    return [Row(members, length, [losses[baseline(seed, 1, 0)] for seed in seeds],
-                [losses[baseline(seed, members, length)] for seed in seeds],
-                [losses[Case(seed, members, length, outer_name)] for seed in seeds])
-            for members in (*MEMBERS, WAVE) for length in lengths]
+    def cases(self) -> list[Case]:
+        """All runs, seed after seed, so that a table in the making is of use."""
+        wanted = []
+        for seed in self.seeds:
+            for members in (*MEMBERS, WAVE):
+                for length in self.lengths:
+                    wanted += [self.baseline(seed, members, length), self.diloco(seed, members, length)]
+            if CODEC_INNER_STEPS in self.lengths:
+                wanted.append(self.diloco(seed, CODEC_MEMBERS, CODEC_INNER_STEPS, "fp32"))
+        return list(dict.fromkeys(wanted))
+
+    def row(self, losses: dict[Case, list[float]], members: int, inner_steps: int) -> Row:
+        def of(case: Callable[[int, int, int], Case], count: int) -> list[float]:
+            runs, steps = [case(seed, count, inner_steps) for seed in self.seeds], self.settings.steps_of(inner_steps)
+            return [losses[run][run.steps.index(steps)] for run in runs]
+
+        return Row(members, inner_steps, of(self.baseline, 1), of(self.baseline, members), of(self.diloco, members))
+
+    def codec_excess(self, losses: dict[Case, list[float]]) -> list[float]:
+        """What the int8 exchange costs against fp32, seed by seed in percent; empty where it was not measured."""
+        if CODEC_INNER_STEPS not in self.lengths:
+            return []
+        int8, fp32 = ([losses[self.diloco(seed, CODEC_MEMBERS, CODEC_INNER_STEPS, exchange)][0] for seed in self.seeds]
+                      for exchange in ("int8", "fp32"))
+        return percent(int8, fp32)
 
 
 def print_table(rows: Sequence[Row]) -> None:
@@ -303,14 +340,6 @@ def print_table(rows: Sequence[Row]) -> None:
         losses = " | ".join(f"{statistics.fmean(values):.4f}" for values in (row.alone, row.data_parallel, row.diloco))
         print(f"| {row_name(row.members)} | {row.inner_steps} | {losses} | {statistics.fmean(row.excess):+.2f} % ({each}) "
               f"| {statistics.fmean(row.over_alone):+.2f} % | {'holds' if row.holds else 'MISSED'} |")
-
-
-def codec_excess(losses: dict[Case, float], seeds: Sequence[int], outer_name: str) -> list[float]:
-    """What the int8 exchange costs against fp32, seed by seed in percent; empty where it was not measured."""
-    pairs = [(Case(seed, CODEC_MEMBERS, CODEC_INNER_STEPS, outer_name),
-              Case(seed, CODEC_MEMBERS, CODEC_INNER_STEPS, outer_name, "fp32")) for seed in seeds]
-    known = [pair for pair in pairs if pair[1] in losses]
-    return percent([losses[pair[0]] for pair in known], [losses[pair[1]] for pair in known])
 
 
 def numbers(text: str) -> list[int]:
@@ -332,28 +361,29 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
     torch.set_num_threads(1)
-    settings, seeds, lengths = Settings(steps=options.steps), options.seeds, options.inner_steps
+    plan = Plan(Settings(steps=options.steps), options.seeds, options.inner_steps, options.outer)
     if options.quick:
-        settings, seeds, lengths = QUICK, seeds[:1], [3, 8]
-    began, progress = time.monotonic(), Progress(settings, options.save)
-    bench, wanted = Bench(settings, corpora.load("stdlib", 5)), cases(seeds, lengths, options.outer)
-    for number, case in enumerate(wanted, 1):
+        plan = Plan(QUICK, options.seeds[:1], [3, 8], options.outer)
+    began, progress, cases = time.monotonic(), Progress(plan.settings, options.save), plan.cases()
+    bench = Bench(plan.settings, corpora.load("stdlib", 5))
+    for number, case in enumerate(cases, 1):
         if case not in progress.losses:
             progress.add(case, bench.run(case))
-            print(f"{time.monotonic() - began:5.0f} s  {number} of {len(wanted)}  {case}: {progress.losses[case]:.4f}",
+            shown = ", ".join(f"{loss:.4f}" for loss in progress.losses[case])
+            print(f"{time.monotonic() - began:5.0f} s  {number} of {len(cases)}  {case}: {shown}",
                   file=sys.stderr, flush=True)
-    rows = rows_of(progress.losses, seeds, lengths, options.outer)
-    print(f"outer {options.outer}, {bench.member(0).parameters} parameters, {settings.steps} steps of "
-          f"{settings.sequences * settings.sequence_length} tokens a member, seeds {seeds}\n")
+    rows = [plan.row(progress.losses, members, length) for members in (*MEMBERS, WAVE) for length in plan.lengths]
+    exchange = plan.codec_excess(progress.losses)
+    print(f"outer {plan.outer}, {bench.member(0).parameters} parameters, "
+          f"{plan.settings.sequences * plan.settings.sequence_length} tokens in a step of a member, seeds {plan.seeds}\n")
     print_table(rows)
-    exchange = codec_excess(progress.losses, seeds, options.outer)
     holds = all(row.holds for row in rows)
     if exchange:
         print(f"\nint8 over fp32 exchange, {CODEC_MEMBERS} members, H = {CODEC_INNER_STEPS}: "
               f"{statistics.fmean(exchange):+.2f} % ({', '.join(f'{value:+.2f}' for value in exchange)})")
         holds &= abs(statistics.fmean(exchange)) <= CODEC_BAR_PERCENT
     if options.json:
-        print(json.dumps({"settings": asdict(settings), "outer": options.outer, "seeds": seeds, "holds": holds,
+        print(json.dumps({"settings": asdict(plan.settings), "outer": plan.outer, "seeds": plan.seeds, "holds": holds,
                           "rows": [row.as_json() for row in rows], "int8_over_fp32_percent": exchange}))
     return 0 if holds or options.quick else 1
 
