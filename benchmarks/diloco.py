@@ -1,266 +1,390 @@
 """Does low-communication training cost loss?  DiLoCo against data-parallel at equal tokens, on the embedded corpus.
 
-Runs in this process with the trainer's own worker, the real codec, reduction and outer update; only the network is left
-out.  Every comparison is between runs that read the same windows: in round r, step s, member k reads lane k.  Data
-parallel means one model that averages the members' gradients in every step.
+Runs in this process with the trainer's own worker, the real codec, reduction and outer step; only the network is left
+out.  Every run of a seed starts from the same parameters, trained four-way data-parallel before, and goes on at a constant
+rate.  All runs read the same windows: in step s, member k reads what it reads there whatever H is.  Data-parallel means
+one model that averages the members' gradients in every step; one peer alone is data-parallel with one member.
 
-Prints Markdown tables and saves nothing.  `--quick` shows that it works; only the full run says something.
+A run has 600 steps, and at least 12 rounds: from a momentum of zero, fewer say more about the start than about the recipe.
+Besides 1, 2, 4 and 8 members there is a wave: the members rise from 1 to 8 and fall to 1 again, once or more often in the
+run; who leaves takes its Adam moments along, and who joins has none.
 
-    python -m benchmarks.diloco [--quick] [--seeds 3] [--steps 300] [--inner-steps 30] [--threads 2]
+The bars, for every row: at most 0.5 % above data-parallel (mean over the seeds), and never worse than one peer alone.
+One thread and fixed seeds: the same table again on the same machine.  `--save` keeps finished runs in a file, so that an
+interrupted table goes on where it was.
+
+    python -m benchmarks.diloco [--save FILE] [--json] [--quick] [--outer auto] [--seeds 0,1,2] [--inner-steps 10,30,100]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from kernels import codec, outer, reduce
+from kernels.outer_step import OuterStep, automatic
 from trainer import corpus as corpora
 from trainer.config import DataConfig, InnerConfig, ModelConfig, TrainingConfig
 from trainer.initial import initial_parameters
 from trainer.worker import Task, Worker, contribution_bytes
 
 F32 = npt.NDArray[np.float32]
+OuterRule = Callable[[Sequence[int], int], OuterStep]
+"""From the members' tokens and H to rate and momentum."""
 
-MODEL = ModelConfig(
-    vocab=256, dim=128, layers=4, heads=4, kv_heads=2, ffn=384, rope_base=10_000.0, norm_eps=1e-5, tied=True
-)
-WARM_RATE, SCRATCH_RATE = 1e-3, 3e-3
-OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
-BARS_PERCENT = {1: 0.5, 2: 1.5, 4: 2.5}
-"""Workers to the loss they may add to data-parallel's, from a common warm start."""
+MODEL = ModelConfig(vocab=256, dim=48, layers=2, heads=2, kv_heads=1, ffn=144, rope_base=1e4, norm_eps=1e-5, tied=True)
+CHUNK = 1 << 14
+WARM_MEMBERS = 4
+WARM_RATE, RATE = 3e-3, 1e-3
+MEMBERS = (1, 2, 4, 8)
+MOST = max(MEMBERS)
+WAVE = 0
+"""Instead of a number of members: they come and go."""
+WAVE_ROUNDS = 30
+"""Length of a wave, where the run has so many rounds."""
+BAR_PERCENT = 0.5
 CODEC_BAR_PERCENT = 0.3
-EVALUATION_TOKENS = 1 << 18
-"""More than a peer spends on it: differences of tenths of a percent must show."""
+CODEC_MEMBERS, CODEC_INNER_STEPS = 4, 30
+LONGEST = 1 << 11
+"""Steps of a run, warm start included; all that it reads is within one epoch."""
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """One training run.  workers: members of every round.  exchange: int8 (the real codec) or fp32."""
+class Settings:
+    """Of one table.  Runs of other settings do not compare.  Steps are inner steps of every member."""
 
-    workers: int
-    outer_rate: float
-    outer_momentum: float
+    steps: int = 600
+    rounds: int = 12
+    """At least so many, whatever H is."""
+    warm_steps: int = 600
+    sequences: int = 8
+    sequence_length: int = 64
+    evaluation_tokens: int = 1 << 17
+    """More than a peer spends on it: differences of tenths of a percent must show."""
+
+    def steps_of(self, inner_steps: int) -> int:
+        """Steps of a run with H = `inner_steps`: whole rounds."""
+        return max(self.steps // inner_steps, self.rounds) * inner_steps
+
+    def config(self, seed: int, rate: float) -> TrainingConfig:
+        """One round as long as the longest run, so that what a lane reads does not depend on H."""
+        inner = InnerConfig(
+            lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
+            warmup_steps=30, stable_steps=1 << 30, total_steps=1 << 31, joiner_warmup_steps=10,
+        )  # fmt: skip
+        data = DataConfig("stdlib", self.sequence_length, self.sequences, held_out_percent=5)
+        return TrainingConfig(seed, MODEL, data, inner, LONGEST, lanes=MOST, chunk_parameters=CHUNK)
+
+
+QUICK = Settings(steps=12, rounds=2, warm_steps=8, sequences=2, evaluation_tokens=1 << 12)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run.  members: or `WAVE`.  steps: after which the held-out loss is measured.  inner_steps: H; 0 where it makes no
+    difference.  outer: "auto", "RATE/MOMENTUM", or "" for data-parallel.  exchange: int8 (the real codec) or fp32."""
+
+    seed: int
+    members: int
+    steps: tuple[int, ...]
+    inner_steps: int = 0
+    outer: str = ""
     exchange: str = "int8"
-    ramp_rounds: int = 0
 
-    def momentum(self, round_number: int) -> float:
-        if not self.ramp_rounds:
-            return self.outer_momentum
-        return self.outer_momentum * min(1.0, round_number / self.ramp_rounds)
+    def __str__(self) -> str:
+        kind = f"diloco {self.outer} {self.exchange}" if self.outer else "data-parallel"
+        return f"seed {self.seed}, {row_name(self.members)}, H {self.inner_steps}, {kind}"
 
 
-def training_config(seed: int, rate: float, inner_steps: int, sequence_length: int) -> TrainingConfig:
-    inner = InnerConfig(
-        lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
-        warmup_steps=30, stable_steps=1 << 30, total_steps=1 << 31, joiner_warmup_steps=10,
-    )  # fmt: skip
-    data = DataConfig(corpus="stdlib", sequence_length=sequence_length, sequences_per_step=4, held_out_percent=5)
-    return TrainingConfig(
-        seed=seed, model=MODEL, data=data, inner=inner, inner_steps=inner_steps, lanes=8, chunk_parameters=1 << 16
-    )
+def row_name(members: int) -> str:
+    return f"1 to {MOST} and back" if members == WAVE else str(members)
 
 
-def data_parallel(config: TrainingConfig, corpus: corpora.Corpus, theta: F32, rounds: range, workers: int) -> F32:
-    """Train one model on all members' windows; the parameters at the end."""
-    worker = Worker(config, CPU, corpus)
-    worker.load(theta)
-    for round_number in rounds:
-        for step in range(config.inner_steps):
-            rows = np.concatenate([worker.batch(round_number, lane, step) for lane in range(workers)])
-            worker.inner.step(rows, round_number * config.inner_steps + step, 1.0)
-    return worker.model.flat.numpy().copy()
+def size_in(members: int, round_number: int, rounds: int) -> int:
+    """Members in a round of a run of `rounds` rounds."""
+    if members != WAVE:
+        return members
+    length = min(WAVE_ROUNDS, rounds)
+    place, top = round_number % length, length // 2
+    height = place / top if place <= top else (length - 1 - place) / max(1, length - 1 - top)
+    return 1 + round((MOST - 1) * height)
 
 
-def diloco(config: TrainingConfig, corpus: corpora.Corpus, theta: F32, rounds: range, recipe: Recipe) -> Iterator[F32]:
-    """Train members apart and average after every round; yields the outer parameters after each."""
-    theta, momentum = theta.copy(), np.zeros_like(theta)
-    members = [Worker(config, CPU, corpus) for _ in range(recipe.workers)]
-    encoded = [bytearray(contribution_bytes(len(theta), config.chunk_parameters)) for _ in members]
-    for round_number in rounds:
-        task_of = [
-            Task(round_number, lane, config.inner_steps, round_number * config.inner_steps, 0)
-            for lane in range(recipe.workers)
-        ]
-        tokens = [
-            member.compute(task, theta, memoryview(out), lambda *_: False).tokens
-            for member, task, out in zip(members, task_of, encoded, strict=True)
-        ]
-        mu = recipe.momentum(round_number)
-        if recipe.exchange == "int8":
-            _apply_int8(config, theta, momentum, encoded, tokens, recipe.outer_rate, mu)
-        else:
-            differences = np.stack([theta - member.model.flat.numpy() for member in members])
-            mean = np.asarray(differences.mean(axis=0), dtype=np.float32)
-            outer.nesterov_update(theta, momentum, mean, recipe.outer_rate, mu)
-        yield theta
+def rule_named(name: str) -> OuterRule:
+    """"auto", or "RATE/MOMENTUM" whatever the members are; raises ValueError."""
+    if name == "auto":
+        return automatic
+    rate, momentum = (float(part) for part in name.split("/"))
+    return lambda tokens, inner_steps: OuterStep(rate, momentum)
 
 
-def _apply_int8(
-    config: TrainingConfig,
-    theta: F32,
-    momentum: F32,
-    encoded: Sequence[bytearray],
-    tokens: Sequence[int],
-    rate: float,
-    mu: float,
-) -> None:
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+class Member(Worker):
+    """A worker that reads its lane from the swarm's step `first` on."""
+
+    first = 0
+
+    def batch(self, round_number: int, lane: int, step: int) -> np.ndarray:
+        return super().batch(0, lane, self.first + step)
+
+
+class Bench:
+    """The runs of one table and the text that they share."""
+
+    def __init__(self, settings: Settings, corpus: corpora.Corpus) -> None:
+        self.settings, self.corpus = settings, corpus
+        self._starts: dict[int, F32] = {}
+
+    def member(self, seed: int, rate: float = RATE) -> Member:
+        return Member(self.settings.config(seed, rate), CPU, self.corpus)
+
+    def loss(self, theta: F32) -> float:
+        return self.member(0).evaluate(theta, self.settings.evaluation_tokens)
+
+    def start(self, seed: int) -> F32:
+        """The parameters from which all runs of a seed start."""
+        if seed not in self._starts:
+            member = self.member(seed, WARM_RATE)
+            theta = np.empty(member.parameters, dtype=np.float32)
+            initial_parameters(MODEL, seed, theta)
+            self._starts[seed] = data_parallel(member, theta, range(self.settings.warm_steps), lambda step: WARM_MEMBERS)
+        return self._starts[seed]
+
+    def run(self, case: Case) -> list[float]:
+        """The held-out losses after the case's steps."""
+        begin, last = self.settings.warm_steps, case.steps[-1]
+        if case.outer:
+            states = self.diloco(case, last // case.inner_steps)
+            return [self.loss(theta) for number, theta in enumerate(states, 1) if number * case.inner_steps in case.steps]
+        losses, member, theta = [], self.member(case.seed), self.start(case.seed)
+        rounds = last // max(1, case.inner_steps)
+        for low, high in zip((0, *case.steps), case.steps, strict=False):
+            theta = data_parallel(member, theta, range(begin + low, begin + high),
+                                  lambda step: size_in(case.members, (step - begin) // max(1, case.inner_steps), rounds))
+            losses.append(self.loss(theta))
+        return losses
+
+    def diloco(self, case: Case, rounds: int) -> Iterator[F32]:
+        """Train members apart and take the outer step after every round; yields the outer parameters after each."""
+        rule, chunk_bytes = rule_named(case.outer), contribution_bytes(self.start(case.seed).size, CHUNK)
+        theta = self.start(case.seed).copy()
+        momentum = np.zeros_like(theta)
+        members: list[Member] = []
+        for round_number in range(rounds):
+            size = size_in(case.members, round_number, rounds)
+            first = self.settings.warm_steps + round_number * case.inner_steps
+            members = members[:size] + [self.member(case.seed) for _ in range(size - len(members))]
+            encoded, tokens = [bytearray(chunk_bytes) for _ in members], []
+            for lane, (member, out) in enumerate(zip(members, encoded, strict=True)):
+                member.first = first
+                task = Task(0, lane, case.inner_steps, first, 0)
+                tokens.append(member.compute(task, theta, memoryview(out), lambda *_: False).tokens)
+            step = rule(tokens, case.inner_steps)
+            if case.exchange == "int8":
+                apply_int8(theta, momentum, encoded, tokens, step)
+            else:
+                differences = np.stack([theta - member.model.flat.numpy() for member in members])
+                mean = np.asarray(differences.mean(axis=0), dtype=np.float32)
+                outer.nesterov_update(theta, momentum, mean, step.rate, step.momentum)
+            yield theta
+
+
+def data_parallel(member: Member, theta: F32, steps: range, size: Callable[[int], int]) -> F32:
+    """Train one model on the windows of all `size(step)` members; the parameters at the end."""
+    member.load(theta)
+    for step in steps:
+        rows = np.concatenate([member.batch(0, lane, step) for lane in range(size(step))])
+        member.inner.step(rows, step, 1.0)
+    return member.model.flat.numpy().copy()
+
+
+def apply_int8(theta: F32, momentum: F32, encoded: Sequence[bytearray], tokens: Sequence[int], step: OuterStep) -> None:
+    """One round's exchange and outer step, with the real codec."""
     offset = 0
-    for start in range(0, len(theta), config.chunk_parameters):
-        stop = min(start + config.chunk_parameters, len(theta))
+    for start in range(0, len(theta), CHUNK):
+        stop = min(start + CHUNK, len(theta))
         size = codec.encoded_bytes(stop - start)
         parts = [memoryview(data)[offset : offset + size] for data in encoded]
         result = memoryview(bytearray(size))
         reduce.weighted_mean(parts, tokens, stop - start, result)
-        outer.apply_result(theta[start:stop], momentum[start:stop], result, rate, mu)
+        outer.apply_result(theta[start:stop], momentum[start:stop], result, step.rate, step.momentum)
         offset += size
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Sizes of a benchmark run."""
+# -- the table ---------------------------------------------------------------------------------------------------------
 
-    seeds: int
-    steps: int
+
+class Progress:
+    """Finished runs, one JSON line each, in a file if one is named.  A run of another outer step than today's is not one."""
+
+    def __init__(self, settings: Settings, path: Path | None) -> None:
+        self._settings, self._path = asdict(settings), path
+        self.losses: dict[Case, list[float]] = {}
+        if path and path.exists():
+            for line in path.read_text().splitlines():
+                entry = json.loads(line)
+                case = Case(**{**entry["case"], "steps": tuple(entry["case"]["steps"])})
+                if json.loads(json.dumps(self._key(case))) == {name: entry[name] for name in ("settings", "case", "rule")}:
+                    self.losses[case] = entry["losses"]
+
+    def add(self, case: Case, losses: list[float]) -> None:
+        self.losses[case] = losses
+        if self._path:
+            with self._path.open("a") as file:
+                file.write(json.dumps({**self._key(case), "losses": losses}) + "\n")
+
+    def _key(self, case: Case) -> dict[str, Any]:
+        rule = rule_named(case.outer) if case.outer else None
+        steps = [rule([1] * size, case.inner_steps) for size in range(1, MOST + 1)] if rule else []
+        return {"settings": self._settings, "case": asdict(case), "rule": steps}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: losses seed by seed."""
+
+    members: int
     inner_steps: int
-    sequence_length: int
-    corpus: corpora.Corpus
+    alone: list[float]
+    data_parallel: list[float]
+    diloco: list[float]
 
     @property
-    def rounds(self) -> int:
-        return self.steps // self.inner_steps
+    def excess(self) -> list[float]:
+        """Over data-parallel, in percent of the loss."""
+        return percent(self.diloco, self.data_parallel)
 
-    def config(self, seed: int, rate: float) -> TrainingConfig:
-        return training_config(seed, rate, self.inner_steps, self.sequence_length)
+    @property
+    def over_alone(self) -> list[float]:
+        return percent(self.diloco, self.alone)
 
-    def loss(self, theta: F32) -> float:
-        return Worker(self.config(0, WARM_RATE), CPU, self.corpus).evaluate(theta, EVALUATION_TOKENS)
+    @property
+    def holds(self) -> bool:
+        """Whether both bars hold.  One member is one peer alone, less the codec's rounding."""
+        return statistics.fmean(self.excess) <= BAR_PERCENT and (self.members == 1 or max(self.over_alone) <= 0)
 
-    def start(self, seed: int) -> F32:
-        theta = np.empty(len(Worker(self.config(seed, WARM_RATE), CPU, self.corpus).model.flat), dtype=np.float32)
-        initial_parameters(MODEL, seed, theta)
-        return theta
-
-    def last(self, seed: int, rate: float, theta: F32, rounds: range, recipe: Recipe) -> float:
-        *_, final = [theta, *diloco(self.config(seed, rate), self.corpus, theta, rounds, recipe)]
-        return self.loss(final)
-
-    def baseline(self, seed: int, rate: float, theta: F32, rounds: range, workers: int) -> float:
-        return self.loss(data_parallel(self.config(seed, rate), self.corpus, theta, rounds, workers))
+    def as_json(self) -> dict[str, Any]:
+        return {"members": row_name(self.members), "inner_steps": self.inner_steps, "data_parallel": self.data_parallel,
+                "alone": self.alone, "diloco": self.diloco, "excess_percent": self.excess,
+                "over_alone_percent": self.over_alone, "holds": self.holds}
 
 
-def warm_start_losses(bench: Bench, seed: int) -> dict[str, float]:
-    """Held-out losses of one seed, all from the same parameters, trained 4-way data-parallel before."""
-    scratch = bench.config(seed, SCRATCH_RATE)
-    theta = data_parallel(scratch, bench.corpus, bench.start(seed), range(bench.rounds), 4)
-    rounds = range(bench.rounds, 2 * bench.rounds)
-    losses = {"warm start": bench.loss(theta)}
-    for workers in BARS_PERCENT:
-        losses[f"data-parallel {workers}"] = bench.baseline(seed, WARM_RATE, theta, rounds, workers)
-        recipe = Recipe(workers, OUTER_RATE, OUTER_MOMENTUM)
-        losses[f"diloco {workers}"] = bench.last(seed, WARM_RATE, theta, rounds, recipe)
-    recipe = Recipe(4, OUTER_RATE, OUTER_MOMENTUM, exchange="fp32")
-    losses["diloco 4 fp32"] = bench.last(seed, WARM_RATE, theta, rounds, recipe)
-    return losses
+def percent(losses: Sequence[float], base: Sequence[float]) -> list[float]:
+    return [100 * (loss / other - 1) for loss, other in zip(losses, base, strict=True)]
 
 
-def scratch_losses(bench: Bench, seed: int) -> dict[str, float]:
-    """From random parameters, where few rounds favour plain averaging: for choosing a demo's recipe, not for the bars."""
-    theta, rounds = bench.start(seed), range(bench.rounds)
-    recipes = {
-        "nesterov 0.7 / 0.9": Recipe(4, 0.7, 0.9),
-        "averaging": Recipe(4, 1.0, 0.0),
-        "momentum ramp 0.7 / 0 to 0.9 in 100 rounds": Recipe(4, 0.7, 0.9, ramp_rounds=100),
-    }
-    losses = {"data-parallel 4": bench.baseline(seed, SCRATCH_RATE, theta, rounds, 4)}
-    for name, recipe in recipes.items():
-        losses[f"diloco 4, {name}"] = bench.last(seed, SCRATCH_RATE, theta, rounds, recipe)
-    return losses
+@dataclass(frozen=True)
+class Plan:
+    """What a table is made of."""
+
+    settings: Settings
+    seeds: Sequence[int]
+    lengths: Sequence[int]
+    outer: str
+
+    def baseline(self, seed: int, members: int, inner_steps: int) -> Case:
+        """The data-parallel run for comparison.  Who comes and goes does so between rounds; others share one run."""
+        if members == WAVE:
+            return Case(seed, members, (self.settings.steps_of(inner_steps),), inner_steps)
+        return Case(seed, members, tuple(sorted({self.settings.steps_of(length) for length in self.lengths})))
+
+    def diloco(self, seed: int, members: int, inner_steps: int, exchange: str = "int8") -> Case:
+        return Case(seed, members, (self.settings.steps_of(inner_steps),), inner_steps, self.outer, exchange)
+
+    def cases(self) -> list[Case]:
+        """All runs, seed after seed, so that a table in the making is of use."""
+        wanted = []
+        for seed in self.seeds:
+            for members in (*MEMBERS, WAVE):
+                for length in self.lengths:
+                    wanted += [self.baseline(seed, members, length), self.diloco(seed, members, length)]
+            if CODEC_INNER_STEPS in self.lengths:
+                wanted.append(self.diloco(seed, CODEC_MEMBERS, CODEC_INNER_STEPS, "fp32"))
+        return list(dict.fromkeys(wanted))
+
+    def row(self, losses: dict[Case, list[float]], members: int, inner_steps: int) -> Row:
+        def of(case: Callable[[int, int, int], Case], count: int) -> list[float]:
+            runs, steps = [case(seed, count, inner_steps) for seed in self.seeds], self.settings.steps_of(inner_steps)
+            return [losses[run][run.steps.index(steps)] for run in runs]
+
+        return Row(members, inner_steps, of(self.baseline, 1), of(self.baseline, members), of(self.diloco, members))
+
+    def codec_excess(self, losses: dict[Case, list[float]]) -> list[float]:
+        """What the int8 exchange costs against fp32, seed by seed in percent; empty where it was not measured."""
+        if CODEC_INNER_STEPS not in self.lengths:
+            return []
+        int8, fp32 = ([losses[self.diloco(seed, CODEC_MEMBERS, CODEC_INNER_STEPS, exchange)][0] for seed in self.seeds]
+                      for exchange in ("int8", "fp32"))
+        return percent(int8, fp32)
 
 
-def mean_and_spread(runs: Sequence[dict[str, float]], name: str) -> tuple[float, float]:
-    values = [run[name] for run in runs]
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+def print_table(rows: Sequence[Row]) -> None:
+    print("| members | H | one alone | data-parallel | DiLoCo | over data-parallel, mean (each seed) | over one alone | |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        each = ", ".join(f"{value:+.2f}" for value in row.excess)
+        losses = " | ".join(f"{statistics.fmean(values):.4f}" for values in (row.alone, row.data_parallel, row.diloco))
+        print(f"| {row_name(row.members)} | {row.inner_steps} | {losses} | {statistics.fmean(row.excess):+.2f} % ({each}) "
+              f"| {statistics.fmean(row.over_alone):+.2f} % | {'holds' if row.holds else 'MISSED'} |")
 
 
-def excess_percent(runs: Sequence[dict[str, float]], name: str, base: str) -> tuple[float, float]:
-    """How much worse `name` is than `base`, seed by seed: mean and spread, in percent of the loss."""
-    values = [100 * (run[name] / run[base] - 1) for run in runs]
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
-def print_warm(runs: Sequence[dict[str, float]]) -> bool:
-    """The table from the warm start; whether every bar holds."""
-    print("\n| from a common warm start | held-out loss | spread | against | excess | bar | |")
-    print("|---|---|---|---|---|---|---|")
-    print(f"| warm start | {mean_and_spread(runs, 'warm start')[0]:.4f} | | | | | |")
-    holds = True
-    for workers, bar in BARS_PERCENT.items():
-        base, name = f"data-parallel {workers}", f"diloco {workers}"
-        loss, spread = mean_and_spread(runs, base)
-        print(f"| {base} | {loss:.4f} | {spread:.4f} | | | | |")
-        holds &= _print_compared(runs, name, base, bar)
-    noise = 100 * mean_and_spread(runs, "diloco 4")[1] / mean_and_spread(runs, "diloco 4")[0]
-    bar = min(CODEC_BAR_PERCENT, noise) if len(runs) > 1 else CODEC_BAR_PERCENT
-    loss, spread = mean_and_spread(runs, "diloco 4 fp32")
-    print(f"| diloco 4, fp32 exchange | {loss:.4f} | {spread:.4f} | | | | |")
-    return _print_compared(runs, "diloco 4", "diloco 4 fp32", bar) and holds
-
-
-def _print_compared(runs: Sequence[dict[str, float]], name: str, base: str, bar: float) -> bool:
-    loss, spread = mean_and_spread(runs, name)
-    excess, excess_spread = excess_percent(runs, name, base)
-    verdict = "holds" if excess <= bar else "MISSED"
-    print(
-        f"| **{name}** | {loss:.4f} | {spread:.4f} | {base} "
-        f"| {excess:+.2f} % ± {excess_spread:.2f} | ≤ +{bar:.2f} % | {verdict} |"
-    )
-    return excess <= bar
-
-
-def print_scratch(runs: Sequence[dict[str, float]]) -> None:
-    print("\n| from scratch | held-out loss | spread | against data-parallel |\n|---|---|---|---|")
-    for name in runs[0]:
-        loss, spread = mean_and_spread(runs, name)
-        print(f"| {name} | {loss:.4f} | {spread:.4f} | {excess_percent(runs, name, 'data-parallel 4')[0]:+.2f} % |")
-
-
-def main() -> int:
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.diloco", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one seed, few steps: shows that it works")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300, help="inner steps of every member")
-    parser.add_argument("--inner-steps", type=int, default=30, help="inner steps in a round (H)")
-    parser.add_argument("--sequence-length", type=int, default=256)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--skip-scratch", action="store_true", help="only the comparison that has bars")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    bench = Bench(options.seeds, options.steps, options.inner_steps, options.sequence_length, corpora.load("stdlib", 5))
+    parser.add_argument("--quick", action="store_true", help="one seed, few steps: shows that it works, and no more")
+    parser.add_argument("--steps", type=int, default=Settings.steps, help="inner steps of every member")
+    parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
+    parser.add_argument("--inner-steps", type=numbers, default=[10, 30, 100], help="inner steps in a round (H)")
+    parser.add_argument("--outer", default="auto", help='"auto", or RATE/MOMENTUM for all members and H')
+    parser.add_argument("--save", type=Path, help="file of finished runs; they are not run again")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = options_of(arguments)
+    torch.set_num_threads(1)
+    plan = Plan(Settings(steps=options.steps), options.seeds, options.inner_steps, options.outer)
     if options.quick:
-        bench = replace(bench, seeds=1, steps=12, inner_steps=4, sequence_length=64)
-    began, warm, scratch = time.monotonic(), [], []
-    for seed in range(bench.seeds):
-        warm.append(warm_start_losses(bench, seed))
-        if not options.skip_scratch:
-            scratch.append(scratch_losses(bench, seed))
-        print(f"seed {seed} done after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    print(
-        f"{bench.steps} steps of {4 * bench.sequence_length} tokens a member, H = {bench.inner_steps}, "
-        f"{bench.seeds} seed(s), {time.monotonic() - began:.0f} s"
-    )
-    holds = print_warm(warm)
-    if scratch:
-        print_scratch(scratch)
+        plan = Plan(QUICK, options.seeds[:1], [3, 8], options.outer)
+    began, progress, cases = time.monotonic(), Progress(plan.settings, options.save), plan.cases()
+    bench = Bench(plan.settings, corpora.load("stdlib", 5))
+    for number, case in enumerate(cases, 1):
+        if case not in progress.losses:
+            progress.add(case, bench.run(case))
+            shown = ", ".join(f"{loss:.4f}" for loss in progress.losses[case])
+            print(f"{time.monotonic() - began:5.0f} s  {number} of {len(cases)}  {case}: {shown}",
+                  file=sys.stderr, flush=True)
+    rows = [plan.row(progress.losses, members, length) for members in (*MEMBERS, WAVE) for length in plan.lengths]
+    exchange = plan.codec_excess(progress.losses)
+    print(f"outer {plan.outer}, {bench.member(0).parameters} parameters, "
+          f"{plan.settings.sequences * plan.settings.sequence_length} tokens in a step of a member, seeds {plan.seeds}\n")
+    print_table(rows)
+    holds = all(row.holds for row in rows)
+    if exchange:
+        print(f"\nint8 over fp32 exchange, {CODEC_MEMBERS} members, H = {CODEC_INNER_STEPS}: "
+              f"{statistics.fmean(exchange):+.2f} % ({', '.join(f'{value:+.2f}' for value in exchange)})")
+        holds &= abs(statistics.fmean(exchange)) <= CODEC_BAR_PERCENT
+    if options.json:
+        print(json.dumps({"settings": asdict(plan.settings), "outer": plan.outer, "seeds": plan.seeds, "holds": holds,
+                          "rows": [row.as_json() for row in rows], "int8_over_fp32_percent": exchange}))
     return 0 if holds or options.quick else 1
 
 

@@ -8,15 +8,16 @@ a manifest from a file that a person wrote is `protocol.run_file`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from kernels.aggregate import Rule
+from kernels.outer_step import OuterStep, automatic
 from protocol.canonical import Malformed
 from protocol.envelope import open_envelope
 from protocol.fitting import (
@@ -149,14 +150,24 @@ class InnerSection(Section):
 
 
 class OuterSection(Section):
-    """Nesterov SGD on the weighted mean of the members' differences."""
+    """Nesterov SGD on the weighted mean of the members' differences, the same in every round."""
 
     lr: Positive = 0.7
     """Outer learning rate."""
     momentum: Fraction = 0.9
-    """Outer momentum once it has risen."""
-    momentum_ramp_rounds: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Rounds over which the momentum rises linearly from zero; 0 for none."""
+    """Outer momentum."""
+
+
+OUTER_FORMS = ("outer as a word", "outer as a section")
+"""What pydantic calls the two forms of the outer step in the places of its errors."""
+
+
+def _form_of_outer(value: Any) -> str:
+    return OUTER_FORMS[isinstance(value, Mapping | OuterSection)]
+
+
+Outer = Annotated[Annotated[Literal["auto"], Tag(OUTER_FORMS[0])] | Annotated[OuterSection, Tag(OUTER_FORMS[1])],
+                  Discriminator(_form_of_outer)]
 
 
 class RoundSection(Section):
@@ -207,7 +218,8 @@ class RunManifest(Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     inner: InnerSection = InnerSection()
-    outer: OuterSection = OuterSection()
+    outer: Outer = "auto"
+    """The outer step: "auto" (rate and momentum follow from each round's members), or a section with lr and momentum."""
     rounds: RoundSection = RoundSection()
     codec: Literal["int8"] = "int8"
     """Encoding of contributions and results."""
@@ -261,10 +273,11 @@ class RunManifest(Section):
         """Bytes of the outer state, which every peer holds in memory."""
         return STATE_BYTES_PER_PARAMETER * self.parameters
 
-    def outer_momentum(self, round: int) -> float:
-        """The outer momentum of round `round` (the first is 0): rises linearly from 0 over the ramp's rounds."""
-        ramp = self.outer.momentum_ramp_rounds
-        return self.outer.momentum * min(1.0, round / ramp) if ramp else self.outer.momentum
+    def outer_step(self, tokens: Sequence[int]) -> OuterStep:
+        """Rate and momentum of a round whose record's members contributed so many tokens each."""
+        if isinstance(self.outer, OuterSection):
+            return OuterStep(self.outer.lr, self.outer.momentum)
+        return automatic(tokens, self.rounds.inner_steps)
 
     def trainer_sections(self) -> dict[str, Any]:
         """All that a trainer needs to know, as plain values."""
@@ -320,7 +333,6 @@ def demo_manifest() -> SignedManifest:
         organiser=organiser.peer_id,
         data=DataSection(sequence_length=256, sequences_per_step=4),
         inner=InnerSection(lr=2e-3, warmup_steps=30),
-        outer=OuterSection(lr=1.0, momentum=0.85, momentum_ramp_rounds=100),
         rounds=RoundSection(inner_steps=40),
         total_tokens=200_000_000,
     )

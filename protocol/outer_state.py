@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.outer import apply_result
+from kernels.outer_step import OuterStep
 from protocol.exchange_plan import chunk_layout
 from protocol.hashes import Hash, chunk_hash, tree_root
 from protocol.manifest import RunManifest
@@ -60,14 +61,14 @@ class OuterState:
         self.region.view[:] = checkpoint
         self.rounds, self._torn = rounds, False
 
-    def apply(self, result: memoryview, lr: float, momentum: float) -> None:
+    def apply(self, result: memoryview, step: OuterStep) -> None:
         """The outer step with a round's result (codec bytes of all chunks)."""
         assert not self._torn, "a half-applied state is loaded anew, never gone on with"
         self._torn = True
         for span in self._layout:
             values = slice(span.start, span.start + span.count)
             apply_result(self._theta[values], self._momentum[values], result[span.offset : span.offset + span.size],
-                         lr, momentum)
+                         step.rate, step.momentum)
         self.rounds, self._torn = self.rounds + 1, False
 
     def leaves(self) -> list[Hash]:

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 from protocol.derive import DERIVED, derived
 from protocol.fitting import Misfit
 from protocol.identity import PeerId
-from protocol.manifest import RunManifest
+from protocol.manifest import OUTER_FORMS, RunManifest
 
 MAX_RUN_FILE_BYTES = 1 << 20
 
@@ -145,7 +145,7 @@ def _text(path: Path) -> str:
 
 def _sentence(error: ErrorDetails) -> str:
     """What is wrong with one field, and the remedy."""
-    place = [str(part) for part in error["loc"]]
+    place = [str(part) for part in error["loc"] if part not in OUTER_FORMS]
     field = ".".join(place)[:80]
     kind = error["type"]
     if kind == "extra_forbidden":
@@ -169,10 +169,17 @@ def _section(place: list[str]) -> type[BaseModel] | None:
     section: type[BaseModel] = RunManifest
     for part in place:
         field = section.model_fields.get(part)
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        forms = () if field is None else (field.annotation, *get_args(field.annotation))
+        sections = [form for form in map(_bare, forms) if isinstance(form, type) and issubclass(form, BaseModel)]
+        if not sections:
             return None
-        section = field.annotation
+        section = sections[0]
     return section
+
+
+def _bare(annotation: Any) -> Any:
+    """A type without its `Annotated`."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _names(place: list[str]) -> list[str]:

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from kernels.outer_step import automatic
+from protocol import canonical
 from protocol.canonical import Malformed
 from protocol.envelope import seal
 from protocol.hashes import ZERO_HASH, hash_bytes
@@ -67,10 +69,29 @@ def test_the_trainer_understands_its_sections() -> None:
     assert TrainingConfig.from_sections(DEMO.manifest.trainer_sections()).lanes == 2 * DEMO.manifest.rounds.max_members
 
 
-def test_outer_momentum_ramps_linearly() -> None:
-    ramped = a_manifest(outer=OuterSection(momentum=0.8, momentum_ramp_rounds=10))
-    assert [ramped.outer_momentum(r) for r in (0, 5, 10, 11)] == [0.0, 0.4, 0.8, 0.8]
-    assert a_manifest(outer=OuterSection(momentum=0.8)).outer_momentum(0) == 0.8
+def test_the_outer_step_follows_from_the_members_unless_the_run_says_otherwise() -> None:
+    assert a_manifest().outer == "auto"
+    for inner_steps in (10, 100):
+        manifest = a_manifest(rounds={"inner_steps": inner_steps})
+        for tokens in ([4096], [4096] * 4, [4096, 100]):
+            assert manifest.outer_step(tokens) == automatic(tokens, inner_steps)
+    fixed = a_manifest(outer=OuterSection(lr=0.5, momentum=0.8))
+    assert fixed.outer_step([4096]) == fixed.outer_step([4096] * 8) == (0.5, 0.8)
+
+
+@pytest.mark.parametrize("form", ["auto", OuterSection(), OuterSection(lr=1.0, momentum=0.0)])
+def test_both_forms_of_the_outer_step_come_back(form: str | OuterSection) -> None:
+    signed = sign(ONE, a_manifest(outer=form))
+    assert open_manifest(signed.raw).manifest.outer == form
+    assert parse_run_file(dump(signed.manifest), ONE.peer_id) == signed.manifest
+    assert (signed.run == sign(ONE, a_manifest()).run) == (form == "auto")
+
+
+@pytest.mark.parametrize("outer", [None, "", "Auto", {}, [], 0.7, {"lr": 0.7}, {"lr": 0.7, "momentum": 0.9, "auto": True}])
+def test_a_signed_manifest_has_one_of_two_forms_of_the_outer_step_in_full(outer: object) -> None:
+    body = canonical.encode({**a_manifest().model_dump(), "outer": outer})
+    with pytest.raises(Malformed):
+        open_manifest(seal(ONE, ZERO_HASH, "manifest", body).raw)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +117,7 @@ def test_absurd_models_are_refused(model: dict[str, int]) -> None:
         {"checkpoint_interval": 0}, {"protocol_min": 2}, {"admission": "allowlist"}, {"admission": "anyone"},
         {"allowlist": [TWO.peer_id, TWO.peer_id]}, {"name": "\x1b[2J"}, {"name": ""}, {"codec": "fp32"},
         {"inner": {"lr": 0.0}}, {"inner": {"lr": float("nan")}}, {"outer": {"momentum": 1.0}},
+        {"outer": "fixed"}, {"outer": None},
         {"inner": {"stable_steps": 9, "total_steps": 8}}, {"rounds": {"min_members": 3, "max_members": 2}},
         {"rounds": {"max_members": 257}}, {"rounds": {"grace_s": float("inf")}}, {"total_tokens": 0}, {"seed": True},
         {"data": {"sequence_length": 1 << 17, "sequences_per_step": 1 << 16}}, {"unknown": 1},
@@ -124,8 +146,6 @@ def test_random_bytes_are_no_manifest(data: bytes) -> None:
 
 @given(st.sampled_from(sorted(RunManifest.model_fields)), st.none() | st.integers(-5, 2**63) | st.floats() | st.text())
 def test_a_signed_manifest_with_any_field_opens_or_is_malformed(field: str, value: object) -> None:
-    from protocol import canonical
-
     body = canonical.encode({**a_manifest().model_dump(), field: value})
     try:
         assert open_manifest(seal(ONE, ZERO_HASH, "manifest", body).raw).manifest.encode() == body
@@ -152,6 +172,8 @@ def test_a_short_run_file_is_enough(tmp_path: Path) -> None:
         ('name = "a"\nchunk_parameters = 257', "a multiple of 256"), ('name = "a"\nmodel = 3', "model is 3"),
         ('name = "a"\n[rounds]\nmin_members = 5\nmax_members = 3', "min_members (5) is more than max_members (3)"),
         ('name = "a"\n[inner]\nlr = 0', "inner.lr is 0; it must be greater than 0"),
+        ('name = "a"\n[outer]\nlr = 0', "outer.lr is 0; it must be greater than 0 (Outer learning rate)"),
+        ('name = "a"\n[outer]\nmomentun = 0.5', "did you mean momentum?"), ('name = "a"\nouter = 3', "'auto'"),
         ('name = "a"\norganiser = "somebody"', "organiser is somebody else"), ('name = 1979-05-27', "name is"),
         ('name = "a"\nallowlist = ["a"]', "allowlist"), ("a = " + "[" * 5000, "not valid TOML"),
     ],

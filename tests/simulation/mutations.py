@@ -90,10 +90,11 @@ def _applied_twice() -> Sequence[Any]:
             await restore(self)
             history, state, manifest = self.parts.history, self.parts.state, self.parts.manifest
             if history.length and state.rounds == history.length:
-                result = self._stored_result(history.commit_at(state.rounds - 1))
+                newest = history.commit_at(state.rounds - 1)
+                result = self._stored_result(newest)
                 if result is not None:
                     state.rounds -= 1
-                    state.apply(result, manifest.outer.lr, manifest.outer_momentum(state.rounds))
+                    state.apply(result, manifest.outer_step([member.tokens for member in newest.record.members]))
         return restores
 
     def unchecked(apply: Any) -> Any:

@@ -1,0 +1,84 @@
+"""Rate and momentum of the automatic outer step: bounds, direction, and that nothing but members and H matters."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.outer import apply_result
+from kernels.outer_step import GRID, MOST, RATES, automatic, effective_members
+from tests.kernels.test_codec import decoded, encoded
+from tests.kernels.vectors import normal
+
+claims = st.lists(st.integers(1, 2**40), min_size=1, max_size=256)
+lengths = st.integers(1, 10_000)
+
+
+@given(st.integers(1, 2**40), lengths)
+def test_one_member_is_plain_training(tokens: int, inner_steps: int) -> None:
+    assert automatic([tokens], inner_steps) == (1.0, 0.0)
+
+
+def test_with_one_member_the_parameters_become_the_members_and_old_momentum_is_forgotten() -> None:
+    theta, momentum, local = normal(1000, 1), normal(1000, 2), normal(1000, 3)
+    data = encoded(theta - local)
+    wanted = theta - decoded(data, theta.size)
+    apply_result(theta, momentum, data, *automatic([4096], 10))
+    assert theta.tobytes() == wanted.tobytes()
+    assert np.array_equal(momentum, decoded(data, theta.size))
+
+
+@given(claims, lengths)
+def test_whatever_members_claim_the_step_stays_in_its_range(tokens: list[int], inner_steps: int) -> None:
+    rate, momentum = automatic(tokens, inner_steps)
+    assert 1 <= effective_members(tokens) <= len(tokens)
+    assert float(RATES[0][1]) <= rate <= 1 and 0 <= momentum <= float(MOST) < 1
+    assert rate == np.float32(rate) and momentum == np.float32(momentum)
+    assert (rate * GRID).is_integer() and (momentum * GRID).is_integer()
+
+
+@given(claims, lengths, st.randoms(use_true_random=False))
+def test_the_order_of_the_members_and_the_unit_of_tokens_do_not_matter(
+    tokens: list[int], inner_steps: int, random: Random
+) -> None:
+    shuffled = [7 * weight for weight in random.sample(tokens, len(tokens))]
+    assert automatic(shuffled, inner_steps) == automatic(tokens, inner_steps)
+
+
+@pytest.mark.parametrize("inner_steps", [1, 10, 20, 30, 55, 100, 500])
+def test_momentum_grows_with_the_members_and_the_rate_falls(inner_steps: int) -> None:
+    steps = [automatic([4096] * members, inner_steps) for members in range(1, 65)]
+    assert [step.momentum for step in steps] == sorted(step.momentum for step in steps)
+    assert [step.rate for step in steps] == sorted((step.rate for step in steps), reverse=True)
+    gains = [step.rate / (1 - step.momentum) for step in steps]
+    assert gains == sorted(gains) and all(one > other for one, other in zip(gains[1:6], gains, strict=False))
+
+
+@pytest.mark.parametrize("members", [2, 3, 8, 64])
+def test_longer_rounds_have_the_higher_rate(members: int) -> None:
+    rates = [automatic([4096] * members, inner_steps).rate for inner_steps in (1, 10, 11, 30, 65, 100, 10_000)]
+    assert rates == sorted(rates) and rates[1] < rates[2] < rates[3] < rates[4] < rates[5] == rates[6]
+
+
+def test_a_member_that_read_little_counts_little() -> None:
+    assert effective_members([100, 100]) == 2
+    assert effective_members([100, 1]) == Fraction(101**2, 100**2 + 1)
+    assert automatic([1 << 20, 1], 30) == (1.0, 0.0)
+    with_late = automatic([4096, 4096, 64], 30)
+    assert automatic([4096] * 2, 30).momentum < with_late.momentum < automatic([4096] * 3, 30).momentum
+
+
+def test_records_without_tokens_divide_by_nothing() -> None:
+    for tokens in ([], [0], [0, 0], [-1, 0]):
+        assert automatic(tokens, 10) == (1.0, 0.0)
+    assert automatic([0, 5, 5], 10) == automatic([5, 5], 10)
+
+
+def test_known_values() -> None:
+    """A change of any of these is a change of the protocol: peers of two versions would part."""
+    assert "TODO"
