@@ -113,7 +113,7 @@ class Door:
         self._changed.set()
         await caller.enter.wait()
         connection = await self._swarm.upgrade_inbound_raw_conn(RawConnection(stream, False), listening_at)
-        self._visitors.proved(number, PeerId(connection.peer_id.to_base58()))
+        self._visitors.proved(number, PeerId(connection.peer_id.to_base58()), trio.current_time())
         self._changed.set()
         await connection.ended.wait()
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Libp2pNetwork", "PortBusy", "open_network"]
 
 CLOSE_S = 2.0
+ENOUGH_PEERS = 512
+"""With so many connected nobody more is dialled."""
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +211,7 @@ class Libp2pNetwork:
 
     def _leave_alone(self, peer: PeerId) -> bool:
         """Whether the dialer has nothing to do about a peer."""
-        return peer in self._connected or self._conduct.is_banned(peer)
+        return peer in self._connected or self._conduct.is_banned(peer) or len(self._connected) >= ENOUGH_PEERS
 
     def _on_foreign(self, peer: PeerId) -> None:
         if self._dialer is not None:

@@ -4,8 +4,8 @@ A connection knocks (it is TCP and nothing else), waits for its turn when it has
 shakes hands and until its peer greets us, and then a guest.  Knocking and waiting cost us a socket; a handshake costs
 milliseconds of a processor, so there is an allowance of them; strangers have few places and little time.
 
-Places are shared out by address: whoever comes in numbers displaces itself first.  Who comes from an address that a guest
-has been at goes before all others, so a crowd of strangers keeps no member out.
+Places and turns are shared out by address: whoever comes in numbers waits for and displaces itself.  Among addresses that
+are equal in this, one that a guest has been at goes first, so that no crowd of strangers keeps a member out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Places:
     greeting_s: float = 10.0
     """From the beginning of the handshake to the greeting.  Whoever wants to ping and identify can do it in this time."""
     staying_s: float = 4.0
-    """A stranger is not closed to make room before this: who means to greet has done it."""
+    """A stranger is not closed to make room before this has passed since it came in, and since its handshake was complete:
+    who means to greet has done it."""
     guests: int = 256
     per_peer: int = 4
     """Two peers that dial each other have two; more are left over from a line that broke."""
@@ -77,6 +78,7 @@ class _Visit:
     address: str
     since: float
     """The beginning of its stage."""
+    stays_from: float = 0.0
     stage: Stage = Stage.KNOCKING
     peer: PeerId | None = None
 
@@ -104,11 +106,11 @@ class Visitors:
         if visit is not None and visit.stage is Stage.KNOCKING:
             visit.stage, visit.since = Stage.WAITING, now
 
-    def proved(self, number: int, peer: PeerId) -> None:
+    def proved(self, number: int, peer: PeerId, now: float) -> None:
         """The handshake of a connection is complete."""
         visit = self._visits.get(number)
         if visit is not None:
-            visit.peer = peer
+            visit.peer, visit.stays_from = peer, now
             if peer in self._welcome:
                 self._receive(visit)
 
@@ -174,14 +176,25 @@ class Visitors:
                 peers[visit.peer] -= 1
                 self._close(visit, Why.SURPLUS, moves)
         while len(guests := list(self._at(Stage.GUEST))) > self._places.guests:
-            self._close(_of_busiest(guests)[-1], Why.CROWDED, moves)
+            self._close(self._of_busiest(guests)[-1], Why.CROWDED, moves)
 
     def _shorten_line(self, moves: Moves) -> None:
         """Who has said nothing goes first, then the newest from the address with the most."""
-        while len(line := list(self._at(Stage.KNOCKING, Stage.WAITING))) > self._places.line:
-            strange = [visit for visit in line if visit.address not in self._trusted] or line
-            knocking = [visit for visit in strange if visit.stage is Stage.KNOCKING]
-            self._close(_of_busiest(knocking)[0] if knocking else _of_busiest(strange)[-1], Why.CROWDED, moves)
+        too_many = self.count(Stage.KNOCKING, Stage.WAITING) - self._places.line
+        if too_many <= 0:
+            return
+        oldest_last: dict[str, list[_Visit]] = {}
+        for visit in reversed(list(self._at(Stage.KNOCKING))):
+            oldest_last.setdefault(visit.address, []).append(visit)
+        newest_last: dict[str, list[_Visit]] = {}
+        for visit in self._at(Stage.WAITING):
+            newest_last.setdefault(visit.address, []).append(visit)
+        for _ in range(too_many):
+            line = oldest_last or newest_last
+            address = max(line, key=lambda address: (len(line[address]), address not in self._trusted))
+            self._close(line[address].pop(), Why.CROWDED, moves)
+            if not line[address]:
+                del line[address]
 
     def _let_in(self, now: float, moves: Moves) -> None:
         """Begin handshakes, as many as the allowance and the places give."""
@@ -193,7 +206,7 @@ class Visitors:
             self._handshakes.take(self._places.handshakes, now, 1, 0)
             if in_the_way is not None:
                 self._close(in_the_way, Why.CROWDED, moves)
-            visit.stage, visit.since = Stage.STRANGER, now
+            visit.stage, visit.since, visit.stays_from = Stage.STRANGER, now, now
             moves.enter.append(visit.number)
 
     def _next(self, now: float) -> tuple[_Visit, _Visit | None] | None:
@@ -201,7 +214,7 @@ class Visitors:
         places = self._places
         strangers = list(self._at(Stage.STRANGER))
         inside = Counter(stranger.address for stranger in strangers)
-        old = [stranger for stranger in strangers if stranger.since + places.staying_s <= now]
+        old = [stranger for stranger in strangers if stranger.stays_from + places.staying_s <= now]
         for visit in self._line(inside):
             may_go = strangers if visit.address in self._trusted else old
             if inside[visit.address] >= places.strangers_per_address:
@@ -209,7 +222,7 @@ class Visitors:
             elif len(strangers) < places.strangers:
                 return visit, None
             if may_go:
-                return visit, _of_busiest(may_go)[0]
+                return visit, self._of_busiest(may_go)[0]
         return None
 
     def _line(self, inside: Counter[str]) -> list[_Visit]:
@@ -217,13 +230,19 @@ class Visitors:
         first: dict[str, _Visit] = {}
         for visit in self._at(Stage.WAITING):
             first.setdefault(visit.address, visit)
-        return sorted(first.values(), key=lambda visit: (visit.address not in self._trusted, inside[visit.address]))
+        return sorted(first.values(), key=lambda visit: (inside[visit.address], visit.address not in self._trusted))
 
     # -- the books ----------------------------------------------------------------------------------------------------
 
     def _at(self, *stages: Stage) -> Iterator[_Visit]:
         """Oldest arrivals first."""
         return (visit for visit in self._visits.values() if visit.stage in stages)
+
+    def _of_busiest(self, visits: list[_Visit]) -> list[_Visit]:
+        """Those from the address that most of them are from, in their order."""
+        counts = Counter(visit.address for visit in visits)
+        busiest = max(counts, key=lambda address: (counts[address], address not in self._trusted))
+        return [visit for visit in visits if visit.address == busiest]
 
     def _receive(self, visit: _Visit) -> None:
         visit.stage = Stage.GUEST
@@ -237,8 +256,3 @@ class Visitors:
         moves.leave[visit.number] = why
         self._on_closed(visit.address, why)
 
-
-def _of_busiest(visits: list[_Visit]) -> list[_Visit]:
-    """Those from the address that most of them are from, in their order."""
-    (busiest, _), *_ = Counter(visit.address for visit in visits).most_common(1)
-    return [visit for visit in visits if visit.address == busiest]

@@ -59,7 +59,7 @@ class Lobby:
         number = self.come(address)
         self.step()
         assert number in self.inside
-        self.visitors.proved(number, PeerId(name))
+        self.visitors.proved(number, PeerId(name), self.now)
         self.visitors.welcome(PeerId(name))
         return number
 
@@ -140,7 +140,7 @@ def test_a_member_comes_in_at_once_from_where_it_has_been_whoever_fills_the_hous
         lobby.step()
     member = lobby.come("its home")
     assert member in lobby.step().enter
-    lobby.visitors.proved(member, PeerId("member"))
+    lobby.visitors.proved(member, PeerId("member"), lobby.now)
     lobby.step(1e6)
     assert lobby.inside == {member}, "it has greeted before"
 
@@ -158,6 +158,28 @@ def test_somebody_new_comes_in_too_in_the_time_that_a_crowd_may_stay() -> None:
         lobby.crowd(254 - lobby.visitors.count(*Stage))
         lobby.step(0.1)
     assert lobby.now - began < 4 * PLACES.staying_s
+
+
+def test_one_address_keeps_nobody_else_out_though_a_guest_has_been_there() -> None:
+    lobby = Lobby(replace(PLACES, handshakes=Allowance(10, math.inf, 1)))
+    lobby.guest("member", "trusted")
+    for _ in range(20):
+        lobby.crowd(2 * PLACES.line, "trusted")
+        lobby.step(0.1)
+    newcomer = lobby.come("fresh")
+    lobby.crowd(2 * PLACES.line, "trusted")
+    lobby.step(0.1)
+    assert newcomer in lobby.inside
+
+
+def test_who_took_long_over_its_handshake_still_has_time_to_greet() -> None:
+    lobby = Lobby()
+    crowd = lobby.crowd(PLACES.strangers_per_address)
+    lobby.step(PLACES.staying_s - 0.1)
+    lobby.visitors.proved(crowd[0], PeerId("slow"), lobby.now)
+    lobby.step(0.1)
+    newcomer = lobby.come()
+    assert lobby.step().leave == {crowd[1]: Why.CROWDED} and newcomer in lobby.inside
 
 
 def test_the_line_is_bounded_and_drops_the_silent_and_then_the_newest_of_the_busiest_address() -> None:
@@ -185,7 +207,7 @@ def test_one_peer_has_few_connections_and_its_oldest_go() -> None:
     for _ in range(PLACES.per_peer + 2):
         numbers.append(lobby.come())
         lobby.step()
-        lobby.visitors.proved(numbers[-1], PeerId("one key"))
+        lobby.visitors.proved(numbers[-1], PeerId("one key"), lobby.now)
         lobby.step()
     assert lobby.closed == dict.fromkeys(numbers[:2], Why.SURPLUS)
 
@@ -204,7 +226,7 @@ def test_who_was_shut_out_is_a_stranger_again() -> None:
     lobby.visitors.unwelcome(PeerId("member"))
     number = lobby.come()
     lobby.step()
-    lobby.visitors.proved(number, PeerId("member"))
+    lobby.visitors.proved(number, PeerId("member"), lobby.now)
     assert lobby.step(PLACES.greeting_s).leave == {number: Why.SILENT}
 
 
