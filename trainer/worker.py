@@ -27,7 +27,7 @@ F32 = npt.NDArray[np.float32]
 EVALUATION_TOKENS = 1 << 15
 """Held-out tokens of an evaluation: enough that a change of 1 % shows, few enough for a CPU."""
 EVALUATION_BATCH = 8
-LOAD_BLOCK = 1 << 24
+LOAD_BLOCK = 1 << 20
 
 
 class NotFinite(Exception):
