@@ -74,10 +74,20 @@ class CoreShare:
         self._file.remove()
 
 
-async def share_cores(trainer: Trainer, emit: Callable[[Event], None], chosen: int,
-                      share: CoreShare | None = None) -> None:
+async def keep_share(trainer: Trainer, emit: Callable[[Event], None], chosen: int) -> None:
+    """`share_cores` with the peers of this user; without them where the runtime directory is not to be trusted."""
+    cores = usable_cores()
+    try:
+        share = CoreShare(runtime_dir() / "cores", cores)
+    except PeerError as error:
+        emit(Notice("warning", f"{error.text}; without it the trainer uses all cores, unless --threads says how many"))
+        trainer.use_threads(chosen or cores)
+        return
+    await share_cores(share, trainer, emit, chosen)
+
+
+async def share_cores(share: CoreShare, trainer: Trainer, emit: Callable[[Event], None], chosen: int) -> None:
     """Until cancelled, hold a place and keep the trainer at its share, or at the number of threads that was `chosen`."""
-    share = share or CoreShare(runtime_dir() / "cores", usable_cores())
     tell, known = _once(emit), 1
     try:
         while True:

@@ -24,7 +24,7 @@ from peer.contacts import Contacts
 from peer.control_client import ControlError
 from peer.control_server import ControlServer
 from peer.controls import Controls
-from peer.core_share import chosen_threads, share_cores
+from peer.core_share import chosen_threads, keep_share
 from peer.early_status import early_status
 from peer.ending import problem_of
 from peer.errors import ExitCode, PeerError
@@ -314,7 +314,7 @@ class Daemon:
         trainer = self._make_trainer(signed, state) if settings.role is Role.TRAINER else None
         if trainer is not None:
             nursery.start_soon(self._keep_trainer, trainer)
-            nursery.start_soon(share_cores, trainer, self._log.emit, chosen_threads(settings.threads))
+            nursery.start_soon(keep_share, trainer, self._log.emit, chosen_threads(settings.threads))
         node = Node(self._identity, signed, self.store, state, trainer, self._node_settings(), self._log.emit)
         node.attach(network)
         self._node = node

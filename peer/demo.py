@@ -26,6 +26,7 @@ from typing import Any, Self
 from peer.control_client import ControlClient, ControlError, EventStream, NotRunning, Stamped
 from peer.errors import ExitCode, PeerError
 from peer.live import View
+from peer.resources import check_together
 from peer.rooms import child_environment
 from protocol import events as ev
 from protocol.identity import Identity
@@ -151,7 +152,8 @@ class Demo:
         return time.monotonic() - self._started
 
     def start(self) -> None:
-        """Start the peers."""
+        """Start the peers; raises PeerError when they do not fit into memory."""
+        check_together(self.signed.manifest, self.peers)
         manifest = self.folder / "run.manifest"
         manifest.write_bytes(self.signed.raw)
         for number in range(1, self.peers + 1):

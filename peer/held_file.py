@@ -6,10 +6,13 @@ finds a file that nobody holds removes it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
 from pathlib import Path
+
+ATTEMPTS = 10
 
 
 class HeldFile:
@@ -26,13 +29,12 @@ class HeldFile:
             return False
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
-        except FileNotFoundError:
+        except OSError:
             return False
 
     def put(self, data: bytes = b"") -> None:
         """Make the file, in place of one that is there, and hold it."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=".")
+        descriptor, temporary = self._temporary()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # before it has its name, so that nobody sees it unlocked
             os.write(descriptor, data)
@@ -53,6 +55,16 @@ class HeldFile:
             self.path.parent.rmdir()
         except OSError:
             pass  # others are still there
+
+    def _temporary(self) -> tuple[int, str]:
+        """A new file in the folder.  Who removes the last file there removes the folder, maybe just before our first."""
+        for _ in range(ATTEMPTS):
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                return tempfile.mkstemp(dir=self.path.parent, prefix=".")
+            except FileNotFoundError:
+                continue
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(self.path.parent))
 
     def _let_go(self) -> None:
         if self._descriptor is not None:

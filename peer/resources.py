@@ -8,13 +8,23 @@ from pathlib import Path
 from peer.computer import available_memory
 from peer.errors import ExitCode, PeerError
 from peer.gpu import free_gpu_memory
-from peer.memory import memory_problem
+from peer.memory import memory_need, memory_problem
 from peer.sentences import size
 from protocol.manifest import RunManifest
 from protocol.messages import Role
 
 STATES_ON_DISK = 3
 """Two checkpoints, and results between them, in multiples of the state."""
+
+
+def check_together(manifest: RunManifest, peers: int) -> None:
+    """Whether so many peers that start here at the same moment, and so all find the memory free, fit; raises `PeerError`."""
+    need, available = memory_need(manifest, device="cpu" if free_gpu_memory() is None else "cuda"), available_memory()
+    if peers * need.host > available:
+        raise PeerError(
+            f"{peers} peers need about {size(peers * need.host)} of memory (each {size(need.peer)}, its trainer "
+            f"{size(need.trainer)}) and {size(available)} are free here; start fewer, or take a smaller model",
+            ExitCode.RESOURCES)
 
 
 def check_resources(manifest: RunManifest, role: Role, folder: Path) -> None:

@@ -23,8 +23,6 @@ from protocol.identity import PeerId
 from protocol.manifest import OUTER_FORMS, RunManifest
 
 MAX_RUN_FILE_BYTES = 1 << 20
-
-
 MAX_TOLD = 20
 """Mistakes that are told at once."""
 PLACEHOLDERS = {"name": "run"}

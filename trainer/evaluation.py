@@ -33,7 +33,7 @@ BATCH_TOKENS = 1 << 10
 """Read at once.  Between two batches an evaluation can be interrupted."""
 MOST_LOADS = 4
 """How often an evaluation may bring the parameters to a device with memory of its own."""
-LOAD_BLOCK = 1 << 24
+LOAD_BLOCK = 1 << 20
 
 
 def evaluation_tokens(config: TrainingConfig) -> int:

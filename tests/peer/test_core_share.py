@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from peer import core_share
 from peer.core_share import RECOUNT_S, CoreShare, chosen_threads, share_cores, share_of
 from peer.errors import PeerError
 from protocol.events import Event, Notice
@@ -44,7 +45,7 @@ class Terminal:
 
     async def run(self) -> None:
         with self.scope:
-            await share_cores(self.trainer, self.said.append, self.chosen, CoreShare(self.folder, self.cores))
+            await share_cores(CoreShare(self.folder, self.cores), self.trainer, self.said.append, self.chosen)
 
 
 def with_terminals(scenario: Callable[[trio.Nursery], Awaitable[None]]) -> None:
@@ -144,6 +145,17 @@ def test_a_folder_that_cannot_be_used_is_said_once_and_stops_nobody(tmp_path: Pa
         assert [event.level for event in alone.said if isinstance(event, Notice)] == ["warning"]
 
     with_terminals(scenario)
+
+
+def test_a_runtime_directory_of_somebody_else_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> Path:
+        raise PeerError("the folder is not private to this user")
+
+    monkeypatch.setattr(core_share, "runtime_dir", refused)
+    monkeypatch.setattr(core_share, "usable_cores", lambda: 2)
+    trainer, said = Trainer(), list[Event]()
+    trio.run(core_share.keep_share, trainer, said.append, 0)
+    assert trainer.threads == 2 and len(said) == 1
 
 
 def test_threads_that_a_person_chose(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,15 @@ def test_refused_before_anything_is_allocated(tmp_path: Path, monkeypatch: pytes
     resources.check_resources(LARGE, Role.SEED, tmp_path)
 
 
+def test_peers_that_start_together_must_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "free_gpu_memory", lambda: None)
+    monkeypatch.setattr(resources, "available_memory", lambda: 3 * memory_need(LARGE).host)
+    resources.check_together(LARGE, 3)
+    with pytest.raises(PeerError, match="4 peers need about") as refused:
+        resources.check_together(LARGE, 4)
+    assert refused.value.exit_code is ExitCode.RESOURCES
+
+
 def test_a_full_disk_is_refused_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "free_gpu_memory", lambda: None)
     monkeypatch.setattr(resources, "available_memory", lambda: 100 * GB)

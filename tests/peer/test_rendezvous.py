@@ -6,8 +6,12 @@ import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import pytest
+
+from peer.held_file import HeldFile, read_held
 from peer.rendezvous import Rendezvous
 from protocol.hashes import hash_bytes
 from protocol.identity import Identity, PeerId
@@ -98,3 +102,18 @@ def test_odd_files_give_no_addresses(tmp_path: Path) -> None:
         os.close(descriptor)
     assert reader.others() == []
     assert [path.name for path in reader.folder.iterdir()] == ["README"]
+
+
+def test_a_folder_that_another_removes_at_that_moment_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, file = tempfile.mkstemp, HeldFile(tmp_path / "folder" / "file")
+
+    def removed_before(dir: Path, prefix: str) -> tuple[int, str]:
+        monkeypatch.setattr(tempfile, "mkstemp", made)
+        dir.rmdir()
+        return made(dir=dir, prefix=prefix)
+
+    monkeypatch.setattr(tempfile, "mkstemp", removed_before)
+    file.put(b"here")
+    assert read_held(file.path, 10) == b"here"
