@@ -56,13 +56,13 @@ async def show(log: EventLog, style: Style, status: Status) -> None:
         if style is Style.LIVE:
             await _live(log, status)
         else:
-            await _lines(log, _human_line() if style is Style.HUMAN else to_line)
+            await _lines(log, _human_line(status()) if style is Style.HUMAN else to_line)
     except (BrokenPipeError, OSError):
         return  # the terminal or the reader is gone; the peer goes on
 
 
-def _human_line() -> Callable[[Stamped], str]:
-    names: dict[str, str] = {}
+def _human_line(status: dict[str, Any]) -> Callable[[Stamped], str]:
+    names: dict[str, str] = {status["peer"]: status["name"]}
 
     def line(stamped: Stamped) -> str:
         event = stamped.event
