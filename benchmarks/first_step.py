@@ -1,8 +1,9 @@
 """From the command to the first training step, with real peers: `python -m benchmarks.first_step`.
 
 Starts a demo swarm on this computer, ends it when every peer has done its first inner step, and prints, for each peer, the
-seconds after the start at which the trainer was ready, training began and the first step was done.  Without `--run` the
-model has 99 M parameters.  It loads all cores for as long as it takes.
+seconds after the start at which the trainer was ready, training began and the first step was done, and the CPU seconds that
+peer and trainer had used by then, which other work on the computer changes little.  Without `--run` the model has 99 M
+parameters.  It loads all cores for as long as it takes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from peer.demo import Demo, Member
 
@@ -64,11 +67,14 @@ def _milestone(event: dict[str, Any]) -> str:
 def measure(peers: int, run_file: Path) -> dict[str, Any]:
     """One start of `peers` peers."""
     with Demo(peers, 1, run_file, keep=False) as demo:
-        started = time.time()
+        started, used = time.time(), dict[str, float]()
         demo.start()
 
         def look() -> None:
-            if all("first_step_s" in _milestones(member, started) for member in demo.members):
+            for member in demo.members:
+                if member.name not in used and "first_step_s" in _milestones(member, started):
+                    used[member.name] = round(_cpu_s(member.process.pid), 1)
+            if len(used) == peers:
                 raise _AllHaveStepped
 
         try:
@@ -76,7 +82,14 @@ def measure(peers: int, run_file: Path) -> dict[str, Any]:
         except _AllHaveStepped:
             pass
         return {"peers": peers, "parameters": demo.signed.manifest.parameters,
-                "each": [_milestones(member, started) for member in demo.members]}
+                "each": [_milestones(member, started) | {"cpu_s": used[member.name]} for member in demo.members]}
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU seconds that a process and its children have used."""
+    peer = psutil.Process(pid)
+    times = [process.cpu_times() for process in (peer, *peer.children(recursive=True))]
+    return sum(float(each.user + each.system) for each in times)
 
 
 def _milestones(member: Member, started: float) -> dict[str, float]:

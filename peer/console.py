@@ -64,11 +64,11 @@ async def show(log: EventLog, style: Style, status: Status, output: Output) -> N
     elif style is Style.JSON:
         await _lines(log, output, to_line, JSON_PROGRESS_S)
     else:
-        await _lines(log, output, _human_line(), HUMAN_PROGRESS_S)
+        await _lines(log, output, _human_line(status()), HUMAN_PROGRESS_S)
 
 
-def _human_line() -> Callable[[Stamped], str]:
-    names: dict[str, str] = {}
+def _human_line(status: dict[str, Any]) -> Callable[[Stamped], str]:
+    names: dict[str, str] = {status["peer"]: status["name"]}
 
     def line(stamped: Stamped) -> str:
         event = stamped.event

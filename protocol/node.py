@@ -175,12 +175,13 @@ class Node:
         self._digest = await self._offload(self._state.digest)
 
     async def _listen(self) -> None:
-        """Hear the swarm first: what we hold may be old."""
+        """Hear the swarm first: what we hold may be old.  We have listened since the start, whatever else we did."""
         self._set_phase(Phase.STARTING, WhyIdle.CONNECTING, "listening for the swarm")
-        with trio.move_on_after(LISTEN_S):
+        settle_s = TICK_S * 2
+        with trio.move_on_at(max(self._membership.started + LISTEN_S, trio.current_time() + settle_s)):
             while not self._membership.live_peers():
                 await trio.sleep(TICK_S)
-            await trio.sleep(TICK_S * 2)
+            await trio.sleep(settle_s)
 
     async def _may_begin(self) -> bool:
         """At genesis nobody begins before there are enough, nor alone when an invitation named somebody."""

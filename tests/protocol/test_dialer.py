@@ -17,7 +17,7 @@ class Unwelcoming:
         self.dials: list[float] = []
         self.there = Identity.generate().peer_id
         self.connected = False
-        self.dialer = Dialer(self, Identity.generate().peer_id, lambda peer: self.connected)
+        self.dialer = Dialer(self, Identity.generate().peer_id, lambda peer: self.connected, lambda peer: False)
 
     def get_network(self) -> Unwelcoming:
         return self
