@@ -63,11 +63,11 @@ async def refused(signed: SignedManifest, invitation: Invitation, intruder: Iden
             peer = recorder.connected[0]
             hello = make_hello(signed.run, Role.TRAINER, token, "1").encode()
             with pytest.raises(Refused) as refusal:
-                await network.request(peer, "hello", hello, timeout_s=20)
+                await network.request(peer, "hello", hello, timeout_s=PATIENCE_S)
             for kind, data in (("tips", TipsRequest(start=0, count=9).encode()),
                                ("round", pack(intruder, signed.run, Goodbye(incarnation=1, seq=1)).raw)):
                 with pytest.raises(Refused, match="not without a hello"):
-                    await network.request(peer, kind, data, timeout_s=20)
+                    await network.request(peer, kind, data, timeout_s=PATIENCE_S)
             return str(refusal.value)
 
 
