@@ -67,9 +67,9 @@ class Contacts:
     def known(self) -> Known:
         """What is known now."""
         swarm, listening = self._swarm(), list(self._network.addresses())
-        only_here = all(_is_loopback(address) for address in listening)
+        only_here = all(is_loopback(address) for address in listening)
         here = [address for address in self._network.reached_here(lambda peer: peer in swarm)
-                if only_here or not _is_loopback(address)]
+                if only_here or not is_loopback(address)]
         there: dict[PeerId, list[str]] = {}
         dialled_back = [address for addresses in self._dialled_back.values() for address in addresses]
         for address in [*self._network.reached_there(), *dialled_back]:
@@ -83,18 +83,20 @@ class Contacts:
         """Find out by which addresses those are reached who have only reached us."""
         reached = {peer_of(address) for address in self._network.reached_there()}
         unknown = [(peer, addresses) for peer, addresses in self._swarm().items() if peer not in reached]
-        self._dialled_back = {peer: self._dialled_back[peer] for peer in self._dialled_back if peer in self._swarm()}
+        found: dict[PeerId, list[str]] = {peer: [] for peer, _ in unknown[:DIALLED_BACK]}
+
+        async def dial(peer: PeerId, address: str) -> None:
+            if await self._network.answers(address):
+                found[peer].append(address)
+
         with trio.move_on_after(DIAL_BACK_S):
             async with trio.open_nursery() as nursery:
                 for peer, addresses in unknown[:DIALLED_BACK]:
-                    self._dialled_back[peer] = []
                     for address in addresses[:MAX_OWN]:
                         if peer_of(address) == peer:
-                            nursery.start_soon(self._dial_back, peer, address)
-
-    async def _dial_back(self, peer: PeerId, address: str) -> None:
-        if await self._network.answers(address):
-            self._dialled_back[peer].append(address)
+                            nursery.start_soon(dial, peer, address)
+        found = {**self._dialled_back, **found}
+        self._dialled_back = {peer: addresses for peer, addresses in found.items() if peer in self._swarm()}
 
     async def keep(self) -> None:
         """On disk, until cancelled."""
@@ -141,5 +143,5 @@ def _addresses(found: Any) -> list[str]:
             if isinstance(address, str) and can_be_named(address) and peer_of(address) is not None]
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
     return address.startswith(("/ip4/127.", "/ip6/::1/"))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.contacts import Known, read_contacts, read_known
+from peer.contacts import Known, is_loopback, read_contacts, read_known
 from peer.control_client import ControlClient, ControlError
 from peer.paths import data_dir, run_dir
 from peer.run_source import DEFAULT_PORT, own_addresses
@@ -49,8 +49,10 @@ def find_addresses(run: Hash, peer: PeerId, data: Path) -> Found:
     kept = read_contacts(run_dir(data, run))
     if kept.here or kept.there:
         return Found(kept.for_invitation(), REMEMBERED)
-    port = next((int(address.split("/")[4]) for address in kept.listening), DEFAULT_PORT)
-    return Found([f"{address}/p2p/{peer}" for address in own_addresses(port)], NOBODY)
+    if kept.listening and all(is_loopback(address) for address in kept.listening):
+        return Found(kept.listening, NOBODY)
+    ports = [int(port) for address in kept.listening if (port := address.split("/tcp/")[1].split("/")[0]).isdecimal()]
+    return Found([f"{address}/p2p/{peer}" for address in own_addresses(ports[0] if ports else DEFAULT_PORT)], NOBODY)
 
 
 def _ask_running(run: Hash, data: Path) -> Known | None:
