@@ -36,6 +36,13 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     open_standard_streams()
+    try:
+        return _main(arguments)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser = build_parser()
     args = parser.parse_args(arguments)
     if args.version:
@@ -48,8 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(args.run(args))
         sys.stdout.flush()  # here, where an error still has a sentence
         return code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away (`peer status | head`): no error of ours
         discard(sys.stdout.fileno())
         return ExitCode.OK
