@@ -38,6 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     open_standard_streams()
     try:
+        return _main(arguments)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    try:
         check_rooms()
     except PeerError as error:
         print(f"peer: {error.text}", file=sys.stderr)
@@ -54,8 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(args.run(args))
         sys.stdout.flush()  # here, where an error still has a sentence
         return code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away (`peer status | head`): no error of ours
         discard(sys.stdout.fileno())
         return ExitCode.OK

@@ -127,6 +127,7 @@ class EventLog:
         self._subscribers: list[Subscription] = []
         self._pending: deque[str] = deque()
         self._wake = trio.Event()
+        self._closed = False
         self.lines_lost = 0
         self.listeners_dropped = 0
 
@@ -164,6 +165,8 @@ class EventLog:
         if len(self._subscribers) >= MAX_SUBSCRIBERS:
             raise TooManyListeners(f"{MAX_SUBSCRIBERS} listeners are connected already")
         subscription = Subscription(capacity)
+        if self._closed:
+            subscription.close()
         self._subscribers.append(subscription)
         try:
             yield subscription
@@ -188,6 +191,7 @@ class EventLog:
     def flush(self) -> None:
         """Write what is pending, blocking, at the very end; and send everybody home."""
         self._write(self._take())
+        self._closed = True
         for subscriber in self._subscribers:
             subscriber.close()
 

@@ -324,7 +324,8 @@ async def open_network(
     claim_port(listen_host, listen_port)  # here, so that `PortBusy` comes out bare and not in a group
     async with trio.open_nursery() as nursery:
         try:
-            await nursery.start(network.run)
+            with trio.CancelScope(shield=True):  # cancelled here, it would run on shielded, and nobody could close it
+                await nursery.start(network.run)
             yield network
         finally:
             await network.close()

@@ -123,6 +123,18 @@ def test_what_happened_before_anybody_listened_comes_first() -> None:
     trio.run(main)
 
 
+def test_a_life_that_is_over_before_anybody_listened_is_told_all_the_same() -> None:
+    async def main() -> None:
+        log, paper = EventLog(), Paper()
+        log.emit(Left(False, 0, None, 9, "the port is busy"))
+        log.flush()
+        with trio.fail_after(PATIENCE_S):
+            await show(log, Style.JSON, dict, paper)
+        assert [event["problem"] for event in paper.events] == ["the port is busy"]
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
 def test_a_slow_reader_loses_the_oldest_lines_and_is_told_how_many() -> None:
     async def body(log: EventLog, paper: Paper) -> None:
         log.emit(Notice("info", "first"))

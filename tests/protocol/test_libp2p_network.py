@@ -99,6 +99,17 @@ def test_a_peer_that_comes_back_elsewhere_is_found_again() -> None:
     trio.run(main)
 
 
+def test_a_network_that_is_cancelled_while_it_opens_is_closed() -> None:
+    async def main() -> None:
+        with trio.fail_after(PATIENCE_S), trio.CancelScope() as scope:
+            scope.cancel()
+            async with network(Recorder()):
+                await trio.sleep_forever()
+        assert scope.cancelled_caught
+
+    trio.run(main)
+
+
 def test_a_busy_port_is_said_plainly() -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
