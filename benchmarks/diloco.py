@@ -5,7 +5,7 @@ out.  Every run of a seed starts from the same parameters, trained four-way data
 rate.  All runs read the same windows: in step s, member k reads what it reads there whatever H is.  Data-parallel means
 one model that averages the members' gradients in every step; one peer alone is data-parallel with one member.
 
-A run has 600 steps, and at least 12 rounds: from a momentum of zero, fewer say more about the start than about the recipe.
+A run has 600 steps, and at least 20 rounds: from a momentum of zero, fewer say more about the start than about the recipe.
 Besides 1, 2, 4 and 8 members there is a wave: the members rise from 1 to 8 and fall to 1 again, once or more often in the
 run; who leaves takes its Adam moments along, and who joins has none.
 
@@ -56,8 +56,8 @@ WAVE_ROUNDS = 30
 BAR_PERCENT = 0.5
 CODEC_BAR_PERCENT = 0.3
 CODEC_MEMBERS, CODEC_INNER_STEPS = 4, 30
-LONGEST = 1 << 11
-"""Steps of a run, warm start included; all that it reads is within one epoch."""
+LONGEST = 2600
+"""Steps of a run, warm start included."""
 CPU = torch.device("cpu")
 
 
@@ -66,7 +66,7 @@ class Settings:
     """Of one table.  Runs of other settings do not compare.  Steps are inner steps of every member."""
 
     steps: int = 600
-    rounds: int = 12
+    rounds: int = 20
     """At least so many, whatever H is."""
     warm_steps: int = 600
     sequences: int = 8

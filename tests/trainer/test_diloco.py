@@ -1,0 +1,85 @@
+"""The table of DiLoCo against data-parallel in small: what is compared with what, and what a saved run is worth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import diloco
+from benchmarks.diloco import MOST, WAVE, Bench, Case, Plan, Progress, Settings, size_in
+from kernels.outer_step import OuterStep
+from trainer import corpus as corpora
+
+SMALL = Settings(steps=6, rounds=2, warm_steps=4, sequences=1, evaluation_tokens=1 << 10)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Bench(SMALL, corpora.load("stdlib", 5))
+    torch.set_num_threads(threads)
+
+
+def test_one_member_is_one_peer_alone_whatever_h_is(bench: Bench) -> None:
+    [alone] = bench.run(Case(0, 1, (6,)))
+    for inner_steps in (2, 3, 6):
+        assert bench.run(Case(0, 1, (6,), inner_steps, "auto")) == [pytest.approx(alone, rel=1e-3)]
+
+
+def test_the_same_run_ends_at_the_same_loss_and_the_recipe_matters(bench: Bench) -> None:
+    auto, fixed = Case(0, WAVE, (4,), 1, "auto"), Case(0, WAVE, (4,), 1, "0.7/0.9")
+    assert bench.run(auto) == bench.run(auto) != bench.run(fixed)
+
+
+def test_a_loss_on_the_way_is_that_of_a_shorter_run(bench: Bench) -> None:
+    assert bench.run(Case(0, 2, (2, 4)))[0] == bench.run(Case(0, 2, (2,)))[0]
+    assert bench.run(Case(0, 2, (2, 4), 2, "auto"))[0] == bench.run(Case(0, 2, (2,), 2, "auto"))[0]
+
+
+@pytest.mark.parametrize("rounds", [6, 20, 30, 60, 75])
+def test_the_wave_rises_from_one_to_all_and_falls_to_one(rounds: int) -> None:
+    sizes = [size_in(WAVE, number, rounds) for number in range(min(rounds, diloco.WAVE_ROUNDS))]
+    top = sizes.index(MOST)
+    assert (sizes[0], sizes[-1]) == (1, 1) and sizes[:top] == sorted(sizes[:top])
+    assert sizes[top:] == sorted(sizes[top:], reverse=True)
+
+
+def test_values_of_h_share_their_baselines() -> None:
+    plan = Plan(Settings(), [0, 1], [10, 30, 100], "auto")
+    parallel = [case for case in plan.cases() if not case.outer]
+    assert len(parallel) == 2 * (4 + 3)
+    assert {case.steps for case in parallel if case.members != WAVE} == {(600, 2000)}
+    assert len(plan.cases()) == len(set(plan.cases())) == len(parallel) + 2 * (15 + 1)
+
+
+def test_a_saved_run_counts_for_its_own_settings_and_recipe_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, auto, parallel = tmp_path / "runs", Case(0, 2, (6,), 3, "auto"), Case(0, 2, (6,))
+    progress = Progress(SMALL, path)
+    progress.add(auto, [1.25])
+    progress.add(parallel, [1.5])
+    assert Progress(SMALL, path).losses == {auto: [1.25], parallel: [1.5]}
+    assert Progress(Settings(), path).losses == {}
+    monkeypatch.setattr(diloco, "automatic", lambda tokens, inner_steps: OuterStep(0.5, 0.5))
+    assert Progress(SMALL, path).losses == {parallel: [1.5]}
+
+
+def test_the_last_line_is_the_table_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    ran: list[Case] = []
+
+    def run(self: Bench, case: Case) -> list[float]:
+        ran.append(case)
+        return [2.02 if case.outer and case.members == 2 else 2.0 for _ in case.steps]
+
+    monkeypatch.setattr(Bench, "run", run)
+    arguments = ["--quick", "--json", "--save", str(tmp_path / "runs")]
+    assert diloco.main(arguments) == diloco.main(arguments) == 0
+    assert len(ran) == len(set(ran)) == 16
+    table = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {(row["members"], row["holds"]) for row in table["rows"]} == {
+        ("1", True), ("2", False), ("4", True), ("8", True), ("1 to 8 and back", True)}
