@@ -274,7 +274,7 @@ class RunManifest(Section):
         return STATE_BYTES_PER_PARAMETER * self.parameters
 
     def outer_step(self, tokens: Sequence[int]) -> OuterStep:
-        """Rate and momentum of a round whose record's members contributed so many tokens each."""
+        """Rate and momentum of a round whose record's members contributed so many tokens each, whatever chunks lack some."""
         if isinstance(self.outer, OuterSection):
             return OuterStep(self.outer.lr, self.outer.momentum)
         return automatic(tokens, self.rounds.inner_steps)
