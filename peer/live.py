@@ -73,6 +73,8 @@ class View:
                 self.losses.append(loss)
             case ev.EvalLoss(rounds, loss, by):
                 self.evals = [*self.evals, (rounds, loss, by)][-KEPT_LOSSES:]
+                if self.bar is not None and self.bar.what == MEASURING:
+                    self.bar = None
             case ev.PeerJoined(peer, name):
                 self.names[peer] = name
         if not isinstance(event, (*QUIET, ev.PhaseChanged)) and level(event) != "debug":
