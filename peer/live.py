@@ -74,6 +74,8 @@ class View:
                 self.losses.append(loss)
             case ev.EvalLoss(rounds, loss, by):
                 self.evals = [*self.evals, (rounds, loss, by)][-KEPT_LOSSES:]
+                if self.bar is not None and self.bar.what == MEASURING:
+                    self.bar = None
             case ev.PeerJoined(peer, name):
                 self.names[peer] = name
             case ev.Left():

@@ -69,7 +69,8 @@ class Measurements:
 
     def open(self, state: State) -> None:
         """From now on this state may be measured; the oldest one is forgotten."""
-        self._states.setdefault(state.tip, state)
+        self._states.pop(state.tip, None)
+        self._states[state.tip] = state
         while len(self._states) > RECENT_ROUNDS:
             oldest = next(iter(self._states))
             del self._states[oldest]

@@ -47,7 +47,7 @@ class Evaluator:
     # -- measuring ----------------------------------------------------------------------------------------------------
 
     async def during_round(self, training: trio.Event) -> None:
-        """Get the round's first state measured, by us if we are drawn; cancelled before that state is changed.
+        """Get the state that a round starts from measured, by us if we are drawn; cancelled before that state is changed.
 
         training: set once the trainer has been told to train, so that the first step is not held up.
         """

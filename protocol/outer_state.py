@@ -33,6 +33,8 @@ class OuterState:
         values = np.frombuffer(self.region.view, dtype=np.float32)
         self._theta, self._momentum = values[: manifest.parameters], values[manifest.parameters :]
         self._torn = False
+        self._blank = True
+        """Nobody has written anything into the new region, which is zeros."""
 
     @property
     def view(self) -> memoryview:
@@ -50,21 +52,22 @@ class OuterState:
 
     def reset(self) -> None:
         """Zeros, and no rounds applied: the state before the initial parameters are written."""
-        self._theta.fill(0)
-        self._momentum.fill(0)
-        self.rounds, self._torn = 0, False
+        if not self._blank:
+            self._theta.fill(0)
+            self._momentum.fill(0)
+        self.rounds, self._torn, self._blank = 0, False, False
 
     def load(self, checkpoint: memoryview, rounds: int) -> None:
         """Take over a checkpoint of exactly `size_bytes` bytes."""
         assert len(checkpoint) == self.size_bytes
-        self._torn = True
+        self._torn, self._blank = True, False
         self.region.view[:] = checkpoint
         self.rounds, self._torn = rounds, False
 
     def apply(self, result: memoryview, step: OuterStep) -> None:
         """The outer step with a round's result (codec bytes of all chunks)."""
         assert not self._torn, "a half-applied state is loaded anew, never gone on with"
-        self._torn = True
+        self._torn, self._blank = True, False
         for span in self._layout:
             values = slice(span.start, span.start + span.count)
             apply_result(self._theta[values], self._momentum[values], result[span.offset : span.offset + span.size],

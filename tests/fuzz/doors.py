@@ -59,6 +59,7 @@ from protocol.messages import (
     Finish,
     Goodbye,
     Heartbeat,
+    Measurement,
     Member,
     Motion,
     Phase,
@@ -106,7 +107,8 @@ CERTIFICATE = Certificate(attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id]
                           votes=[Signature(peer=ONE.peer_id, signature=bytes(64))])
 PROVENANCE = Provenance(owners=b"\0\0", signers=b"\0\0", signatures=[bytes(64), bytes(64)])
 BODIES: list[Body] = [
-    Heartbeat(incarnation=1, seq=2, name="n", role=Role.TRAINER, phase=Phase.COMPUTING, why_idle=WhyIdle.BUSY,
+    Heartbeat(measured=Measurement(rounds=1, tip=bytes(32), loss=1.5),
+              incarnation=1, seq=2, name="n", role=Role.TRAINER, phase=Phase.COMPUTING, why_idle=WhyIdle.BUSY,
               why_detail="", round=3, tip=TIP, steps=4, loss=5.5, tokens_per_s=6.0, up_bytes_per_s=0.0,
               down_bytes_per_s=0.0, addresses=["/ip4/127.0.0.1/tcp/1"], version="1"),
     Goodbye(incarnation=1, seq=2),

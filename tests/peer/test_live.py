@@ -8,7 +8,7 @@ import pytest
 
 from peer.control_client import Stamped
 from peer.live import MIN_HEIGHT, MIN_WIDTH, View, bar, columns, render, sparkline
-from peer.sentences import amount, clean, duration, level, sentence, short, size
+from peer.sentences import amount, clean, duration, level, naming, sentence, short, size
 from protocol import events as ev
 
 ME = "12D3KooWMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeABCDEF"
@@ -31,6 +31,24 @@ def view_of(*happened: ev.Event, **changes: Any) -> View:
     for event in happened:
         view.apply(Stamped(0.0, 0.0, event))
     return view
+
+
+def test_an_evaluation_is_shown_beside_training_and_alone_as_a_bar() -> None:
+    beside = view_of(ev.EvalLoss(11, 2.4, OTHER), ev.ComputeProgress(12, 11, 20, 2.31, 3200.0), ev.EvalProgress(12, 4, 10),
+                     eval_percent=40)
+    text = "\n".join(render(beside, 140, 24))
+    assert "training" in text and "11/20" in text
+    assert f"held out 2.400 after 11, measuring 40 %  by kitchen ({short(OTHER)})" in text
+    alone = view_of(ev.PhaseChanged("seeding", "", "measuring the held-out loss"), ev.EvalProgress(12, 4, 10))
+    assert "4/10" in "\n".join(render(alone, 80, 24))
+    alone.apply(Stamped(0.0, 0.0, ev.EvalLoss(12, 2.3, ME)))
+    assert "4/10" not in "\n".join(render(alone, 80, 24))
+
+
+def test_a_held_out_loss_is_said_with_who_measured_it() -> None:
+    names = naming({OTHER: "kitchen"})
+    assert sentence(ev.EvalLoss(3, 1.8712, OTHER), names) == (
+        f"held-out loss after 3 rounds: 1.871 (measured by kitchen ({short(OTHER)}))")
 
 
 def test_everything_that_matters_fits_80_by_24() -> None:
