@@ -34,7 +34,8 @@ def view_of(*happened: ev.Event, **changes: Any) -> View:
 
 
 def test_an_evaluation_is_shown_beside_training_and_alone_as_a_bar() -> None:
-    beside = view_of(ev.EvalLoss(11, 2.4, OTHER), ev.ComputeProgress(12, 11, 20, 2.31, 3200.0), ev.EvalProgress(12, 4, 10),
+    beside = view_of(ev.EvalLoss(11, 2.4, OTHER), ev.ComputeProgress(12, 11, 20, 2.31, 3200.0, 9.0),
+                     ev.EvalProgress(12, 4, 10),
                      eval_percent=40)
     text = "\n".join(render(beside, 140, 24))
     assert "training" in text and "11/20" in text
