@@ -57,7 +57,7 @@ def shown(body: Callable[[EventLog, Paper], Awaitable[None]], style: Style = Sty
         log, paper = EventLog(wall=lambda: 0.0, mono=trio.current_time), Paper()
         papers.append(paper)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(show, log, style, dict, paper)
+            nursery.start_soon(show, log, style, lambda: {"peer": "me", "name": "kitchen"}, paper)
             await trio.testing.wait_all_tasks_blocked()
             await body(log, paper)
             log.flush()

@@ -172,7 +172,7 @@ def test_a_short_run_file_is_enough(tmp_path: Path) -> None:
         ('name = "a"\nchunk_parameters = 257', "a multiple of 256"), ('name = "a"\nmodel = 3', "model is 3"),
         ('name = "a"\n[rounds]\nmin_members = 5\nmax_members = 3', "min_members (5) is more than max_members (3)"),
         ('name = "a"\n[inner]\nlr = 0', "inner.lr is 0; it must be greater than 0"),
-        ('name = "a"\n[outer]\nlr = 0', "outer.lr is 0; it must be greater than 0 (Outer learning rate)"),
+        ('name = "a"\n[outer]\nlr = 0', "outer.lr is 0; it must be greater than 0 (Outer learning rate; default 0.7)"),
         ('name = "a"\n[outer]\nmomentun = 0.5', "did you mean momentum?"), ('name = "a"\nouter = 3', "'auto'"),
         ('name = "a"\norganiser = "somebody"', "organiser is somebody else"), ('name = 1979-05-27', "name is"),
         ('name = "a"\nallowlist = ["a"]', "allowlist"), ("a = " + "[" * 5000, "not valid TOML"),

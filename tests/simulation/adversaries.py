@@ -18,7 +18,7 @@ from kernels.codec import LARGEST_SCALE, encode, parts
 from protocol import exchange_runner
 from protocol.exchange_plan import ChunkSpan, chunk_layout
 from protocol.identity import Identity
-from protocol.manifest import OuterSection, SignedManifest, sign
+from protocol.manifest import SignedManifest, sign
 from protocol.trainer_link import ComputeTask, Contribution, Progress
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.determinism import inline
@@ -147,10 +147,9 @@ def turn(seat: Seat, attack: Attack) -> None:
 
 
 def run_with(rule: Rule) -> SignedManifest:
-    """The simulated run under an aggregation rule, with large outer steps: its eleven rounds have to lead to the target."""
+    """The simulated run under another aggregation rule."""
     organiser = Identity.from_seed(b"\x2a" * 32)
-    outer = OuterSection(lr=0.7, momentum=0.9)
-    return sign(organiser, simulated_run().manifest.model_copy(update={"aggregation": rule, "outer": outer}))
+    return sign(organiser, simulated_run().manifest.model_copy(update={"aggregation": rule}))
 
 
 def distance(world: World) -> float:

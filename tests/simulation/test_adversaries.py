@@ -15,7 +15,7 @@ from protocol.chain import members_in
 from tests.simulation.adversaries import ATTACKS, REFUSED, Copying, averages_nothing, claiming, distance, run_with, turn
 from tests.simulation.runs import simulate
 from tests.simulation.test_liars import begin, holds
-from tests.simulation.world import Seat, World, simulated_run
+from tests.simulation.world import Seat, World
 
 ROUNDS = 11
 START, NEAR = 2.0, 0.25
@@ -35,14 +35,14 @@ def members_of(world: World, seat: Seat, round: int) -> list[str]:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_one_hostile_contribution_of_six_keeps_nobody_from_the_target(name: str) -> None:
     async def scenario(world: World) -> None:
-        assert simulated_run().manifest.aggregation == "clip"
+        assert world.signed.manifest.aggregation == "clip"
         turn(world.seats[0], ATTACKS[name])
         await begin(world)
         await reaches(world, ROUNDS)
         assert distance(world) < NEAR
         assert world.seats[0].peer in members_of(world, world.seats[1], ROUNDS - 1), "nobody may judge what is sane"
 
-    holds(simulate(6, scenario, signed=run_with("clip")))
+    holds(simulate(6, scenario))
 
 
 def test_a_copied_contribution_keeps_nobody_from_the_target() -> None:
@@ -54,7 +54,7 @@ def test_a_copied_contribution_keeps_nobody_from_the_target() -> None:
         assert distance(world) < NEAR
         assert isinstance(thief.trainer, Copying) and thief.trainer.copies >= ROUNDS // 2
 
-    holds(simulate(6, scenario, signed=run_with("clip")))
+    holds(simulate(6, scenario))
 
 
 @pytest.mark.parametrize("rule", ["trimmed", "centered_clip"])
@@ -99,7 +99,7 @@ def test_a_contribution_that_is_no_number_is_in_no_average(name: str) -> None:
                 averaged = [peers[index] for index in members_in(entry.mask, len(peers))]
                 assert hostile.peer not in averaged or averaged == [hostile.peer]
 
-    holds(simulate(6, scenario, signed=run_with("clip")))
+    holds(simulate(6, scenario))
 
 
 @pytest.mark.parametrize("tokens", [81, 2**40])
@@ -112,4 +112,4 @@ def test_who_claims_tokens_that_no_round_has_is_left_out(tokens: int) -> None:
         assert distance(world) < NEAR
         assert not any(liar.peer in members_of(world, honest, round) for round in range(ROUNDS))
 
-    holds(simulate(6, scenario, signed=run_with("clip")))
+    holds(simulate(6, scenario))

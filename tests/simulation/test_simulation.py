@@ -12,7 +12,7 @@ import trio
 from protocol.events import Event, ExchangeFinished
 from protocol.exchange_plan import chunk_layout, payload_bytes
 from protocol.identity import Identity
-from protocol.manifest import SignedManifest, sign
+from protocol.manifest import Outer, OuterSection, SignedManifest, sign
 from tests.simulation.runs import Finished, rough, setting_of, simulate
 from tests.simulation.scenarios import GENTLE, churn
 from tests.simulation.world import Seat, World, simulated_run
@@ -56,7 +56,9 @@ def test_a_seed_replays_exactly() -> None:
     assert rough(90).trace_hash == rough(90).trace_hash
 
 
-def test_a_joiner_contributes_within_two_rounds_and_has_the_same_state() -> None:
+@pytest.mark.parametrize("outer", ["auto", OuterSection()])
+def test_a_joiner_contributes_within_two_rounds_and_has_the_same_state(outer: Outer) -> None:
+    """Also where the outer step follows from each round's members, whose number changes here."""
     async def scenario(world: World) -> None:
         *founders, joiner = world.seats
         for seat in founders:
@@ -70,7 +72,8 @@ def test_a_joiner_contributes_within_two_rounds_and_has_the_same_state() -> None
                    for r in range(joined_at, joined_at + 4)]
         assert any(joiner.peer in names for names in members[:3])
 
-    holds(simulate(4, scenario))
+    manifest = simulated_run().manifest.model_copy(update={"outer": outer})
+    holds(simulate(4, scenario, signed=sign(Identity.from_seed(b"\x2a" * 32), manifest)))
 
 
 def test_the_founder_leaves_for_good_and_the_run_goes_on() -> None:

@@ -21,7 +21,7 @@ import trio
 from protocol.chain import quorum_size
 from protocol.events import ComputeProgress, EvalProgress, Event, ExchangeProgress, PhaseChanged
 from protocol.identity import Identity, PeerId
-from protocol.manifest import DataSection, ModelSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.manifest import DataSection, ModelSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.memory_network import MemoryNetwork, MemoryWire, Weather
 from protocol.messages import Ready, Role, unpack
 from protocol.node import Node
@@ -45,7 +45,7 @@ def simulated_run(min_members: int = 1) -> SignedManifest:
     return sign(organiser, RunManifest(
         name="simulation", organiser=organiser.peer_id, seed=1,
         model=ModelSection(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
-        data=DataSection(sequence_length=8, sequences_per_step=1),
+        data=DataSection(sequence_length=8, sequences_per_step=1), outer=OuterSection(lr=0.7, momentum=0.9),
         rounds=RoundSection(inner_steps=10, min_members=min_members, max_members=64, grace_s=4, eviction_s=20, stall_s=5),
         chunk_parameters=1024, checkpoint_interval=4, checkpoint_chunk_bytes=4096, total_tokens=10**9))
 
