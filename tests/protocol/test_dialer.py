@@ -17,6 +17,7 @@ class Unwelcoming:
         self.dials: list[float] = []
         self.there = Identity.generate().peer_id
         self.connected = False
+        self.connections: dict[object, object] = {}
         self.dialer = Dialer(self, Identity.generate().peer_id, lambda peer: self.connected, lambda peer: False)
 
     def get_network(self) -> Unwelcoming:
