@@ -229,14 +229,18 @@ class Libp2pNetwork:
         alive = [connection for connection in connections if not connection.is_closed]
         ours = any(connection.direction is Direction.OUTBOUND for connection in alive)
         is_connected = ours or bool(alive) and self._door.is_welcome(peer)
+        if self._nursery is None or self._gossip is None:
+            return
         if not alive:
             self._bounds.disconnected(peer)
             forget(self._host, identity)
-        if alive and self._conduct.is_banned(peer) and self._nursery is not None:
+            self._nursery.start_soon(self._gossip.lost, identity)
+        if alive and self._conduct.is_banned(peer):
             self._nursery.start_soon(self._disconnect, peer)
         elif is_connected and peer not in self._connected:
             self._connected[peer] = trio.current_time()
             ask_who(self._host, identity)
+            self._nursery.start_soon(self._gossip.met, identity)
             self._handlers.on_peer_connected(peer)
         elif not is_connected and peer in self._connected:
             since = self._connected.pop(peer)
