@@ -6,7 +6,7 @@ SEEDS ?= 1
 SECONDS ?= 60
 MINUTES ?= 10
 
-.PHONY: venv demo test lint bench simulate mutations crash-matrix kill-times scaling fuzz churn clean
+.PHONY: venv demo test lint bench simulate mutations crash-matrix kill-times scaling fuzz churn interop clean
 
 venv: $(STAMP)
 
@@ -53,6 +53,10 @@ fuzz: venv
 
 churn: venv
 	$(BIN)/python -m tests.e2e.churn --minutes $(MINUTES)
+
+interop: venv
+	cd tests/interop && npm install --no-package-lock --no-audit --no-fund
+	$(BIN)/python -m tests.interop
 
 clean:
 	rm -rf .venv build *.egg-info
