@@ -13,7 +13,7 @@ from protocol.events import StrangersClosed
 from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
 from protocol.libp2p_network.conduct import Conduct
-from protocol.libp2p_network.door import Door
+from protocol.libp2p_network.door import Door, neighbourhood
 from protocol.libp2p_network.guard import Bounds
 from protocol.libp2p_network.host import PortBusy, ask_who, claim_port, forget, interface_addresses, new_host
 from protocol.libp2p_network.visitors import Places
@@ -194,13 +194,13 @@ class Libp2pNetwork:
         return peer in self._connected or self._conduct.is_banned(peer) or len(self._connected) >= ENOUGH_PEERS
 
     def _address_of(self, peer: PeerId) -> str | None:
-        """The address that a peer is connected from."""
+        """The address that a peer is connected from, as the door counts them."""
         from libp2p.peer.id import ID
 
         for connection in self._host.get_network().connections.get(ID.from_string(peer), []):
             address = connection.muxed_conn.get_remote_address()
             if address is not None:
-                return str(address[0])
+                return neighbourhood(address)
         return None
 
     def _ban(self, peer: PeerId, why: str) -> None:
@@ -228,7 +228,7 @@ class Libp2pNetwork:
         connections = self._host.get_network().connections.get(identity, [])
         alive = [connection for connection in connections if not connection.is_closed]
         ours = any(connection.direction is Direction.OUTBOUND for connection in alive)
-        is_connected = ours or bool(alive) and self._door.is_welcome(peer)
+        is_connected = bool(alive) and (ours or peer in self._connected or self._door.is_welcome(peer))
         if self._nursery is None or self._gossip is None:
             return
         if not alive:
