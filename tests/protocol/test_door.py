@@ -155,7 +155,7 @@ def test_a_member_that_comes_back_need_not_greet_again() -> None:
 
 def test_what_counts_as_one_address() -> None:
     assert neighbourhood(("192.0.2.1", 1)) == neighbourhood(("::ffff:192.0.2.1", 2)) == "192.0.2.1"
-    assert neighbourhood(("2001:db8::1", 1)) == neighbourhood(("2001:db8::ffff:2%eth0", 2)) != neighbourhood(("2001:db9::1", 1))
+    assert neighbourhood(("2001:db8::1", 1, 0, 0)) == neighbourhood(("2001:db8::ffff:2%eth0", 2, 0, 0)) == "2001:db8::/64"
     assert neighbourhood(None) == neighbourhood(("nonsense", 1)) == "unknown"
 
 
