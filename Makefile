@@ -8,7 +8,7 @@ SECONDS ?= 60
 MINUTES ?= 10
 RUNS ?= 20
 
-.PHONY: venv demo test lint bench simulate mutations crash-matrix kill-times scaling fuzz churn soak clean
+.PHONY: venv demo test lint bench simulate mutations crash-matrix kill-times scaling fuzz churn soak interop clean
 
 venv: $(STAMP)
 
@@ -58,6 +58,10 @@ churn: venv
 
 soak: venv
 	$(BIN)/python -m tests.e2e.soak --runs $(RUNS)
+
+interop: venv
+	cd tests/interop && npm install --no-package-lock --no-audit --no-fund
+	$(BIN)/python -m tests.interop
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -86,7 +86,7 @@ class Door:
 
     async def _receive(self, stream: Any, listening_at: Any) -> None:
         """The library's handler of an accepted connection."""
-        address = neighbourhood(stream.get_remote_address())
+        address = neighbourhood(_remote(stream.stream.socket))
         number, caller = next(self._numbers), _Caller()
         try:
             if self._conduct.admits_connection(address):
@@ -118,7 +118,16 @@ class Door:
         await connection.ended.wait()
 
 
-def neighbourhood(address: tuple[str, int] | None) -> str:
+def _remote(sock: Any) -> tuple[Any, ...] | None:
+    """Asked of the socket: the library knows no IPv6 here."""
+    try:
+        address: tuple[Any, ...] = sock.getpeername()
+    except OSError:
+        return None  # gone already
+    return address
+
+
+def neighbourhood(address: tuple[Any, ...] | None) -> str:
     """What counts as one address: of IPv6 the network, for whoever has one address of it has all."""
     if address is None:
         return "unknown"

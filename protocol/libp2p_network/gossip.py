@@ -4,6 +4,9 @@ Three allowances keep a flood from spreading: of each neighbour (what is over it
 checked), of each origin (one identity's messages, whoever brings them), and our own of what we hand on, which is smaller
 than a neighbour's: so whoever keeps the rules never brings others more than they take.
 
+The library would open a stream to whoever connects, and try again for as long as it is not taken; here it is told of peers
+that are no strangers (`met`).
+
 What we say ourselves goes to every neighbour, not to the mesh alone: strangers who come in numbers can fill a mesh of a
 few places, and nobody else would hear us any more (the flood publishing of gossipsub 1.1).
 """
@@ -35,6 +38,7 @@ class Gossip:
         from libp2p.custom_types import TProtocol
         from libp2p.pubsub.gossipsub import GossipSub
         from libp2p.pubsub.pubsub import Pubsub
+        from libp2p.pubsub.pubsub_notifee import PubsubNotifee
 
         gossip = self
 
@@ -70,6 +74,9 @@ class Gossip:
             eclipse_protection_enabled=False,
         )
         self._pubsub = JudgedPubsub(host, self._router, allowed_topics=frozenset({self._topic}))
+        swarm: Any = host.get_network()
+        self._queues = next(notifee for notifee in swarm.notifees if isinstance(notifee, PubsubNotifee))
+        swarm.remove_notifee(self._queues)
         self._pubsub.set_topic_validator(self._topic, self._validate, False)
 
     async def start(self, stack: AsyncExitStack, nursery: trio.Nursery) -> None:
@@ -80,6 +87,14 @@ class Gossip:
         await self._pubsub.wait_until_ready()
         subscription = await self._pubsub.subscribe(self._topic)
         nursery.start_soon(self._drain, subscription)
+
+    async def met(self, identity: Any) -> None:
+        """Gossip with a peer from now on."""
+        await _put(self._queues.initiator_peers_queue, identity)
+
+    async def lost(self, identity: Any) -> None:
+        """The last connection of a peer has ended."""
+        await _put(self._queues.dead_peers_queue, identity)
 
     async def _drain(self, subscription: Any) -> None:
         """The validator has already handed the message over; a full subscription would only log and drop."""
@@ -120,3 +135,10 @@ class Gossip:
         if verdict is Verdict.REJECT:
             self._conduct.offend(peer, WRONG, "gossip that is malformed")
         return verdict is Verdict.ACCEPT and self._forwarded.take(FORWARDED, trio.current_time(), 1, len(message.data))
+
+
+async def _put(queue: Any, identity: Any) -> None:
+    try:
+        await queue.send(identity)
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        return  # gossip has ended

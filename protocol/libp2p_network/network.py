@@ -14,7 +14,7 @@ from protocol.hashes import Hash
 from protocol.identity import Identity, PeerId
 from protocol.libp2p_network.attempts import Attempt
 from protocol.libp2p_network.conduct import Conduct
-from protocol.libp2p_network.door import Door
+from protocol.libp2p_network.door import Door, neighbourhood
 from protocol.libp2p_network.guard import Bounds
 from protocol.libp2p_network.host import PortBusy, ask_who, claim_port, forget, interface_addresses, new_host
 from protocol.libp2p_network.reached import ReachedBy
@@ -218,13 +218,13 @@ class Libp2pNetwork:
             self._dialer.on_foreign(peer)
 
     def _address_of(self, peer: PeerId) -> str | None:
-        """The address that a peer is connected from."""
+        """The address that a peer is connected from, as the door counts them."""
         from libp2p.peer.id import ID
 
         for connection in self._host.get_network().connections.get(ID.from_string(peer), []):
             address = connection.muxed_conn.get_remote_address()
             if address is not None:
-                return str(address[0])
+                return neighbourhood(address)
         return None
 
     def _ban(self, peer: PeerId, why: str) -> None:
@@ -252,15 +252,19 @@ class Libp2pNetwork:
         connections = self._host.get_network().connections.get(identity, [])
         alive = [connection for connection in connections if not connection.is_closed]
         ours = any(connection.direction is Direction.OUTBOUND for connection in alive)
-        is_connected = ours or bool(alive) and self._door.is_welcome(peer)
+        is_connected = bool(alive) and (ours or peer in self._connected or self._door.is_welcome(peer))
+        if self._nursery is None or self._gossip is None:
+            return
         if not alive:
             self._bounds.disconnected(peer)
             forget(self._host, identity)
-        if alive and self._conduct.is_banned(peer) and self._nursery is not None:
+            self._nursery.start_soon(self._gossip.lost, identity)
+        if alive and self._conduct.is_banned(peer):
             self._nursery.start_soon(self._disconnect, peer)
         elif is_connected and peer not in self._connected:
             self._connected[peer] = trio.current_time()
             ask_who(self._host, identity)
+            self._nursery.start_soon(self._gossip.met, identity)
             self._handlers.on_peer_connected(peer)
         elif not is_connected and peer in self._connected:
             since = self._connected.pop(peer)

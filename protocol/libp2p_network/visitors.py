@@ -20,7 +20,7 @@ from protocol.identity import PeerId
 from protocol.libp2p_network.conduct import Allowance, Bucket
 
 MAX_REMEMBERED = 4096
-"""Welcome peers, and addresses of guests; who was welcomed first is forgotten first, and has to greet again."""
+"""Welcome peers, and addresses of guests; who has not greeted for longest is forgotten first, and has to greet again."""
 LOOK_AGAIN_S = 0.05
 """While somebody waits for a place or a turn."""
 
@@ -117,6 +117,7 @@ class Visitors:
     def welcome(self, peer: PeerId) -> None:
         """A peer has greeted us well: whatever it opens is no stranger's."""
         self._welcome[peer] = None
+        self._welcome.move_to_end(peer)
         if len(self._welcome) > MAX_REMEMBERED:
             self._welcome.popitem(last=False)
         for visit in self._visits.values():

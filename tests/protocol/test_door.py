@@ -13,6 +13,7 @@ from protocol.events import StrangersClosed
 from protocol.identity import Identity
 from protocol.libp2p_network import Libp2pNetwork, open_network
 from protocol.libp2p_network.conduct import Allowance
+from protocol.libp2p_network.door import neighbourhood
 from protocol.libp2p_network.patches import agent_version
 from protocol.libp2p_network.visitors import Places, Stage
 from tests.protocol.outsiders import HALF_A_HANDSHAKE, socket_to, stranger_to
@@ -149,6 +150,12 @@ def test_a_member_that_comes_back_need_not_greet_again() -> None:
                 await again.closed()
 
     trio.run(main)
+
+
+def test_what_counts_as_one_address() -> None:
+    assert neighbourhood(("192.0.2.1", 1)) == neighbourhood(("::ffff:192.0.2.1", 2)) == "192.0.2.1"
+    assert neighbourhood(("2001:db8::1", 1, 0, 0)) == neighbourhood(("2001:db8::ffff:2%eth0", 2, 0, 0)) == "2001:db8::/64"
+    assert neighbourhood(None) == neighbourhood(("nonsense", 1)) == "unknown"
 
 
 def test_one_key_holds_few_connections() -> None:

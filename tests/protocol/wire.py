@@ -31,6 +31,8 @@ class Recorder:
         self.answer: Callable[[str, bytes], Awaitable[bytes]] = _echo
         self.end: Network | None = None
         self.nursery: trio.Nursery | None = None
+        self.greeted = trio.Event()
+        """Somebody has answered our greeting."""
         self._changed = trio.Event()
 
     def changed(self) -> None:
@@ -78,6 +80,7 @@ class Recorder:
         try:
             assert self.end is not None
             await self.end.request(peer, "hello", b"", timeout_s=PATIENCE_S)
+            self.greeted.set()
         except NetworkError:
             return  # gone again
 
