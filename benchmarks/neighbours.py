@@ -1,8 +1,9 @@
 """Several peers on one computer, started one by one, against the demo: `python -m benchmarks.neighbours --repeat 5`.
 
 Three real `peer join` without any option about threads, as a person types them into three terminals, train the built-in
-run; before them, in the same repetition, `peer demo` trains with three peers.  A peer's speed is the mean of what it
-reports at the end of each round, over the rounds that all three hold together but the first.
+run (with --inner-steps, one with fewer steps a round, for a busy computer); before them, in the same repetition, `peer demo`
+trains it with three peers.  A peer's speed is the mean of what it reports at the end of each round, over the rounds that
+all three hold together but the first.
 
 Prints a table, or with --json one object; asserts nothing.
 """
@@ -22,6 +23,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from protocol.manifest import demo_manifest
+from protocol.run_file import dump
 
 LOOK_EVERY_S = 0.5
 END_DEADLINE_S = 30.0
@@ -66,33 +70,55 @@ def speed(logs: Sequence[Path]) -> Speed:
     return Speed(rates, statistics.mean(spans) if spans else None)
 
 
-def demo(peers: int, rounds: int, environment: dict[str, str]) -> Speed:
+def demo(what: argparse.Namespace, environment: dict[str, str]) -> Speed:
     """`peer demo`, to its end."""
     with tempfile.TemporaryDirectory(prefix="neighbours-") as folder:
-        command = [sys.executable, "-m", "peer", "demo", "--json", "--keep", "--peers", str(peers), "--rounds", str(rounds)]
-        subprocess.run(command, env={**environment, "TMPDIR": folder}, check=True, stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "peer", "demo", "--json", "--keep", "--peers", str(what.peers),
+                   "--rounds", str(what.rounds), *(["--run", str(run_file(Path(folder), what))] if what.inner_steps else [])]
+        places = {"TMPDIR": folder, "PEER_RUNTIME_DIR": f"{folder}/runtime"}
+        subprocess.run(command, env={**environment, **places}, check=True, stdout=subprocess.DEVNULL)
         (kept,) = Path(folder).glob("manyhands-demo-*")
-        return speed([kept / f"peer-{number}" / "output.log" for number in range(1, peers + 1)])
+        return speed([kept / f"peer-{number}" / "output.log" for number in range(1, what.peers + 1)])
 
 
-def neighbours(peers: int, rounds: int, environment: dict[str, str], patience_s: float) -> Speed:
-    """So many `peer join`, until they have held so many rounds together, or for `patience_s`."""
+def neighbours(what: argparse.Namespace, environment: dict[str, str]) -> Speed:
+    """So many `peer join`, until they have held so many rounds together, or for `what.patience`."""
     with tempfile.TemporaryDirectory(prefix="neighbours-") as folder, ExitStack() as stack:
-        places = [Path(folder) / f"peer-{number}" for number in range(1, peers + 1)]
+        environment = {**environment, "PEER_RUNTIME_DIR": f"{folder}/runtime"}
+        run = [str(manifest(Path(folder), what, environment))] if what.inner_steps else []
+        places = [Path(folder) / f"peer-{number}" for number in range(1, what.peers + 1)]
         logs = [place.with_suffix(".log") for place in places]
         for place, log in zip(places, logs, strict=True):
-            stack.enter_context(joined(place, log, {**environment, "PEER_RUNTIME_DIR": f"{folder}/runtime"}))
-        deadline = time.monotonic() + patience_s
-        while not all(len(whole_rounds(log, peers)) >= rounds for log in logs) and time.monotonic() < deadline:
+            stack.enter_context(joined(run, place, log, environment))
+        deadline = time.monotonic() + what.patience
+        while not all(len(whole_rounds(log, what.peers)) >= what.rounds for log in logs) and time.monotonic() < deadline:
             time.sleep(LOOK_EVERY_S)
         return speed(logs)
+
+
+def run_file(folder: Path, what: argparse.Namespace) -> Path:
+    """The built-in run, with other rounds."""
+    path = folder / "run.toml"
+    lines = dump(demo_manifest().manifest).splitlines()
+    kept = [line for line in lines if not line.startswith(("organiser =", "inner_steps ="))]
+    path.write_text("\n".join(kept).replace("[rounds]", f"[rounds]\ninner_steps = {what.inner_steps}"))
+    return path
+
+
+def manifest(folder: Path, what: argparse.Namespace, environment: dict[str, str]) -> Path:
+    """The same, signed by somebody who takes no part."""
+    path = folder / "run.manifest"
+    command = [sys.executable, "-m", "peer", "run", "create", str(run_file(folder, what)), "--out", str(path),
+               "--data-dir", str(folder / "organiser")]
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    return path
 
 
 class joined:  # noqa: N801 - reads as a word in a with statement
     """A running `peer join`, told to leave at the end."""
 
-    def __init__(self, place: Path, log: Path, environment: dict[str, str]) -> None:
-        command = [sys.executable, "-m", "peer", "join", "--headless", "--log-format", "json", "--local",
+    def __init__(self, run: Sequence[str], place: Path, log: Path, environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "peer", "join", *run, "--headless", "--log-format", "json", "--local",
                    "--data-dir", str(place)]
         with log.open("wb") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
@@ -113,8 +139,8 @@ def repetitions(arguments: argparse.Namespace) -> Iterator[tuple[Speed, Speed]]:
     """(demo, joins), one after the other so that both meet the same other work on the computer."""
     environment = {name: value for name, value in os.environ.items() if name not in OWN_THREADS}
     for _ in range(arguments.repeat):
-        first = demo(arguments.peers, arguments.rounds, environment)
-        yield first, neighbours(arguments.peers, arguments.rounds, environment, arguments.patience)
+        first = demo(arguments, environment)
+        yield first, neighbours(arguments, environment)
 
 
 def seconds(measured: Speed) -> str:
@@ -125,6 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.neighbours", description=__doc__)
     parser.add_argument("--peers", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=6, help="rounds that all hold together")
+    parser.add_argument("--inner-steps", type=int, default=0, help="steps a round (default: the built-in run's)")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--patience", type=float, default=600.0, help="seconds given to the joins, whatever they reach")
     parser.add_argument("--json", action="store_true")
