@@ -32,6 +32,7 @@ heads = 12
 kv_heads = 12
 ffn = 2560
 """
+PATIENCE_S = 3600.0
 
 
 class _AllHaveStepped(Exception):
@@ -66,7 +67,7 @@ def _milestone(event: dict[str, Any]) -> str:
 
 def measure(peers: int, run_file: Path) -> dict[str, Any]:
     """One start of `peers` peers."""
-    with Demo(peers, 1, run_file, keep=False) as demo:
+    with Demo(peers, 1, run_file, keep=False, patience_s=PATIENCE_S) as demo:
         started, used = time.time(), dict[str, float]()
         demo.start()
 

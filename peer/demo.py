@@ -38,7 +38,7 @@ STATUS_EVERY_S = 1.0
 LEAVE_DEADLINE_S = 15.0
 TICK_S = 0.25
 STALL_DEADLINE_S = 300.0
-"""Without a training step that nobody had come to, a round committed or a part of an evaluation, the demo has failed."""
+"""Without a trainer started, a training step that nobody had come to, a round committed or a part of an evaluation."""
 LOG_TAIL_LINES = 8
 
 
@@ -77,6 +77,8 @@ class Member:
             case ev.RoundCommitted(round):
                 self.committed = max(self.committed, round + 1)
                 self._come_to(self.committed, 0, 0)
+            case ev.TrainerStarted():
+                self._come_to(0, 0, 0)
             case ev.ComputeProgress(round, steps):
                 self._come_to(round, steps, 0)
             case ev.EvalProgress(rounds, done):
@@ -115,11 +117,12 @@ def demo_run(run_file: Path | None, peers: int) -> SignedManifest:
 class Demo:
     """Starts, watches and ends the peers.  A context: whatever happens, nothing is left behind.
 
-    folder: where everything lies; removed at the end unless `keep`.
+    folder: where everything lies; removed at the end unless `keep`.  patience_s: without any progress it has failed.
     """
 
-    def __init__(self, peers: int, rounds: int, run_file: Path | None, *, keep: bool) -> None:
-        self.peers, self.rounds, self._keep = peers, rounds, keep
+    def __init__(self, peers: int, rounds: int, run_file: Path | None, *, keep: bool,
+                 patience_s: float = STALL_DEADLINE_S) -> None:
+        self.peers, self.rounds, self._keep, self._patience_s = peers, rounds, keep, patience_s
         self.folder = Path(tempfile.mkdtemp(prefix="manyhands-demo-"))
         self.members: list[Member] = []
         self._happened: queue.SimpleQueue[tuple[Member, Stamped | None]] = queue.SimpleQueue()
@@ -268,9 +271,9 @@ class Demo:
             code = member.process.poll()
             if code or (code == 0 and member.silent and not self._has_arrived(member)):
                 raise self._failure(member, f"ended with exit code {code} before its last round")
-        if time.monotonic() - self._moved > STALL_DEADLINE_S:
+        if time.monotonic() - self._moved > self._patience_s:
             slowest = min(self.members, key=lambda member: member.committed)
-            raise self._failure(slowest, f"got no further for {STALL_DEADLINE_S:.0f} s")
+            raise self._failure(slowest, f"got no further for {self._patience_s:.0f} s")
 
     def _failure(self, member: Member, what: str) -> PeerError:
         output = (member.folder / "output.log").read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]

@@ -21,6 +21,8 @@ def test_steps_evaluations_and_rounds_get_a_peer_on_and_repetitions_do_not() -> 
     def step(round: int, steps: int) -> ev.Event:
         return ev.ComputeProgress(round, steps, 20, 2.0, 1000.0, 9.0)
 
+    started = ev.TrainerStarted(17)
+    assert gets_on(started) and not gets_on(started)
     assert gets_on(step(0, 1)) and gets_on(step(0, 2)) and not gets_on(step(0, 1))
     assert gets_on(ev.EvalProgress(0, 4, 10)) and not gets_on(ev.EvalProgress(0, 4, 10))
     assert gets_on(step(0, 3)) and not gets_on(step(0, 3))
