@@ -79,9 +79,16 @@ def one_run(tests: list[str], busy: int) -> tuple[dict[str, bool], bool, str]:
     """Outcomes by test, whether the run was green as a whole, and what it printed."""
     with tempfile.TemporaryDirectory() as folder, busy_loops(busy):
         report = Path(folder) / "report.xml"
-        done = subprocess.run([sys.executable, "-m", "pytest", *tests, f"--junitxml={report}", "-p", "no:cacheprovider"],
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        return outcomes_in(report) if report.exists() else {}, done.returncode == 0, done.stdout
+        command = [sys.executable, "-m", "pytest", *tests, f"--junitxml={report}", "-p", "no:cacheprovider"]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, start_new_session=True) as pytest:  # Ctrl-C is ours to pass on, once
+            try:
+                output, _ = pytest.communicate()
+            except KeyboardInterrupt:
+                pytest.send_signal(signal.SIGINT)  # so that it ends what its tests have started
+                pytest.communicate()
+                raise
+        return outcomes_in(report) if report.exists() else {}, pytest.returncode == 0, output
 
 
 def main() -> int:
