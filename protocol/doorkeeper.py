@@ -26,6 +26,8 @@ GREET_TIMEOUT_S = 10.0
 VOUCH_TIMEOUT_S = 4.0
 MAX_HELLO_BYTES = 8192
 MAX_VOUCH_BYTES = 128 << 10
+COMING_IN_S = 86_400.0
+"""From the door to the first record."""
 NO_RECORDS = " (this peer has no records yet; it lets members in as soon as it has them)"
 MAX_WELCOME = 4096
 """Peers remembered as let in; the longest known makes room, and greets again."""
@@ -46,15 +48,17 @@ class Doorkeeper:
         return self._is_introduced(peer) or self.may_contribute(peer)
 
     def may_contribute(self, peer: PeerId) -> bool:
-        """Whether a record may name `peer` as a member: who is a member already, or has a token that is good now.
+        """Whether a record may name `peer` as a member: who is one already, or came in with a token and is on its way.
 
-        Everybody comes to the same answer, but for their clocks: who spoke here before its token expired and is in no
-        record yet may go on speaking, and is named no more.
+        Fetching the state and a first round take time: a token that was good at the door counts for `COMING_IN_S` more.
         """
         if self._manifest.admission is Admission.OPEN or self._is_introduced(peer):
             return True
-        member, token = self._history.has_member(peer), self._welcome.get(peer)
-        return admit(self._manifest, peer, token, self._settings.wall_clock(), member=member) is None
+        return self._may_be_named(peer, self._welcome.get(peer))
+
+    def _may_be_named(self, peer: PeerId, token: bytes | None) -> bool:
+        then = self._settings.wall_clock() - COMING_IN_S
+        return admit(self._manifest, peer, token, then, member=self._history.has_member(peer)) is None
 
     def _is_introduced(self, peer: PeerId) -> bool:
         """Who has no record yet learns the chain, which says who is in, from those whom its invitation names."""
@@ -102,7 +106,7 @@ class Doorkeeper:
         except (NetworkError, Malformed):
             return False
         for peer, token in zip(unknown, reply.tokens, strict=False):
-            if admit(self._manifest, peer, token, self._settings.wall_clock()) is None:
+            if self._may_be_named(peer, token):
                 self._let_in(peer, token)
         return all(self.may_contribute(peer) for peer in unknown)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.canonical import Malformed
@@ -32,6 +32,7 @@ def test_wrapped_lines_and_spaces_do_no_harm() -> None:
     assert read_invitation(f"  {GOOD[:30]}\n   {GOOD[30:]}\r\n") == read_invitation(GOOD)
 
 
+@settings(deadline=None)
 @given(st.integers(3, len(GOOD) - 1), st.sampled_from("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"))
 def test_a_mistyped_character_is_noticed(place: int, character: str) -> None:
     if GOOD[place] != character:
@@ -39,6 +40,7 @@ def test_a_mistyped_character_is_noticed(place: int, character: str) -> None:
             read_invitation(GOOD[:place] + character + GOOD[place + 1 :])
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(GOOD) - 1))
 def test_a_cut_invitation_is_noticed(length: int) -> None:
     for cut in (GOOD[:length], GOOD[len(GOOD) - length :]):
@@ -46,6 +48,7 @@ def test_a_cut_invitation_is_noticed(length: int) -> None:
             read_invitation(cut)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_random_text_is_malformed(text: str) -> None:
     for candidate in (text, "mh1" + text):

@@ -113,6 +113,26 @@ def test_members_whose_tokens_have_all_expired_meet_again_after_all_of_them_rest
     holds(simulate(3, scenario, signed=invited_run()))
 
 
+def test_who_came_in_in_time_may_take_its_time_until_its_first_record() -> None:
+    async def scenario(world: World) -> None:
+        one, two, three, slow = world.seats
+        invite_all((one, two, three))
+        invite(slow, EXPIRES_S)
+        await begin(world, (one, two, three))
+        world.start(slow)
+        await world.until("it is let in", lambda: one.node is not None and one.node._door.may_speak(slow.peer), within_s=20)
+        assert slow.node is not None
+        slow.node.pause()
+        await until_expired(world)
+        assert slow.peer not in members(one)
+        world.kill(three)
+        world.start(three)  # has not met it: the proposer vouches
+        slow.node.resume()
+        await world.until("it is a member", lambda: slow.peer in newest(one), within_s=120)
+
+    holds(simulate(4, scenario, signed=invited_run()))
+
+
 def test_an_expired_token_without_a_record_stays_outside_and_so_does_a_second_key_with_a_members_token() -> None:
     async def scenario(world: World) -> None:
         one, other, member, late = world.seats
@@ -146,10 +166,13 @@ def test_who_was_a_member_of_a_lost_fork_only_is_a_stranger_on_the_chain_that_wo
         await until_expired(world)
         world.heal()
         await world.until("the fork is given up", lambda: late.peer not in members(strays), within_s=120)
+        world.kill(strays)  # nobody is left who let it in at the door
+        world.start(strays)
         heard = refusals(world)
         world.start(late)
         reached = one.node.rounds if one.node else 0
         await world.until("rounds go on", lambda: one.node is not None and one.node.rounds >= reached + 4, within_s=120)
+        await world.until("the fourth is back", lambda: strays.peer in newest(one), within_s=120)
         assert all(late.peer not in members(seat) for seat in (one, two, three, strays))
         assert any("expired" in text for who, text in heard if who == late.number)
 
