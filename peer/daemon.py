@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,7 @@ class Daemon:
     async def _live(self) -> None:
         settings = self._settings
         self._waiting = "opening the network"
+        await trio.to_thread.run_sync(import_module, "libp2p")  # takes seconds, in which `peer leave` wants its answer
         async with AsyncExitStack() as stack:
             host = "127.0.0.1" if settings.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
             port = stack.enter_context(chosen_port(settings.port, settings.local))

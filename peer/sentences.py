@@ -156,8 +156,9 @@ def _of_a_life(event: ev.Event) -> str:
             where = f", listening on {clean(', '.join(addresses), 1000)}" if addresses else ""
             return (f"{clean(called)} {peer} in run {named}{where}; version {version}, process {pid}, "
                     f"data in {clean(data_dir, 500)}")
-        case ev.Left(goodbye, heard_by, rounds, _, problem):
-            said = "without a goodbye" if not goodbye else "said goodbye, with nobody here to hear it"
+        case ev.Left(goodbye, heard_by, rounds, code, problem):
+            said = "said goodbye, with nobody here to hear it" if goodbye else (
+                "without a goodbye" if code else "before it had met anybody")
             if heard_by:
                 said = f"said goodbye to {heard_by} {'peer' if heard_by == 1 else 'peers'}"
             if rounds is None:
