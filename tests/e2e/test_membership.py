@@ -9,6 +9,7 @@ import trio
 
 from peer.errors import ExitCode
 from protocol.admission import make_token
+from protocol.events import PhaseChanged
 from protocol.identity import Identity, PeerId
 from protocol.invitation import make_invitation, read_invitation
 from protocol.keyfile import load_identity
@@ -20,7 +21,7 @@ from tests.e2e.test_invitation import ADMISSION, refused, turned_away
 
 def invited(swarm: Swarm, organiser: Peer, run: str) -> str:
     """What the organiser's `peer run invite` prints while its peer runs."""
-    swarm.until("the organiser listens", lambda: organiser.peer_id and organiser.status()["addresses"])
+    swarm.until("the organiser listens", lambda: organiser.heard(PhaseChanged) and organiser.status()["addresses"])
     invitation = swarm.command(organiser.folder, "run", "invite", run).split()[-1]
     assert read_invitation(invitation).addresses == organiser.status()["addresses"]
     return invitation
