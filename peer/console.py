@@ -6,6 +6,7 @@ it when nobody reads fast enough in `peer.output`.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -26,7 +27,8 @@ from peer.thinning import Thinner
 from protocol.events import Left, LinesLost, PeerJoined
 
 FRAME_S = 0.25
-QUEUE_EVENTS = 10_000
+ALL = math.inf
+"""Events that may wait for us: we take them at once, and what waits to be written is bounded elsewhere."""
 JSON_PROGRESS_S = 1.0
 HUMAN_PROGRESS_S = 30.0
 """Seconds between two lines of progress: a program may want to draw them, a person's log is to stay readable."""
@@ -103,7 +105,7 @@ async def _collect(log: EventLog, lines: Lines, line: Callable[[Stamped], str], 
 
     for stamped in log.recent():  # what happened before anybody listened
         put(thinner.take(stamped, trio.current_time()))
-    with log.subscribe(QUEUE_EVENTS) as events:
+    with log.subscribe(ALL) as events:
         while True:
             with trio.move_on_at(thinner.due) as wait:
                 try:
@@ -132,14 +134,11 @@ async def _live(log: EventLog, status: Status, output: Output) -> None:
         view.apply(stamped)
     await output.write(ENTER)
     try:
-        while True:
-            with log.subscribe(QUEUE_EVENTS) as events:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_draw, view, status, output)
-                    await _follow(events, view)
-                    nursery.cancel_scope.cancel()
-                if not events.dropped:
-                    break
+        with log.subscribe(ALL) as events:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_draw, view, status, output)
+                await _follow(events, view)
+                nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(1.0):
             await output.write(LEAVE)

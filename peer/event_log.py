@@ -50,7 +50,7 @@ class TooManyListeners(Exception):
 class Subscription:
     """One listener.  Iterate asynchronously; the iteration ends when it fell behind (`dropped`) or the log closed."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: float) -> None:
         self._send, self._receive = trio.open_memory_channel[Stamped](capacity)
         self.dropped = False
 
@@ -160,7 +160,7 @@ class EventLog:
         return sorted([*self._recent, *self._progress.values()], key=lambda stamped: stamped.mono)
 
     @contextmanager
-    def subscribe(self, capacity: int = SUBSCRIBER_EVENTS) -> Iterator[Subscription]:
+    def subscribe(self, capacity: float = SUBSCRIBER_EVENTS) -> Iterator[Subscription]:
         """Listen from now on; raises TooManyListeners."""
         if len(self._subscribers) >= MAX_SUBSCRIBERS:
             raise TooManyListeners(f"{MAX_SUBSCRIBERS} listeners are connected already")

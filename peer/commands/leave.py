@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         raise PeerError(str(error), ExitCode.NOT_RUNNING) from error
     except TimeoutError as error:
         raise PeerError(f"the peer has not stopped after {STOP_DEADLINE_S:.0f} s; look at `peer status`") from error
-    print(f"Left ({said}).")
+    print(f"{said[:1].upper()}{said[1:]}.")
     return ExitCode.OK
 
 
@@ -51,16 +51,19 @@ def run_finish(args: argparse.Namespace) -> int:
 
 
 def _leave_and_wait(folder: Path) -> str:
-    """Returns why the stream of events ended: that is the daemon's last word."""
+    """Returns the daemon's last word: how it left, or why its stream of events ended."""
     from peer.control_client import ControlClient
+    from peer.sentences import sentence
+    from protocol.events import Left
 
-    client = ControlClient(folder)
+    client, left = ControlClient(folder), ""
     with client.events() as stream:
         client.request("leave")
-        while stream.next(STOP_DEADLINE_S) is not None:
-            pass
+        while (stamped := stream.next(STOP_DEADLINE_S)) is not None:
+            if isinstance(stamped.event, Left):
+                left = sentence(stamped.event)
     _wait_for_end(int(stream.status.get("pid", 0)))
-    return stream.end
+    return left or f"left ({stream.end})"
 
 
 def _wait_for_end(pid: int) -> None:
