@@ -85,10 +85,10 @@ class Bucket:
         self.bytes_s -= bytes_s
         return True
 
-    def holds(self, allowance: Allowance, now: float) -> bool:
-        """Whether there is enough left for one message."""
+    def holds(self, allowance: Allowance, now: float, messages: float) -> bool:
+        """Whether there is enough left for so many messages."""
         self.take(allowance, now, 0, 0)
-        return self.messages_s >= 1 / allowance.per_s
+        return self.messages_s >= messages / allowance.per_s
 
 
 @dataclass

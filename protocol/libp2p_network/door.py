@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import logging
+import math
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,11 @@ from protocol.libp2p_network.visitors import Places, Stage, Visitors
 
 PAUSE_PER_CALLER_S = 50e-6
 """Between two looks at the door: a look costs 1 or 2 us for each that stands there."""
+LATE_S = 0.1
+"""Whoever sleeps and is woken later than this competes with others for the processor."""
+SHORT_S = 1.0
+"""For so long after that, strangers get less of it."""
+_TCP_ESTABLISHED = 1
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +38,8 @@ log = logging.getLogger(__name__)
 class _Caller:
     """The task of one connection: `enter` lets it shake hands, its scope ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, sock: Any) -> None:
+        self.sock = sock
         self.enter = trio.Event()
         self.scope = trio.CancelScope()
 
@@ -56,9 +63,11 @@ class Door:
 
     async def run(self) -> None:
         """Until cancelled."""
+        short_until = -math.inf
         while True:
             self._changed = trio.Event()
-            moves = self._visitors.step(trio.current_time())
+            self._miss_those_gone()
+            moves = self._visitors.step(trio.current_time(), trio.current_time() < short_until)
             for number in moves.leave:
                 self._callers[number].scope.cancel()
             for number in moves.enter:
@@ -66,9 +75,19 @@ class Door:
             event = self._tally.take(trio.current_time())
             if event is not None:
                 self._on_closed(event)
-            await trio.sleep(PAUSE_PER_CALLER_S * len(self._callers))
+            until = trio.current_time() + PAUSE_PER_CALLER_S * len(self._callers)
+            await trio.sleep_until(until)
+            if trio.current_time() > until + LATE_S:
+                short_until = trio.current_time() + SHORT_S
             with trio.move_on_at(min(moves.again_at, self._tally.due_at)):
                 await self._changed.wait()
+
+    def _miss_those_gone(self) -> None:
+        """Who has hung up while it waited shall not get a turn."""
+        for number, caller in self._callers.items():
+            if not caller.enter.is_set() and _has_hung_up(caller.sock):
+                caller.scope.cancel()
+                self._visitors.left(number)
 
     def welcome(self, peer: PeerId) -> None:
         """A peer has greeted us well."""
@@ -87,7 +106,7 @@ class Door:
     async def _receive(self, stream: Any, listening_at: Any) -> None:
         """The library's handler of an accepted connection."""
         address = neighbourhood(_remote(stream.stream.socket))
-        number, caller = next(self._numbers), _Caller()
+        number, caller = next(self._numbers), _Caller(stream.stream.socket)
         try:
             if self._conduct.admits_connection(address):
                 self._callers[number] = caller
@@ -125,6 +144,17 @@ def _remote(sock: Any) -> tuple[Any, ...] | None:
     except OSError:
         return None  # gone already
     return address
+
+
+def _has_hung_up(sock: Any) -> bool:
+    """Whether the other end has closed a connection from which not everything was read; False where nobody can tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        return False
+    try:
+        state: bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+    except OSError:
+        return True
+    return state[0] != _TCP_ESTABLISHED
 
 
 def neighbourhood(address: tuple[Any, ...] | None) -> str:

@@ -33,6 +33,8 @@ class Places:
     """That knock or wait."""
     knocking_s: float = 5.0
     waiting_s: float = 15.0
+    fresh_s: float = 6.0
+    """Who has waited longer comes after all others: its maker will soon give up, and a turn would be wasted."""
     strangers: int = 256
     """About 50 KB of memory each."""
     strangers_per_address: int = 128
@@ -46,6 +48,8 @@ class Places:
     """Two peers that dial each other have two; more are left over from a line that broke."""
     handshakes: Allowance = Allowance(25, math.inf, 4)
     """About 7 ms of a processor each."""
+    dear: float = 5.0
+    """How many times as much of the allowance each takes while the computer is short of time for us."""
 
 
 class Stage(Enum):
@@ -140,13 +144,16 @@ class Visitors:
 
     # -- what is to be done -------------------------------------------------------------------------------------------
 
-    def step(self, now: float) -> Moves:
-        """What is to be done by now.  Who is told to leave is forgotten here at once."""
+    def step(self, now: float, short: bool = False) -> Moves:
+        """What is to be done by now.  Who is told to leave is forgotten here at once.
+
+        short: this process does not get as much of the processor as it wants.
+        """
         moves = Moves()
         self._close_overdue(now, moves)
         self._close_surplus(moves)
         self._shorten_line(moves)
-        self._let_in(now, moves)
+        self._let_in(now, self._places.dear if short else 1.0, moves)
         moves.again_at = min(
             (now + LOOK_AGAIN_S if visit.stage is Stage.WAITING else self._due(visit) for visit in self._visits.values()),
             default=math.inf)
@@ -197,14 +204,14 @@ class Visitors:
             if not line[address]:
                 del line[address]
 
-    def _let_in(self, now: float, moves: Moves) -> None:
+    def _let_in(self, now: float, price: float, moves: Moves) -> None:
         """Begin handshakes, as many as the allowance and the places give."""
-        while self._handshakes.holds(self._places.handshakes, now):
+        while self._handshakes.holds(self._places.handshakes, now, price):
             found = self._next(now)
             if found is None:
                 return
             visit, in_the_way = found
-            self._handshakes.take(self._places.handshakes, now, 1, 0)
+            self._handshakes.take(self._places.handshakes, now, price, 0)
             if in_the_way is not None:
                 self._close(in_the_way, Why.CROWDED, moves)
             visit.stage, visit.since, visit.stays_from = Stage.STRANGER, now, now
@@ -216,7 +223,7 @@ class Visitors:
         strangers = list(self._at(Stage.STRANGER))
         inside = Counter(stranger.address for stranger in strangers)
         old = [stranger for stranger in strangers if stranger.stays_from + places.staying_s <= now]
-        for visit in self._line(inside):
+        for visit in self._line(inside, now):
             may_go = strangers if visit.address in self._trusted else old
             if inside[visit.address] >= places.strangers_per_address:
                 may_go = [stranger for stranger in may_go if stranger.address == visit.address]
@@ -226,12 +233,16 @@ class Visitors:
                 return visit, self._of_busiest(may_go)[0]
         return None
 
-    def _line(self, inside: Counter[str]) -> list[_Visit]:
-        """The first that waits from each address, in the order in which they may try to come in."""
+    def _line(self, inside: Counter[str], now: float) -> list[_Visit]:
+        """The first of each address that waits, in the order in which they may try to come in."""
         first: dict[str, _Visit] = {}
         for visit in self._at(Stage.WAITING):
-            first.setdefault(visit.address, visit)
+            if not self._is_fresh(first.get(visit.address), now):
+                first[visit.address] = visit
         return sorted(first.values(), key=lambda visit: (inside[visit.address], visit.address not in self._trusted))
+
+    def _is_fresh(self, visit: _Visit | None, now: float) -> bool:
+        return visit is not None and visit.since + self._places.fresh_s > now
 
     # -- the books ----------------------------------------------------------------------------------------------------
 

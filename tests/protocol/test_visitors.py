@@ -201,6 +201,29 @@ def test_handshakes_have_a_pace_and_each_address_its_turn() -> None:
     assert len(lobby.step(0.5).enter) == 5
 
 
+def test_handshakes_are_rarer_when_the_computer_is_short() -> None:
+    places = replace(PLACES, handshakes=Allowance(10, math.inf, 1))
+    lobby = Lobby(places)
+    for _ in range(20):
+        lobby.come()
+    assert len(lobby.visitors.step(0.0, short=True).enter) == 10 / places.dear
+    assert not lobby.visitors.step(0.4, short=True).enter and len(lobby.visitors.step(0.5, short=True).enter) == 1
+    assert len(lobby.visitors.step(1.0).enter) == 5
+
+
+def test_when_turns_are_rare_they_go_to_those_who_still_wait_for_them() -> None:
+    lobby = Lobby(replace(PLACES, handshakes=Allowance(1, math.inf, 1)))
+    served: dict[int, float] = {}
+    came: dict[int, float] = {}
+    for _ in range(600):  # ten times as many as there are turns
+        came[lobby.come()] = lobby.now
+        for number in lobby.step(0.1).enter:
+            served[number] = lobby.now - came[number]
+            lobby.leave(number)
+    late = [wait for number, wait in served.items() if came[number] > 10]
+    assert len(late) > 40 and max(late) <= PLACES.fresh_s + 0.2
+
+
 def test_one_peer_has_few_connections_and_its_oldest_go() -> None:
     lobby = Lobby()
     numbers = []
