@@ -55,14 +55,14 @@ class Subscription:
         self.dropped = False
 
     def offer(self, stamped: Stamped) -> bool:
-        """Queue it; False when the listener is too far behind, and is from now on dropped."""
+        """Queue it; False when the listener is too far behind, or hears nothing any more: it is dropped from now on."""
         try:
             self._send.send_nowait(stamped)
         except trio.WouldBlock:
             self.dropped = True
             self._send.close()
             return False
-        except trio.BrokenResourceError:
+        except (trio.BrokenResourceError, trio.ClosedResourceError):  # its log has closed: the last words were said
             return False
         return True
 

@@ -72,3 +72,14 @@ def test_listeners_are_limited() -> None:
     scopes[0].__exit__(None, None, None)
     with log.subscribe():
         assert log.listeners == MAX_SUBSCRIBERS
+
+
+def test_an_event_after_the_end_reaches_nobody_and_harms_nobody() -> None:
+    async def main() -> None:
+        log = EventLog()
+        with log.subscribe() as listener:
+            log.flush()
+            log.emit(Notice("info", "too late"))
+            assert [stamped async for stamped in listener] == []
+
+    trio.run(main)
