@@ -120,11 +120,11 @@ def test_a_full_disk_behind_standard_output_does_not_end_the_peer(swarm: Swarm) 
         return sum(isinstance(each, ev.Notice) and "No space left" in each.text for each in events)
 
     with seed(swarm, around="exec {} > /dev/full") as process, followed(swarm, process) as stream:
-        events = [stamped.event for stamped in stream.recent]
+        events, coming = [stamped.event for stamped in stream.recent], iter(stream)
         while not told(events):
-            events.append(next(stream).event)
+            events.append(next(coming).event)
         swarm.command(swarm.place("seed"), "leave")
-        events += [stamped.event for stamped in stream]
+        events += [stamped.event for stamped in coming]
         assert said(process)[0] == ExitCode.OK
     assert told(events) == 1
 
