@@ -5,7 +5,7 @@ Pure.  Who may propose, and who is promised to, is `protocol.rounds`' matter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from protocol.canonical import Malformed
 from protocol.chain import verify_record
@@ -50,7 +50,7 @@ def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:
         member.peer == peer and (member.root, member.tokens) == (ready.root, ready.tokens) for member in plan.members)
 
 
-def leaves_out(plan: Plan, peers: Sequence[PeerId]) -> int:
-    """How many of these peers have no place in the plan."""
-    members = {member.peer for member in plan.members}
-    return sum(peer not in members for peer in peers)
+def leaves_out(plan: Plan, peers: Sequence[PeerId], readys: Mapping[PeerId, Ready]) -> int:
+    """How many of these ready peers have no place in the plan, or one for a contribution that they no longer have: who
+    was restarted has made another."""
+    return sum(not is_in(plan, peer, readys.get(peer)) for peer in peers)

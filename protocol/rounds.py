@@ -477,12 +477,12 @@ class RoundMachine:
         return attempt <= self._promised[0] + 1 and self.closing.proposer(view, attempt) == proposer
 
     def _is_left_out(self, plan: Plan) -> bool:
-        return self.me in self.readys and leaves_out(plan, [self.me]) > 0
+        return self.me in self.readys and leaves_out(plan, [self.me], self.readys) > 0
 
     def _leaves_out_too_many(self, plan: Plan, view: View) -> bool:
-        """More than a third of those who are ready as we see it."""
+        """More than a third of those who are ready as we see it, or their present contributions."""
         ready = self.closing.agreed(view)[: self.settings.max_members]
-        return leaves_out(plan, ready) > len(ready) // 3
+        return leaves_out(plan, ready, self.readys) > len(ready) // 3
 
     def _is_false(self, index: Sequence[ChunkEntry]) -> bool:
         return bool(self._false) and any((chunk, entry.hash) in self._false for chunk, entry in enumerate(index))

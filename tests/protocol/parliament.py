@@ -26,6 +26,7 @@ from protocol.messages import (
     Provenance,
     Ready,
     Record,
+    Refusal,
     Vote,
     pack,
 )
@@ -82,6 +83,8 @@ class Parliament:
         self.seats = {identity.peer_id: self._seat(identity, None) for identity in identities}
         self.lie: bytes | None = None
         """The hash of a chunk that was proven wrong: nobody averages to it again."""
+        self.refused: set[bytes] = set()
+        """Results that nobody can account for."""
         self.queue: list[tuple[PeerId, PeerId, Body]] = []
         self.silent_since: dict[PeerId, float] = {}
         self.performed: list[Effect] = []
@@ -93,11 +96,12 @@ class Parliament:
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def ready(self, *peers: PeerId) -> None:
-        """These peers say READY, and everybody alive hears it."""
+    def ready(self, *peers: PeerId, life: int = 1) -> None:
+        """These peers say READY in their `life`th life, and everybody hears it."""
         for peer in peers or tuple(self.seats):
-            statement = Ready(round=self.base.round, base=self.base.tip, incarnation=1, serial=0, tokens=1000,
-                              steps=10, loss=2.0, norm=1.0, root=chunk_hash(peer.encode()), state_digest=ZERO_HASH)
+            root = chunk_hash(peer.encode() + bytes([life]))
+            statement = Ready(round=self.base.round, base=self.base.tip, incarnation=life, serial=0, tokens=1000,
+                              steps=10, loss=2.0, norm=1.0, root=root, state_digest=ZERO_HASH)
             for seat in self.seats.values():
                 seat.machine.on_ready(peer, statement)
 
@@ -146,6 +150,10 @@ class Parliament:
             effects = machine.on_vote(sender, body, pack(self.seats[sender].identity, RUN, body))
         elif isinstance(body, Commit):
             effects = machine.on_commit(body, [sender])
+        elif isinstance(body, Ready):
+            seat.machine.on_ready(sender, body)
+        elif isinstance(body, Refusal):
+            effects = machine.on_refusal(sender, body, self.now)
         elif isinstance(body, Finish):
             effects = machine.on_finish(sender, body, self.view(seat.me))
         self.perform(seat, effects)
@@ -164,13 +172,15 @@ class Parliament:
                 owners = effect.plan.owners
                 provenance = Provenance(owners=owners, signers=owners, signatures=[bytes(64)] * CHUNKS)
                 self.perform(seat, seat.machine.on_exchange_done(name, entries, provenance, self.now))
+            elif isinstance(effect, HoldResult) and effect.record.result_root in self.refused:
+                self.perform(seat, seat.machine.on_refused(effect.record.result_root, self.now))
             elif isinstance(effect, HoldResult):
                 self.perform(seat, seat.machine.on_result_held(effect.record.result_root))
             elif isinstance(effect, Committed):
                 seat.committed = effect.commit
 
     def entries(self, seat: Seat, members: int) -> list[ChunkEntry]:
-        version = seat.me.encode() if self.versions else b"true" if self.lie else b""
+        version = seat.me.encode() if self.versions else b"true" if self.lie or self.refused else b""
         mask = bytes([(1 << members) - 1]) if members <= 8 else bytes([255, (1 << (members - 8)) - 1])
         return [ChunkEntry(hash=chunk_hash(version + bytes([chunk])), mask=mask) for chunk in range(CHUNKS)]
 

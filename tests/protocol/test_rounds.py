@@ -218,6 +218,27 @@ def test_nobody_follows_a_plan_that_leaves_most_out() -> None:
             assert not any(isinstance(effect, Keep) for effect in effects), "no promise"
 
 
+def test_a_plan_whose_contributions_were_lost_with_their_makers_is_made_anew() -> None:
+    """Two of three are killed after they promised, and come back with other contributions.  The third has averaged the
+    plan alone; they do not stand by that, and nobody can average the plan any more."""
+    parliament = Parliament(3)
+    promises(parliament)
+    proposer, motion = next((sender, body) for sender, _, body in parliament.queue if isinstance(body, Motion))
+    parliament.queue.clear()
+    others = [peer for peer in parliament.seats if peer != proposer]
+    for peer in others:
+        parliament.crash(peer)
+        parliament.restart(peer)
+    parliament.ready(proposer)
+    parliament.ready(*others, life=2)
+    parliament.refused.add(motion.record.result_root)
+    parliament.run(60)
+    assert len(parliament.commits()) == 3 and len(parliament.records()) == 1
+    record = parliament.commits()[0].record
+    roots = {peer: seat.machine.readys[peer].root for peer, seat in parliament.seats.items()}
+    assert {member.peer: member.root for member in record.members} == roots
+
+
 def test_a_rival_does_not_take_over_while_the_proposer_works() -> None:
     parliament = Parliament(4)
     promises(parliament)
