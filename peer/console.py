@@ -19,12 +19,12 @@ from typing import Any
 import trio
 
 from peer.control_client import Stamped
-from peer.event_log import PROGRESS, EventLog, Subscription, to_line
+from peer.event_log import EventLog, Subscription, to_line
 from peer.live import View, render
 from peer.output import Lines, Output
 from peer.sentences import level, naming, sentence
 from peer.thinning import Thinner
-from protocol.events import Left, LinesLost, PeerJoined
+from protocol.events import PROGRESS, Left, LinesLost, PeerJoined
 
 FRAME_S = 0.25
 ALL = math.inf

@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 from peer.control_client import Stamped
-from protocol.events import ComputeProgress, Event, ExchangeProgress, SyncProgress
+from protocol.events import PROGRESS, Event
 
 LOG_NAME = "events.jsonl"
 MAX_FILE_BYTES = 8 << 20
@@ -31,9 +31,6 @@ REMEMBERED = 500
 MAX_SUBSCRIBERS = 32
 SUBSCRIBER_EVENTS = 2000
 """Events a listener may be behind before it is dropped."""
-
-PROGRESS = (ComputeProgress, ExchangeProgress, SyncProgress)
-"""Events that the next one of their kind makes stale: not written to disk and remembered only as the newest."""
 
 
 def to_line(stamped: Stamped) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peer.control_client import Stamped
-from peer.sentences import QUIET, amount, clean, level, naming, number, sentence, short, size, to_go
+from peer.sentences import amount, clean, level, naming, number, sentence, short, size, to_go
 from protocol import events as ev
 
 MIN_WIDTH, MIN_HEIGHT = 40, 10
@@ -80,7 +80,7 @@ class View:
                 self.names[peer] = name
             case ev.Left():
                 self.left = event
-        if not isinstance(event, (*QUIET, ev.PhaseChanged)) and level(event) != "debug":
+        if not isinstance(event, ev.PhaseChanged) and level(event) != "debug":
             text = sentence(event, naming(self.names))
             if text:
                 self.happened.append((stamped.at, level(event), text))

@@ -16,8 +16,6 @@ Naming = Callable[[str], str]
 """Peer ID -> what to call it."""
 
 SHORT_ID = 6
-QUIET = (ev.ComputeProgress, ev.EvalProgress, ev.ExchangeProgress, ev.SyncProgress)
-"""Events that a log of sentences leaves out: there are many, and the view shows them as bars."""
 
 
 def clean(text: str, limit: int = 40) -> str:
@@ -208,6 +206,8 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
 
 def level(event: ev.Event) -> str:
     """info, warning or debug."""
+    if isinstance(event, ev.PROGRESS):
+        return "debug"
     match event:
         case ev.Notice(given, _):
             return given
@@ -219,9 +219,7 @@ def level(event: ev.Event) -> str:
             return "warning"
         case ev.Left(problem=problem) if problem:
             return "error"
-        case ev.Dropped() | ev.RoundVoted() | ev.ComputeProgress() | ev.ExchangeProgress() | ev.SyncProgress():
-            return "debug"
-        case ev.AuditDone() | ev.EvalProgress():
+        case ev.Dropped() | ev.RoundVoted() | ev.AuditDone():
             return "debug"
         case _:
             return "info"

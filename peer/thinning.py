@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 
 from peer.control_client import Stamped
-from peer.event_log import PROGRESS
-from protocol.events import PhaseChanged
+from protocol.events import PROGRESS, PhaseChanged
 
 
 class Thinner:

@@ -305,6 +305,8 @@ class Notice(Event):
     text: str
 
 
+PROGRESS = (ComputeProgress, EvalProgress, ExchangeProgress, SyncProgress)
+"""Events that the next one of their kind makes stale: there are many, and only the newest is worth keeping."""
 EVENTS: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasses__()}
 
 

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import trio
 
 from protocol.chain import quorum_size
-from protocol.events import ComputeProgress, EvalProgress, Event, ExchangeProgress, PhaseChanged
+from protocol.events import PROGRESS, Event, PhaseChanged
 from protocol.identity import Identity, PeerId
 from protocol.manifest import DataSection, ModelSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.memory_network import MemoryNetwork, MemoryWire, Weather
@@ -34,7 +34,7 @@ from tests.simulation.disks import FaultyDisk, Platter
 from tests.simulation.judge import Judge
 from tests.simulation.processes import PROCESS, Killed, Process
 
-NOISE = (ComputeProgress, EvalProgress, ExchangeProgress, PhaseChanged)
+NOISE = (*PROGRESS, PhaseChanged)
 """Events that would make the trace long and say little."""
 
 
