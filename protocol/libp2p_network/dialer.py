@@ -46,13 +46,16 @@ class _Entry:
 
 
 class Dialer:
-    """leave_alone: whether there is nothing to do about a peer now."""
+    """leave_alone: whether there is nothing to do about a peer now.
+
+    on_came: told of a peer that was to be dialled and had connected to us itself.
+    """
 
     def __init__(self, host: Any, me: PeerId, leave_alone: Callable[[PeerId], bool],
-                 is_banned: Callable[[PeerId], bool]) -> None:
+                 is_banned: Callable[[PeerId], bool], on_came: Callable[[PeerId], None]) -> None:
         self._host = host
         self._me = me
-        self._leave_alone, self._is_banned = leave_alone, is_banned
+        self._leave_alone, self._is_banned, self._on_came = leave_alone, is_banned, on_came
         self._book: dict[PeerId, _Entry] = {}
         self._forgotten: set[PeerId] = set()
         self._changed = trio.Event()
@@ -153,10 +156,13 @@ class Dialer:
     async def _try(self, peer: PeerId, address: str) -> str | None:
         """Connect; the problem, "" when it led there, None when the peer had connected to us meanwhile."""
         try:
-            return "" if await self._connect(peer, address) else None
+            if await self._connect(peer, address):
+                return ""
         except Exception as error:  # noqa: BLE001 - the library raises anything; the next try decides
             log.debug("dialling %s failed: %r", address, error)
             return problem_of(error)
+        self._on_came(peer)
+        return None
 
     async def _connect(self, peer: PeerId, address: str) -> bool:
         """Whether this made a connection; False when there was one."""

@@ -115,7 +115,7 @@ class Libp2pNetwork:
         self._bulk = Bulk(self._host, self._run, self._handlers, self._conduct, self._listen_host,
                           RateLimit(self._up_limit, lambda: self._control_traffic().up_bytes),
                           RateLimit(self._down_limit, lambda: self._control_traffic().down_bytes))
-        self._dialer = Dialer(self._host, self.peer_id, self._leave_alone, self._conduct.is_banned)
+        self._dialer = Dialer(self._host, self.peer_id, self._leave_alone, self._conduct.is_banned, self.welcome)
         self._host.get_network().register_notifee(_watcher(self))
         self._door.attach(self._host.get_network())
         async with AsyncExitStack() as stack:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from contextlib import AsyncExitStack
 
 import pytest
 import trio
 
-from protocol.identity import Identity
+from protocol.identity import Identity, PeerId
 from protocol.libp2p_network import PortBusy, open_network
+from protocol.libp2p_network.visitors import Places
 from protocol.network import MAX_REQUEST_BYTES, NetworkError, Refused, Unreachable, Verdict
 from tests.protocol.wire import PATIENCE_S, RUN, Recorder, network
 
@@ -46,6 +48,25 @@ def test_two_hosts_connect_gossip_ask_refuse_and_survive_a_failing_handler() -> 
             await gossip_until(two, a, b"olds")
             assert a.connected == [two.peer_id] and not a.disconnected
             assert one.traffic().up_bytes >= 5 and two.traffic().down_bytes >= 5
+
+    trio.run(main)
+
+
+def test_whom_we_would_dial_is_no_stranger_when_it_comes_by_itself() -> None:
+    """A newcomer that has no manifest yet can answer no greeting, and asks whoever is connected: also the peer of its
+    invitation that has found it first."""
+    class Newcomer(Recorder):
+        async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+            return await trio.sleep_forever()
+
+    async def main() -> None:
+        a, b = Newcomer(), Recorder()
+        async with network(a, places=Places(greeting_s=math.inf)) as newcomer, network(b) as member:
+            member.remember(newcomer.addresses())
+            await b.until(lambda: b.connected == [newcomer.peer_id])
+            newcomer.remember(member.addresses())
+            await a.until(lambda: a.connected == [member.peer_id])
+            assert await newcomer.request(member.peer_id, "echo", b"the manifest?", timeout_s=PATIENCE_S)
 
     trio.run(main)
 
