@@ -22,8 +22,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: venv
 	$(BIN)/peer demo
 
+# Real processes one test after the other; all else on every core, each process with one thread.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --ignore tests/e2e
+	$(BIN)/python -m pytest tests/e2e
 
 lint: venv
 	$(BIN)/ruff check .

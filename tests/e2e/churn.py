@@ -47,8 +47,12 @@ class Outcome:
                 and self.descriptors <= DESCRIPTORS)
 
 
-def churn(folder: Path, peers: int, seed: int, seconds: float = float("inf"), kills: int = 1 << 30) -> Outcome:
-    """Until `seconds` have passed or `kills` were made.  Whatever goes wrong in between fails at the end."""
+def churn(folder: Path, peers: int, seed: int, seconds: float = float("inf"), kills: int = 1 << 30,
+          kill_s: tuple[float, float] = KILL_S) -> Outcome:
+    """Until `seconds` have passed or `kills` were made.  Whatever goes wrong in between fails at the end.
+
+    kill_s: how long a peer lives, at least and at most.
+    """
     random, shared = Random(seed), _shared_memory()
     with Swarm(folder) as swarm:
         swarm.create_run()
@@ -57,7 +61,7 @@ def churn(folder: Path, peers: int, seed: int, seconds: float = float("inf"), ki
         swarm.whole(*swarm.peers)
         first = swarm.newest()
         began = time.monotonic()
-        made = _kill_and_start(swarm, random, began + seconds, kills)
+        made = _kill_and_start(swarm, random, began + seconds, kills, kill_s)
         lasted = time.monotonic() - began
         for peer in swarm.peers:
             if not peer.up:
@@ -74,9 +78,9 @@ def churn(folder: Path, peers: int, seed: int, seconds: float = float("inf"), ki
                        _left_files(swarm), sorted(_shared_memory() - shared))
 
 
-def _kill_and_start(swarm: Swarm, random: Random, end: float, kills: int) -> int:
+def _kill_and_start(swarm: Swarm, random: Random, end: float, kills: int, kill_s: tuple[float, float]) -> int:
     """Kills made."""
-    due = {peer.name: time.monotonic() + random.uniform(*KILL_S) for peer in swarm.peers}
+    due = {peer.name: time.monotonic() + random.uniform(*kill_s) for peer in swarm.peers}
     made = 0
     while time.monotonic() < end and made < kills:
         peer = min(swarm.peers, key=lambda peer: due[peer.name])
@@ -86,7 +90,7 @@ def _kill_and_start(swarm: Swarm, random: Random, end: float, kills: int) -> int
             made += 1
         else:
             _started_again(peer)
-        due[peer.name] = time.monotonic() + random.uniform(*(KILL_S if peer.up else DOWN_S))
+        due[peer.name] = time.monotonic() + random.uniform(*(kill_s if peer.up else DOWN_S))
     return made
 
 
