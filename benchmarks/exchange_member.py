@@ -15,22 +15,22 @@ import trio
 
 from kernels.aggregate import Rule
 from kernels.codec import encode
-from protocol.chain import members_in
 from protocol.events import Event, MemberLost
-from protocol.exchange_plan import assign_owners, chunk_layout, contribution_leaves, payload_bytes
-from protocol.exchange_runner import Exchange, ExchangeAsk, push_plan
-from protocol.hashes import ZERO_HASH, Hash, chunk_hash, tree_root
-from protocol.identity import Identity, PeerId
-from protocol.libp2p_network import Libp2pNetwork
-from protocol.messages import Member, Plan, decode_body
-from protocol.network import Landing, Refused, Verdict
+from protocol.exchange.assignment import assign_owners, chunk_layout, contribution_leaves, payload_bytes
+from protocol.exchange.runner import Exchange, ExchangeAsk, push_plan
+from protocol.network.interface import Landing, Refused, Verdict
+from protocol.network.libp2p import Libp2pNetwork
+from protocol.state.chain import members_in
+from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash, tree_root
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Member, Plan, decode_body
 
 RUN = Hash(b"\x05" * 32)
 BARE = b"bare"
 
 
 class Peer:
-    """Implements `protocol.network.Handlers` for the running exchange, and for pushes of nothing but bytes."""
+    """Implements `protocol.network.interface.Handlers` for the running exchange, and for pushes of nothing but bytes."""
 
     def __init__(self, parameters: int, chunk: int, rule: Rule) -> None:
         self.rule = rule

@@ -21,8 +21,8 @@ import psutil
 
 from benchmarks.neighbours import events
 from peer.memory import Need, memory_need
-from protocol.identity import Identity
-from protocol.run_file import load_run_file
+from protocol.run.run_file import load_run_file
+from protocol.wire.identity import Identity
 
 MODELS = {
     "demo": "sequence_length = 256 # 0.8 M parameters",

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protocol.manifest import demo_manifest
-from protocol.run_file import dump
+from protocol.run.manifest import demo_manifest
+from protocol.run.run_file import dump
 
 LOOK_EVERY_S = 0.5
 END_DEADLINE_S = 30.0

@@ -13,12 +13,12 @@ from pathlib import Path
 import trio
 
 from peer.errors import PeerError
+from peer.keyfile import write_atomically
 from peer.paths import runtime_dir
 from peer.rendezvous import REREAD_S, Rendezvous
 from protocol.events import Event, Notice
-from protocol.hashes import Hash
-from protocol.keyfile import write_atomically
-from protocol.network import Network
+from protocol.network.interface import Network
+from protocol.wire.hashes import Hash
 
 BOOK_NAME = "addresses.json"
 SAVE_EVERY = 30

@@ -87,9 +87,9 @@ def _complain(text: str) -> None:
 def explain(error: Exception) -> PeerError:
     """The sentence and the exit code for `error`; what we did not foresee says how to see more."""
     from peer.control_client import ControlError
-    from protocol.canonical import Malformed
-    from protocol.keyfile import KeyfileError
-    from protocol.run_file import RunFileError
+    from peer.keyfile import KeyfileError
+    from protocol.run.run_file import RunFileError
+    from protocol.wire.canonical import Malformed
 
     if isinstance(error, ControlError):
         return PeerError(str(error), ExitCode.NOT_RUNNING)

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import trio
 
-from protocol.identity import PeerId
-from protocol.invitation import MAX_ADDRESSES, can_be_named
-from protocol.keyfile import write_atomically
-from protocol.libp2p_network.dialer import peer_of
+from peer.keyfile import write_atomically
+from protocol.network.libp2p.dialer import peer_of
+from protocol.run.invitation import MAX_ADDRESSES, can_be_named
+from protocol.wire.identity import PeerId
 
 FILE_NAME = "contacts.json"
 MAX_FILE_BYTES = 1 << 16

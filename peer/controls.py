@@ -17,7 +17,7 @@ from peer.control_client import ControlError
 from peer.control_server import Command
 from peer.ledger import ledger
 from peer.sentences import duration
-from protocol.store import Store
+from protocol.state.store import Store
 
 MAX_PAUSE_S = 366 * 86_400.0
 

@@ -31,6 +31,7 @@ from peer.ending import problem_of
 from peer.errors import ExitCode, PeerError
 from peer.event_log import EventLog, RotatingFile
 from peer.inviting import invite_command
+from peer.keyfile import next_incarnation
 from peer.lobby import Lobby, fetch_manifest
 from peer.occasions import leave_at_eof, leave_with_the_reader, obey_signals, open_signals
 from peer.output import Output
@@ -42,19 +43,18 @@ from peer.search import Search
 from peer.standing import standing_problem
 from peer.trainer_process import TrainerProcess, TrainerSettings
 from protocol.events import Left, Notice, PeerBanned, PhaseChanged, Started, TrainerStarted, TrainerStopped
-from protocol.hashes import Hash
-from protocol.identity import Identity, PeerId
-from protocol.invitation import make_invitation
-from protocol.keyfile import next_incarnation
-from protocol.libp2p_network import Libp2pNetwork, open_network
-from protocol.libp2p_network.dialer import peer_of
-from protocol.manifest import Admission, SignedManifest
-from protocol.messages import Phase, Role, WhyIdle
-from protocol.network import Network
-from protocol.node import Node
-from protocol.outer_state import OuterState
-from protocol.parts import NodeSettings
-from protocol.store import Store
+from protocol.network.interface import Network
+from protocol.network.libp2p import Libp2pNetwork, open_network
+from protocol.network.libp2p.dialer import peer_of
+from protocol.node.node import Node
+from protocol.node.parts import NodeSettings
+from protocol.run.invitation import make_invitation
+from protocol.run.manifest import Admission, SignedManifest
+from protocol.state.outer_state import OuterState
+from protocol.state.store import Store
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Phase, Role, WhyIdle
 
 MANIFEST_DEADLINE_S = 120.0
 """How long the peers of an invitation are tried before it is called unreachable."""

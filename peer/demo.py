@@ -29,9 +29,9 @@ from peer.live import View
 from peer.resources import check_together
 from peer.rooms import child_environment
 from protocol import events as ev
-from protocol.identity import Identity
-from protocol.manifest import RunManifest, SignedManifest, demo_manifest, sign
-from protocol.run_file import load_run_file
+from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, sign
+from protocol.run.run_file import load_run_file
+from protocol.wire.identity import Identity
 
 CONNECT_EVERY_S = 0.1
 STATUS_EVERY_S = 1.0

@@ -1,11 +1,11 @@
-"""What `peer status` says before there is a node to ask: the same keys as `protocol.node.Node.status`."""
+"""What `peer status` says before there is a node to ask: the same keys as `protocol.node.node.Node.status`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from peer.cli import version
-from protocol.messages import Phase, WhyIdle
+from protocol.wire.messages import Phase, WhyIdle
 
 
 def early_status(

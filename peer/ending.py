@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
-from protocol.network import NetworkError
-from protocol.store import StoreFailed
+from protocol.network.interface import NetworkError
+from protocol.state.store import StoreFailed
 
 CRASH_LOG = "crash.log"
 

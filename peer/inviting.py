@@ -17,11 +17,11 @@ from peer.control_client import ControlClient, ControlError
 from peer.paths import data_dir, run_dir
 from peer.run_source import DEFAULT_PORT, own_addresses
 from peer.sentences import roughly
-from protocol.admission import read_token
-from protocol.canonical import Malformed
-from protocol.hashes import Hash
-from protocol.identity import PeerId
-from protocol.invitation import Invitation
+from protocol.run.admission import read_token
+from protocol.run.invitation import Invitation
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
 
 UNREACHED = ("nobody has reached this peer yet at the addresses of the invitation; when guests cannot reach it either, let "
              "its port in at your router and firewall, or name an address that they can reach with --address")

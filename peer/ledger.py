@@ -1,6 +1,6 @@
 """Who contributed what, as the record chain says it: for `peer ledger` and the control socket.
 
-The counting is `protocol.chain.ledger`'s, so that every peer counts alike; here are the table and the shares.
+The counting is `protocol.state.chain.ledger`'s, so that every peer counts alike; here are the table and the shares.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from protocol import chain
-from protocol.messages import Commit
-from protocol.store import Store
+from protocol.state import chain
+from protocol.state.store import Store
+from protocol.wire.messages import Commit
 
 
 def ledger(store: Store) -> dict[str, Any]:

@@ -10,18 +10,18 @@ from collections.abc import Callable
 
 import trio
 
-from protocol.canonical import Malformed
-from protocol.hashes import Hash
-from protocol.identity import PeerId
-from protocol.manifest import SignedManifest, open_manifest
-from protocol.network import Handlers, Landing, Network, NetworkError, Refused, Verdict
+from protocol.network.interface import Handlers, Landing, Network, NetworkError, Refused, Verdict
+from protocol.run.manifest import SignedManifest, open_manifest
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
 
 ASK_TIMEOUT_S = 10.0
 ASK_AGAIN_S = 0.5
 
 
 class Lobby:
-    """Implements `protocol.network.Handlers` for the node that will be here."""
+    """Implements `protocol.network.interface.Handlers` for the node that will be here."""
 
     def __init__(self) -> None:
         self._node: Handlers | None = None

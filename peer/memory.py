@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from kernels.codec import encoded_bytes
 from peer.sentences import size
-from protocol.exchange_plan import chunk_layout, payload_bytes
-from protocol.exchange_runner import PART_BUFFERS
-from protocol.manifest import RunManifest
-from protocol.messages import Role
+from protocol.exchange.assignment import chunk_layout, payload_bytes
+from protocol.exchange.runner import PART_BUFFERS
+from protocol.run.manifest import RunManifest
+from protocol.wire.messages import Role
 from trainer.config import TrainingConfig
 from trainer.memory import trainer_memory
 

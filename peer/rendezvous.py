@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peer.held_file import HeldFile, read_held
-from protocol.canonical import Malformed
-from protocol.hashes import Hash
-from protocol.identity import PeerId, public_key_of
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId, public_key_of
 
 REREAD_S = 2.0
 """Seconds between two looks into the folder."""

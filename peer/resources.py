@@ -10,8 +10,8 @@ from peer.errors import ExitCode, PeerError
 from peer.gpu import free_gpu_memory
 from peer.memory import memory_need, memory_problem
 from peer.sentences import size
-from protocol.manifest import RunManifest
-from protocol.messages import Role
+from protocol.run.manifest import RunManifest
+from protocol.wire.messages import Role
 
 STATES_ON_DISK = 3
 """Two checkpoints, and results between them, in multiples of the state."""

@@ -1,7 +1,7 @@
 """Where a run comes from: a run file, a signed manifest, an invitation, or the data directory of this peer.
 
 Decides what a word on the command line means and keeps signed manifests on disk; what is in a manifest and in an
-invitation is `protocol.manifest`'s and `protocol.invitation`'s business.
+invitation is `protocol.run.manifest`'s and `protocol.run.invitation`'s business.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 import psutil
 
 from peer.errors import ExitCode, PeerError
+from peer.keyfile import load_or_create_identity, write_atomically
 from peer.mistaken_words import remedy_for
 from peer.paths import make_private, manifest_file
-from protocol.canonical import Malformed
-from protocol.hashes import HASH_BYTES, Hash
-from protocol.identity import PeerId
-from protocol.invitation import Invitation, looks_like_invitation, read_invitation
-from protocol.keyfile import load_or_create_identity, write_atomically
-from protocol.manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest, sign
-from protocol.run_file import load_run_file
+from protocol.run.invitation import Invitation, looks_like_invitation, read_invitation
+from protocol.run.manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest, sign
+from protocol.run.run_file import load_run_file
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import HASH_BYTES, Hash
+from protocol.wire.identity import PeerId
 
 DEFAULT_PORT = 4001
 """Where a peer listens if nobody says otherwise (TCP)."""

@@ -14,9 +14,9 @@ import trio
 
 from peer.sentences import attempted, duration
 from protocol.events import Event, NobodyAnswers
-from protocol.identity import PeerId
-from protocol.libp2p_network.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
-from protocol.libp2p_network.dialer import DIAL_S, peer_of
+from protocol.network.libp2p.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
+from protocol.network.libp2p.dialer import DIAL_S, peer_of
+from protocol.wire.identity import PeerId
 
 LOOK_S = 0.5
 FIRST_S = 2.0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protocol.admission import admit, version_problem
-from protocol.hashes import Hash
-from protocol.history import History
-from protocol.identity import PeerId
-from protocol.manifest import RunManifest
-from protocol.messages import Role
-from protocol.store import Store
+from protocol.run.admission import admit, version_problem
+from protocol.run.manifest import RunManifest
+from protocol.state.history import History
+from protocol.state.store import Store
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Role
 
 
 def standing_problem(

@@ -23,8 +23,8 @@ from kernels import codec
 from peer.child_process import how_it_ended, reap
 from peer.trainer_log import TrainerLog
 from peer.trainer_start import start_trainer
-from protocol.manifest import RunManifest
-from protocol.shared_memory import SharedRegion
+from protocol.run.manifest import RunManifest
+from protocol.state.shared_memory import SharedRegion
 from protocol.trainer_link import ComputeTask, Contribution, NotMeasured, Progress, TrainerDied, TrainerGaveUp
 from trainer import frames
 

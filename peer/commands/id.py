@@ -26,8 +26,8 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the peer ID, made now if there is none."""
+    from peer.keyfile import load_or_create_identity
     from peer.paths import data_dir
-    from protocol.keyfile import load_or_create_identity
 
     print(load_or_create_identity(data_dir(args.data_dir)).peer_id)
     return ExitCode.OK
@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
 def run_export(args: argparse.Namespace) -> int:
     """Write the private key; never over a file that exists."""
+    from peer.keyfile import load_identity, to_pem, write_atomically
     from peer.paths import data_dir
-    from protocol.keyfile import load_identity, to_pem, write_atomically
 
     folder = data_dir(args.data_dir)
     identity = load_identity(folder)
@@ -56,8 +56,8 @@ def run_export(args: argparse.Namespace) -> int:
 
 def run_import(args: argparse.Namespace) -> int:
     """Bring an identity into the data directory."""
+    from peer.keyfile import MAX_KEY_BYTES, import_identity
     from peer.paths import data_dir
-    from protocol.keyfile import MAX_KEY_BYTES, import_identity
 
     if args.file == "-":
         data = sys.stdin.buffer.read(MAX_KEY_BYTES + 1)

@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     from peer.console import choose_style
     from peer.daemon import Daemon, DaemonSettings
     from peer.ending import problem_of
+    from peer.keyfile import IdentityLocked, identity_lock, load_or_create_identity
     from peer.paths import data_dir, make_private
-    from protocol.keyfile import IdentityLocked, identity_lock, load_or_create_identity
-    from protocol.messages import Role
+    from protocol.wire.messages import Role
 
     folder = make_private(data_dir(args.data_dir))
     identity = load_or_create_identity(folder)
@@ -90,10 +90,10 @@ def _choose(what: str | None, folder: Path) -> RunChoice:
     """The run that the command line names."""
     from peer.daemon import RunChoice
     from peer.run_source import find_run, stored_manifest
-    from protocol.hashes import Hash
-    from protocol.identity import PeerId
-    from protocol.invitation import Invitation
-    from protocol.manifest import demo_manifest
+    from protocol.run.invitation import Invitation
+    from protocol.run.manifest import demo_manifest
+    from protocol.wire.hashes import Hash
+    from protocol.wire.identity import PeerId
 
     found = demo_manifest() if what is None else find_run(what, folder)
     if not isinstance(found, Invitation):

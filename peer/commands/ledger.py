@@ -57,7 +57,7 @@ def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
 
 def _read(folder: Path, wanted: str | None) -> dict[str, Any]:
     from peer.ledger import ledger
-    from protocol.store import Store
+    from protocol.state.store import Store
 
     runs = [path for path in (folder / "runs").glob("*") if path.is_dir() and path.name.startswith(wanted or "")]
     if not runs:

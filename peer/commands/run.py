@@ -15,10 +15,10 @@ from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
-    from protocol.hashes import Hash
-    from protocol.identity import PeerId
-    from protocol.invitation import Invitation
-    from protocol.manifest import SignedManifest
+    from protocol.run.invitation import Invitation
+    from protocol.run.manifest import SignedManifest
+    from protocol.wire.hashes import Hash
+    from protocol.wire.identity import PeerId
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -47,13 +47,13 @@ def register(subparsers: Subparsers) -> None:
 def run_create(args: argparse.Namespace) -> int:
     """Sign and keep a run; the last line printed is the invitation."""
     from peer.inviting import invite_command
+    from peer.keyfile import write_atomically
     from peer.memory import memory_line
     from peer.paths import data_dir
     from peer.run_source import create_run
     from peer.sentences import amount
-    from protocol.identity import PeerId
-    from protocol.keyfile import write_atomically
-    from protocol.manifest import Admission
+    from protocol.run.manifest import Admission
+    from protocol.wire.identity import PeerId
 
     data = data_dir(args.data_dir)
     signed = create_run(Path(args.file), data)
@@ -77,8 +77,8 @@ def run_show(args: argparse.Namespace) -> int:
     """Print a run as a run file, with its ID and what the invitation adds as comments."""
     from peer.paths import data_dir
     from peer.run_source import find_run, stored_manifest
-    from protocol.hashes import Hash
-    from protocol.invitation import Invitation
+    from protocol.run.invitation import Invitation
+    from protocol.wire.hashes import Hash
 
     data = data_dir(args.data_dir)
     found = find_run(args.what, data)
@@ -96,14 +96,14 @@ def run_show(args: argparse.Namespace) -> int:
 
 def run_invite(args: argparse.Namespace) -> int:
     """Print an invitation with a token that this data directory's identity signs."""
+    from peer.keyfile import load_identity
     from peer.paths import data_dir
     from peer.run_source import find_run
-    from protocol.admission import make_token
-    from protocol.canonical import Malformed
-    from protocol.identity import PeerId, public_key_of
-    from protocol.invitation import Invitation
-    from protocol.keyfile import load_identity
-    from protocol.messages import Role
+    from protocol.run.admission import make_token
+    from protocol.run.invitation import Invitation
+    from protocol.wire.canonical import Malformed
+    from protocol.wire.identity import PeerId, public_key_of
+    from protocol.wire.messages import Role
 
     data = data_dir(args.data_dir)
     found = find_run(args.what, data)
@@ -167,8 +167,8 @@ def _duration_s(text: str) -> int:
 
 def _invitation(signed: SignedManifest, addresses: list[str], token: bytes | None) -> str:
     """The invitation as text; addresses that cannot be in one end the command with a sentence."""
-    from protocol.identity import PeerId
-    from protocol.invitation import make_invitation
+    from protocol.run.invitation import make_invitation
+    from protocol.wire.identity import PeerId
 
     try:
         return make_invitation(signed.run, PeerId(signed.manifest.organiser), addresses, token)
@@ -182,7 +182,7 @@ def _invitation(signed: SignedManifest, addresses: list[str], token: bytes | Non
 def _print_manifest(signed: SignedManifest) -> None:
     from peer.memory import memory_line
     from peer.sentences import amount
-    from protocol.run_file import dump
+    from protocol.run.run_file import dump
 
     manifest = signed.manifest
     print(f"# Run {signed.run.hex()}, {manifest.parameters} parameters ({amount(manifest.parameters)}), "

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import psutil
 import trio
 
-from protocol.identity import Identity
-from protocol.network import NetworkError
-from tests.protocol.outsiders import HALF_A_HANDSHAKE, Stranger, socket_to, stranger_to
-from tests.protocol.wire import Recorder, network
+from protocol.network.interface import NetworkError
+from protocol.wire.identity import Identity
+from tests.protocol.network.outsiders import HALF_A_HANDSHAKE, Stranger, socket_to, stranger_to
+from tests.protocol.network.recorder import Recorder, network
 
 CROWD = 254
 ADDRESSES = 100

@@ -21,21 +21,21 @@ import psutil
 import trio
 
 from protocol import events as ev
-from protocol.admission import make_hello
-from protocol.envelope import seal
-from protocol.exchange_runner import ExchangeAsk
-from protocol.hashes import Hash
-from protocol.identity import Identity, PeerId
-from protocol.libp2p_network import Libp2pNetwork, open_network
-from protocol.libp2p_network.link import NONCE_BYTES, FrameKind, Link
-from protocol.libp2p_network.requests import encode_question
-from protocol.manifest import open_manifest
-from protocol.messages import Goodbye, Heartbeat, Phase, Role, WhyIdle, pack
-from protocol.network import NetworkError, Refused
-from protocol.questions import TipsRequest
+from protocol.exchange.runner import ExchangeAsk
+from protocol.network.interface import NetworkError, Refused
+from protocol.network.libp2p import Libp2pNetwork, open_network
+from protocol.network.libp2p.link import NONCE_BYTES, FrameKind, Link
+from protocol.network.libp2p.requests import encode_question
+from protocol.run.admission import make_hello
+from protocol.run.manifest import open_manifest
+from protocol.wire.envelope import seal
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Goodbye, Heartbeat, Phase, Role, WhyIdle, pack
+from protocol.wire.questions import TipsRequest
 from tests.e2e.swarm import PATIENCE_S, Peer, Swarm
 from tests.fuzz.mutations import BOMBS
-from tests.protocol.wire import Recorder
+from tests.protocol.network.recorder import Recorder
 
 MEMORY_BYTES = 160 << 20
 """What a peer's memory may grow by under all of this."""

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from peer.cli import main
-from protocol import exchange_runner
-from protocol.hashes import Hash, chunk_hash
+from protocol.exchange import runner as exchange_runner
+from protocol.wire.hashes import Hash, chunk_hash
 from tests.simulation.liars import blow_up, flip_one
 
 honest = exchange_runner._average

@@ -11,18 +11,18 @@ import pytest
 import trio
 
 from peer.errors import ExitCode
-from protocol.admission import make_hello, make_token
-from protocol.hashes import Hash
-from protocol.identity import Identity, PeerId
-from protocol.invitation import Invitation, make_invitation, read_invitation
-from protocol.keyfile import load_identity
-from protocol.libp2p_network import open_network
-from protocol.manifest import SignedManifest, open_manifest
-from protocol.messages import Goodbye, Role, pack
-from protocol.network import Refused
-from protocol.questions import TipsRequest
+from peer.keyfile import load_identity
+from protocol.network.interface import Refused
+from protocol.network.libp2p import open_network
+from protocol.run.admission import make_hello, make_token
+from protocol.run.invitation import Invitation, make_invitation, read_invitation
+from protocol.run.manifest import SignedManifest, open_manifest
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Goodbye, Role, pack
+from protocol.wire.questions import TipsRequest
 from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm
-from tests.protocol.wire import Recorder
+from tests.protocol.network.recorder import Recorder
 
 ADMISSION = 'admission = "{}"\n'
 

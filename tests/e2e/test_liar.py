@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from protocol import events as ev
-from protocol.evidence import Law, decode_evidence, judge
-from protocol.exchange_plan import chunk_layout
-from protocol.hashes import Hash
-from protocol.identity import PeerId
-from protocol.manifest import open_manifest
-from protocol.store import Store
+from protocol.audit.evidence import Law, decode_evidence, judge
+from protocol.exchange.assignment import chunk_layout
+from protocol.run.manifest import open_manifest
+from protocol.state.store import Store
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
 from tests.e2e.swarm import Peer, Swarm
 
 ROUNDS = 3

@@ -8,13 +8,13 @@ from pathlib import Path
 import trio
 
 from peer.errors import ExitCode
-from protocol.admission import make_token
+from peer.keyfile import load_identity
 from protocol.events import PhaseChanged
-from protocol.identity import Identity, PeerId
-from protocol.invitation import make_invitation, read_invitation
-from protocol.keyfile import load_identity
-from protocol.manifest import open_manifest
-from protocol.messages import Role
+from protocol.run.admission import make_token
+from protocol.run.invitation import make_invitation, read_invitation
+from protocol.run.manifest import open_manifest
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Role
 from tests.e2e.swarm import TINY_RUN, Peer, Swarm
 from tests.e2e.test_invitation import ADMISSION, refused, turned_away
 

@@ -23,13 +23,7 @@ from peer import address_book, rendezvous
 from peer.control_client import MAX_REQUEST_BYTES as MAX_CONTROL_BYTES
 from peer.control_client import BadFrame as BadControlFrame
 from peer.control_client import Stamped, pack_frame, take_frame
-from protocol import canonical
-from protocol.admission import HelloReply, Token, make_hello, read_token
-from protocol.blobs import ChunkRequest
-from protocol.canonical import Malformed
-from protocol.envelope import MAX_ENVELOPE_BYTES, open_envelope, rebuild, seal
-from protocol.events import Notice
-from protocol.evidence import (
+from protocol.audit.evidence import (
     AveragedPart,
     Law,
     TwoStatements,
@@ -38,17 +32,24 @@ from protocol.evidence import (
     encode_evidence,
     judge,
 )
-from protocol.exchange_plan import chunk_layout
-from protocol.exchange_runner import ExchangeAsk, PushHeader, push_plan
-from protocol.hashes import Hash, hash_bytes
-from protocol.identity import Identity
-from protocol.invitation import MAX_INVITATION_BYTES, PREFIX, make_invitation, read_invitation
-from protocol.libp2p_network.dialer import peer_of
-from protocol.libp2p_network.link import FRAME_BYTES, HEAD, TAG_BYTES, FrameKind, Keys, Link, LinkBroken
-from protocol.libp2p_network.requests import decode_answer, decode_question, encode_question
-from protocol.libp2p_network.streams import BadFrame
-from protocol.manifest import RunManifest, demo_manifest, open_manifest
-from protocol.messages import (
+from protocol.content.blobs import ChunkRequest
+from protocol.events import Notice
+from protocol.exchange.assignment import chunk_layout
+from protocol.exchange.runner import ExchangeAsk, PushHeader, push_plan
+from protocol.network.interface import Refused
+from protocol.network.libp2p.dialer import peer_of
+from protocol.network.libp2p.link import FRAME_BYTES, HEAD, TAG_BYTES, FrameKind, Keys, Link, LinkBroken
+from protocol.network.libp2p.requests import decode_answer, decode_question, encode_question
+from protocol.network.libp2p.streams import BadFrame
+from protocol.run.admission import HelloReply, Token, make_hello, read_token
+from protocol.run.invitation import MAX_INVITATION_BYTES, PREFIX, make_invitation, read_invitation
+from protocol.run.manifest import RunManifest, demo_manifest, open_manifest
+from protocol.wire import canonical
+from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import MAX_ENVELOPE_BYTES, open_envelope, rebuild, seal
+from protocol.wire.hashes import Hash, hash_bytes
+from protocol.wire.identity import Identity
+from protocol.wire.messages import (
     STATEMENTS,
     Accusation,
     Body,
@@ -78,8 +79,7 @@ from protocol.messages import (
     decode_body,
     unpack,
 )
-from protocol.network import Refused
-from protocol.questions import (
+from protocol.wire.questions import (
     CommitsReply,
     CommitsRequest,
     EvidenceRequest,

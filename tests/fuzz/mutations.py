@@ -8,8 +8,8 @@ from typing import Any
 
 import msgpack
 
-from protocol import canonical
-from protocol.canonical import Malformed
+from protocol.wire import canonical
+from protocol.wire.canonical import Malformed
 
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2**53, 2**53 + 1, 2**63, 2**64 - 1, -(2**63), 0.0, -0.0, 1e308, float("inf"), float("nan"),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.canonical import MAX_VALUES
-from protocol.messages import _unpack_again
+from protocol.wire.canonical import MAX_VALUES
+from protocol.wire.messages import _unpack_again
 from tests.fuzz.doors import DOORS, Door, check
 from tests.fuzz.mutations import BOMBS, mutated
 

@@ -13,13 +13,13 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.canonical import Malformed
-from protocol.envelope import open_envelope, seal
-from protocol.hashes import Hash
-from protocol.identity import Identity, PeerId
-from protocol.membership import Liveness
-from protocol.messages import STATEMENTS
-from protocol.network import Handlers, Landing, Refused, Verdict
+from protocol.membership.liveness import Liveness
+from protocol.network.interface import Handlers, Landing, Refused, Verdict
+from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import open_envelope, seal
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import STATEMENTS
 from tests.fuzz.doors import BODIES, HEADER, QUESTIONS
 from tests.fuzz.mutations import mutated
 from tests.simulation.runs import simulate

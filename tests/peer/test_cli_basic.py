@@ -12,9 +12,9 @@ import pytest
 from peer.cli import explain, main
 from peer.control_client import ControlError
 from peer.errors import ExitCode
+from peer.keyfile import identity_lock
 from peer.paths import SOCKET_PATH_BYTES, control_socket
-from protocol.invitation import read_invitation
-from protocol.keyfile import identity_lock
+from protocol.run.invitation import read_invitation
 
 
 @pytest.fixture

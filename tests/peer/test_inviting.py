@@ -17,11 +17,11 @@ from peer.contacts import FILE_NAME, Contacts, Known, read_contacts, read_known
 from peer.inviting import NOBODY, REMEMBERED, describe_token, find_addresses
 from peer.paths import run_dir
 from peer.run_source import own_addresses
-from protocol.admission import make_token
-from protocol.hashes import hash_bytes
-from protocol.identity import Identity, PeerId
-from protocol.invitation import Invitation
-from protocol.messages import Role
+from protocol.run.admission import make_token
+from protocol.run.invitation import Invitation
+from protocol.wire.hashes import hash_bytes
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Role
 
 RUN = hash_bytes("manifest", b"run")
 ORGANISER = Identity.from_seed(bytes(32))

@@ -7,9 +7,9 @@ import trio
 import trio.testing
 
 from peer.lobby import Lobby
-from protocol.identity import Identity
-from protocol.network import Refused
-from tests.protocol.wire import Recorder
+from protocol.network.interface import Refused
+from protocol.wire.identity import Identity
+from tests.protocol.network.recorder import Recorder
 
 
 def test_a_greeting_waits_for_the_node_and_other_questions_are_refused() -> None:

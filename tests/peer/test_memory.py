@@ -11,10 +11,10 @@ import pytest
 from peer import gpu, resources
 from peer.errors import ExitCode, PeerError
 from peer.memory import memory_need, memory_problem
-from protocol.identity import Identity
-from protocol.manifest import RunManifest, demo_manifest
-from protocol.messages import Role
-from protocol.run_file import parse_run_file
+from protocol.run.manifest import RunManifest, demo_manifest
+from protocol.run.run_file import parse_run_file
+from protocol.wire.identity import Identity
+from protocol.wire.messages import Role
 
 GB = 10**9
 LARGE = parse_run_file('name = "large"\n[model]\ndim = 1024\nlayers = 15\n', Identity.from_seed(bytes(32)).peer_id)

@@ -13,8 +13,8 @@ import pytest
 
 from peer.held_file import HeldFile, read_held
 from peer.rendezvous import Rendezvous
-from protocol.hashes import hash_bytes
-from protocol.identity import Identity, PeerId
+from protocol.wire.hashes import hash_bytes
+from protocol.wire.identity import Identity, PeerId
 
 RUN = hash_bytes("test", b"run")
 

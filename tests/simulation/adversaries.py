@@ -15,11 +15,11 @@ import trio
 
 from kernels.aggregate import Rule
 from kernels.codec import LARGEST_SCALE, encode, parts
-from protocol import exchange_runner
-from protocol.exchange_plan import ChunkSpan, chunk_layout
-from protocol.identity import Identity
-from protocol.manifest import SignedManifest, sign
+from protocol.exchange import runner as exchange_runner
+from protocol.exchange.assignment import ChunkSpan, chunk_layout
+from protocol.run.manifest import SignedManifest, sign
 from protocol.trainer_link import ComputeTask, Contribution, Progress
+from protocol.wire.identity import Identity
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.determinism import inline
 from tests.simulation.world import Seat, World, simulated_run

@@ -11,8 +11,8 @@ import numpy as np
 import trio
 
 from kernels.codec import encode, norm
-from protocol.exchange_plan import chunk_layout, payload_bytes
-from protocol.manifest import RunManifest
+from protocol.exchange.assignment import chunk_layout, payload_bytes
+from protocol.run.manifest import RunManifest
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied
 
 EVALUATION_PARTS = 4

@@ -23,15 +23,15 @@ from unittest.mock import patch
 
 import trio
 
-from protocol.catch_up import CatchUp
-from protocol.exchange_runner import Exchange
-from protocol.history import History
-from protocol.identity import Identity, PeerId
-from protocol.manifest import RoundSection, SignedManifest, sign
-from protocol.messages import Commit
-from protocol.node import Node
-from protocol.round_runner import RoundRunner
-from protocol.round_terms import Effect, Send
+from protocol.consensus.terms import Effect, Send
+from protocol.exchange.runner import Exchange
+from protocol.node.node import Node
+from protocol.node.round_runner import RoundRunner
+from protocol.run.manifest import RoundSection, SignedManifest, sign
+from protocol.state.history import History
+from protocol.sync.catch_up import CatchUp
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Commit
 from tests.simulation.processes import PROCESS
 from tests.simulation.runs import Finished, simulate
 from tests.simulation.world import World, simulated_run

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from kernels.aggregate import aggregate
 from kernels.codec import encoded_bytes
-from protocol.chain import members_in
 from protocol.events import (
     CheckpointWritten,
     Event,
@@ -30,12 +29,13 @@ from protocol.events import (
     RoundProposed,
     StateApplied,
 )
-from protocol.exchange_plan import chunk_layout, contribution_leaves
-from protocol.hashes import Hash, chunk_hash, tree_root
-from protocol.identity import PeerId
-from protocol.manifest import RunManifest
-from protocol.messages import Commit, Ready
-from protocol.node import Node
+from protocol.exchange.assignment import chunk_layout, contribution_leaves
+from protocol.node.node import Node
+from protocol.run.manifest import RunManifest
+from protocol.state.chain import members_in
+from protocol.wire.hashes import Hash, chunk_hash, tree_root
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Commit, Ready
 
 CALM_S = 30.0
 """Undisturbed for so long, a peer is owed a place in the record."""

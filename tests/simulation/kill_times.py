@@ -16,11 +16,11 @@ from functools import lru_cache
 
 import trio
 
-from protocol.chain import members_in
 from protocol.events import Event, MemberLost, RoundCommitted, RoundProposed
-from protocol.identity import Identity
-from protocol.manifest import DataSection, ModelSection, RoundSection, RunManifest, SignedManifest, sign
-from protocol.memory_network import Weather
+from protocol.network.simulated.network import Weather
+from protocol.run.manifest import DataSection, ModelSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.state.chain import members_in
+from protocol.wire.identity import Identity
 from tests.simulation.runs import Finished, simulate
 from tests.simulation.world import Seat, World
 

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import trio
 
-from protocol import exchange_runner
-from protocol.canonical import Malformed
-from protocol.chain import index_root
-from protocol.exchange_plan import mask_of, plan_hash
-from protocol.hashes import ZERO_HASH, chunk_hash
-from protocol.identity import Identity, PeerId
-from protocol.memory_network import MemoryNetwork
-from protocol.messages import (
+from protocol.exchange import runner as exchange_runner
+from protocol.exchange.assignment import mask_of, plan_hash
+from protocol.network.interface import Landing, NetworkError, Refused, Verdict
+from protocol.network.simulated.network import MemoryNetwork
+from protocol.node.parts import Offload
+from protocol.state.chain import index_root
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import ZERO_HASH, chunk_hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import (
     Body,
     ChunkEntry,
     ChunkResult,
@@ -31,8 +33,6 @@ from protocol.messages import (
     WhyIdle,
     pack,
 )
-from protocol.network import Landing, NetworkError, Refused, Verdict
-from protocol.parts import Offload
 from tests.simulation.determinism import inline
 from tests.simulation.world import Seat, World
 
@@ -130,7 +130,7 @@ class Ghost:
         return Ready(round=record.round, base=record.previous, incarnation=1, serial=self._serial, tokens=8, steps=1,
                      loss=1.0, norm=1.0, root=ZERO_HASH, state_digest=record.state_digest)
 
-    # -- protocol.network.Handlers ------------------------------------------------------------------------------------
+    # -- protocol.network.interface.Handlers --------------------------------------------------------------------------
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         return Verdict.IGNORE

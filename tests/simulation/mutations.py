@@ -14,16 +14,21 @@ from unittest.mock import patch
 
 import trio
 
-from protocol import catch_up, chain, closing, evidence, exchange_runner, rounds
-from protocol.catch_up import CatchUp
-from protocol.closing import Closing
-from protocol.exchange import ExchangeMachine
-from protocol.hashes import Hash
-from protocol.messages import Commit, Promise
-from protocol.round_runner import RoundRunner
-from protocol.round_terms import Effect, Keep
-from protocol.rounds import RoundMachine
-from protocol.store import Store
+from protocol.audit import evidence
+from protocol.consensus import machine as rounds
+from protocol.consensus import policy as closing
+from protocol.consensus.machine import RoundMachine
+from protocol.consensus.policy import Closing
+from protocol.consensus.terms import Effect, Keep
+from protocol.exchange import runner as exchange_runner
+from protocol.exchange.machine import ExchangeMachine
+from protocol.node.round_runner import RoundRunner
+from protocol.state import chain
+from protocol.state.store import Store
+from protocol.sync import catch_up
+from protocol.sync.catch_up import CatchUp
+from protocol.wire.hashes import Hash
+from protocol.wire.messages import Commit, Promise
 from tests.simulation.disks import FaultyDisk
 
 

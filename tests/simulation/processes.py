@@ -18,7 +18,7 @@ from typing import Any
 import trio
 from trio.lowlevel import Abort, Task
 
-from protocol.identity import PeerId
+from protocol.wire.identity import PeerId
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 """The process that the running task belongs to; None for the world."""

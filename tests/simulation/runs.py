@@ -12,8 +12,8 @@ from random import Random
 import trio
 from trio.testing import MockClock
 
-from protocol.manifest import SignedManifest
-from protocol.memory_network import Weather
+from protocol.network.simulated.network import Weather
+from protocol.run.manifest import SignedManifest
 from tests.simulation.determinism import deterministic_trio
 from tests.simulation.mutations import mutated
 from tests.simulation.processes import Overseer

@@ -14,8 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from protocol.events import Event, ReadySent, RoundCommitted
-from protocol.identity import Identity
-from protocol.manifest import DataSection, ModelSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.run.manifest import DataSection, ModelSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.wire.identity import Identity
 from tests.simulation.runs import simulate
 from tests.simulation.world import Seat, World
 

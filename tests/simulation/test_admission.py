@@ -10,12 +10,12 @@ from functools import lru_cache
 
 import trio
 
-from protocol.admission import make_token
 from protocol.events import Dropped, Event, Notice
-from protocol.identity import Identity, PeerId
-from protocol.manifest import Admission, SignedManifest, sign
-from protocol.messages import Role
-from protocol.network import Refused
+from protocol.network.interface import Refused
+from protocol.run.admission import make_token
+from protocol.run.manifest import Admission, SignedManifest, sign
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Role
 from tests.simulation.runs import simulate
 from tests.simulation.test_liars import holds
 from tests.simulation.world import Seat, World, simulated_run

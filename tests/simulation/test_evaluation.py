@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
-from protocol.evaluation import drawn_order
 from protocol.events import Dropped, EvalLoss, EvalProgress, Event, Notice, RoundCommitted
-from protocol.hashes import Hash
-from protocol.identity import PeerId
-from protocol.messages import Measurement
+from protocol.node.evaluation import drawn_order
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Measurement
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.liars import Ghost
 from tests.simulation.runs import Finished, simulate

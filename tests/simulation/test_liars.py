@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.hashes import ZERO_HASH
-from protocol.identity import PeerId
-from protocol.messages import Accusation, Ready
+from protocol.wire.hashes import ZERO_HASH
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Accusation, Ready
 from tests.simulation.liars import Ghost, blow_up, flip_one, turn
 from tests.simulation.runs import Finished, simulate
 from tests.simulation.world import World

@@ -11,9 +11,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.disk import StoreFailed, StoreFull
-from protocol.identity import PeerId
-from protocol.store import Store
+from protocol.state.disk import StoreFailed, StoreFull
+from protocol.state.store import Store
+from protocol.wire.identity import PeerId
 from tests.simulation.determinism import deterministic_trio
 from tests.simulation.disks import FaultyDisk, Platter
 from tests.simulation.processes import PROCESS, Killed, Overseer, Process

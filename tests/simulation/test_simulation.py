@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from protocol.events import Event, ExchangeFinished
-from protocol.exchange_plan import chunk_layout, payload_bytes
-from protocol.identity import Identity
-from protocol.manifest import Outer, OuterSection, SignedManifest, sign
+from protocol.exchange.assignment import chunk_layout, payload_bytes
+from protocol.run.manifest import Outer, OuterSection, SignedManifest, sign
+from protocol.wire.identity import Identity
 from tests.simulation.runs import Finished, rough, setting_of, simulate
 from tests.simulation.scenarios import GENTLE, churn
 from tests.simulation.world import Seat, World, simulated_run

@@ -18,16 +18,16 @@ from tempfile import TemporaryDirectory
 
 import trio
 
-from protocol.chain import quorum_size
 from protocol.events import PROGRESS, Event, PhaseChanged
-from protocol.identity import Identity, PeerId
-from protocol.manifest import DataSection, ModelSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
-from protocol.memory_network import MemoryNetwork, MemoryWire, Weather
-from protocol.messages import Ready, Role, unpack
-from protocol.node import Node
-from protocol.outer_state import OuterState
-from protocol.parts import NodeSettings, Offload
-from protocol.store import Store, StoreFailed
+from protocol.network.simulated.network import MemoryNetwork, MemoryWire, Weather
+from protocol.node.node import Node
+from protocol.node.parts import NodeSettings, Offload
+from protocol.run.manifest import DataSection, ModelSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.state.chain import quorum_size
+from protocol.state.outer_state import OuterState
+from protocol.state.store import Store, StoreFailed
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Ready, Role, unpack
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.determinism import inline
 from tests.simulation.disks import FaultyDisk, Platter

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from protocol.manifest import ModelSection
+from protocol.run.manifest import ModelSection
 from tests.trainer import small
 from trainer.config import ModelConfig, TrainingConfig, parameter_count, parameter_layout
 

@@ -21,7 +21,7 @@ import pytest
 import trio
 
 from peer.trainer_process import MAX_FAILURES, TrainerProcess, TrainerSettings
-from protocol.shared_memory import SharedRegion
+from protocol.state.shared_memory import SharedRegion
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied, TrainerGaveUp
 from tests.trainer import small
 from trainer import frames

@@ -1,0 +1,231 @@
+"""A peer's identity on disk: made at the first start, private to the user, locked while in use.
+
+In the data directory lie `identity.pem` (the Ed25519 key, PKCS #8, mode 0600), `identity.lock` (held with flock by the
+running peer, its process ID inside) and `incarnation` (how often the peer has started).  Everything is written whole
+(temporary file, fsync, rename), so a crash leaves the old or the new file.  The lock guards one data directory; a key
+copied to two directories or computers is not noticed here but by the swarm.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from protocol.wire.canonical import Malformed
+from protocol.wire.identity import Identity
+
+KEY_FILE = "identity.pem"
+LOCK_FILE = "identity.lock"
+INCARNATION_FILE = "incarnation"
+MAX_KEY_BYTES = 4096
+MAX_INCARNATION = 2**53 - 1
+
+
+class KeyfileError(Exception):
+    """The identity cannot be used; the text is one sentence with the remedy."""
+
+
+class IdentityLocked(KeyfileError):
+    """Another process uses the identity."""
+
+
+def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
+    """Write a file of mode 0600 whole or not at all, and durably.
+
+    With `replace=False` raises FileExistsError when `path` exists, also if another process makes it meanwhile.
+    """
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            os.replace(temporary, path)
+        else:
+            _place_new(Path(temporary), path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def load_identity(data_dir: Path) -> Identity | None:
+    """The identity in the data directory, None when there is none; raises `KeyfileError` when it cannot be used."""
+    path = data_dir / KEY_FILE
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(MAX_KEY_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise KeyfileError(f"cannot read the identity {path}: {error.strerror}; check who owns the file") from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise KeyfileError(f"the identity {path} can be read by others on this computer; run: chmod 600 {path}")
+    try:
+        return parse_key(data)
+    except Malformed as error:
+        raise KeyfileError(
+            f"the identity {path} is damaged ({error}); bring back a copy with `peer id import FILE --force`, "
+            "or remove the file to start with a new identity"
+        ) from error
+
+
+def load_or_create_identity(data_dir: Path) -> Identity:
+    """The identity in the data directory, made now if there is none.  Two processes at once get the same one."""
+    found = load_identity(data_dir)
+    if found is not None:
+        return found
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = Identity.generate()
+    try:
+        write_atomically(data_dir / KEY_FILE, to_pem(fresh), replace=False)
+    except FileExistsError:
+        found = load_identity(data_dir)
+        assert found is not None, "an identity file that exists can be loaded or raises"
+        return found
+    return fresh
+
+
+def import_identity(data_dir: Path, data: bytes, *, force: bool) -> Identity:
+    """Put the key in `data` (PEM, or one line of base64) into the data directory.
+
+    Refuses while a peer uses the directory, and without `force` when there is an identity; with it, the old one stays
+    beside the new one as identity.old-N.pem.  Raises `KeyfileError`.
+    """
+    try:
+        identity = parse_key(data)
+    except Malformed as error:
+        raise KeyfileError(f"the file holds no identity ({error}); give one written by `peer id export`") from error
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = data_dir / KEY_FILE
+    with identity_lock(data_dir):
+        if path.exists():
+            if not force:
+                raise KeyfileError(f"there is an identity in {path} already; add --force to replace it")
+            path.rename(_unused(data_dir))
+        try:
+            write_atomically(path, to_pem(identity), replace=False)
+        except FileExistsError as error:
+            raise KeyfileError(f"another process has just made the identity {path}; try again") from error
+    return identity
+
+
+def to_pem(identity: Identity) -> bytes:
+    """The private key as PEM (PKCS #8, without a password)."""
+    key = Ed25519PrivateKey.from_private_bytes(identity.seed)
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def parse_key(data: bytes) -> Identity:
+    """The identity in a PEM file, or in one line of base64 of the 32 raw bytes; raises `Malformed`."""
+    if len(data) > MAX_KEY_BYTES:
+        raise Malformed("too long for a key")
+    text = data.strip()
+    if not text:
+        raise Malformed("empty")
+    if not text.startswith(b"-----"):
+        try:
+            return Identity.from_seed(base64.b64decode(text, validate=True))
+        except binascii.Error as error:
+            raise Malformed("neither PEM nor base64") from error
+    try:
+        key = load_pem_private_key(text, password=None)
+    except TypeError as error:
+        raise Malformed("a key with a password; remove the password first") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise Malformed("not a private key") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise Malformed("a key of another kind than Ed25519")
+    return Identity(key)
+
+
+@contextmanager
+def identity_lock(data_dir: Path) -> Iterator[None]:
+    """Hold the identity of a data directory; raises `IdentityLocked` at once when another process does.
+
+    The kernel lets go of it when the process ends, however it ends.
+    """
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = data_dir / LOCK_FILE
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
+            who = f"process {holder}" if holder.isdigit() else "another process"
+            raise IdentityLocked(
+                f"the identity in {data_dir} is in use by {who}; stop that one with `peer leave`, "
+                "or give this one its own folder with --data-dir"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def next_incarnation(data_dir: Path, floor: int = 1) -> int:
+    """The number of this start: greater than every earlier one, and at least `floor`.  On disk before it is returned.
+
+    A daemon passes the unix time as floor, so that an identity brought to another computer, where no earlier start is
+    known, is not taken for an old one by peers that remember it.
+    """
+    path = data_dir / INCARNATION_FILE
+    try:
+        last = int(path.read_bytes()[:32].decode("ascii"))
+    except FileNotFoundError:
+        last = 0
+    except ValueError as error:
+        raise KeyfileError(f"the file {path} is damaged; remove it") from error
+    if not 0 <= last < MAX_INCARNATION:
+        raise KeyfileError(f"the file {path} is damaged; remove it")
+    number = max(last + 1, floor)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(path, f"{number}\n".encode())
+    return number
+
+
+def _place_new(temporary: Path, path: Path) -> None:
+    """Give a written file its name unless that is taken; the link is atomic, where the file system has links."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # no links on a memory stick's file system: look first, then rename
+        if path.exists():
+            raise FileExistsError(f"{path} exists") from None
+        os.replace(temporary, path)
+
+
+def _unused(data_dir: Path) -> Path:
+    number = 1
+    while (data_dir / f"identity.old-{number}.pem").exists():
+        number += 1
+    return data_dir / f"identity.old-{number}.pem"
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,248 @@
+"""Checking what others averaged, before we vote for it.
+
+What a record claims is compared with what our own exchange gave us.  Each chunk that we do not hold must be signed by a
+member of the plan; one averaged out of turn, while its owner lives, must be right, and so must those of a plan that
+we never heard of and that few have signed for.  Beyond that we average some chunks again from the members' own parts, which
+prove themselves against the roots in the plan, and compare to the bit:
+
+* chunks drawn by a signature that only we can make: nobody knows beforehand what we will look at;
+* chunks whose average is much larger than our own part: a destructive average is looked at by everybody.
+
+A wrong average is proof against its signer.  A chunk whose members are gone, or silent, cannot be checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+import trio
+
+from kernels.codec import is_sane
+from kernels.codec import parts as codec_parts
+from protocol.audit.evidence import AveragedPart, Evidence, WrongAverage, right_hash
+from protocol.consensus.validation import plan_of
+from protocol.events import AuditDone
+from protocol.exchange.assignment import plan_hash, takeover_order
+from protocol.exchange.runner import Exchange
+from protocol.network.interface import NetworkError
+from protocol.node.parts import Parts
+from protocol.state.chain import members_in, quorum_size
+from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Envelope, is_authentic, rebuild
+from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, Record, decode_body
+from protocol.wire.questions import SLICE_BYTES, PartReply, PartRequest
+
+SHARE = 50
+"""One chunk in so many times the members is drawn for an audit, and one at least: 1 to 3 % of an exchange's bytes."""
+MAX_SUSPECTS = 3
+SUSPICIOUS = 4.0
+"""An average so many times larger than our own part is looked at."""
+MAX_OUT_OF_TURN = 8
+MAX_MEMBERS_AUDITED = 64
+"""Parts of one chunk held at a time."""
+PART_TIMEOUT_S = 5.0
+MAX_REPLY_BYTES = SLICE_BYTES + 4096
+
+
+class OwnContribution(Protocol):
+    """Ours of this round.  data: its codec bytes, None before it is there."""
+
+    @property
+    def data(self) -> memoryview | None: ...
+
+    def part(self, root: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
+        """A chunk with its tree proof; None when `root` is not its name."""
+        ...
+
+
+class Unaccountable(Exception):
+    """Not to be voted for; the text says why."""
+
+
+class Finding(Enum):
+    RIGHT = "right"
+    WRONG = "wrong"
+    UNKNOWN = "unknown"
+
+
+class Auditor:
+    """Works for the peer made of `parts`.
+
+    lives: whether a peer is alive, as we see it.
+    """
+
+    def __init__(self, parts: Parts, lives: Callable[[PeerId], bool], own: OwnContribution,
+                 convict: Callable[[Evidence], Awaitable[None]]) -> None:
+        self._parts, self._lives, self._own, self._convict = parts, lives, own, convict
+
+    async def check(self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance,
+                    exchange: Exchange | None) -> None:
+        """Look at a record before voting for it.  exchange: ours of its plan.  Raises `Unaccountable`."""
+        plan = plan_of(record, provenance)
+        case = _Case(plan, plan_hash(plan), index, provenance)
+        held = exchange.machine.entries if exchange is not None else {}
+        strange = [chunk for chunk, entry in enumerate(index) if held.get(chunk) != entry]
+        if not await self._parts.offload(self._all_signed, case, strange):
+            raise Unaccountable("a record with a chunk that nobody signed")
+        drawn = self._draw(case)
+        if exchange is None and not case.well_vouched():
+            out_of_turn = strange  # we know nothing of that plan: whoever stands for it alone may have made it up
+        else:
+            out_of_turn = [chunk for chunk in strange if not self._in_turn(case, chunk, exchange)]
+        outsized = await self._parts.offload(self._outsized, sorted(held), exchange.result) if exchange is not None else []
+        optional = dict.fromkeys([*outsized[:MAX_SUSPECTS], *drawn])
+        checked = 0
+        for chunk in dict.fromkeys([*sorted(out_of_turn, key=case.lot(self._seed(case)))[:MAX_OUT_OF_TURN], *optional]):
+            finding = await self._audit(case, chunk)
+            if finding is Finding.WRONG:
+                raise Unaccountable(f"a record with a wrong average of chunk {chunk}")
+            if finding is Finding.UNKNOWN and chunk in out_of_turn and case.signer(chunk) == record.proposer:
+                raise Unaccountable(f"a record whose chunk {chunk} was averaged out of turn, and cannot be checked")
+            checked += finding is Finding.RIGHT
+        self._parts.emit(AuditDone(record.round, len(optional), checked))
+
+    async def inspect(self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, chunks: Sequence[int],
+                      result: memoryview) -> None:
+        """Look at fetched chunks of a record before voting for it: one that is much larger than our own part must be
+        shown to be right.  Raises `Unaccountable`."""
+        plan = plan_of(record, provenance)
+        case = _Case(plan, plan_hash(plan), index, provenance)
+        for chunk in (await self._parts.offload(self._outsized, chunks, result))[:MAX_SUSPECTS]:
+            if await self._audit(case, chunk) is not Finding.RIGHT:
+                raise Unaccountable(f"a record whose chunk {chunk} is far larger than ours, and cannot be checked")
+
+    def _outsized(self, chunks: Iterable[int], result: memoryview | None) -> list[int]:
+        """Those of these chunks whose average is much larger than our own part, the worst first."""
+        own, ratios = self._own.data, {}
+        for chunk in chunks if own is not None and result is not None else ():
+            span = self._parts.layout[chunk]
+            place = slice(span.offset, span.offset + span.size)
+            assert own is not None and result is not None
+            ratios[chunk] = _size(result[place], span.count) / max(_size(own[place], span.count), 1e-30)
+        return sorted((chunk for chunk in ratios if ratios[chunk] > SUSPICIOUS), key=lambda chunk: -ratios[chunk])
+
+    # -- what to look at ----------------------------------------------------------------------------------------------
+
+    def _seed(self, case: _Case) -> bytes:
+        return hash_bytes("audit", self._parts.identity.sign(b"manyhands audit 1" + case.name))
+
+    def _draw(self, case: _Case) -> list[int]:
+        chunks = [chunk for chunk in range(len(case.index)) if case.signer(chunk) != self._parts.me]
+        count = max(1, len(case.index) // (SHARE * len(case.plan.members)))
+        return sorted(chunks, key=case.lot(self._seed(case)))[:count]
+
+    def _in_turn(self, case: _Case, chunk: int, exchange: Exchange | None) -> bool:
+        """Whether the signer is the owner, or follows owners that are gone."""
+        owner = PeerId(case.plan.members[case.plan.owners[chunk]].peer)
+        if case.signer(chunk) == owner:
+            return True
+        for peer in takeover_order(case.name, chunk, case.members, owner):
+            if peer == case.signer(chunk):
+                return True
+            lost = exchange is not None and exchange.machine.is_lost(peer)
+            if self._lives(peer) and not lost:
+                return False
+        return False
+
+    def _all_signed(self, case: _Case, chunks: Sequence[int]) -> bool:
+        return all(is_authentic(case.statement(self._parts.run, chunk)) for chunk in chunks)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    async def _audit(self, case: _Case, chunk: int) -> Finding:
+        try:
+            averaged = members_in(case.index[chunk].mask, len(case.members))
+        except Malformed:
+            return Finding.UNKNOWN
+        if case.signer(chunk) == self._parts.me or len(averaged) > MAX_MEMBERS_AUDITED:
+            return Finding.UNKNOWN
+        if not all(self._lives(case.members[member]) for member in averaged):
+            return Finding.UNKNOWN
+        parts = await self._gather(case, chunk, averaged)
+        if parts is None:
+            return Finding.UNKNOWN
+        if await self._parts.offload(self._is_right, case, chunk, parts):
+            return Finding.RIGHT
+        await self._convict(WrongAverage(plan=case.plan, statement=case.statement(self._parts.run, chunk).raw, parts=parts))
+        return Finding.WRONG
+
+    def _is_right(self, case: _Case, chunk: int, parts: Sequence[AveragedPart]) -> bool:
+        span = self._parts.layout[chunk]
+        if not all(is_sane(part.data, span.count) for part in parts):
+            return False
+        tokens = [case.plan.members[part.member].tokens for part in parts]
+        right = right_hash(self._parts.manifest.aggregation, span, [part.data for part in parts], tokens)
+        return right == case.index[chunk].hash
+
+    async def _gather(self, case: _Case, chunk: int, averaged: Sequence[int]) -> list[AveragedPart] | None:
+        """The parts of these members, in order; None when one is not to be had."""
+        found: dict[int, AveragedPart] = {}
+
+        async def fetch(member: int) -> None:
+            part = await self._fetch(case, chunk, member)
+            if part is not None:
+                found[member] = part
+
+        async with trio.open_nursery() as nursery:
+            for member in averaged:
+                nursery.start_soon(fetch, member)
+        return [found[member] for member in averaged] if len(found) == len(averaged) else None
+
+    async def _fetch(self, case: _Case, chunk: int, member: int) -> AveragedPart | None:
+        peer, span = case.members[member], self._parts.layout[chunk]
+        if peer == self._parts.me:
+            own = self._own.part(Hash(case.plan.members[member].root), chunk)
+            return None if own is None else AveragedPart(member=member, proof=own[0], data=bytes(own[1]))
+        data = bytearray()
+        try:
+            while len(data) < span.size:
+                length = min(SLICE_BYTES, span.size - len(data))
+                question = PartRequest(root=case.plan.members[member].root, chunk=chunk, offset=len(data), length=length)
+                raw = await self._parts.network.request(peer, "part", question.encode(), timeout_s=PART_TIMEOUT_S)
+                reply = decode_body(PartReply, raw, max_bytes=MAX_REPLY_BYTES)
+                if len(reply.data) != length:
+                    return None
+                data += reply.data
+                proof = list(reply.proof)
+        except (NetworkError, Malformed):
+            return None
+        root, nodes = Hash(case.plan.members[member].root), [Hash(node) for node in proof]
+        leaf = await self._parts.offload(chunk_hash, data)
+        if not verify_proof(root, len(case.index), chunk, leaf, nodes):
+            return None
+        return AveragedPart(member=member, proof=proof, data=bytes(data))
+
+
+class _Case:
+    """A record under examination."""
+
+    def __init__(self, plan: Plan, name: Hash, index: Sequence[ChunkEntry], provenance: Provenance) -> None:
+        self.plan, self.name, self.index, self.provenance = plan, name, index, provenance
+        self.members = [PeerId(member.peer) for member in plan.members]
+
+    def signer(self, chunk: int) -> PeerId:
+        return self.members[self.provenance.signers[chunk]]
+
+    def well_vouched(self) -> bool:
+        """Whether a majority of the members has signed chunks, as far as there are chunks."""
+        return len(set(self.provenance.signers)) >= min(quorum_size(len(self.members)), len(self.index))
+
+    def statement(self, run: Hash, chunk: int) -> Envelope:
+        """The `ChunkResult` that the signature belongs to; unchecked."""
+        body = ChunkResult(plan=self.name, chunk=chunk, entry=self.index[chunk])
+        return rebuild(run, ChunkResult.KIND, self.signer(chunk), body.encode(), self.provenance.signatures[chunk])
+
+    def lot(self, seed: bytes) -> Callable[[int], bytes]:
+        """The order in which `seed` draws chunks."""
+        return lambda chunk: hash_bytes("audit lot", seed + chunk.to_bytes(4, "big"))
+
+
+def _size(data: memoryview, count: int) -> float:
+    """How large the values of a chunk are, judged by their scales alone."""
+    scales, _ = codec_parts(data, count)
+    return float(np.sqrt(np.mean(np.square(scales, dtype=np.float64))))

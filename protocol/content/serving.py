@@ -1,0 +1,115 @@
+"""Answers to the questions others ask about the past: the run's manifest, records, and pieces of what we hold.
+
+Only what is on disk is served, in pieces of at most `MAX_REQUEST_BYTES`; questions cost no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from protocol.content.blobs import ChunkRequest
+from protocol.network.interface import Refused
+from protocol.node.parts import Parts
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash, tree_root
+from protocol.wire.messages import decode_body
+from protocol.wire.questions import (
+    COMMITS_BYTES,
+    CommitsReply,
+    CommitsRequest,
+    HaveReply,
+    HaveRequest,
+    LeavesReply,
+    LeavesRequest,
+    TipsReply,
+    TipsRequest,
+)
+
+MAX_QUESTION_BYTES = 4096
+
+
+class Serving:
+    """Serves from `parts`, in worker threads."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._kinds: dict[str, Callable[[bytes], bytes]] = {
+            "tips": self._tips,
+            "commits": self._commits,
+            "have": self._have,
+            "leaves": self._leaves,
+            "chunk": self._chunk,
+            "manifest": self._manifest,
+        }
+
+    def knows(self, kind: str) -> bool:
+        return kind in self._kinds
+
+    async def answer(self, kind: str, data: bytes) -> bytes:
+        """The answer to a question; raises `Refused` with the reason when there is none."""
+        if len(data) > MAX_QUESTION_BYTES:
+            raise Refused("the question is too long")
+        try:
+            answer = await self._parts.offload(self._kinds[kind], data)
+        except Malformed as error:
+            raise Refused(str(error)) from error
+        assert isinstance(answer, bytes)
+        return answer
+
+    def _manifest(self, data: bytes) -> bytes:
+        return self._parts.manifest_raw
+
+    def _tips(self, data: bytes) -> bytes:
+        question = decode_body(TipsRequest, data)
+        history = self._parts.history
+        return TipsReply(length=history.length, tips=list(history.tips(question.start, question.count))).encode()
+
+    def _commits(self, data: bytes) -> bytes:
+        question = decode_body(CommitsRequest, data)
+        commits: list[bytes] = []
+        size = 0
+        for round in range(question.start, min(question.start + question.count, self._parts.history.length)):
+            raw = self._parts.history.commit_at(round).encode()
+            size += len(raw)
+            if commits and size > COMMITS_BYTES:
+                break
+            commits.append(raw)
+        return CommitsReply(commits=commits).encode()
+
+    def _have(self, data: bytes) -> bytes:
+        decode_body(HaveRequest, data)
+        store, history = self._parts.store, self._parts.history
+        return HaveReply(length=history.length, oldest_result=store.oldest_result(),
+                         checkpoints=[rounds for rounds in store.checkpoints()][-16:]).encode()
+
+    def _leaves(self, data: bytes) -> bytes:
+        question = decode_body(LeavesRequest, data)
+        opened = self._parts.store.open_checkpoint(question.rounds)
+        if opened is None:
+            raise Refused("that checkpoint is not here")
+        return LeavesReply(leaves=list(opened[0])).encode()
+
+    def _chunk(self, data: bytes) -> bytes:
+        question = decode_body(ChunkRequest, data)
+        piece = self._result_chunk(question) if question.what == "result" else self._checkpoint_chunk(question)
+        if piece is None:
+            raise Refused("that chunk is not here")
+        return bytes(piece[question.offset : question.offset + question.length])
+
+    def _result_chunk(self, question: ChunkRequest) -> memoryview | None:
+        layout, root = self._parts.layout, Hash(question.root)
+        if question.index >= len(layout):
+            return None
+        span = layout[question.index]
+        result = self._parts.store.open_result(question.round, root)
+        if result is None:
+            return None
+        return result[span.offset : span.offset + span.size]
+
+    def _checkpoint_chunk(self, question: ChunkRequest) -> memoryview | None:
+        opened = self._parts.store.open_checkpoint(question.round)
+        if opened is None or tree_root(opened[0]) != question.root:
+            return None
+        step = self._parts.manifest.checkpoint_chunk_bytes
+        piece = opened[1][question.index * step : (question.index + 1) * step]
+        return piece if len(piece) else None

@@ -1,0 +1,108 @@
+"""Who averages which chunk: the layout of a contribution, chunk owners, and who follows a dead owner.
+
+Pure functions that every member computes alike, from what the plan or the manifest says.
+
+The load to balance: with N members and payload P, an owner of the share f of the chunks sends (1 - f) P of its own parts
+and f P (N - 1) results, and receives as much: P (1 + (N - 2) f).  Equal shares give everybody 2 (N - 1)/N P.  Where
+bandwidths b differ, shares minimise the time of the slowest, max P (1 + (N - 2) f)/b; who has too little owns nothing.
+Measurements are rough and may be lies: bandwidths within `ALIKE` of each other count as equal, and none counts for more
+than `LARGEST` times the median.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+from kernels.codec import encoded_bytes
+from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Plan
+
+ALIKE = 1.25
+LARGEST = 4.0
+
+
+@dataclass(frozen=True)
+class ChunkSpan:
+    """Chunk of a contribution: parameters [start, start + count), codec bytes [offset, offset + size)."""
+
+    start: int
+    count: int
+    offset: int
+    size: int
+
+
+def chunk_layout(parameters: int, chunk_parameters: int) -> tuple[ChunkSpan, ...]:
+    """The chunks of a contribution of `parameters` values, the last one shorter."""
+    spans, offset = [], 0
+    for start in range(0, parameters, chunk_parameters):
+        count = min(chunk_parameters, parameters - start)
+        spans.append(ChunkSpan(start, count, offset, encoded_bytes(count)))
+        offset += encoded_bytes(count)
+    return tuple(spans)
+
+
+def payload_bytes(layout: Sequence[ChunkSpan]) -> int:
+    """Codec bytes of a whole contribution or result."""
+    return layout[-1].offset + layout[-1].size
+
+
+def contribution_leaves(data: memoryview, layout: Sequence[ChunkSpan]) -> list[Hash]:
+    """The hash of each chunk of a contribution; their tree root is what READY commits to."""
+    return [chunk_hash(data[span.offset : span.offset + span.size]) for span in layout]
+
+
+def assign_owners(tip: Hash, members: Sequence[PeerId], chunks: int, bandwidths: Sequence[float] = ()) -> bytes:
+    """One byte a chunk: the index of its owner.
+
+    bandwidths: bytes a second of each member, the less of up and down; 0 where it is not known.  The chunks of an owner
+    are spread evenly; the order starts at a place drawn by the tip, so the odd chunks do not always fall to the same peer.
+    """
+    first = int.from_bytes(hash_bytes("owners", tip)[:4], "big") % len(members)
+    order = [(first + place) % len(members) for place in range(len(members))]
+    counts = share_out([bandwidths[index] for index in order] if bandwidths else [0.0] * len(members), chunks)
+    given = [0] * len(members)
+    owners = bytearray()
+    for chunk in range(chunks):
+        place = max(range(len(members)), key=lambda place: counts[place] * (chunk + 1) - given[place] * chunks)
+        given[place] += 1
+        owners.append(order[place])
+    return bytes(owners)
+
+
+def share_out(bandwidths: Sequence[float], chunks: int) -> list[int]:
+    """How many chunks each member owns, so that the slowest is done as early as can be."""
+    members, known = len(bandwidths), sorted(bandwidth for bandwidth in bandwidths if bandwidth > 0)
+    if members <= 2 or not known or known[-1] <= ALIKE * known[0]:
+        return [chunks // members + (place < chunks % members) for place in range(members)]
+    median = known[len(known) // 2]
+    speeds = [min(bandwidth, LARGEST * median) if bandwidth > 0 else median for bandwidth in bandwidths]
+    counts = [0] * members
+    loads = [(chunks + members - 2) / speed for speed in speeds]  # of one chunk more, in chunks' time
+    heap = [(load, place) for place, load in enumerate(loads)]
+    heapify(heap)
+    for _ in range(chunks):
+        _, place = heap[0]
+        counts[place] += 1
+        heapreplace(heap, ((chunks + (members - 2) * (counts[place] + 1)) / speeds[place], place))
+    return counts
+
+
+def plan_hash(plan: Plan) -> Hash:
+    """The name of an exchange."""
+    return hash_bytes("plan", plan.encode())
+
+
+def takeover_order(plan: Hash, chunk: int, members: Sequence[PeerId], owner: PeerId) -> list[PeerId]:
+    """The owner of a chunk, then who follows it, in rendezvous order."""
+    others = [peer for peer in members if peer != owner]
+    others.sort(key=lambda peer: hash_bytes("takeover", plan + chunk.to_bytes(4, "big") + peer.encode()))
+    return [owner, *others]
+
+
+def mask_of(indices: Sequence[int], members: int) -> bytes:
+    """The mask with these members in: bit i of byte i // 8."""
+    bits = sum(1 << index for index in indices)
+    return bits.to_bytes((members + 7) // 8, "little")

@@ -1,0 +1,268 @@
+"""The butterfly all-reduce as a pure state machine: who sends which chunk to whom, and what a death changes.
+
+Every member sends its part of a chunk to the chunk's owner; the owner averages the parts it has from everybody who is
+not lost, in canonical order, and sends the result to all.
+
+Policy
+* The owner of a chunk is the first in its takeover order that is not lost.  When an owner is lost, members send the parts
+  of its unfinished chunks, only those, to the next one; that one also asks for what it misses, and whoever is asked
+  answers with the result, if it holds one, else with its part.  Nothing else is sent again.
+* A member is lost when it is reported dead, when it owes us a part and nothing came from it for `stall_s`, or when it owes
+  us a result and nothing came from it for twice that (an owner may itself be waiting for somebody).
+* Who is lost stays lost in this exchange: nobody waits for it any more.  What it still sends is taken.
+* The first valid result of a chunk is kept.  If two versions exist, the round's record decides (`adopt`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.exchange.assignment import mask_of, plan_hash, takeover_order
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import ChunkEntry, Plan
+
+RESULT_PATIENCE = 2.0
+"""Times `stall_s` that an owner may be silent while it owes a result."""
+ASK_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class SendPart:
+    to: PeerId
+    chunk: int
+
+
+@dataclass(frozen=True)
+class SendResult:
+    to: PeerId
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Average these members' parts (indices in the plan, ascending)."""
+
+    chunk: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask a peer for the result of a chunk, or its part."""
+
+    peer: PeerId
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class Done:
+    """All results are here."""
+
+
+Effect = SendPart | SendResult | Reduce | Ask | Lost | Done
+
+
+class ExchangeMachine:
+    """One member's view of the exchange of `plan`.  `now` is trio time."""
+
+    def __init__(self, me: PeerId, plan: Plan, stall_s: float, now: float) -> None:
+        self.me, self.plan, self.name = me, plan, plan_hash(plan)
+        self.members = [PeerId(member.peer) for member in plan.members]
+        self.others = [peer for peer in self.members if peer != me]
+        self.entries: dict[int, ChunkEntry] = {}
+        self._stall_s = stall_s
+        self._index = {peer: index for index, peer in enumerate(self.members)}
+        self._lost: dict[PeerId, None] = {}
+        self._heard = dict.fromkeys(self.members, now)
+        self._owing: dict[PeerId, float] = {}
+        self._parts: dict[int, set[int]] = {}
+        self._reducing: set[int] = set()
+        self._sent: set[tuple[PeerId, int]] = set()
+        self._wanted_by: dict[int, list[PeerId]] = {}
+        self._asked = now
+        self._orders = {chunk: [self.members[owner]] for chunk, owner in enumerate(plan.owners)}
+        self._mine: list[int] = []
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def chunks(self) -> int:
+        return len(self.plan.owners)
+
+    def is_lost(self, peer: PeerId) -> bool:
+        return peer in self._lost
+
+    def is_reducing(self, chunk: int) -> bool:
+        """Its parts are being averaged."""
+        return chunk in self._reducing
+
+    def owner(self, chunk: int) -> PeerId:
+        """Who averages this chunk now."""
+        order = self._orders[chunk]
+        if order[0] not in self._lost:
+            return order[0]
+        if len(order) == 1:
+            order = self._orders[chunk] = takeover_order(self.name, chunk, self.members, order[0])
+        return next((peer for peer in order if peer not in self._lost), self.me)
+
+    def waiting_for(self) -> list[PeerId]:
+        """Whom the missing results wait for: owners, and members that owe us parts."""
+        peers: dict[PeerId, None] = {}
+        for chunk in range(self.chunks):
+            if chunk not in self.entries and self.owner(chunk) != self.me:
+                peers[self.owner(chunk)] = None
+            elif chunk not in self.entries:
+                peers.update(dict.fromkeys(self._missing(chunk)))
+        return sorted(peers)
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for chunk in range(self.chunks):
+            effects += self._turn_to_owner(chunk)
+        return effects
+
+    def heard(self, peer: PeerId, now: float) -> None:
+        """Bytes of a push are coming from this member."""
+        if peer in self._heard:
+            self._heard[peer] = now
+
+    def part_arrived(self, peer: PeerId, chunk: int, now: float) -> list[Effect]:
+        """A verified part.  From a peer that takes us for the owner of a chunk we have, it is a wish for the result."""
+        self.heard(peer, now)
+        if chunk in self.entries:
+            return [SendResult(peer, chunk)]
+        self._parts.setdefault(chunk, set()).add(self._index[peer])
+        if self.owner(chunk) != self.me:
+            self._want(peer, chunk)
+            return []
+        return self._reduce_if_complete(chunk)
+
+    def asked(self, peer: PeerId, chunk: int) -> list[Effect]:
+        """A successor asks for a chunk."""
+        if peer not in self._index or peer == self.me or not 0 <= chunk < self.chunks:
+            return []
+        return [SendResult(peer, chunk)] if chunk in self.entries else [SendPart(peer, chunk)]
+
+    def reduced(self, chunk: int, entry: ChunkEntry) -> list[Effect]:
+        """Our average of a chunk is ready."""
+        self._reducing.discard(chunk)
+        if chunk in self.entries:
+            return []
+        return self._hold(chunk, entry, [peer for peer in self.others if peer not in self._lost])
+
+    def result_arrived(self, peer: PeerId, chunk: int, entry: ChunkEntry, now: float) -> list[Effect]:
+        """A verified result, from its owner or from somebody who serves it on.
+
+        A successor may get one that the dead owner made: whoever took it for the owner by sending a part waits for it.
+        """
+        self.heard(peer, now)
+        if chunk in self.entries:
+            return []
+        waiting = self._parts.get(chunk, set()) if self.owner(chunk) == self.me else set()
+        to = [self.members[index] for index in sorted(waiting)]
+        return self._hold(chunk, entry, [other for other in to if other not in (self.me, peer, *self._lost)])
+
+    def peer_dead(self, peer: PeerId) -> list[Effect]:
+        """Reported by membership, or nothing can be sent to it."""
+        if peer not in self._index or peer in self._lost or peer == self.me:
+            return []
+        self._lost[peer] = None
+        effects: list[Effect] = [Lost(peer)]
+        for chunk in range(self.chunks):
+            if chunk in self.entries:
+                continue
+            if peer in self._orders[chunk]:
+                effects += self._turn_to_owner(chunk)
+            if self.owner(chunk) == self.me:
+                effects += self._reduce_if_complete(chunk)
+        return effects
+
+    def peer_back(self, peer: PeerId) -> list[Effect]:
+        """A lost member is heard again: nobody waits for it, but it may have what we averaged."""
+        return [SendResult(peer, chunk) for chunk in self._mine] if peer in self._lost else []
+
+    def tick(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for peer in self._stalled(now):
+            effects += self.peer_dead(peer)
+        if now - self._asked >= ASK_EVERY_S:
+            self._asked = now
+            for chunk in range(self.chunks):
+                if self._took_over(chunk):
+                    effects += [Ask(peer, chunk) for peer in self._missing(chunk)]
+        return effects
+
+    def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
+        """The chunks in which we hold nothing, or another version than the record's."""
+        return [chunk for chunk, entry in enumerate(index) if self.entries.get(chunk) != entry]
+
+    # -- the inside ---------------------------------------------------------------------------------------------------
+
+    def _turn_to_owner(self, chunk: int) -> list[Effect]:
+        """Give our part of a chunk to whoever owns it now."""
+        owner = self.owner(chunk)
+        if owner == self.me:
+            self._parts.setdefault(chunk, set()).add(self._index[self.me])
+            asks: list[Effect] = [Ask(peer, chunk) for peer in self._missing(chunk)] if self._took_over(chunk) else []
+            return asks + self._reduce_if_complete(chunk)
+        if (owner, chunk) in self._sent:
+            return []
+        self._sent.add((owner, chunk))
+        return [SendPart(owner, chunk)]
+
+    def _took_over(self, chunk: int) -> bool:
+        return chunk not in self.entries and self._orders[chunk][0] != self.me and self.owner(chunk) == self.me
+
+    def _missing(self, chunk: int) -> list[PeerId]:
+        have = self._parts.get(chunk, set())
+        return [peer for peer in self.others if peer not in self._lost and self._index[peer] not in have]
+
+    def _reduce_if_complete(self, chunk: int) -> list[Effect]:
+        if chunk in self.entries or chunk in self._reducing or self._missing(chunk):
+            return []
+        if self._index[self.me] not in self._parts.get(chunk, ()):
+            return []  # not started yet: our own part belongs to it
+        self._reducing.add(chunk)
+        return [Reduce(chunk, tuple(sorted(self._parts[chunk])))]
+
+    def _hold(self, chunk: int, entry: ChunkEntry, to: Sequence[PeerId]) -> list[Effect]:
+        self.entries[chunk] = entry
+        self._parts.pop(chunk, None)
+        if to:
+            self._mine.append(chunk)
+        wishes = [peer for peer in self._wanted_by.pop(chunk, []) if peer not in to]
+        effects: list[Effect] = [SendResult(peer, chunk) for peer in [*to, *wishes]]
+        return [*effects, Done()] if len(self.entries) == self.chunks else effects
+
+    def _want(self, peer: PeerId, chunk: int) -> None:
+        wishes = self._wanted_by.setdefault(chunk, [])
+        if peer not in wishes:
+            wishes.append(peer)
+
+    def _stalled(self, now: float) -> list[PeerId]:
+        owing: dict[PeerId, float] = {}
+        for chunk in range(self.chunks):
+            if chunk in self.entries or chunk in self._reducing:
+                continue
+            owner = self.owner(chunk)
+            if owner == self.me:
+                owing.update(dict.fromkeys(self._missing(chunk), self._stall_s))
+            else:
+                owing.setdefault(owner, RESULT_PATIENCE * self._stall_s)
+        self._owing = {peer: self._owing.get(peer, now) for peer in owing}
+        return sorted(peer for peer, patience in owing.items()
+                      if now - max(self._heard[peer], self._owing[peer]) > patience)
+
+
+def entry_of(hash: Hash, members: Sequence[int], count: int) -> ChunkEntry:
+    """The index entry of a chunk averaged over these members."""
+    return ChunkEntry(hash=hash, mask=mask_of(members, count))

@@ -1,0 +1,243 @@
+"""The bulk data plane: pushes of large chunks over their own TCP sockets, straight into the receiver's buffer.
+
+A socket is agreed over a libp2p stream that has authenticated both peer IDs.  Decides how many sockets there may be, and
+how long a handshake may take; how pushes go over them is `sending` and `receiving`, what a push means, and which buffer
+takes it, is the handlers' business.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import socket
+import struct
+from collections import Counter
+from typing import Any
+
+import trio
+
+from protocol.network.interface import MAX_PUSH_BYTES, MAX_PUSH_HEADER_BYTES, Bandwidth, Handlers, NetworkError, Unreachable
+from protocol.network.libp2p.conduct import OVER, Conduct
+from protocol.network.libp2p.link import (
+    MAC_BYTES,
+    NONCE_BYTES,
+    TOKEN_BYTES,
+    Keys,
+    Link,
+    LinkBroken,
+)
+from protocol.network.libp2p.rates import WINDOW_S, Gauge, RateLimit
+from protocol.network.libp2p.receiving import Receiving
+from protocol.network.libp2p.sending import MAX_LANES, Sending
+from protocol.network.libp2p.streams import discard, finish, read_exactly
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+
+HANDSHAKE_S = 5.0
+MAX_LINKS = 256
+MAX_LINKS_PER_PEER = 2 * MAX_LANES
+"""Accepted from one peer: those it uses, and those that broke and we have not noticed."""
+MAX_PENDING = 64
+"""Sockets that have not proved who they are, at one time.  The next one takes the place of the one that has waited longest
+from the address with the most of them: a proof takes milliseconds, so whoever means it is through."""
+log = logging.getLogger(__name__)
+_GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
+
+
+class Bulk:
+    def __init__(self, host: Any, run: Hash, handlers: Handlers, conduct: Conduct, listen_host: str,
+                 up: RateLimit, down: RateLimit) -> None:
+        from libp2p.custom_types import TProtocol
+
+        self._host = host
+        self._me = PeerId(host.get_id().to_base58())
+        self._run = run
+        self._listen_host = listen_host
+        self._protocol = TProtocol(f"/manyhands/1/{bytes(run).hex()[:16]}/bulk")
+        self._conduct = conduct
+        self._up, self._down, self._gauge = up, down, Gauge()
+        self._sending = Sending(self._dial, up)
+        self._receiving = Receiving(handlers, down, conduct)
+        self._links: dict[PeerId, list[Link]] = {}
+        self._granted: dict[bytes, tuple[PeerId, Keys]] = {}
+        self._unproved: dict[trio.socket.SocketType, str] = {}
+        self._port = 0
+        self._nursery: trio.Nursery | None = None
+        host.set_stream_handler(self._protocol, self._grant)
+
+    @property
+    def up_bytes(self) -> int:
+        return self._sending.up_bytes
+
+    @property
+    def down_bytes(self) -> int:
+        return self._receiving.down_bytes
+
+    def bandwidth(self) -> Bandwidth:
+        return Bandwidth(self._up.at_most(self._gauge.up_bytes_per_s), self._down.at_most(self._gauge.down_bytes_per_s))
+
+    async def _watch_bandwidth(self) -> None:
+        while True:
+            accepted = [link for links in self._links.values() for link in links]
+            states = {link: link.state for link in (*accepted, *self._sending.links())}
+            self._gauge.read({link: state for link, state in states.items() if state is not None}, trio.current_time(),
+                             self._sending.offered())
+            self._sending.share_out(self._gauge.line_bytes_per_s)
+            await trio.sleep(WINDOW_S)
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        listener = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        with listener:
+            await listener.bind((self._listen_host, 0))
+            listener.listen(64)
+            self._port = listener.getsockname()[1]
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._watch_bandwidth)
+                task_status.started()
+                while True:
+                    try:
+                        sock, address = await listener.accept()
+                    except OSError as error:  # out of descriptors: others may give some back
+                        log.debug("a bulk socket could not be accepted: %r", error)
+                        await trio.sleep(0.1)
+                        continue
+                    self._make_room()
+                    self._unproved[sock] = str(address[0])
+                    nursery.start_soon(self._accept, sock)
+
+    def _make_room(self) -> None:
+        if len(self._unproved) >= MAX_PENDING:
+            (busiest, _), *_ = Counter(self._unproved.values()).most_common(1)
+            oldest = next(sock for sock, address in self._unproved.items() if address == busiest)
+            del self._unproved[oldest]
+            oldest.close()
+
+    def cut_off(self, peer: PeerId) -> None:
+        """End what `peer` pushes to us."""
+        for link in self._links.get(peer, []):
+            link.abort("the peer is banned")
+
+    def disconnected(self, peer: PeerId) -> None:
+        self._sending.disconnected(peer)
+
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float) -> None:
+        data = data.cast("B")
+        if len(header) > MAX_PUSH_HEADER_BYTES or len(data) > MAX_PUSH_BYTES:
+            raise NetworkError(f"a push of {len(header)} + {len(data)} bytes is over the limit")
+        assert self._nursery is not None
+        with trio.move_on_after(timeout_s) as scope:
+            await self._sending.push(self._nursery, peer, header, data)
+        if scope.cancelled_caught:
+            raise Unreachable(f"{peer} did not take a push of {len(data)} bytes within {timeout_s:g} s")
+
+    async def _dial(self, peer: PeerId) -> Link:
+        from libp2p.peer.id import ID
+
+        with trio.move_on_after(HANDSHAKE_S):
+            try:
+                stream = await self._host.new_stream(ID.from_string(peer), [self._protocol])
+            except Exception as error:
+                raise LinkBroken(f"no bulk connection: {error}") from error
+            try:
+                nonce = os.urandom(NONCE_BYTES)
+                await stream.write(nonce)
+                port, token, theirs = _GRANT.unpack(await read_exactly(stream, _GRANT.size))
+                address = stream.get_remote_address()
+            except Exception as error:
+                await discard(stream)
+                raise LinkBroken(f"no bulk connection: {error}") from error
+            except BaseException:
+                await discard(stream)
+                raise
+            await finish(stream)
+            if address is None:
+                raise LinkBroken("the peer's address is not known")
+            keys = Keys.agree(self._run, self._me, peer, token, nonce + theirs)
+            return await self._prove(address[0], port, token, keys)
+        raise LinkBroken(f"no bulk connection within {HANDSHAKE_S:g} s")
+
+    async def _prove(self, ip: str, port: int, token: bytes, keys: Keys) -> Link:
+        sock = trio.socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            await sock.connect((ip, port))
+            await trio.SocketStream(sock).send_all(token + keys.proof(b"dialer"))
+            if not hmac.compare_digest(await _receive(sock, MAC_BYTES), keys.proof(b"listener")):
+                raise LinkBroken("the bulk connection reached somebody else")
+            return Link(_bare(sock), keys, dialled=True)
+        except trio.BrokenResourceError as error:
+            sock.close()
+            raise LinkBroken(f"the bulk socket broke: {error}") from error
+        except BaseException:
+            sock.close()
+            raise
+
+    async def _grant(self, stream: Any) -> None:
+        """libp2p's stream handler: no exception may leave it."""
+        try:
+            peer = PeerId(stream.muxed_conn.peer_id.to_base58())
+            mine = len(self._links.get(peer, [])) + sum(other == peer for other, _ in self._granted.values())
+            if mine >= MAX_LINKS_PER_PEER or len(self._granted) + sum(map(len, self._links.values())) >= MAX_LINKS:
+                self._conduct.offend(peer, OVER, "too many bulk connections")
+                raise LinkBroken("too many bulk connections")
+            token, nonce = os.urandom(TOKEN_BYTES), os.urandom(NONCE_BYTES)
+            with trio.fail_after(HANDSHAKE_S):
+                theirs = await read_exactly(stream, NONCE_BYTES)
+                self._granted[token] = (peer, Keys.agree(self._run, peer, self._me, token, theirs + nonce))
+                await stream.write(_GRANT.pack(self._port, token, nonce))
+            await finish(stream)
+            assert self._nursery is not None
+            self._nursery.start_soon(self._expire, token)
+        except Exception as error:  # noqa: BLE001 - see above
+            log.debug("a bulk handshake failed: %r", error)
+            await discard(stream)
+
+    async def _expire(self, token: bytes) -> None:
+        await trio.sleep(HANDSHAKE_S)
+        self._granted.pop(token, None)
+
+    async def _accept(self, sock: trio.socket.SocketType) -> None:
+        """From a raw socket to a served link; a stranger costs 48 bytes and five seconds."""
+        try:
+            try:
+                with trio.fail_after(HANDSHAKE_S):
+                    hello = await _receive(sock, TOKEN_BYTES + MAC_BYTES)
+                    peer, keys = self._granted.pop(hello[:TOKEN_BYTES])
+                    if not hmac.compare_digest(hello[TOKEN_BYTES:], keys.proof(b"dialer")):
+                        raise LinkBroken("a false proof")
+                    await trio.SocketStream(sock).send_all(keys.proof(b"listener"))
+            finally:
+                self._unproved.pop(sock, None)
+        except (OSError, KeyError, LinkBroken, trio.TooSlowError, trio.BrokenResourceError,
+                trio.ClosedResourceError) as error:
+            log.debug("a bulk socket was turned away: %r", error)
+            sock.close()
+            return
+        except BaseException:
+            sock.close()
+            raise
+        link = Link(_bare(sock), keys, dialled=False)
+        links = self._links.setdefault(peer, [])
+        links.append(link)
+        try:
+            await self._receiving.serve(peer, link)
+        finally:
+            link.close()
+            links.remove(link)
+            if not links and self._links.get(peer) is links:
+                del self._links[peer]
+
+
+async def _receive(sock: trio.socket.SocketType, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = await sock.recv(size - len(data))
+        if not more:
+            raise LinkBroken("the peer closed the connection")
+        data += more
+    return data
+
+
+def _bare(sock: trio.socket.SocketType) -> socket.socket:
+    return socket.socket(fileno=sock.detach())

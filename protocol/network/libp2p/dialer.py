@@ -1,0 +1,215 @@
+"""The address book and who is dialled when.
+
+Every peer in the book that is neither connected nor banned is dialled, with a pause that doubles up to a minute; a new
+address makes it due at once.  A connection that lasted is dialled again after a second; one that the other end soon
+closed, after the pause, for it may not want us.  The library's own dialling (happy eyeballs over two addresses, a cache of
+failed peers) is bypassed: each address is tried alone, and what came of it is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import trio
+
+from protocol.network.libp2p.attempts import BANNED, OTHER_RUN, SILENT, Attempt, problem_of
+from protocol.wire.canonical import Malformed
+from protocol.wire.identity import PeerId, public_key_of
+
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 60.0
+LASTING_S = 30.0
+DIAL_S = 10.0
+MAX_PEERS = 1024
+MAX_ADDRESSES_PER_PEER = 8
+MAX_ADDRESS_CHARS = 200
+MAX_AT_ONCE = 8
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Entry:
+    addresses: list[str] = field(default_factory=list)
+    """Newest first."""
+    pause_s: float = FIRST_PAUSE_S
+    due_at: float = 0.0
+    dialling: bool = False
+    tried: dict[str, Attempt] = field(default_factory=dict)
+    """What came of each address."""
+    foreign: bool = False
+    """Connected once, it did not speak our run."""
+
+
+class Dialer:
+    """leave_alone: whether there is nothing to do about a peer now.
+
+    on_came: told of a peer that was to be dialled and had connected to us itself.
+    """
+
+    def __init__(self, host: Any, me: PeerId, leave_alone: Callable[[PeerId], bool],
+                 is_banned: Callable[[PeerId], bool], on_came: Callable[[PeerId], None]) -> None:
+        self._host = host
+        self._me = me
+        self._leave_alone, self._is_banned, self._on_came = leave_alone, is_banned, on_came
+        self._book: dict[PeerId, _Entry] = {}
+        self._forgotten: set[PeerId] = set()
+        self._changed = trio.Event()
+        self._random = random.Random(me)
+
+    def remember(self, addresses: Sequence[str]) -> None:
+        for address in addresses:
+            peer = peer_of(address)
+            if peer is None or peer == self._me or peer in self._forgotten:
+                continue
+            entry = self._book.get(peer)
+            if entry is None:
+                if len(self._book) >= MAX_PEERS:
+                    continue
+                entry = self._book[peer] = _Entry()
+            if address not in entry.addresses:
+                entry.addresses = [address, *entry.addresses][:MAX_ADDRESSES_PER_PEER]
+                entry.tried = {tried: entry.tried[tried] for tried in entry.tried if tried in entry.addresses}
+                self._make_due(entry)
+
+    def known(self) -> list[str]:
+        return [address for entry in self._book.values() for address in entry.addresses]
+
+    def attempts(self) -> list[Attempt]:
+        """What came of all addresses that were tried."""
+        return [self._seen_as(peer, entry, attempt)
+                for peer, entry in self._book.items() for attempt in entry.tried.values()]
+
+    def _seen_as(self, peer: PeerId, entry: _Entry, attempt: Attempt) -> Attempt:
+        if attempt.problem == "" and entry.foreign:
+            return replace(attempt, problem=OTHER_RUN)
+        return replace(attempt, problem=BANNED) if self._is_banned(peer) else attempt
+
+    def reached(self) -> list[str]:
+        """Addresses whose last dialling led to their peer, of our run."""
+        return [attempt.address for attempt in self.attempts() if attempt.problem == ""]
+
+    def on_foreign(self, peer: PeerId) -> None:
+        """This peer is connected, and does not know our run."""
+        if peer in self._book:
+            self._book[peer].foreign = True
+
+    def forget(self, peer: PeerId) -> None:
+        self._book.pop(peer, None)
+        if len(self._forgotten) < MAX_PEERS:
+            self._forgotten.add(peer)
+
+    def lost(self, peer: PeerId, lasted_s: float) -> None:
+        """A connection ended: try again soon.  Not at once: a peer that shuts down still accepts for a moment."""
+        entry = self._book.get(peer)
+        if entry is not None:
+            if lasted_s >= LASTING_S:
+                entry.pause_s = FIRST_PAUSE_S
+            entry.due_at = trio.current_time() + entry.pause_s
+            self._changed.set()
+
+    def _make_due(self, entry: _Entry) -> None:
+        entry.pause_s = FIRST_PAUSE_S
+        entry.due_at = -1.0
+        self._changed.set()
+
+    async def run(self) -> None:
+        limiter = trio.CapacityLimiter(MAX_AT_ONCE)
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._changed = trio.Event()
+                now = trio.current_time()
+                waiting = [
+                    (peer, entry)
+                    for peer, entry in self._book.items()
+                    if not entry.dialling and not self._leave_alone(peer)
+                ]
+                for peer, entry in waiting:
+                    if entry.due_at <= now:
+                        entry.dialling = True
+                        nursery.start_soon(self._dial, peer, entry, limiter)
+                next_at = min((entry.due_at for _, entry in waiting if not entry.dialling), default=now + MAX_PAUSE_S)
+                with trio.move_on_at(max(next_at, now + 0.05)):
+                    await self._changed.wait()
+
+    async def _dial(self, peer: PeerId, entry: _Entry, limiter: trio.CapacityLimiter) -> None:
+        entry.due_at = trio.current_time() + entry.pause_s * self._random.uniform(0.8, 1.2)
+        entry.pause_s = min(MAX_PAUSE_S, entry.pause_s * 2)
+        async with limiter:
+            for address in list(entry.addresses):
+                if self._leave_alone(peer) or peer in self._forgotten:
+                    break
+                problem: str | None = SILENT
+                entry.foreign = False
+                with trio.move_on_after(DIAL_S):
+                    problem = await self._try(peer, address)
+                if problem is not None:
+                    times = entry.tried[address].times if address in entry.tried else 0
+                    entry.tried[address] = Attempt(address, times + 1, problem)
+        entry.dialling = False
+        self._changed.set()
+
+    async def _try(self, peer: PeerId, address: str) -> str | None:
+        """Connect; the problem, "" when it led there, None when the peer had connected to us meanwhile."""
+        try:
+            if await self._connect(peer, address):
+                return ""
+        except Exception as error:  # noqa: BLE001 - the library raises anything; the next try decides
+            log.debug("dialling %s failed: %r", address, error)
+            return problem_of(error)
+        self._on_came(peer)
+        return None
+
+    async def _connect(self, peer: PeerId, address: str) -> bool:
+        """Whether this made a connection; False when there was one."""
+        from libp2p.peer.id import ID
+        from libp2p.peer.peerinfo import PeerInfo
+        from multiaddr import Multiaddr
+
+        identity = ID.from_string(peer)
+        if self._host.get_network().connections.get(identity):
+            return False
+        self._host.get_network().unblock_peer(identity)
+        self._host.get_peerstore().clear_addrs(identity)
+        await self._host.connect(PeerInfo(identity, [Multiaddr(address.rsplit("/p2p/", 1)[0])]))
+        return True
+
+    async def answers(self, address: str) -> bool:
+        """Whether the peer of this address answers there now: it proves its identity, and the connection is closed."""
+        from libp2p.peer.id import ID
+        from multiaddr import Multiaddr
+
+        peer, swarm = peer_of(address), self._host.get_network()
+        if peer is None:
+            return False
+        connection = None
+        try:
+            where = Multiaddr(address)
+            connection = await swarm.transport_manager.transport_for_dialing(where).dial(where)
+            await swarm.upgrader.upgrade_security(connection, True, ID.from_string(peer))
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody was reached
+            log.debug("%s does not answer: %r", address, error)
+            return False
+        finally:
+            if connection is not None:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                    await connection.close()
+        return True
+
+
+def peer_of(address: str) -> PeerId | None:
+    """The peer ID at the end of a multiaddr of ours; None for anything else."""
+    if len(address) > MAX_ADDRESS_CHARS or "/tcp/" not in address or "/p2p-circuit" in address:
+        return None
+    transport, separator, name = address.rpartition("/p2p/")
+    if not separator or not transport.startswith(("/ip4/", "/ip6/", "/dns4/", "/dns6/", "/dns/")):
+        return None
+    try:
+        public_key_of(PeerId(name))
+    except Malformed:
+        return None
+    return PeerId(name)

@@ -1,0 +1,82 @@
+"""Finding the peers of one run on the local network, by multicast DNS.
+
+The service type carries the run, so peers of other runs are never seen.  zeroconf keeps its own thread; addresses
+come back through trio's entry queue.  Without a usable network it is silently off: bootstrap addresses remain.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+
+LOOK_UP_MS = 2000
+
+log = logging.getLogger(__name__)
+
+
+async def discover(
+    run: Hash, me: PeerId, addresses: Sequence[str], found: Callable[[Sequence[str]], None]
+) -> None:
+    """Announce `addresses` and report those of others until cancelled."""
+    token = trio.lowlevel.current_trio_token()
+
+    def report(others: list[str]) -> None:
+        try:
+            token.run_sync_soon(found, others)
+        except trio.RunFinishedError:
+            return  # discovered while the program ends
+
+    try:
+        service = await trio.to_thread.run_sync(_start, run, me, list(addresses), report)
+    except Exception as error:  # noqa: BLE001 - zeroconf raises many kinds where there is no multicast
+        log.debug("no discovery on the local network: %r", error)
+        return
+    try:
+        await trio.sleep_forever()
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(service.close)
+
+
+def _start(run: Hash, me: PeerId, addresses: list[str], report: Callable[[list[str]], None]) -> Any:
+    from zeroconf import ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
+
+    kind = f"_mh-{bytes(run).hex()[:10]}._tcp.local."
+    name = f"{me}.{kind}"
+
+    class Listener(ServiceListener):
+        def add_service(self, zc: Zeroconf, type_: str, name_: str) -> None:
+            info = None if name_ == name else zc.get_service_info(type_, name_, timeout=LOOK_UP_MS)
+            if info is not None:
+                report([value.decode(errors="replace") for value in info.properties.values() if value])
+
+        def update_service(self, zc: Zeroconf, type_: str, name_: str) -> None:
+            self.add_service(zc, type_, name_)
+
+        def remove_service(self, zc: Zeroconf, type_: str, name_: str) -> None:
+            return
+
+    hosts = [address.split("/")[2] for address in addresses]
+    info = ServiceInfo(
+        kind,
+        name,
+        port=int(addresses[0].split("/")[4]),
+        addresses=[socket.inet_aton(host) for host in hosts],
+        properties={f"a{index}": address for index, address in enumerate(addresses[:8])},
+        server=f"{me[-20:].lower()}.local.",
+    )
+    zeroconf = Zeroconf()
+    try:
+        zeroconf.register_service(info)
+        ServiceBrowser(zeroconf, kind, Listener())
+    except BaseException:
+        zeroconf.close()
+        raise
+    return zeroconf

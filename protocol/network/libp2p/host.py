@@ -1,0 +1,132 @@
+"""A libp2p host with our settings: TCP, Noise and yamux only, quiet, and without the library's own connection policy.
+
+Who is dialled and when is `dialer`'s decision; nothing here reconnects.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from typing import Any, cast
+
+from protocol.network.interface import NetworkError
+from protocol.network.libp2p import patches
+from protocol.network.libp2p.conduct import Conduct
+from protocol.network.libp2p.guard import Bounds, guard_connections
+from protocol.wire.identity import Identity
+
+MAX_CONNECTIONS = 1024
+"""More than `visitors` lets in and `dialer` reaches together: the library would close the newest, whoever it is."""
+STREAM_NEGOTIATION_S = 10
+UPGRADE_S = 5.0
+"""For the handshake of a connection from outside."""
+
+
+class PortBusy(NetworkError):
+    """Another program listens on the port; the text says what to do."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(
+            f"port {port} is in use by another program; stop it, or choose another port with --port (0: any free one)"
+        )
+        self.port = port
+
+
+def claim_port(host: str, port: int) -> int:
+    """A port that is free now.  The library listens with SO_REUSEPORT and would silently share a busy one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortBusy(port) from error
+            raise NetworkError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        return int(probe.getsockname()[1])
+
+
+def new_host(identity: Identity, conduct: Conduct, bounds: Bounds) -> Any:
+    """A libp2p `BasicHost` for this identity, not yet listening; its connections answer to `conduct` and `bounds`."""
+    import libp2p
+    from libp2p.crypto.ed25519 import create_new_key_pair
+    from libp2p.crypto.x25519 import create_new_key_pair as new_noise_key_pair
+    from libp2p.custom_types import TProtocol
+    from libp2p.network.config import ConnectionConfig, RetryConfig
+    from libp2p.security.noise.transport import PROTOCOL_ID, Transport
+    from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
+    from libp2p.stream_muxer.yamux.yamux import Yamux
+
+    patches.apply()
+    _silence()
+    keys = create_new_key_pair(identity.seed)
+    config = ConnectionConfig(
+        max_connections=MAX_CONNECTIONS, min_connections=0, low_watermark=0, high_watermark=MAX_CONNECTIONS,
+        inbound_upgrade_timeout=UPGRADE_S,
+    )
+    host = libp2p.new_host(
+        key_pair=keys,
+        sec_opt={PROTOCOL_ID: Transport(keys, noise_privkey=new_noise_key_pair().private_key)},
+        muxer_opt={TProtocol(YAMUX_ID): Yamux},
+        negotiate_timeout=STREAM_NEGOTIATION_S,
+        connection_config=config,
+        resource_manager=cast(Any, bounds),
+    )
+    swarm: Any = host.get_network()
+    guard_connections(swarm, conduct)
+    _say_less(host)
+    swarm.retry_config = RetryConfig(max_retries=0)
+    return host
+
+
+def _say_less(host: Any) -> None:
+    """Whoever connects is asked by the library who it is, may say so again at any time, and is remembered for good.  Here
+    only peers that we have to do with are asked (`ask_who`), and nothing is remembered of who is gone (`forget`)."""
+    from libp2p.identity.identify_push import ID_PUSH
+
+    host.get_mux().remove_handler(ID_PUSH)
+    host._on_notifee_connected = _nothing
+    host.get_network().auto_connector.record_disconnect = lambda peer: None
+
+
+async def _nothing(connection: Any) -> None:
+    return
+
+
+def ask_who(host: Any, identity: Any) -> None:
+    """Let the library ask a peer for its addresses and protocols."""
+    host._schedule_identify(identity, reason="met")
+
+
+def forget(host: Any, identity: Any) -> None:
+    """Of a peer whose last connection has ended: the dialer has its own book."""
+    store = host.get_peerstore()
+    store.peer_data_map.pop(identity, None)
+    store.peer_record_map.pop(identity, None)
+
+
+def _silence() -> None:
+    """The library logs what is normal between strangers; nothing of it belongs on our user's terminal."""
+    for name in ("libp2p", "multiaddr", "zeroconf", "async_service", "anyio_service"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.CRITICAL + 1)
+        logger.propagate = False
+        for child in list(logging.root.manager.loggerDict):
+            if child.startswith(name + "."):
+                logging.getLogger(child).setLevel(logging.CRITICAL + 1)
+
+
+def interface_addresses() -> list[str]:
+    """IPv4 addresses others can reach us at; loopback alone when there are none."""
+    import psutil
+
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    found = [
+        entry.address
+        for name, entries in psutil.net_if_addrs().items()
+        if name in up
+        for entry in entries
+        if entry.family == socket.AF_INET and not entry.address.startswith(("127.", "169.254."))
+    ]
+    return sorted(set(found)) or ["127.0.0.1"]

@@ -1,0 +1,126 @@
+"""How fast bulk data may go, and how fast it was seen to go.
+
+`RateLimit` is the limit that the person sets, one for each direction.  Everybody who moves data pays for one frame at a
+time, in the order of asking, and waits for those before: so the flows of all peers get equal turns.  Control traffic
+never waits; what it used is paid for by bulk.
+
+`Gauge` says what the links have shown that they can carry: the best of the recent seconds in which data moved, counted
+by the kernel where it tells (acknowledged and received bytes, so that no buffer of ours is taken for bandwidth).
+
+`pace` shares our line out to the sockets that use it.  Left alone, one TCP connection may get a third of what another
+gets over a full line, for the length of an exchange, which then ends with one flow alone on lines that idle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from math import inf
+
+import trio
+
+from protocol.network.libp2p.link import SocketState
+
+SMALLEST_FRAME_BYTES = 16 << 10
+FRAMES_A_SECOND = 10
+"""With a limit, a frame takes at most so much of a second."""
+BURST_S = 0.25
+"""What was not used in so many seconds may be used later."""
+WINDOW_S = 1.0
+WINDOWS = 64
+SMALLEST_SAMPLE_BYTES = 256 << 10
+PACED_BELOW = 125e6
+"""Bytes a second from which a line is left to TCP: there the processor is the limit."""
+GROWTH = 1.04
+"""What a line is offered over what it was seen to carry, so that the sight of it grows when it can carry more."""
+FORGET_S = 600.0
+"""What a line carried so long ago says nothing of it now."""
+USED = 0.9
+"""Of what a line was offered, it has to carry so much to have shown what it can carry; else the flows end elsewhere."""
+
+
+class RateLimit:
+    """`bytes_per_s`: None for no limit.  `control_bytes`: all control traffic in this direction so far."""
+
+    def __init__(self, bytes_per_s: float | None = None, control_bytes: Callable[[], int] = lambda: 0) -> None:
+        assert bytes_per_s is None or bytes_per_s > 0
+        self.bytes_per_s = bytes_per_s
+        self._control_bytes = control_bytes
+        self._control_seen = 0
+        self._paid_at = -BURST_S
+
+    def frame(self, largest: int) -> int:
+        """Bytes to move before paying again."""
+        if self.bytes_per_s is None:
+            return largest
+        return max(SMALLEST_FRAME_BYTES, min(largest, int(self.bytes_per_s / FRAMES_A_SECOND)))
+
+    def at_most(self, bytes_per_s: float) -> float:
+        """What is used of such a bandwidth; the limit itself while none is known."""
+        return min(bytes_per_s or inf, self.bytes_per_s or inf) if bytes_per_s or self.bytes_per_s else 0.0
+
+    def slowest(self, bytes_per_s: float) -> float:
+        """What a peer may be expected to reach at least, if it is `bytes_per_s` without a limit of ours."""
+        return bytes_per_s if self.bytes_per_s is None else min(bytes_per_s, self.bytes_per_s / 64)
+
+    async def pay(self, size: int) -> None:
+        """Wait until what was asked for before, and the control traffic of late, are within the limit; then move `size`."""
+        if self.bytes_per_s is None:
+            return
+        now, control = trio.current_time(), self._control_bytes()
+        begin = max(self._paid_at, now - BURST_S) + (control - self._control_seen) / self.bytes_per_s
+        self._control_seen = control
+        self._paid_at = begin + size / self.bytes_per_s
+        await trio.sleep_until(begin)
+
+
+class Gauge:
+    """Bytes a second that the bulk sockets together carry, up and down; 0 while nothing is known."""
+
+    def __init__(self) -> None:
+        self._up: deque[float] = deque(maxlen=WINDOWS)
+        self._down: deque[float] = deque(maxlen=WINDOWS)
+        self._full: deque[tuple[float, float]] = deque(maxlen=WINDOWS)
+        self._before: dict[Hashable, SocketState] = {}
+        self._at = 0.0
+        self.used: dict[Hashable, float] = {}
+        """Bytes a second that each socket sent in the last window."""
+
+    def read(self, states: Mapping[Hashable, SocketState], now: float, offered: float) -> None:
+        """To be called about every `WINDOW_S`, with all sockets.  A window in which little moved says nothing.
+
+        offered: bytes a second that the sockets were allowed all the time; 0 when there was not always something to send.
+        """
+        seconds, up, down = now - self._at, 0, 0
+        for link, state in states.items():
+            before = self._before.get(link)
+            if before is not None:
+                up += state.acked_bytes - before.acked_bytes
+                down += state.received_bytes - before.received_bytes
+        if self._before and seconds > 0:
+            for size, rates in ((up, self._up), (down, self._down)):
+                if size >= SMALLEST_SAMPLE_BYTES:
+                    rates.append(size / seconds)
+            if up >= SMALLEST_SAMPLE_BYTES and offered and (offered == inf or up / seconds >= USED * offered):
+                self._full.append((now, up / seconds))
+        while self._full and now - self._full[0][0] > FORGET_S:
+            self._full.popleft()
+        self._before, self._at = dict(states), now
+
+    @property
+    def up_bytes_per_s(self) -> float:
+        return max(self._up, default=0.0)
+
+    @property
+    def down_bytes_per_s(self) -> float:
+        return max(self._down, default=0.0)
+
+    @property
+    def line_bytes_per_s(self) -> float:
+        """What our line carried when it was used all the time; 0 while that is not known."""
+        return max((rate for _, rate in self._full), default=0.0)
+
+
+def pace(line_bytes_per_s: float, flows: int) -> float:
+    """Bytes a second at which each of the flows on a line may go; infinite where there is nothing to share out."""
+    return line_bytes_per_s * GROWTH / flows if flows and 0 < line_bytes_per_s < PACED_BELOW else inf

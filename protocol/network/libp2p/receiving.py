@@ -1,0 +1,125 @@
+"""The receiving end of a bulk link: one push after the other into the buffers that the handlers name.
+
+A refused push is answered at once and its data read past, so the link stays in step.  While a handler looks for a
+buffer nothing is read: TCP holds the sender back.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+
+import trio
+
+from protocol.network.interface import MAX_PUSH_BYTES, Handlers, Landing
+from protocol.network.libp2p.conduct import SLOW, WRONG, Channel, Conduct
+from protocol.network.libp2p.link import FrameKind, Link, LinkBroken
+from protocol.network.libp2p.rates import RateLimit
+from protocol.wire.identity import PeerId
+
+MAX_THREADS = 8
+AT_ONCE_BYTES = 2 << 20
+"""What has to be found out about so many bytes costs less than the way to a thread and back."""
+SLOWEST_BYTES_PER_S = 32 << 10
+"""A push that comes slower than this (after a grace of `GRACE_S`) is given up, to free its buffer."""
+GRACE_S = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class BadPush(LinkBroken):
+    """The link is ended for what its sender did."""
+
+    def __init__(self, why: str, cost: float = WRONG) -> None:
+        super().__init__(why)
+        self.cost = cost
+
+
+class Receiving:
+    def __init__(self, handlers: Handlers, limit: RateLimit, conduct: Conduct) -> None:
+        self._handlers, self._conduct = handlers, conduct
+        self._limit = limit
+        self._threads = trio.CapacityLimiter(MAX_THREADS)
+        self.down_bytes = 0
+
+    async def serve(self, peer: PeerId, link: Link) -> None:
+        """Until the link breaks or this is cancelled."""
+        try:
+            while True:
+                await self._one(peer, link)
+                await trio.lowlevel.checkpoint()
+        except LinkBroken as error:
+            log.debug("the bulk link from %s ended: %s", peer, error)
+            if isinstance(error, BadPush):
+                self._conduct.offend(peer, error.cost, str(error))
+
+    async def _one(self, peer: PeerId, link: Link) -> None:
+        number, size, header = await self._opening(link)
+        if not self._conduct.spend(peer, Channel.PUSH):
+            raise LinkBroken("more pushes than its allowance")
+        try:
+            landing = await self._handlers.open_push(peer, header, size)
+        except Exception:
+            log.exception("the handler of pushes failed")
+            landing = None
+        if landing is None:
+            link.send_small(FrameKind.ANSWER, number, b"\0refused")
+            await self._data(link, number, size, None)
+            return
+        complete = False
+        try:
+            complete = await self._data(link, number, size, landing)
+        finally:
+            accepted = await self._finish(peer, header, landing if complete else None)
+        answer = b"\1" if accepted else b"\0the receiver could not use it"
+        link.send_small(FrameKind.ANSWER, number, answer)
+
+    async def _finish(self, peer: PeerId, header: bytes, landing: Landing | None) -> bool:
+        with trio.CancelScope(shield=landing is None):
+            try:
+                await self._handlers.finish_push(peer, header, landing)
+            except Exception:
+                log.exception("the handler of pushes failed")
+                return False
+        return True
+
+    async def _opening(self, link: Link) -> tuple[int, int, bytes]:
+        with trio.move_on_after(GRACE_S) as scope:
+            kind, number, plain = await link.receive_small()
+            if kind is FrameKind.ABANDON and not plain:  # crossed the last data of a push that was refused
+                kind, number, plain = await link.receive_small()
+        if scope.cancelled_caught:
+            raise BadPush("a push that does not begin", SLOW)
+        if kind is not FrameKind.OPEN or len(plain) < 8:
+            raise BadPush("a push without a beginning")
+        (size,) = struct.unpack_from(">Q", plain)
+        if size > MAX_PUSH_BYTES:
+            raise BadPush("an oversized push")
+        return number, size, plain[8:]
+
+    async def _data(self, link: Link, number: int, size: int, landing: Landing | None) -> bool:
+        """Read the data of one push, into its place or past; False when it broke off in good order."""
+        dest = landing.buffer.cast("B") if landing is not None else None
+        offset = 0
+        with trio.move_on_after(GRACE_S + size / self._limit.slowest(SLOWEST_BYTES_PER_S)) as scope:
+            while offset < size:
+                kind, value, length = await link.receive_head()
+                if kind is FrameKind.ABANDON and value == number and length == 0:
+                    await link.skip_body(0)
+                    return False
+                if kind is not FrameKind.DATA or value != offset or not 0 < length <= size - offset:
+                    raise BadPush("data out of order")
+                await self._limit.pay(length)
+                if dest is None:
+                    await link.skip_body(length)
+                else:
+                    await link.receive_body(dest[offset : offset + length])
+                offset += length
+                self.down_bytes += length
+        if scope.cancelled_caught:
+            raise BadPush("a push that comes too slowly", SLOW)
+        if landing is not None and size <= AT_ONCE_BYTES:
+            landing.complete()
+        elif landing is not None:
+            await trio.to_thread.run_sync(landing.complete, limiter=self._threads)
+        return True

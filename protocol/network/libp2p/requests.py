@@ -1,0 +1,164 @@
+"""One question, one answer, each on its own libp2p stream.
+
+Decides size limits, deadlines and how many questions of one peer are answered at once.  What is answered is the
+handlers' business; whatever they raise ends the one stream and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from protocol.network.interface import MAX_REQUEST_BYTES, Handlers, NetworkError, Offence, Refused, Unreachable
+from protocol.network.libp2p.attempts import OTHER_RUN, is_foreign
+from protocol.network.libp2p.conduct import OVER, SLOW, WRONG, Channel, Conduct
+from protocol.network.libp2p.streams import BadFrame, discard, finish, read_exactly, read_frame, read_length, write_frame
+from protocol.wire import canonical
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+
+ENVELOPE_BYTES = 4096
+"""Room for the fields around the data."""
+MAX_CONCURRENT_PER_PEER = 16
+MAX_KIND_CHARS = 64
+MAX_REASON_CHARS = 300
+READ_QUESTION_S = 5.0
+"""For a question to begin; then as long as its bytes take at `SLOWEST_BYTES_PER_S`."""
+SLOWEST_BYTES_PER_S = 32 << 10
+MAX_ANSWER_S = 120.0
+"""No question is worked on longer than this, whatever its asker would wait."""
+
+log = logging.getLogger(__name__)
+
+
+class Requests:
+    """on_foreign: told of a peer that is connected and does not know the run."""
+
+    def __init__(self, host: Any, run: Hash, handlers: Handlers, conduct: Conduct,
+                 on_foreign: Callable[[PeerId], None] = lambda peer: None) -> None:
+        from libp2p.custom_types import TProtocol
+
+        self._host = host
+        self._handlers = handlers
+        self._conduct = conduct
+        self._on_foreign = on_foreign
+        self._protocol = TProtocol(f"/manyhands/1/{bytes(run).hex()[:16]}/request")
+        self._open: Counter[PeerId] = Counter()
+        self.up_bytes = 0
+        self.down_bytes = 0
+        host.set_stream_handler(self._protocol, self._serve)
+
+    async def ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
+        """Raises `Refused` with the peer's reason, `Unreachable` for everything else that can go wrong."""
+        if len(data) > MAX_REQUEST_BYTES:
+            raise NetworkError(f"a question of {len(data)} bytes is over the limit of {MAX_REQUEST_BYTES}")
+        with trio.move_on_after(timeout_s) as scope:
+            try:
+                return await self._ask(peer, kind, data, timeout_s)
+            except (Refused, Unreachable):
+                raise
+            except Exception as error:
+                if is_foreign(error):
+                    self._on_foreign(peer)
+                    raise Unreachable(f"{peer}: {OTHER_RUN}") from error
+                raise Unreachable(f"the question '{kind}' to {peer} failed: {error}") from error
+        assert scope.cancelled_caught
+        raise Unreachable(f"{peer} did not answer '{kind}' within {timeout_s:g} s")
+
+    async def _ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
+        from libp2p.peer.id import ID
+
+        stream = await self._host.new_stream(ID.from_string(peer), [self._protocol])
+        try:
+            await write_frame(stream, encode_question(kind, data, max(1, int(timeout_s * 1000))))
+            raw = await read_frame(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+        except BaseException:
+            await discard(stream)
+            raise
+        await finish(stream)
+        self.up_bytes += len(data)
+        answer = decode_answer(raw)
+        self.down_bytes += len(answer)
+        return answer
+
+    async def _serve(self, stream: Any) -> None:
+        """libp2p's stream handler: an exception here would bring down the whole host, so none leaves."""
+        peer = PeerId(stream.muxed_conn.peer_id.to_base58())
+        if self._open[peer] >= MAX_CONCURRENT_PER_PEER:
+            self._conduct.offend(peer, OVER, "too many questions at once")
+            await discard(stream)
+            return
+        self._open[peer] += 1
+        try:
+            await self._answer(peer, stream)
+        except Exception as error:  # noqa: BLE001 - see above
+            log.debug("a question of %s failed: %r", peer, error)
+            if isinstance(error, Malformed | BadFrame):
+                self._conduct.offend(peer, WRONG, f"a question that is none: {error}")
+            await discard(stream)
+        else:
+            await finish(stream)
+        finally:
+            self._open[peer] -= 1
+            if not self._open[peer]:
+                del self._open[peer]
+
+    async def _answer(self, peer: PeerId, stream: Any) -> None:
+        raw = await self._read_question(peer, stream)
+        if not self._conduct.spend(peer, Channel.QUESTION, len(raw)):
+            raise Unreachable("over its allowance")
+        kind, data, milliseconds = decode_question(raw)
+        self.down_bytes += len(data)
+        with trio.fail_after(max(0.0, min(milliseconds / 1000, MAX_ANSWER_S))):
+            try:
+                answer: dict[str, Any] = {"data": await self._handlers.on_request(peer, kind, data)}
+            except Refused as refusal:
+                if isinstance(refusal, Offence):
+                    self._conduct.offend(peer, WRONG, str(refusal))
+                answer = {"reason": str(refusal)[:MAX_REASON_CHARS]}
+            data_bytes = len(answer.get("data", b""))
+            if data_bytes > MAX_REQUEST_BYTES:
+                answer = {"reason": f"the answer has {data_bytes} bytes, more than {MAX_REQUEST_BYTES}"}
+            await write_frame(stream, canonical.encode(answer))
+        self.up_bytes += data_bytes
+
+    async def _read_question(self, peer: PeerId, stream: Any) -> bytes:
+        """A question whose bytes keep coming; one that does not is held against its asker."""
+        with trio.move_on_after(READ_QUESTION_S) as scope:
+            size = await read_length(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+            scope.deadline += size / SLOWEST_BYTES_PER_S
+            return await read_exactly(stream, size)
+        self._conduct.offend(peer, SLOW, "a question that did not come to its end")
+        raise Unreachable("a question that did not come to its end")
+
+
+def encode_question(kind: str, data: bytes, milliseconds: int) -> bytes:
+    return canonical.encode({"kind": kind, "data": data, "ms": milliseconds})
+
+
+def decode_question(raw: bytes) -> tuple[str, bytes, int]:
+    """Kind, data, and how long its asker waits (ms); raises `Malformed` or `BadFrame`."""
+    question = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+    if not isinstance(question, dict) or set(question) != {"kind", "data", "ms"}:
+        raise BadFrame("not a question")
+    kind, data, milliseconds = question["kind"], question["data"], question["ms"]
+    if not (isinstance(kind, str) and isinstance(data, bytes) and type(milliseconds) is int):
+        raise BadFrame("not a question")
+    if len(kind) > MAX_KIND_CHARS or len(data) > MAX_REQUEST_BYTES or milliseconds < 0:
+        raise BadFrame("an oversized question")
+    return kind, data, milliseconds
+
+
+def decode_answer(raw: bytes) -> bytes:
+    """The answer's data; raises `Refused` with the peer's reason, `Malformed` or `BadFrame` for anything else."""
+    answer = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+    if isinstance(answer, dict) and set(answer) == {"data"} and isinstance(answer["data"], bytes):
+        return answer["data"]
+    if isinstance(answer, dict) and set(answer) == {"reason"} and isinstance(answer["reason"], str):
+        raise Refused(answer["reason"][:MAX_REASON_CHARS])
+    raise BadFrame("an answer that is none")

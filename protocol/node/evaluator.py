@@ -1,0 +1,190 @@
+"""The held-out loss as it is measured, told and heard: the trio shell around `protocol.node.evaluation`.
+
+In a round the evaluation goes on beside the training of whoever is drawn, and is abandoned with the round, since the next
+state takes the place of the measured one.  A loss is told with the heartbeats of whoever measured it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import trio
+
+from protocol.events import Dropped, EvalLoss, EvalProgress, Notice
+from protocol.membership.heartbeats import Pulse
+from protocol.membership.liveness import MAX_PEERS, Liveness
+from protocol.node.evaluation import Measured, Measurements, State, drawn_order, refusal, whose_turn
+from protocol.node.parts import Parts
+from protocol.trainer_link import NotMeasured, TrainerDied, TrainerGaveUp
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import MAX_LOSS, Measurement, Phase, Role, WhyIdle
+
+LOOK_S = 1.0
+"""How often whoever is not drawn looks whether its turn has come."""
+END_PATIENCE_S = 120.0
+"""How long a peer that is done waits for somebody else's measurement of the last state, before it measures itself."""
+UNABLE = frozenset({Phase.PAUSED, Phase.STOPPING, Phase.SYNCING})
+Show = Callable[[str], None]
+"""Tells the person at this peer what it waits for."""
+
+
+class Evaluator:
+    """Measures for the peer made of `parts` when it is drawn, and hears what others measured."""
+
+    def __init__(self, parts: Parts, pulse: Pulse) -> None:
+        self._parts, self._pulse = parts, pulse
+        self._known = Measurements()
+        self._progress: tuple[int, int] | None = None
+        self._measuring: tuple[State, trio.CancelScope] | None = None
+        self._ending = trio.CancelScope()
+        self._news = trio.Event()
+        self._dropped: dict[PeerId, Measurement] = {}
+
+    # -- measuring ----------------------------------------------------------------------------------------------------
+
+    async def during_round(self, training: trio.Event) -> None:
+        """Get the state that a round starts from measured, by us if we are drawn; cancelled before that state is changed.
+
+        training: set once the trainer has been told to train, so that the first step is not held up.
+        """
+        state = self._open()
+        if self._parts.trainer is not None:
+            await training.wait()
+            await self._take_turns(state, lambda text: None, math.inf)
+
+    async def at_the_end(self, show: Show) -> None:
+        """Get the last state measured, when nobody trains any more; until it is, or `stop`."""
+        state = self._open()
+        if self._parts.trainer is None:
+            return
+        with trio.CancelScope() as self._ending:
+            await self._take_turns(state, show, END_PATIENCE_S)
+
+    def stop(self) -> None:
+        """The person wants to leave: the last state may stay unmeasured."""
+        self._ending.cancel()
+
+    def _open(self) -> State:
+        """The newest committed state."""
+        history, last = self._parts.history, self._parts.history.last
+        members = tuple(PeerId(member.peer) for member in last.members) if last is not None else ()
+        state = State(history.length, history.tip, members)
+        self._known.open(state)
+        if self._pulse.measured is not None and self._known.state(Hash(self._pulse.measured.tip)) is None:
+            self._pulse.measured = None
+        return state
+
+    async def _take_turns(self, state: State, show: Show, patience_s: float) -> None:
+        """Until somebody has measured `state`, or we cannot; after `patience_s` whoever else was drawn is overtaken."""
+        deadline = trio.current_time() + patience_s
+        while self._known.of(state.tip) is None:
+            turn = whose_turn(self._order(state), lambda peer: self._able(peer, state.rounds))
+            if turn == self._parts.me or trio.current_time() >= deadline:
+                show("measuring the held-out loss")
+                if not await self._measure(state):
+                    return
+                continue
+            show(f"waiting for {self._name(turn)} to measure the held-out loss")
+            with trio.move_on_after(LOOK_S):
+                await self._news.wait()
+
+    async def _measure(self, state: State) -> bool:
+        """Measure and tell.  False when there is no point in another try."""
+        trainer = self._parts.trainer
+        assert trainer is not None
+        loss = math.nan
+        try:
+            with trio.CancelScope() as scope:
+                self._measuring = state, scope
+                loss = await trainer.evaluate(self._parts.state.theta, partial(self._on_progress, state))
+        except TrainerGaveUp:
+            return False
+        except TrainerDied:
+            await trio.sleep(LOOK_S)
+            return True
+        except NotMeasured as problem:
+            self._parts.emit(Notice("warning", f"the held-out loss could not be measured: {problem}"[:200]))
+            return False
+        finally:
+            self._measuring = self._progress = None
+        if self._known.of(state.tip) is not None:
+            return True
+        if not 0 <= loss <= MAX_LOSS:
+            self._parts.emit(Notice("warning", f"the held-out loss after {state.rounds} rounds is {loss}: told to nobody"))
+            return False
+        self._take(state, loss, self._parts.me)
+        self._pulse.measured = Measurement(rounds=state.rounds, tip=state.tip, loss=loss)
+        self._pulse.beat_now()
+        return True
+
+    def _on_progress(self, state: State, done: int, total: int) -> None:
+        self._progress = done, total
+        self._parts.emit(EvalProgress(state.rounds, done, total))
+
+    def _take(self, state: State, loss: float, by: PeerId) -> None:
+        if self._known.take(state, loss, by):
+            self._parts.emit(EvalLoss(state.rounds, loss, by))
+            self._news.set()
+            self._news = trio.Event()
+
+    # -- hearing ------------------------------------------------------------------------------------------------------
+
+    def on_claim(self, sender: PeerId, claim: Measurement) -> None:
+        """Somebody says what it measured.  Of states that we do not know, or no longer, nothing is believed."""
+        state = self._known.state(Hash(claim.tip))
+        if state is None or self._known.of(state.tip) is not None:
+            return
+        problem = refusal(claim, sender, state, self._order(state), lambda peer: self._able(peer, state.rounds))
+        if not problem:
+            self._take(state, claim.loss, sender)
+            if self._measuring is not None and self._measuring[0] == state:
+                self._measuring[1].cancel()
+        elif self._dropped.get(sender) != claim:  # it is said with every heartbeat
+            if len(self._dropped) >= MAX_PEERS:
+                self._dropped.clear()
+            self._dropped[sender] = claim
+            self._parts.emit(Dropped(sender, "held-out loss", problem))
+
+    def status(self) -> dict[str, Any]:
+        """The newest held-out loss, who measured it, and how far we are with another one."""
+        newest = self._newest()
+        return {
+            "eval_loss": newest.loss if newest else None, "eval_rounds": newest.rounds if newest else None,
+            "eval_by": newest.by if newest else None,
+            "eval_percent": 100 * self._progress[0] // self._progress[1] if self._progress else None,
+        }
+
+    def _newest(self) -> Measured | None:
+        history = self._parts.history
+        return self._known.newest(lambda state: state.rounds <= history.length and history.tip_at(state.rounds) == state.tip)
+
+    # -- who is able --------------------------------------------------------------------------------------------------
+
+    def _order(self, state: State) -> list[PeerId]:
+        return drawn_order(state.tip, state.members or self._trainers())
+
+    def _trainers(self) -> list[PeerId]:
+        """Everybody who trains in this run, as far as we have heard."""
+        known = [peer for peer, seen in self._parts.membership if seen.heartbeat.role is Role.TRAINER]
+        return known if self._parts.trainer is None else [*known, self._parts.me]
+
+    def _able(self, peer: PeerId, rounds: int) -> bool:
+        """Whether it has a trainer at hand, and the state after `rounds` rounds still in its memory, or soon."""
+        if peer == self._parts.me:
+            return self._parts.trainer is not None and _at_hand(self._pulse.phase, self._pulse.why)
+        known = self._parts.membership.get(peer)
+        if known is None or known.liveness is not Liveness.ALIVE or known.heartbeat.role is not Role.TRAINER:
+            return False
+        return known.heartbeat.round <= rounds and _at_hand(known.heartbeat.phase, known.heartbeat.why_idle)
+
+    def _name(self, peer: PeerId | None) -> str:
+        known = self._parts.membership.get(peer) if peer is not None else None
+        return (known.heartbeat.name if known else "") or (peer or "somebody")[-6:]
+
+
+def _at_hand(phase: Phase, why: WhyIdle) -> bool:
+    return phase not in UNABLE and why is not WhyIdle.TRAINER_RESTARTING

@@ -1,0 +1,459 @@
+"""One round as it happens: the trio shell around `protocol.consensus.machine.RoundMachine`.
+
+Everything that concerns the machine passes through one queue and one task, `_drive`, so that effects are performed in
+the order they were decided: a promise is on disk before it is sent.  Beside it run the round's work (compute, then
+READY), its exchanges, and the fetching of results to hold.  All of it ends with the round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from protocol.audit.auditor import Auditor
+from protocol.audit.evidence import Evidence, Verdict
+from protocol.consensus.machine import RoundMachine
+from protocol.consensus.terms import (
+    Base,
+    BeginExchange,
+    Committed,
+    Effect,
+    FinishCompute,
+    HoldResult,
+    Keep,
+    Repair,
+    Send,
+    View,
+)
+from protocol.events import ComputeProgress, Dropped, Notice, ReadySent, RoundProposed, RoundVoted
+from protocol.exchange.assignment import contribution_leaves, payload_bytes, plan_hash
+from protocol.exchange.runner import Exchange
+from protocol.network.interface import NetworkError, Unreachable
+from protocol.node.holding import Holding, RunningExchange
+from protocol.node.parts import Parts
+from protocol.node.view import look_around
+from protocol.node.work import Work
+from protocol.sync.catch_up import CatchUp
+from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
+from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Envelope
+from protocol.wire.hashes import Hash, hash_bytes, tree_root
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import (
+    Body,
+    Commit,
+    Finish,
+    Motion,
+    Phase,
+    Plan,
+    Promise,
+    Proposal,
+    Ready,
+    Refusal,
+    Vote,
+    WhyIdle,
+    decode_body,
+    pack,
+)
+
+TICK_S = 0.25
+QUEUE = 4096
+"""Statements waiting to be handled; more are dropped, and their senders send again."""
+QUEUE_BYTES = 16 << 20
+QUEUE_BYTES_PER_PEER = 4 << 20
+"""Of waiting statements as they travelled; in memory they take up to 16 times as much."""
+DELIVER_TIMEOUT_S = 10.0
+DELIVER_RETRY_S = 0.5
+HOLD_RETRY_S = 0.5
+MAX_EXCHANGES = 6
+"""Plans taken up in one round: each costs a result's room on disk, and a hostile proposer could make many."""
+PLAN_WAIT_S = 5.0
+"""How long a chunk that arrives before its plan is held back."""
+Convict = Callable[[Evidence], Awaitable[None]]
+SetPhase = Callable[[Phase, WhyIdle, str], None]
+
+
+@dataclass(frozen=True)
+class Behind:
+    """The swarm went on without us: catch up."""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Our state is not the swarm's."""
+
+    digest: Hash
+
+
+Outcome = Commit | Behind | Wrong
+
+
+class Pause:
+    """Whether the person wants computing to rest.  `wait` returns when it may go on."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._over = trio.Event()
+
+    def begin(self) -> None:
+        if not self.on:
+            self.on, self._over = True, trio.Event()
+
+    def end(self) -> None:
+        self.on = False
+        self._over.set()
+
+    async def wait(self) -> None:
+        if self.on:
+            await self._over.wait()
+
+
+class RoundRunner:
+    """Lives one round.
+
+    warmed_pid: the trainer process that has computed before; another one warms up its learning rate.
+    state_verified: the state was just made anew from certified data: whoever stands on another one is wrong.
+    outlasting: where the commit is delivered from, for it ends the round here before it has arrived there.
+    """
+
+    def __init__(self, parts: Parts, catch_up: CatchUp, base: Base, kept: Promise | None, pause: Pause,
+                 set_phase: SetPhase, convict: Convict, warmed_pid: int | None, state_verified: bool,
+                 outlasting: trio.Nursery) -> None:
+        self.parts, self.base = parts, base
+        self._outlasting = outlasting
+        self._state_verified = state_verified
+        self.machine = RoundMachine(parts.me, parts.rounds, base, trio.current_time(), kept)
+        self.work = Work(parts.layout)
+        self.warmed_pid = warmed_pid
+        self._catch_up, self._pause, self._set_phase = catch_up, pause, set_phase
+        self._put, self._take = trio.open_memory_channel[Callable[[], list[Effect]]](QUEUE)
+        self._waiting_bytes: Counter[PeerId] = Counter()
+        self._exchanges: dict[Hash, RunningExchange] = {}
+        auditor = Auditor(parts, self._lives, self.work, convict)
+        self._holding = Holding(parts, catch_up, auditor, self._exchanges, self._on_held, self._on_refused)
+        self._exchange_begun = trio.Event()
+        self._proposed = -1
+        self._over = trio.Event()
+        self._outcome: Outcome | None = None
+        self._nursery: trio.Nursery | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Outcome:
+        """Until the round is committed, or cannot be by us."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._drive)
+                nursery.start_soon(self._tick)
+                nursery.start_soon(self._work)
+                await self._over.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            for running in self._exchanges.values():
+                running.file.discard()
+        assert self._outcome is not None
+        return self._outcome
+
+    def end(self, outcome: Outcome) -> None:
+        """Stop with this outcome; the first one counts."""
+        if self._outcome is None:
+            self._outcome = outcome
+            self._over.set()
+
+    @property
+    def engaged(self) -> bool:
+        """We exchange: the proposer will tell us what came of it."""
+        return bool(self._exchanges)
+
+    @property
+    def deciding(self) -> bool:
+        """A certified record is about to be committed: not the moment to catch up."""
+        return self.machine.decided is not None
+
+    def view(self) -> View:
+        """Everybody as they look now."""
+        return look_around(self.parts, self.base, self._computing())
+
+    def _computing(self) -> bool:
+        return self.parts.trainer is not None and not self._pause.on
+
+    # -- what arrives -------------------------------------------------------------------------------------------------
+
+    def receive(self, sender: PeerId, body: Body, envelope: Envelope, *, by: PeerId | None = None) -> None:
+        """Queue a statement for the machine.  by: who brought it, if not its sender."""
+        bringer, size = by or sender, max(len(envelope.raw), QUEUE_BYTES // QUEUE)
+        held = self._waiting_bytes
+        if held.total() + size > QUEUE_BYTES or held[bringer] + size > QUEUE_BYTES_PER_PEER:
+            self.parts.emit(Dropped(bringer, "statement", "too many bytes are waiting"))
+            return
+
+        def handle() -> list[Effect]:
+            held[bringer] -= size
+            return self._handle(sender, body, envelope)
+
+        if self._post(handle):
+            held[bringer] += size
+
+    def _post(self, handle: Callable[[], list[Effect]]) -> bool:
+        try:
+            self._put.send_nowait(handle)
+            return True
+        except trio.BrokenResourceError:
+            return False  # the round is over
+        except trio.WouldBlock:
+            self.parts.emit(Dropped(self.parts.me, "statement", "too many are waiting"))
+            return False
+
+    def _handle(self, sender: PeerId, body: Body, envelope: Envelope) -> list[Effect]:
+        machine, now = self.machine, trio.current_time()
+        if isinstance(body, Ready):
+            machine.on_ready(sender, body)
+            return machine.tick(self.view(), now)
+        if isinstance(body, Proposal):
+            return machine.on_proposal(sender, body, self.view(), now)
+        if isinstance(body, Promise):
+            return machine.on_promise(sender, body, now)
+        if isinstance(body, Motion):
+            return machine.on_motion(sender, body, self.view(), now)
+        if isinstance(body, Vote):
+            return machine.on_vote(sender, body, envelope)
+        if isinstance(body, Commit):
+            return self._handle_commit(sender, body)
+        if isinstance(body, Refusal):
+            return machine.on_refusal(sender, body, now)
+        if isinstance(body, Finish):
+            return machine.on_finish(sender, body, self.view())
+        return []
+
+    def _handle_commit(self, sender: PeerId, commit: Commit) -> list[Effect]:
+        sources = [sender, *(PeerId(member.peer) for member in commit.record.members)]
+        try:
+            return self.machine.on_commit(commit, [peer for peer in dict.fromkeys(sources) if peer != self.parts.me])
+        except Malformed as error:
+            self.parts.emit(Dropped(sender, "commit", str(error)))
+            return []
+
+    async def _drive(self) -> None:
+        async with self._take:
+            async for handle in self._take:
+                for effect in handle():
+                    await self._perform(effect)
+
+    async def _tick(self) -> None:
+        while True:
+            self._post(lambda: self.machine.tick(self.view(), trio.current_time()))
+            self._show_waiting()
+            await trio.sleep(TICK_S)
+
+    def _show_waiting(self) -> None:
+        if self.work.ready is None or self._exchanges or self._pause.on:
+            return
+        waiting = self.machine.closing.waiting_for(self.view()) or self.machine.closing.coming(self.view())
+        ready = len(self.machine.readys)
+        least = self.parts.rounds.min_members
+        if ready < least and not waiting:
+            self._set_phase(Phase.READY, WhyIdle.WAITING_FOR_PEERS,
+                            f"waiting for {least - ready} more peers ({ready} of {least})")
+        else:
+            names = ", ".join(self._name(peer) for peer in waiting[:4]) or "the proposer"
+            self._set_phase(Phase.READY, WhyIdle.WAITING_FOR_MEMBERS,
+                            f"round {self.base.round}: {ready} ready, waiting for {names}")
+
+    def _name(self, peer: PeerId) -> str:
+        known = self.parts.membership.get(peer)
+        return known.heartbeat.name if known and known.heartbeat.name else peer[-6:]
+
+    # -- effects ------------------------------------------------------------------------------------------------------
+
+    async def _perform(self, effect: Effect) -> None:
+        assert self._nursery is not None
+        parts = self.parts
+        if isinstance(effect, Keep):
+            await parts.offload(parts.store.save_promise, effect.promise.encode())
+        elif isinstance(effect, Send):
+            self._send(effect)
+        elif isinstance(effect, BeginExchange):
+            await self._begin_exchange(effect.plan)
+        elif isinstance(effect, FinishCompute):
+            if parts.trainer is not None:
+                parts.trainer.finish()
+        elif isinstance(effect, HoldResult):
+            self._nursery.start_soon(self._holding.hold, effect)
+        elif isinstance(effect, Committed):
+            self.end(effect.commit)
+        elif isinstance(effect, Repair) and not self._state_verified:
+            self.end(Wrong(effect.digest))
+
+    def _send(self, effect: Send) -> None:
+        assert self._nursery is not None
+        envelope = pack(self.parts.identity, self.parts.run, effect.body)
+        if isinstance(effect.body, Vote):
+            self._set_phase(Phase.VOTING, WhyIdle.COMMITTING, f"round {self.base.round}: voted, waiting for the quorum")
+            self.parts.emit(RoundVoted(effect.body.round, effect.body.attempt, effect.body.record_hash.hex()))
+        elif isinstance(effect.body, Proposal) and effect.body.attempt != self._proposed:
+            plan, self._proposed = effect.body.plan, effect.body.attempt
+            self.parts.emit(RoundProposed(plan.round, effect.body.attempt, self.parts.me,
+                                          [member.peer for member in plan.members], list(effect.body.evicted)))
+        nursery = self._outlasting if isinstance(effect.body, Commit) else self._nursery
+        for peer in effect.to:
+            if peer == self.parts.me:
+                self.receive(peer, effect.body, envelope)
+            else:
+                nursery.start_soon(self._deliver, peer, envelope)
+
+    async def _deliver(self, peer: PeerId, envelope: Envelope) -> None:
+        """Best effort: whatever matters is sent again by the machine."""
+        for attempt in range(2):
+            try:
+                await self.parts.network.request(peer, "round", envelope.raw, timeout_s=DELIVER_TIMEOUT_S)
+                return
+            except Unreachable:
+                await trio.sleep(DELIVER_RETRY_S * (attempt + 1))
+            except NetworkError as error:
+                self.parts.emit(Notice("debug", f"{self._name(peer)} refused our {envelope.kind}: {error}"))
+                return
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        """Train, and say READY; again from the start when the trainer dies."""
+        parts = self.parts
+        self.machine.state_digest = await parts.offload(parts.state.digest)
+        if parts.trainer is None:
+            self._set_phase(Phase.SEEDING, WhyIdle.NOT_A_TRAINER, "this peer keeps and serves the state, it does not train")
+            return
+        while True:
+            await self._pause.wait()
+            try:
+                contribution = await self._compute()
+            except TrainerGaveUp as end:
+                self._set_phase(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"no trainer any more: {end}"[:200])
+                return
+            except TrainerDied as death:
+                self._set_phase(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
+                continue
+            await self._say_ready(contribution)
+            return
+
+    async def _compute(self) -> Contribution:
+        parts, inner_steps = self.parts, self.parts.manifest.rounds.inner_steps
+        assert parts.trainer is not None
+        fresh = parts.trainer.pid != self.warmed_pid and self.base.round > 0
+        self.warmed_pid = parts.trainer.pid
+        task = ComputeTask(self.base.round, self._lane(), inner_steps, self.base.round * inner_steps,
+                           parts.manifest.inner.joiner_warmup_steps if fresh else 0)
+        self._set_phase(Phase.COMPUTING, WhyIdle.BUSY, "")
+        self.work.training.set()
+        return await parts.trainer.compute(task, parts.state.theta, self._on_progress)
+
+    def _lane(self) -> int:
+        """Which samples are ours: electors by their place in the last record, others by a hash above those."""
+        lanes = self.parts.manifest.rounds.max_members
+        electors = sorted(self.base.electors)
+        if self.parts.me in electors:
+            return electors.index(self.parts.me)
+        draw = hash_bytes("lane", self.base.tip + self.parts.me.encode())
+        return lanes + int.from_bytes(draw[:8], "big") % lanes
+
+    def _on_progress(self, progress: Progress) -> None:
+        work = self.work
+        work.steps, work.tokens, work.loss = progress.steps, progress.tokens, progress.loss
+        pace, total = self.parts.pace, self.parts.manifest.rounds.inner_steps
+        pace.observe(progress)
+        self.parts.emit(ComputeProgress(progress.round, progress.steps, total, progress.loss, pace.tokens_per_s,
+                                        pace.left_s(total - progress.steps) or 0.0))
+
+    async def _say_ready(self, contribution: Contribution) -> None:
+        parts, work = self.parts, self.work
+        leaves = await parts.offload(contribution_leaves, contribution.data, parts.layout)
+        assert self.machine.state_digest is not None
+        ready = Ready(round=self.base.round, base=self.base.tip, incarnation=parts.settings.incarnation,
+                      serial=next(parts.serials), tokens=contribution.tokens, steps=contribution.steps,
+                      loss=contribution.loss, norm=contribution.norm, root=tree_root(leaves),
+                      state_digest=self.machine.state_digest)
+        envelope = pack(parts.identity, parts.run, ready)
+        work.leaves = leaves
+        work.contribution, work.ready, work.ready_raw = contribution, ready, envelope.raw
+        parts.emit(ReadySent(ready.round, ready.tokens, ready.steps, ready.loss))
+        self._show_waiting()
+        self.receive(parts.me, ready, envelope)
+        await parts.network.publish(envelope.raw)
+
+    # -- exchange -----------------------------------------------------------------------------------------------------
+
+    async def _begin_exchange(self, plan: Plan) -> None:
+        name = plan_hash(plan)
+        if name in self._exchanges or len(self._exchanges) >= MAX_EXCHANGES:
+            return
+        assert self._nursery is not None and self.work.contribution is not None
+        parts = self.parts
+        file = await parts.offload(parts.store.result_writer, plan.round, payload_bytes(parts.layout))
+        exchange = Exchange(identity=parts.identity, run=parts.run, plan=plan, layout=parts.layout,
+                            contribution=self.work.contribution.data, leaves=self.work.leaves, result=file.view,
+                            network=parts.network, offload=parts.offload, stall_s=parts.rounds.stall_s,
+                            rule=parts.manifest.aggregation, emit=parts.emit)
+        running = self._exchanges[name] = RunningExchange(exchange, file)
+        for peer, seen in self.view().items():
+            if not seen.live:
+                exchange.peer_dead(peer)
+        self._exchange_begun.set()
+        self._exchange_begun = trio.Event()
+        self._set_phase(Phase.EXCHANGING, WhyIdle.EXCHANGING,
+                        f"round {plan.round}: exchanging with {len(plan.members)} members")
+        self._nursery.start_soon(self._run_exchange, name, running)
+
+    async def _run_exchange(self, name: Hash, running: RunningExchange) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(running.exchange.run)
+        await running.exchange.done.wait()
+        entries, provenance = running.exchange.entries(), running.exchange.provenance()
+        self._post(lambda: self.machine.on_exchange_done(name, entries, provenance, trio.current_time()))
+
+    async def exchange_for(self, plan: Hash) -> Exchange | None:
+        """The exchange of this plan; waits a little for a plan that is on its way."""
+        with trio.move_on_after(PLAN_WAIT_S):
+            while plan not in self._exchanges:
+                await self._exchange_begun.wait()
+        running = self._exchanges.get(plan)
+        return running.exchange if running else None
+
+    def exchange_moved(self) -> None:
+        self.machine.on_progress(trio.current_time())
+
+    def peer_dead(self, peer: PeerId) -> None:
+        for running in self._exchanges.values():
+            running.exchange.peer_dead(peer)
+
+    def on_verdict(self, verdict: Verdict) -> None:
+        """Somebody is proven to have lied."""
+        self.peer_dead(verdict.peer)
+        if verdict.false_chunk is not None:
+            chunk, hash = verdict.false_chunk
+            self._post(lambda: self.machine.on_false_chunk(verdict.peer, chunk, hash, trio.current_time()))
+
+    def _lives(self, peer: PeerId) -> bool:
+        return self.parts.membership.is_live(peer)
+
+    def _on_held(self, root: Hash) -> None:
+        self._post(lambda: self.machine.on_result_held(root))
+
+    def _on_refused(self, root: Hash) -> None:
+        self._post(lambda: self.machine.on_refused(root, trio.current_time()))
+
+    def peer_alive(self, peer: PeerId) -> None:
+        for running in self._exchanges.values():
+            running.exchange.peer_alive(peer)
+
+
+def kept_promise(raw: bytes | None) -> Promise | None:
+    """The promise on disk, if there is a readable one."""
+    if raw is None:
+        return None
+    try:
+        return decode_body(Promise, raw)
+    except Malformed:
+        return None

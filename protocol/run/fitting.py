@@ -1,0 +1,182 @@
+"""How the numbers of a run hang together: what does not fit, and what would.
+
+Pure functions on plain numbers, used by the manifest, which refuses what does not fit, and by `protocol.run.derive`,
+which fills in what a run file leaves out.
+
+The largest run has `MAX_CHUNKS` chunks of `MAX_CHUNK_PARAMETERS`.  Both are bounds on memory: a motion names and signs
+every chunk, in one envelope of 1 MiB; a peer holds up to 64 parts of chunks that wait for others (4 MiB each), and the
+proof of a wrong average carries every member's part of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from protocol.wire.messages import MAX_CHUNKS
+
+MAX_CHUNK_PARAMETERS = 1 << 22
+MAX_PARAMETERS = MAX_CHUNKS * MAX_CHUNK_PARAMETERS
+MAX_CHECKPOINT_CHUNK_BYTES = 1 << 24
+MAX_CHECKPOINT_CHUNKS = 1 << 15
+"""So that the list of a checkpoint's chunk hashes (1 MiB) fits into one answer."""
+MAX_STEP_TOKENS = 1 << 26
+
+FEW_CHUNKS = 1024
+"""A contribution in more chunks is not shared out any better, and each costs a signature."""
+FEW_CHECKPOINT_CHUNKS = 1 << 13
+LEAST_CHUNK_PARAMETERS = 1 << 16
+LEAST_CHECKPOINT_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Problem:
+    """fields: what is involved, as dotted names.  text: one sentence that names a value that fits."""
+
+    fields: tuple[str, ...]
+    text: str
+
+
+class Misfit(ValueError):
+    """Numbers that are allowed one by one, but not together."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(problem.text for problem in problems))
+        self.problems = tuple(problems)
+
+
+def refuse(problems: Iterator[Problem]) -> None:
+    """Raises `Misfit` with all of them, if there are any."""
+    if found := list(problems):
+        raise Misfit(found)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder's numbers, as in the manifest's model section."""
+
+    vocab: int
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    tied: bool
+
+    @property
+    def layer_parameters(self) -> int:
+        kv_dim = self.kv_heads * (self.dim // self.heads)
+        return 2 * self.dim + 2 * self.dim * self.dim + 2 * kv_dim * self.dim + 3 * self.ffn * self.dim
+
+    @property
+    def other_parameters(self) -> int:
+        """Those that no layer has: embeddings and the last norm."""
+        return self.vocab * self.dim * (1 if self.tied else 2) + self.dim
+
+    @property
+    def parameters(self) -> int:
+        return self.other_parameters + self.layers * self.layer_parameters
+
+
+def head_count(dim: int) -> int | None:
+    """Attention heads for a width: about 32, 64 or 128 wide each; None when no number of heads divides it evenly."""
+    wanted = 128 if dim >= 2048 else 64 if dim >= 512 else 32
+    counts = [heads for heads in range(1, 513) if dim % (2 * heads) == 0]
+    return min(counts, key=lambda heads: max(dim / heads / wanted, wanted * heads / dim), default=None)
+
+
+def kv_head_count(heads: int) -> int:
+    """Key and value heads: half of the heads or fewer, at most 8."""
+    return max(count for count in range(1, max(1, min(8, heads // 2)) + 1) if heads % count == 0)
+
+
+def ffn_width(dim: int) -> int:
+    """Of the SwiGLU layer: 8/3 of the width, rounded up to a multiple of 128 (8 in models narrower than that)."""
+    step = 128 if dim >= 128 else 8
+    return -(-8 * dim // (3 * step)) * step
+
+
+def chunk_size(parameters: int) -> int:
+    """Parameters in a chunk of a contribution."""
+    size = LEAST_CHUNK_PARAMETERS
+    while size < MAX_CHUNK_PARAMETERS and -(-parameters // size) > FEW_CHUNKS:
+        size *= 2
+    return size
+
+
+def checkpoint_chunk_size(state_bytes: int) -> int:
+    """Bytes in a chunk of a checkpoint."""
+    size = LEAST_CHECKPOINT_CHUNK_BYTES
+    while size < MAX_CHECKPOINT_CHUNK_BYTES and -(-state_bytes // size) > FEW_CHECKPOINT_CHUNKS:
+        size *= 2
+    return size
+
+
+def model_problems(shape: ModelShape) -> Iterator[Problem]:
+    dim, heads, kv_heads = shape.dim, shape.heads, shape.kv_heads
+    if dim % (2 * heads):
+        below = dim // (2 * heads) * 2 * heads
+        fitting = [f"dim = {value}" for value in (below, below + 2 * heads) if value >= 8]
+        fitting += [f"heads = {count}"] if (count := head_count(dim)) else []
+        yield Problem(("dim", "heads"), f"dim ({dim}) must be heads ({heads}) times an even number; "
+                                        f"{' or '.join(fitting)} would do")
+    if heads % kv_heads:
+        yield Problem(("heads", "kv_heads"), f"heads ({heads}) must be a multiple of kv_heads ({kv_heads}); "
+                                             f"kv_heads = {kv_head_count(heads)} would do")
+    if shape.parameters > MAX_PARAMETERS:
+        yield Problem(("vocab", "dim", "layers", "heads", "kv_heads", "ffn", "tied"),
+                      f"the model has {_giga(shape.parameters)} parameters, and at most {_giga(MAX_PARAMETERS)} are "
+                      f"allowed; {_smaller(shape)}")
+
+
+def _smaller(shape: ModelShape) -> str:
+    """How the model would not have too many parameters."""
+    layers = (MAX_PARAMETERS - shape.other_parameters) // shape.layer_parameters
+    if layers >= 1:
+        return f"layers = {layers} would do"
+    dims = [shape.dim >> halvings for halvings in range(1, 12)]
+    for narrower in (replace(shape, dim=dim) for dim in dims if dim >= 8 and dim % (2 * shape.heads) == 0):
+        if narrower.parameters <= MAX_PARAMETERS:
+            return f"dim = {narrower.dim} would do"
+    return "make vocab, ffn and layers smaller"
+
+
+def chunk_problems(parameters: int, chunk: int, state_bytes: int, checkpoint_chunk: int) -> Iterator[Problem]:
+    """Of a model that has not too many parameters."""
+    chunks, pieces = -(-parameters // chunk), -(-state_bytes // checkpoint_chunk)
+    if chunks > MAX_CHUNKS:
+        yield Problem(("chunk_parameters", "model"),
+                      f"chunk_parameters ({chunk}) makes {chunks} chunks of {parameters} parameters, and at most "
+                      f"{MAX_CHUNKS} are allowed; chunk_parameters = {chunk_size(parameters)} would do")
+    if pieces > MAX_CHECKPOINT_CHUNKS:
+        yield Problem(("checkpoint_chunk_bytes", "model"),
+                      f"checkpoint_chunk_bytes ({checkpoint_chunk}) makes {pieces} chunks of a state of {state_bytes} "
+                      f"bytes, and at most {MAX_CHECKPOINT_CHUNKS} are allowed; checkpoint_chunk_bytes = "
+                      f"{checkpoint_chunk_size(state_bytes)} would do")
+
+
+def data_problems(sequence_length: int, sequences_per_step: int) -> Iterator[Problem]:
+    if sequence_length * sequences_per_step > MAX_STEP_TOKENS:
+        yield Problem(("sequence_length", "sequences_per_step"),
+                      f"sequence_length ({sequence_length}) times sequences_per_step ({sequences_per_step}) may be at most "
+                      f"{MAX_STEP_TOKENS} tokens a step; sequences_per_step = {MAX_STEP_TOKENS // sequence_length} would do")
+
+
+def schedule_problems(warmup_steps: int, stable_steps: int, total_steps: int) -> Iterator[Problem]:
+    if not warmup_steps <= stable_steps < total_steps:
+        total = max(total_steps, 1)
+        stable = total * 4 // 5
+        yield Problem(("warmup_steps", "stable_steps", "total_steps"),
+                      f"warmup_steps ({warmup_steps}), stable_steps ({stable_steps}) and total_steps ({total_steps}) must "
+                      f"come in this order; {min(warmup_steps, stable)}, {stable} and {total} would do")
+
+
+def member_problems(min_members: int, max_members: int) -> Iterator[Problem]:
+    if min_members > max_members:
+        yield Problem(("min_members", "max_members"),
+                      f"min_members ({min_members}) is more than max_members ({max_members}); "
+                      f"max_members = {min_members} would do")
+
+
+def _giga(count: int) -> str:
+    return f"{count / 1e9:.2f} G"

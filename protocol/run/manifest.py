@@ -1,0 +1,339 @@
+"""The run manifest: what a run is, fixed by its organiser once and for all.
+
+Decides the fields, their ranges and how they hang together; the manifest's hash is the run ID and its signature is the
+organiser's.  Ranges are strict because a manifest comes from a stranger: nothing in it may make a peer set aside absurd
+memory or wait absurdly long.  Whether *this* machine can carry the run is the peer's question (`state_bytes`).  Reading
+a manifest from a file that a person wrote is `protocol.run.run_file`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+
+from kernels.aggregate import Rule
+from kernels.outer_step import OuterStep, automatic
+from protocol.run.fitting import (
+    MAX_CHECKPOINT_CHUNK_BYTES,
+    MAX_CHUNK_PARAMETERS,
+    ModelShape,
+    Problem,
+    chunk_problems,
+    data_problems,
+    member_problems,
+    model_problems,
+    refuse,
+    schedule_problems,
+)
+from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import open_envelope
+from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
+from protocol.wire.identity import Identity
+from protocol.wire.messages import MAX_MEMBERS, Body, PeerField, decode_body, pack
+
+PROTOCOL_VERSION = 1
+"""The version of the protocol that this software speaks."""
+
+CODEC_BLOCK = 256
+"""Parameters that share one scale in the int8 codec; a chunk is a whole number of these."""
+MAX_ALLOWLIST = 4096
+MAX_MANIFEST_BYTES = 320 << 10
+STATE_BYTES_PER_PARAMETER = 8
+"""Parameter and momentum, fp32 each."""
+
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$"
+"""Text without characters that move a terminal's cursor or turn its direction."""
+
+Positive = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Steps = Annotated[int, Field(ge=0, le=2**40)]
+
+
+class Section(Body):
+    """A part of the manifest.  The docstring below a field is its description in messages and documentation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class ModelSection(Section):
+    """A decoder of the Llama family; the defaults are the demo's."""
+
+    vocab: Annotated[int, Field(ge=2, le=1 << 20)] = 256
+    """Size of the vocabulary in tokens (256: bytes)."""
+    dim: Annotated[int, Field(ge=8, le=1 << 15)] = 128
+    """Width of the residual stream."""
+    layers: Annotated[int, Field(ge=1, le=256)] = 4
+    """Number of decoder layers."""
+    heads: Annotated[int, Field(ge=1, le=512)] = 4
+    """Attention heads; dim / heads must be an even number."""
+    kv_heads: Annotated[int, Field(ge=1, le=512)] = 2
+    """Key and value heads; heads must be a multiple."""
+    ffn: Annotated[int, Field(ge=8, le=1 << 18)] = 384
+    """Width of the SwiGLU layer."""
+    rope_base: Annotated[float, Field(ge=1, le=1e9, allow_inf_nan=False)] = 10_000.0
+    """Base of the rotary position frequencies."""
+    norm_eps: Annotated[float, Field(gt=0, le=0.1, allow_inf_nan=False)] = 1e-5
+    """Epsilon of RMSNorm."""
+    tied: bool = True
+    """Whether the output weights are the embedding's."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        refuse(model_problems(self._shape))
+        return self
+
+    @property
+    def _shape(self) -> ModelShape:
+        return ModelShape(self.vocab, self.dim, self.layers, self.heads, self.kv_heads, self.ffn, self.tied)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters in the flat vector that peers exchange."""
+        return self._shape.parameters
+
+
+class DataSection(Section):
+    """What is read, and how much of it in an inner step."""
+
+    corpus: Literal["stdlib"] = "stdlib"
+    """Source of the text: "stdlib" is the source text of Python's own standard library, as bytes."""
+    sequence_length: Annotated[int, Field(ge=8, le=1 << 17)] = 512
+    """Tokens predicted in one window."""
+    sequences_per_step: Annotated[int, Field(ge=1, le=1 << 16)] = 4
+    """Windows in one inner step of one member."""
+    held_out_percent: Annotated[int, Field(ge=1, le=50)] = 5
+    """Share of the files kept for the evaluation loss, in percent."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        refuse(data_problems(self.sequence_length, self.sequences_per_step))
+        return self
+
+
+class InnerSection(Section):
+    """AdamW and its schedule, in the swarm's steps (round times inner_steps + local step)."""
+
+    lr: Positive = 3e-3
+    """Peak learning rate."""
+    beta1: Fraction = 0.9
+    """Decay of the first moment."""
+    beta2: Fraction = 0.95
+    """Decay of the second moment."""
+    eps: Positive = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = 0.1
+    """Decoupled weight decay, of matrices only."""
+    clip_norm: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
+    """Limit of the gradient's global norm."""
+    z_loss: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 2e-4
+    """Weight of the max-z loss."""
+    schedule: Literal["wsd"] = "wsd"
+    """Shape of the learning rate: linear warm-up, constant, then 1 - sqrt to zero."""
+    warmup_steps: Steps = 100
+    """Steps over which the rate rises from zero."""
+    stable_steps: Steps = 8_000
+    """Step at which the decay begins."""
+    total_steps: Steps = 10_000
+    """Step at which the rate has come down to zero."""
+    joiner_warmup_steps: Annotated[int, Field(ge=0, le=100_000)] = 10
+    """Steps over which the rate rises for a joiner, whose Adam moments are empty."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        refuse(schedule_problems(self.warmup_steps, self.stable_steps, self.total_steps))
+        return self
+
+
+class OuterSection(Section):
+    """Nesterov SGD on the weighted mean of the members' differences, the same in every round."""
+
+    lr: Positive = 0.7
+    """Outer learning rate."""
+    momentum: Fraction = 0.9
+    """Outer momentum."""
+
+
+OUTER_FORMS = ("outer as a word", "outer as a section")
+"""What pydantic calls the two forms of the outer step in the places of its errors."""
+
+
+def _form_of_outer(value: Any) -> str:
+    return OUTER_FORMS[isinstance(value, Mapping | OuterSection)]
+
+
+Outer = Annotated[Annotated[Literal["auto"], Tag(OUTER_FORMS[0])] | Annotated[OuterSection, Tag(OUTER_FORMS[1])],
+                  Discriminator(_form_of_outer)]
+
+
+class RoundSection(Section):
+    """How long a round is, who takes part, and how long anybody waits."""
+
+    inner_steps: Annotated[int, Field(ge=1, le=10_000)] = 20
+    """Inner steps of a member in one round (H)."""
+    min_members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = 1
+    """Fewer members than this hold no round."""
+    max_members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = 64
+    """More members than this do not fit into a round."""
+    grace_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
+    """Seconds that a quorum that is ready waits for the others."""
+    eviction_s: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 20.0
+    """Seconds after which an elector that stays gone may be evicted."""
+    stall_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 10.0
+    """Seconds without any progress after which an attempt is given up."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        refuse(member_problems(self.min_members, self.max_members))
+        return self
+
+
+class Admission(StrEnum):
+    """Who may take part."""
+
+    OPEN = "open"
+    INVITE = "invite"
+    ALLOWLIST = "allowlist"
+
+
+class RunManifest(Section):
+    """A run.  Two runs that differ in any field are different runs."""
+
+    KIND: ClassVar[str] = "manifest"
+
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
+    """What people call the run."""
+    organiser: PeerField
+    """Peer ID of whoever signs the manifest and the tokens."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the initial parameters and of the order of the data."""
+    protocol_min: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION
+    """Oldest protocol version that may take part."""
+    protocol_max: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION
+    """Newest protocol version that may take part."""
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    inner: InnerSection = InnerSection()
+    outer: Outer = "auto"
+    """The outer step: "auto" (rate and momentum follow from each round's members), or a section with lr and momentum."""
+    rounds: RoundSection = RoundSection()
+    codec: Literal["int8"] = "int8"
+    """Encoding of contributions and results."""
+    chunk_parameters: Annotated[int, Field(ge=CODEC_BLOCK, le=MAX_CHUNK_PARAMETERS, multiple_of=CODEC_BLOCK)] = 1 << 16
+    """Parameters in one chunk of a contribution; a multiple of 256."""
+    aggregation: Rule = "clip"
+    """How contributions become one result: "mean" (by tokens), "clip", "trimmed" or "centered_clip"."""
+    admission: Annotated[Admission, Field(strict=False)] = Admission.OPEN
+    """Who may take part: "open", "invite" (a token of the organiser) or "allowlist"."""
+    allowlist: Annotated[list[PeerField], Field(max_length=MAX_ALLOWLIST)] = Field(default_factory=list)
+    """Peer IDs that may take part when admission is "allowlist"; sorted."""
+    checkpoint_interval: Annotated[int, Field(ge=1, le=100_000)] = 4
+    """Rounds between checkpoints on disk."""
+    checkpoint_chunk_bytes: Annotated[int, Field(ge=1 << 12, le=MAX_CHECKPOINT_CHUNK_BYTES, multiple_of=1 << 12)] = 1 << 20
+    """Bytes in one chunk of a checkpoint; a multiple of 4096."""
+    total_tokens: Annotated[int, Field(ge=1, le=2**53)] = 1_000_000_000
+    """Tokens of all members together at which the run has reached its goal."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        refuse(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        if self.protocol_min > self.protocol_max:
+            yield Problem(("protocol_min", "protocol_max"), f"protocol_min ({self.protocol_min}) is more than protocol_max "
+                          f"({self.protocol_max}); protocol_max = {self.protocol_min} would do")
+        yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
+        if self.allowlist != sorted(set(self.allowlist)):
+            yield Problem(("allowlist",), "allowlist must be sorted and without repetition; sort it")
+        if self.admission is Admission.ALLOWLIST and not self.allowlist:
+            yield Problem(("allowlist", "admission"), 'admission is "allowlist" but the allowlist is empty; put peer IDs '
+                          'into it, or admit by "invite"')
+
+    @property
+    def parameters(self) -> int:
+        return self.model.parameters
+
+    @property
+    def tokens_per_round(self) -> int:
+        """Tokens that a member reads in a round of all its inner steps."""
+        return self.rounds.inner_steps * self.data.sequences_per_step * self.data.sequence_length
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a contribution."""
+        return -(-self.parameters // self.chunk_parameters)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the outer state, which every peer holds in memory."""
+        return STATE_BYTES_PER_PARAMETER * self.parameters
+
+    def outer_step(self, tokens: Sequence[int]) -> OuterStep:
+        """Rate and momentum of a round whose record's members contributed so many tokens each, whatever chunks lack some."""
+        if isinstance(self.outer, OuterSection):
+            return OuterStep(self.outer.lr, self.outer.momentum)
+        return automatic(tokens, self.rounds.inner_steps)
+
+    def trainer_sections(self) -> dict[str, Any]:
+        """All that a trainer needs to know, as plain values."""
+        return {
+            "seed": self.seed,
+            "model": self.model.model_dump(),
+            "data": self.data.model_dump(),
+            "inner": self.inner.model_dump(),
+            "inner_steps": self.rounds.inner_steps,
+            "max_members": self.rounds.max_members,
+            "chunk_parameters": self.chunk_parameters,
+        }
+
+
+@dataclass(frozen=True)
+class SignedManifest:
+    """A manifest, its run ID and the signed envelope that proves both."""
+
+    manifest: RunManifest
+    run: Hash
+    raw: bytes
+
+
+def run_id(manifest: RunManifest) -> Hash:
+    return hash_bytes("manifest", manifest.encode())
+
+
+def sign(identity: Identity, manifest: RunManifest) -> SignedManifest:
+    """Sign `manifest` as its organiser."""
+    assert manifest.organiser == identity.peer_id, "only the organiser signs a manifest"
+    return SignedManifest(manifest, run_id(manifest), pack(identity, ZERO_HASH, manifest).raw)
+
+
+def open_manifest(raw: bytes | memoryview) -> SignedManifest:
+    """The manifest in a signed envelope; raises `Malformed` with one sentence."""
+    envelope = open_envelope(raw, ZERO_HASH, max_bytes=MAX_MANIFEST_BYTES)
+    if envelope.kind != RunManifest.KIND:
+        raise Malformed("a signed statement, but not a manifest")
+    manifest = decode_body(RunManifest, envelope.body, max_bytes=MAX_MANIFEST_BYTES)
+    if manifest.organiser != envelope.sender:
+        raise Malformed("manifest signed by somebody else than its organiser")
+    if manifest.encode() != envelope.body:
+        raise Malformed("manifest is not in canonical form")
+    return SignedManifest(manifest, run_id(manifest), envelope.raw)
+
+
+@lru_cache(maxsize=1)
+def demo_manifest() -> SignedManifest:
+    """The built-in demo run.  Its organiser's key is public on purpose: the run is open, and nothing can be gained."""
+    organiser = Identity.from_seed(hash_bytes("demo organiser", b"public"))
+    manifest = RunManifest(
+        name="demo",
+        organiser=organiser.peer_id,
+        data=DataSection(sequence_length=256, sequences_per_step=4),
+        inner=InnerSection(lr=2e-3, warmup_steps=30),
+        rounds=RoundSection(inner_steps=40),
+        total_tokens=200_000_000,
+    )
+    return sign(organiser, manifest)

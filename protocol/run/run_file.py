@@ -1,0 +1,227 @@
+"""Run files: what an organiser writes in TOML, and a manifest written back as one.
+
+What a file leaves out is a default, or follows from what it says (`protocol.run.derive`).  All mistakes are told at
+once, each in one sentence that names the field, what is wrong and what would do.  The ranges themselves are
+`protocol.run.manifest`'s.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from protocol.run.derive import DERIVED, derived
+from protocol.run.fitting import Misfit
+from protocol.run.manifest import OUTER_FORMS, RunManifest
+from protocol.wire.identity import PeerId
+
+MAX_RUN_FILE_BYTES = 1 << 20
+MAX_TOLD = 20
+"""Mistakes that are told at once."""
+PLACEHOLDERS = {"name": "run"}
+"""Stand in for required fields that are wrong, so that the others can be looked at."""
+
+
+class RunFileError(Exception):
+    """A run file that cannot be used; the text is one sentence, or one a line for several mistakes."""
+
+
+def load_run_file(path: Path, organiser: PeerId) -> RunManifest:
+    """The manifest that `path` describes, with `organiser` as its organiser; raises `RunFileError`.
+
+    A file need not name its organiser; one that does (a manifest written out by `dump`) must name this one.
+    """
+    return parse_run_file(_text(path), organiser, path.name)
+
+
+def parse_run_file(text: str, organiser: PeerId, name: str = "run file") -> RunManifest:
+    """As `load_run_file`, from the text of a file called `name`."""
+    try:
+        fields = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RunFileError(f"{name}: not valid TOML: {reason}; correct that place") from error
+    if fields.setdefault("organiser", organiser) != organiser:
+        raise RunFileError(
+            f"{name}: organiser is somebody else than this peer ({organiser}); remove the line to organise it yourself"
+        )
+    if isinstance(fields.get("allowlist"), list) and all(isinstance(peer, str) for peer in fields["allowlist"]):
+        fields["allowlist"] = sorted(set(fields["allowlist"]))  # people list peers in any order; the manifest in one
+    mistakes = _mistakes(fields)
+    if len(mistakes) == 1:
+        raise RunFileError(f"{name}: {mistakes[0]}")
+    if mistakes:
+        more = [f"and {len(mistakes) - MAX_TOLD} more"] if len(mistakes) > MAX_TOLD else []
+        told = "\n  ".join([*mistakes[:MAX_TOLD], *more])
+        raise RunFileError(f"{name} has {len(mistakes)} mistakes:\n  {told}")
+    try:
+        manifest = RunManifest.model_validate(derived(fields))
+        manifest.encode()
+    except (ValueError, OverflowError) as error:
+        raise RunFileError(f"{name}: a value cannot be written in a manifest ({error}); correct it") from error
+    return manifest
+
+
+def _mistakes(fields: dict[str, Any]) -> list[str]:
+    """A sentence for each.
+
+    Numbers are compared with each other only when each of them is allowed.  So what is wrong is taken out, the rest is
+    looked at again, and nothing is said then that has to do with what was taken out.
+    """
+    sentences: dict[str, None] = {}
+    wrong: set[str] = set()
+    while True:
+        try:
+            RunManifest.model_validate(derived(fields))
+            return list(sentences)
+        except ValidationError as error:
+            found = [mistake for item in error.errors() for mistake in _read(item)]
+        before = len(wrong)
+        for places, text in found:
+            if not any(_concern(place, other) for place in places for other in wrong):
+                sentences[text] = None
+        wrong.update(place for places, _ in found for place in places)
+        fields = _without(fields, wrong)
+        if len(wrong) == before:
+            return list(sentences)
+
+
+def _read(item: ErrorDetails) -> list[tuple[list[str], str]]:
+    """(fields involved, sentence) of each mistake in an error."""
+    place = [str(part) for part in item["loc"]]
+    misfit = item.get("ctx", {}).get("error")
+    if isinstance(misfit, Misfit):
+        return [([".".join([*place, field]) for field in problem.fields],
+                 f"[{'.'.join(place)}] {problem.text}" if place else problem.text) for problem in misfit.problems]
+    return [([".".join(place[: 2 if _section(place[:1]) else 1])], _sentence(item))]
+
+
+def _concern(one: str, other: str) -> bool:
+    """Whether two dotted names are one field, or a field and its section."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+def _without(fields: Mapping[str, Any], places: Iterable[str]) -> dict[str, Any]:
+    left = {name: dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
+    for place in places:
+        section, _, field = place.partition(".")
+        if not field:
+            left.pop(section, None)
+        elif isinstance(within := left.get(section), dict):
+            within.pop(field, None)
+        if place in PLACEHOLDERS:
+            left[place] = PLACEHOLDERS[place]
+    return left
+
+
+def dump(manifest: RunManifest) -> str:
+    """The manifest as a run file, every field with its description."""
+    lines: list[str] = []
+    _dump_section(manifest, "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_RUN_FILE_BYTES + 1)
+        if len(data) > MAX_RUN_FILE_BYTES:
+            raise RunFileError(f"{path.name}: over {MAX_RUN_FILE_BYTES} bytes; give a run file")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise RunFileError(f"{path}: {error.strerror}; give the path of a run file") from error
+    except UnicodeDecodeError as error:
+        raise RunFileError(f"{path.name}: not UTF-8 text; give a run file in TOML") from error
+
+
+def _sentence(error: ErrorDetails) -> str:
+    """What is wrong with one field, and the remedy."""
+    place = [str(part) for part in error["loc"] if part not in OUTER_FORMS]
+    field = ".".join(place)[:80]
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(place[-1], _names(place[:-1]), 1)
+        return f"{field} is no field of a run; " + (f"did you mean {near[0]}?" if near else "remove it")
+    if kind == "missing":
+        return f"{field} is missing; add it ({_description(place)})"
+    if kind == "string_pattern_mismatch":
+        return f"{field} is {error['input']!r:.60}, which has characters that are not allowed; change it"
+    rule = error["msg"].removeprefix("Input should be ")
+    article = "" if rule != error["msg"] else ": "
+    value = f"{error['input']!r:.40}"
+    text = f"{field} is {value}; it must be {rule}" if not article else f"{field} is {value}: {rule}; change it"
+    if kind == "multiple_of":
+        text += f"; {place[-1]} = {_nearest(error['input'], error['ctx']['multiple_of'])} would do"
+    about = _description(place)
+    return f"{text} ({about})" if about else text
+
+
+def _section(place: list[str]) -> type[BaseModel] | None:
+    section: type[BaseModel] = RunManifest
+    for part in place:
+        field = section.model_fields.get(part)
+        forms = () if field is None else (field.annotation, *get_args(field.annotation))
+        sections = [form for form in map(_bare, forms) if isinstance(form, type) and issubclass(form, BaseModel)]
+        if not sections:
+            return None
+        section = sections[0]
+    return section
+
+
+def _bare(annotation: Any) -> Any:
+    """A type without its `Annotated`."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _names(place: list[str]) -> list[str]:
+    section = _section(place)
+    return [] if section is None else list(section.model_fields)
+
+
+def _description(place: list[str]) -> str:
+    section = _section(place[:-1])
+    field = section.model_fields.get(place[-1]) if section is not None else None
+    if field is None:
+        return ""
+    about = (field.description or "").rstrip(".")
+    if source := DERIVED.get(".".join(place)):
+        return f"{about}; left out, it follows from {source}"
+    simple = isinstance(field.default, (bool, int, float, str)) and not isinstance(field.default, Enum)
+    return f"{about}; default {_value(field.default)}" if about and simple else about
+
+
+def _nearest(value: int, step: int) -> int:
+    """The multiple of `step` next to `value`, and not 0."""
+    return max(step, round(value / step) * step)
+
+
+def _dump_section(section: BaseModel, prefix: str, lines: list[str]) -> None:
+    nested: list[tuple[str, BaseModel]] = []
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            nested.append((name, value))
+            continue
+        lines.extend(f"# {line.strip()}" for line in (field.description or "").splitlines())
+        lines.append(f"{name} = {_value(value)}")
+    for name, value in nested:
+        lines.extend(["", f"[{prefix}{name}]"])
+        _dump_section(value, f"{prefix}{name}.", lines)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Enum):
+        return _value(value.value)
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)  # the strings of JSON, its integers and booleans are TOML's too

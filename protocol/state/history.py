@@ -1,0 +1,84 @@
+"""The record chain as this peer holds it: the certified rounds from genesis to the tip.
+
+A thin memory of hashes over `protocol.state.store`, which keeps the records themselves.  Positions count rounds: `tip_at(n)`
+is the tip after n rounds, and record n leads from `tip_at(n)` to `tip_at(n + 1)`.
+"""
+
+from __future__ import annotations
+
+from protocol.state.chain import genesis_tip, record_hash
+from protocol.state.store import Store
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Commit, Record
+
+
+class History:
+    """Reads the chain that `store` holds.  Appending and rolling back write through to it."""
+
+    def __init__(self, run: Hash, store: Store) -> None:
+        self._store = store
+        self._tips = [genesis_tip(run)]
+        self._last: Record | None = None
+        self._member_since: dict[PeerId, int] = {}
+        for round in range(store.length()):
+            commit = store.commit_at(round)
+            if commit is None or commit.record.previous != self._tips[-1]:
+                store.truncate(round)
+                break
+            self._take(commit.record)
+
+    def _take(self, record: Record) -> None:
+        self._tips.append(record_hash(record))
+        self._last = record
+        for member in record.members:
+            self._member_since.setdefault(PeerId(member.peer), record.round)
+
+    @property
+    def length(self) -> int:
+        """Rounds committed, and the number of the next one."""
+        return len(self._tips) - 1
+
+    @property
+    def tip(self) -> Hash:
+        return self._tips[-1]
+
+    @property
+    def last(self) -> Record | None:
+        """The newest record, None at genesis."""
+        return self._last
+
+    def has_member(self, peer: PeerId) -> bool:
+        """Whether any record of this chain names `peer` as a member."""
+        return peer in self._member_since
+
+    def tip_at(self, rounds: int) -> Hash:
+        """The tip after `rounds` rounds, at most `length`."""
+        return self._tips[rounds]
+
+    def tips(self, start: int, count: int) -> list[Hash]:
+        return self._tips[start : start + count]
+
+    def commit_at(self, round: int) -> Commit:
+        """The commit of a round below `length`."""
+        commit = self._store.commit_at(round)
+        assert commit is not None, f"record {round} is in the chain but not on disk"
+        return commit
+
+    def record_at(self, round: int) -> Record | None:
+        """The record of `round`; None below genesis."""
+        return self.commit_at(round).record if round >= 0 else None
+
+    def append(self, commit: Commit) -> None:
+        """Add the next record; it is on disk when this returns.  The caller has verified it."""
+        assert commit.record.previous == self.tip and commit.record.round == self.length, "not the next record"
+        self._store.append(commit)
+        self._take(commit.record)
+
+    def roll_back(self, rounds: int) -> None:
+        """Keep the first `rounds` records only."""
+        assert 0 <= rounds <= self.length
+        self._store.truncate(rounds)
+        del self._tips[rounds + 1 :]
+        self._last = self.record_at(rounds - 1)
+        self._member_since = {peer: since for peer, since in self._member_since.items() if since < rounds}

@@ -1,0 +1,90 @@
+"""The outer state: parameters and momentum, fp32, bit-identical on every peer of the run.
+
+It lies in one anonymous shared region, theta first, then momentum: the trainer process reads theta where it lies, and the
+region's bytes are the checkpoint.  The digest is the root of the tree over the region's pieces of
+`checkpoint_chunk_bytes`, so a record that names the digest certifies the checkpoint.
+
+Everything here blocks for as long as memory takes; call it in worker threads.  One caller at a time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels.outer import apply_result
+from kernels.outer_step import OuterStep
+from protocol.exchange.assignment import chunk_layout
+from protocol.run.manifest import RunManifest
+from protocol.state.shared_memory import SharedRegion
+from protocol.wire.hashes import Hash, chunk_hash, tree_root
+
+BYTES_PER_VALUE = 4
+
+
+class OuterState:
+    """theta and momentum of a run after `rounds` rounds."""
+
+    def __init__(self, manifest: RunManifest) -> None:
+        self.rounds = 0
+        self.size_bytes = manifest.state_bytes
+        self._piece = manifest.checkpoint_chunk_bytes
+        self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
+        self.region = SharedRegion(self.size_bytes)
+        values = np.frombuffer(self.region.view, dtype=np.float32)
+        self._theta, self._momentum = values[: manifest.parameters], values[manifest.parameters :]
+        self._torn = False
+        self._blank = True
+        """Nobody has written anything into the new region, which is zeros."""
+
+    @property
+    def view(self) -> memoryview:
+        """All bytes, as a checkpoint has them."""
+        return self.region.view
+
+    @property
+    def theta(self) -> memoryview:
+        """The parameters' bytes (fp32, little endian)."""
+        return self.region.view[: self._theta.size * BYTES_PER_VALUE]
+
+    @property
+    def leaf_count(self) -> int:
+        return -(-self.size_bytes // self._piece)
+
+    def reset(self) -> None:
+        """Zeros, and no rounds applied: the state before the initial parameters are written."""
+        if not self._blank:
+            self._theta.fill(0)
+            self._momentum.fill(0)
+        self.rounds, self._torn, self._blank = 0, False, False
+
+    def load(self, checkpoint: memoryview, rounds: int) -> None:
+        """Take over a checkpoint of exactly `size_bytes` bytes."""
+        assert len(checkpoint) == self.size_bytes
+        self._torn, self._blank = True, False
+        self.region.view[:] = checkpoint
+        self.rounds, self._torn = rounds, False
+
+    def apply(self, result: memoryview, step: OuterStep) -> None:
+        """The outer step with a round's result (codec bytes of all chunks)."""
+        assert not self._torn, "a half-applied state is loaded anew, never gone on with"
+        self._torn, self._blank = True, False
+        for span in self._layout:
+            values = slice(span.start, span.start + span.count)
+            apply_result(self._theta[values], self._momentum[values], result[span.offset : span.offset + span.size],
+                         step.rate, step.momentum)
+        self.rounds, self._torn = self.rounds + 1, False
+
+    def leaves(self) -> list[Hash]:
+        """The hashes of the checkpoint's pieces."""
+        assert not self._torn
+        view = self.region.view
+        return [chunk_hash(view[at : at + self._piece]) for at in range(0, self.size_bytes, self._piece)]
+
+    def digest(self) -> Hash:
+        """What peers compare, and records name."""
+        return tree_root(self.leaves())
+
+    def close(self) -> None:
+        """Give the memory back."""
+        del self._theta, self._momentum
+        self.region.close()

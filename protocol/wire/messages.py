@@ -1,0 +1,375 @@
+"""What peers say to each other: the body of every envelope, with its schema and its limits.
+
+One frozen class a statement.  `pack` seals one; `unpack` opens an envelope and returns the typed body, or raises
+`Malformed`.  Nothing else decodes a body.  Limits are here, in one place: what is not allowed here cannot be said.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import lru_cache
+from typing import Annotated, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protocol.wire import canonical
+from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Envelope, open_envelope, seal
+from protocol.wire.hashes import HASH_BYTES, Hash
+from protocol.wire.identity import SIGNATURE_BYTES, Identity, PeerId
+
+REMEMBERED_BYTES = 2048
+"""Statements up to this size are decoded once, however often they arrive."""
+MAX_MEMBERS = 256
+MAX_CHUNKS = 4096
+"""Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""
+MAX_LOSS = 1e6
+"""A held-out loss beyond this says nothing but that training has failed."""
+
+HashField = Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+PeerField = Annotated[str, Field(min_length=46, max_length=60, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
+SignatureField = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+Evicted = Annotated[list[PeerField], Field(max_length=MAX_MEMBERS)]
+"""Electors that take no part: sorted peer IDs."""
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Number = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+
+
+class Body(BaseModel):
+    """A statement.  `KIND` is the envelope's kind."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    KIND: ClassVar[str] = ""
+
+    def encode(self) -> bytes:
+        return canonical.encode(self.model_dump(mode="python"))
+
+
+B = TypeVar("B", bound=BaseModel)
+
+
+def decode_body(cls: type[B], data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> B:
+    """The body of class `cls` in canonical bytes; raises `Malformed`."""
+    fields = canonical.decode(data, max_bytes=max_bytes)
+    try:
+        body = cls.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise Malformed(f"{cls.__name__} with a bad field {where!r:.60}: {first['msg']:.120}") from error
+    if canonical.encode(body.model_dump(mode="python")) != data:
+        raise Malformed(f"{cls.__name__} that does not say again what it said")  # an integer for a float, say
+    return body
+
+
+class Role(str, Enum):
+    TRAINER = "trainer"
+    SEED = "seed"
+
+
+class Phase(str, Enum):
+    """What a peer is doing, in one word."""
+
+    STARTING = "starting"
+    SYNCING = "syncing"
+    COMPUTING = "computing"
+    READY = "ready"
+    EXCHANGING = "exchanging"
+    VOTING = "voting"
+    APPLYING = "applying"
+    PAUSED = "paused"
+    SEEDING = "seeding"
+    STOPPING = "stopping"
+
+
+class WhyIdle(str, Enum):
+    """Why a training peer does not compute; `why_detail` says the rest in a sentence."""
+
+    BUSY = ""
+    STARTING = "starting"
+    CONNECTING = "connecting"
+    WAITING_FOR_PEERS = "waiting for peers"
+    FETCHING_STATE = "fetching state"
+    WAITING_FOR_MEMBERS = "waiting for members"
+    EXCHANGING = "exchanging"
+    COMMITTING = "committing"
+    TRAINER_RESTARTING = "trainer restarting"
+    PAUSED = "paused"
+    NOT_A_TRAINER = "not a trainer"
+    DESYNCED = "desynced"
+    DISK_FULL = "disk full"
+
+
+class Measurement(Body):
+    """The held-out loss (nats a token) of the state after `rounds` rounds, as its sender claims to have measured it."""
+
+    rounds: Count
+    tip: HashField
+    loss: Annotated[float, Field(ge=0, le=MAX_LOSS, allow_inf_nan=False)]
+
+
+class Heartbeat(Body):
+    """Every 2 s, gossiped.  `incarnation` grows with every start, `seq` with every beat."""
+
+    KIND: ClassVar[str] = "heartbeat"
+    incarnation: Count
+    seq: Count
+    name: Annotated[str, Field(max_length=40)]
+    role: Annotated[Role, Field(strict=False)]
+    phase: Annotated[Phase, Field(strict=False)]
+    why_idle: Annotated[WhyIdle, Field(strict=False)]
+    why_detail: Annotated[str, Field(max_length=200)]
+    round: Count
+    tip: HashField
+    steps: Count
+    loss: Number
+    tokens_per_s: Rate
+    up_bytes_per_s: Rate
+    down_bytes_per_s: Rate
+    addresses: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=8)]
+    version: Annotated[str, Field(max_length=40)]
+    measured: Measurement | None = None
+    """The newest state that this peer measured, while others may want to know."""
+
+
+class Goodbye(Body):
+    """A peer leaves on purpose; it is no elector from now on."""
+
+    KIND: ClassVar[str] = "goodbye"
+    incarnation: Count
+    seq: Count
+
+
+class Ready(Body):
+    """A finished contribution, committed by its root before anybody shows theirs.
+
+    serial: grows with every READY of an incarnation; two different ones under one serial are a lie.
+    """
+
+    KIND: ClassVar[str] = "ready"
+    round: Count
+    base: HashField
+    incarnation: Count
+    serial: Count
+    tokens: Annotated[int, Field(ge=1, le=2**40)]
+    steps: Annotated[int, Field(ge=1, le=1_000_000)]
+    loss: Number
+    norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    root: HashField
+    state_digest: HashField
+
+
+class Member(Body):
+    """A member of a round as everyone agreed on it."""
+
+    peer: PeerField
+    tokens: Annotated[int, Field(ge=1, le=2**40)]
+    root: HashField
+
+
+class Plan(Body):
+    """Who averages what with whom.  Its hash names the exchange; a later attempt may carry the same plan.
+
+    members: sorted by peer ID (the canonical order of summation).
+    owners: one byte a chunk, the index of its owner in `members`.
+    """
+
+    round: Count
+    base: HashField
+    members: Annotated[list[Member], Field(min_length=1, max_length=MAX_MEMBERS)]
+    owners: Annotated[bytes, Field(min_length=1, max_length=MAX_CHUNKS)]
+    state_digest: HashField
+    loss: Number
+
+
+class Proposal(Body):
+    """Attempt `attempt` of a round: this plan, without these electors."""
+
+    KIND: ClassVar[str] = "proposal"
+    attempt: Count
+    plan: Plan
+    evicted: Evicted
+
+
+class ChunkEntry(Body):
+    """One chunk of a result: hash of its codec bytes, and which members (bit i: members[i]) were averaged."""
+
+    hash: HashField
+    mask: Annotated[bytes, Field(min_length=1, max_length=MAX_MEMBERS // 8)]
+
+
+class Record(Body):
+    """One committed round.  Its hash is the new tip.
+
+    members' `tokens` are what each contributed; the divisor of chunk c is the tokens of the members in its mask.
+    result_root: `index_root` of the chunk entries.  state_digest: the outer state before this round.
+    """
+
+    KIND: ClassVar[str] = "record"
+    round: Count
+    fragment: Count
+    attempt: Count
+    proposer: PeerField
+    previous: HashField
+    members: Annotated[list[Member], Field(min_length=1, max_length=MAX_MEMBERS)]
+    codec: Annotated[str, Field(max_length=16)]
+    result_root: HashField
+    state_digest: HashField
+    loss: Number
+
+
+class Provenance(Body):
+    """Who stands for the chunks of a result.
+
+    owners: as in the plan.  signers: one byte a chunk, the index of the member that averaged it; signatures: that
+    member's, over the chunk's `ChunkResult`.
+    """
+
+    owners: Annotated[bytes, Field(min_length=1, max_length=MAX_CHUNKS)]
+    signers: Annotated[bytes, Field(min_length=1, max_length=MAX_CHUNKS)]
+    signatures: Annotated[list[SignatureField], Field(min_length=1, max_length=MAX_CHUNKS)]
+
+
+class Voted(Body):
+    """The last vote of a peer in this round."""
+
+    attempt: Count
+    proposer: PeerField
+    record: Record
+    index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
+    provenance: Provenance
+
+
+class Promise(Body):
+    """To the proposer: I take part in no lower attempt; and this is what I voted for, if anything."""
+
+    KIND: ClassVar[str] = "promise"
+    round: Count
+    base: HashField
+    attempt: Count
+    proposer: PeerField
+    voted: Voted | None
+
+
+class Motion(Body):
+    """The proposer puts a record to the vote, among the electors that are not evicted."""
+
+    KIND: ClassVar[str] = "motion"
+    attempt: Count
+    proposer: PeerField
+    evicted: Evicted
+    record: Record
+    index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
+    provenance: Provenance
+
+
+class Vote(Body):
+    """I hold the result of this record on disk, and agree to it, and that these electors are gone."""
+
+    KIND: ClassVar[str] = "vote"
+    round: Count
+    attempt: Count
+    proposer: PeerField
+    evicted: Evicted
+    record_hash: HashField
+
+
+class Refusal(Body):
+    """To the proposer: I do not vote for this record, so do not wait for me."""
+
+    KIND: ClassVar[str] = "refusal"
+    round: Count
+    base: HashField
+    attempt: Count
+    proposer: PeerField
+    record_hash: HashField
+
+
+class Signature(Body):
+    peer: PeerField
+    signature: SignatureField
+
+
+class Certificate(Body):
+    """A quorum of equal votes of one attempt.
+
+    evicted: electors that had gone when it was voted.  It is here and not in the record, so that a record carried into
+    a later attempt, with more electors gone, stays the same record.
+    """
+
+    attempt: Count
+    proposer: PeerField
+    evicted: Evicted
+    votes: Annotated[list[Signature], Field(min_length=1, max_length=MAX_MEMBERS)]
+
+
+class Commit(Body):
+    """A record with its certificate: what everyone applies."""
+
+    KIND: ClassVar[str] = "commit"
+    record: Record
+    index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
+    certificate: Certificate
+
+
+class ChunkResult(Body):
+    """An owner's signed average of one chunk."""
+
+    KIND: ClassVar[str] = "chunk"
+    plan: HashField
+    chunk: Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
+    entry: ChunkEntry
+
+
+class Accusation(Body):
+    """I hold proof that `accused` lied.  evidence: its name; size: its bytes, to be fetched from me."""
+
+    KIND: ClassVar[str] = "accusation"
+    accused: PeerField
+    evidence: HashField
+    size: Annotated[int, Field(ge=1, le=64 << 20)]
+
+
+class Finish(Body):
+    """The proposer asks a late peer to stop at its current step and contribute."""
+
+    KIND: ClassVar[str] = "finish"
+    round: Count
+    base: HashField
+
+
+M = TypeVar("M", bound=Body)
+
+STATEMENTS: dict[str, type[Body]] = {
+    cls.KIND: cls
+    for cls in (Heartbeat, Goodbye, Ready, Proposal, Promise, Motion, Vote, Commit, ChunkResult, Finish, Accusation, Refusal)
+}
+
+
+def pack(identity: Identity, run: Hash, body: Body) -> Envelope:
+    """Sign `body`."""
+    return seal(identity, run, body.KIND, body.encode())
+
+
+def unpack(data: bytes | memoryview, run: Hash, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> tuple[PeerId, Body, Envelope]:
+    """Sender and typed body of an envelope; raises `Malformed` for anything that is not one of ours."""
+    if len(data) > max_bytes:
+        raise Malformed(f"message of {len(data)} bytes is over the limit of {max_bytes}")
+    if len(data) <= REMEMBERED_BYTES:
+        return _unpack_again(bytes(data), run)
+    return _unpack(data, run, max_bytes)
+
+
+@lru_cache(maxsize=2048)
+def _unpack_again(data: bytes, run: Hash) -> tuple[PeerId, Body, Envelope]:
+    """Gossip brings the same bytes by several ways; what they say never changes."""
+    return _unpack(data, run, REMEMBERED_BYTES)
+
+
+def _unpack(data: bytes | memoryview, run: Hash, max_bytes: int) -> tuple[PeerId, Body, Envelope]:
+    envelope = open_envelope(data, run, max_bytes=max_bytes)
+    cls = STATEMENTS.get(envelope.kind)
+    if cls is None:
+        raise Malformed(f"statement of unknown kind {envelope.kind!r:.40}")
+    return envelope.sender, decode_body(cls, envelope.body), envelope

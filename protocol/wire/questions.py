@@ -1,0 +1,103 @@
+"""What a peer asks another about the past, and the form of the answers.
+
+These travel over a connection that has proven both peer IDs and are not signed: nothing in an answer is believed.
+Records carry certificates, chunks and leaf hashes are checked against roots that certified records name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from protocol.run.invitation import MAX_TOKEN_BYTES
+from protocol.wire.messages import MAX_CHUNKS, Body, Count, HashField, PeerField
+
+MAX_TIPS = 1024
+MAX_COMMITS = 64
+MAX_LEAVES = 32_768
+MAX_VOUCHED = 64
+"""Newcomers that a proposer may vouch for at once."""
+SLICE_BYTES = 1 << 20
+"""Bytes of something large in one answer."""
+COMMITS_BYTES = 1_500_000
+"""An answer with records stops before it grows over this."""
+
+
+class TipsRequest(Body):
+    """The tips after rounds start, start + 1, … (the tip after 0 rounds is genesis)."""
+
+    start: Count
+    count: Annotated[int, Field(ge=1, le=MAX_TIPS)]
+
+
+class TipsReply(Body):
+    length: Count
+    tips: Annotated[list[HashField], Field(max_length=MAX_TIPS)]
+
+
+class CommitsRequest(Body):
+    start: Count
+    count: Annotated[int, Field(ge=1, le=MAX_COMMITS)]
+
+
+class CommitsReply(Body):
+    """Encoded `Commit` bodies of consecutive rounds."""
+
+    commits: Annotated[list[bytes], Field(max_length=MAX_COMMITS)]
+
+
+class HaveRequest(Body):
+    pass
+
+
+class HaveReply(Body):
+    """What a peer can serve: results of rounds from `oldest_result` on, checkpoints after so many rounds."""
+
+    length: Count
+    oldest_result: Count
+    checkpoints: Annotated[list[Count], Field(max_length=16)]
+
+
+class LeavesRequest(Body):
+    rounds: Count
+
+
+class PartRequest(Body):
+    """Bytes [offset, offset + length) of a chunk of the contribution `root`, which the asked peer made in this round."""
+
+    root: HashField
+    chunk: Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
+    offset: Count
+    length: Annotated[int, Field(ge=1, le=SLICE_BYTES)]
+
+
+class PartReply(Body):
+    """proof: of the whole chunk, against the root."""
+
+    proof: Annotated[list[HashField], Field(max_length=16)]
+    data: Annotated[bytes, Field(max_length=SLICE_BYTES)]
+
+
+class EvidenceRequest(Body):
+    """Bytes [offset, offset + length) of a proof."""
+
+    evidence: HashField
+    offset: Count
+    length: Annotated[int, Field(ge=1, le=SLICE_BYTES)]
+
+
+class LeavesReply(Body):
+    leaves: Annotated[list[HashField], Field(min_length=1, max_length=MAX_LEAVES)]
+
+
+class VouchRequest(Body):
+    """By which tokens did you let these peers in?"""
+
+    peers: Annotated[list[PeerField], Field(min_length=1, max_length=MAX_VOUCHED)]
+
+
+class VouchReply(Body):
+    """In the order of the question; empty for who showed none."""
+
+    tokens: Annotated[list[Annotated[bytes, Field(max_length=MAX_TOKEN_BYTES)]], Field(max_length=MAX_VOUCHED)]

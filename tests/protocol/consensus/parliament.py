@@ -1,0 +1,206 @@
+"""Several round machines on a table: messages are delivered, lost, doubled and delayed as a seeded generator says.
+
+No tasks, no clock: time is a number that the test moves.  What an honest shell does with effects is done here in the
+simplest way: promises are kept in a dict, exchanges finish at once (each member may assemble another version of a
+chunk), results are held as soon as somebody else holds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from protocol.consensus.machine import RoundMachine
+from protocol.consensus.terms import (
+    Base,
+    BeginExchange,
+    Committed,
+    Effect,
+    HoldResult,
+    Keep,
+    PeerView,
+    RoundSettings,
+    Send,
+    View,
+)
+from protocol.exchange.assignment import plan_hash
+from protocol.state.chain import genesis_tip, index_root
+from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import (
+    Body,
+    ChunkEntry,
+    Commit,
+    Finish,
+    Member,
+    Motion,
+    Promise,
+    Proposal,
+    Provenance,
+    Ready,
+    Record,
+    Refusal,
+    Vote,
+    pack,
+)
+
+RUN = Hash(b"\x07" * 32)
+CHUNKS = 3
+
+
+def settings(min_members: int = 1) -> RoundSettings:
+    return RoundSettings(run=RUN, chunks=CHUNKS, max_tokens=10_000, codec="int8", min_members=min_members, max_members=16,
+                         grace_s=4.0, eviction_s=20.0, stall_s=6.0)
+
+
+@dataclass
+class Seat:
+    identity: Identity
+    machine: RoundMachine
+    alive: bool = True
+    kept: Promise | None = None
+    exchanged: set[Hash] = field(default_factory=set)
+    committed: Commit | None = None
+
+    @property
+    def me(self) -> PeerId:
+        return self.identity.peer_id
+
+
+class Parliament:
+    """`electors` of the previous record, and `joiners` that are only ready.  `versions`: members differ in chunks."""
+
+    def __init__(self, electors: int, joiners: int = 0, *, seed: int = 0, loss: float = 0.0, versions: bool = False) -> None:
+        self.random = Random(seed)
+        self.loss, self.versions = loss, versions
+        self.now = 0.0
+        identities = sorted((Identity.from_seed(bytes([i + 1]) * 32) for i in range(electors + joiners)),
+                            key=lambda identity: identity.peer_id)
+        previous = _record([identity.peer_id for identity in identities[:electors]]) if electors else None
+        self.near: set[PeerId] = set()
+        """Who is not on the tip yet, as everybody sees it, and about to be."""
+        self.base = Base(5, Hash(b"\x09" * 32), previous) if previous else Base(0, genesis_tip(RUN), None)
+        self.seats = {identity.peer_id: self._seat(identity, None) for identity in identities}
+        self.lie: bytes | None = None
+        """The hash of a chunk that was proven wrong: nobody averages to it again."""
+        self.refused: set[bytes] = set()
+        """Results that nobody can account for."""
+        self.queue: list[tuple[PeerId, PeerId, Body]] = []
+        self.silent_since: dict[PeerId, float] = {}
+        self.performed: list[Effect] = []
+
+    def _seat(self, identity: Identity, kept: Promise | None) -> Seat:
+        machine = RoundMachine(identity.peer_id, settings(), self.base, self.now, kept)
+        machine.state_digest = ZERO_HASH
+        return Seat(identity, machine, kept=kept)
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def ready(self, *peers: PeerId, life: int = 1) -> None:
+        """These peers say READY in their `life`th life, and everybody hears it."""
+        for peer in peers or tuple(self.seats):
+            root = chunk_hash(peer.encode() + bytes([life]))
+            statement = Ready(round=self.base.round, base=self.base.tip, incarnation=life, serial=0, tokens=1000,
+                              steps=10, loss=2.0, norm=1.0, root=root, state_digest=ZERO_HASH)
+            for seat in self.seats.values():
+                seat.machine.on_ready(peer, statement)
+
+    def crash(self, peer: PeerId) -> None:
+        self.seats[peer].alive = False
+        self.silent_since[peer] = self.now
+
+    def restart(self, peer: PeerId) -> None:
+        """Back with its disk: the promise it kept."""
+        old = self.seats[peer]
+        self.seats[peer] = self._seat(old.identity, old.kept)
+        self.silent_since.pop(peer, None)
+
+    def run(self, seconds: float, *, step: float = 0.5) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += step
+            for seat in list(self.seats.values()):
+                if seat.alive:
+                    self.perform(seat, seat.machine.tick(self.view(seat.me), self.now))
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Deliver what is under way in any order; what is sent meanwhile too, up to a bound."""
+        for _ in range(2000):
+            if not self.queue:
+                return
+            sender, to, body = self.queue.pop(self.random.randrange(len(self.queue)))
+            if self.random.random() < self.loss:
+                continue
+            if self.random.random() < self.loss:
+                self.queue.append((sender, to, body))
+            if self.seats[to].alive:
+                self.hand_over(sender, self.seats[to], body)
+
+    def hand_over(self, sender: PeerId, seat: Seat, body: Body) -> None:
+        machine, view = seat.machine, self.view(seat.me)
+        effects: list[Effect] = []
+        if isinstance(body, Proposal):
+            effects = machine.on_proposal(sender, body, view, self.now)
+        elif isinstance(body, Promise):
+            effects = machine.on_promise(sender, body, self.now)
+        elif isinstance(body, Motion):
+            effects = machine.on_motion(sender, body, view, self.now)
+        elif isinstance(body, Vote):
+            effects = machine.on_vote(sender, body, pack(self.seats[sender].identity, RUN, body))
+        elif isinstance(body, Commit):
+            effects = machine.on_commit(body, [sender])
+        elif isinstance(body, Ready):
+            seat.machine.on_ready(sender, body)
+        elif isinstance(body, Refusal):
+            effects = machine.on_refusal(sender, body, self.now)
+        elif isinstance(body, Finish):
+            effects = machine.on_finish(sender, body, self.view(seat.me))
+        self.perform(seat, effects)
+
+    def perform(self, seat: Seat, effects: list[Effect]) -> None:
+        self.performed += effects
+        for effect in effects:
+            if isinstance(effect, Keep):
+                seat.kept = effect.promise
+            elif isinstance(effect, Send):
+                self.queue.extend((seat.me, to, effect.body) for to in effect.to)
+            elif isinstance(effect, BeginExchange) and plan_hash(effect.plan) not in seat.exchanged:
+                name = plan_hash(effect.plan)
+                seat.exchanged.add(name)
+                entries = self.entries(seat, len(effect.plan.members))
+                owners = effect.plan.owners
+                provenance = Provenance(owners=owners, signers=owners, signatures=[bytes(64)] * CHUNKS)
+                self.perform(seat, seat.machine.on_exchange_done(name, entries, provenance, self.now))
+            elif isinstance(effect, HoldResult) and effect.record.result_root in self.refused:
+                self.perform(seat, seat.machine.on_refused(effect.record.result_root, self.now))
+            elif isinstance(effect, HoldResult):
+                self.perform(seat, seat.machine.on_result_held(effect.record.result_root))
+            elif isinstance(effect, Committed):
+                seat.committed = effect.commit
+
+    def entries(self, seat: Seat, members: int) -> list[ChunkEntry]:
+        version = seat.me.encode() if self.versions else b"true" if self.lie or self.refused else b""
+        mask = bytes([(1 << members) - 1]) if members <= 8 else bytes([255, (1 << (members - 8)) - 1])
+        return [ChunkEntry(hash=chunk_hash(version + bytes([chunk])), mask=mask) for chunk in range(CHUNKS)]
+
+    def view(self, me: PeerId) -> View:
+        return {peer: PeerView(seat.alive, seat.alive and peer not in self.near, False,
+                               self.now - self.silent_since.get(peer, self.now), near=seat.alive)
+                for peer, seat in self.seats.items()}
+
+    # -- what came of it ----------------------------------------------------------------------------------------------
+
+    def commits(self) -> list[Commit]:
+        return [seat.committed for seat in self.seats.values() if seat.committed]
+
+    def records(self) -> set[bytes]:
+        """The different records committed, encoded."""
+        return {commit.record.encode() for commit in self.commits()}
+
+
+def _record(members: list[PeerId]) -> Record:
+    entries = [ChunkEntry(hash=ZERO_HASH, mask=b"\x01")]
+    return Record(round=4, fragment=0, attempt=0, proposer=members[0], previous=ZERO_HASH,
+                  members=[Member(peer=peer, tokens=1000, root=ZERO_HASH) for peer in members], codec="int8",
+                  result_root=index_root(entries), state_digest=ZERO_HASH, loss=2.0)

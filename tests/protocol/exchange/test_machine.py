@@ -1,0 +1,86 @@
+"""The exchange as a pure state machine: debts and patience, deaths before it has started, who is asked for what."""
+
+from __future__ import annotations
+
+from protocol.exchange.machine import Ask, ExchangeMachine, Lost, Reduce, SendPart, SendResult, entry_of
+from protocol.wire.hashes import ZERO_HASH, chunk_hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Member, Plan
+
+STALL_S = 10.0
+PEERS = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(4))
+
+
+def machine(me: PeerId, owners: bytes) -> ExchangeMachine:
+    members = [Member(peer=peer, tokens=1, root=ZERO_HASH) for peer in PEERS]
+    plan = Plan(round=0, base=ZERO_HASH, members=members, owners=owners, state_digest=ZERO_HASH, loss=0.0)
+    return ExchangeMachine(me, plan, STALL_S, now=0.0)
+
+
+def finish(exchange: ExchangeMachine, chunk: int, now: float) -> None:
+    """Its owner's average arrives."""
+    entry = entry_of(chunk_hash(bytes([chunk])), range(4), 4)
+    exchange.result_arrived(exchange.owner(chunk), chunk, entry, now)
+
+
+def test_the_patience_with_a_debt_begins_when_the_debt_does() -> None:
+    """A member that has delivered everything is silent; when an owner dies, it owes its successor a part anew."""
+    me = PEERS[0]
+    for chunk in range(8):
+        exchange = machine(me, bytes([3] * 8))
+        exchange.start()
+        for other in range(8):
+            if other != chunk:
+                finish(exchange, other, 1.0)
+        exchange.heard(PEERS[3], 50.0)
+        exchange.tick(50.0)
+        exchange.peer_dead(PEERS[3])
+        if exchange.owner(chunk) == me:
+            break
+    assert exchange.owner(chunk) == me, "one of the chunks falls to us"
+    assert set(exchange.waiting_for()) == {PEERS[1], PEERS[2]}
+    assert not [effect for effect in exchange.tick(50.25) if isinstance(effect, Lost)], "they were silent with good reason"
+    assert not [effect for effect in exchange.tick(50.0 + STALL_S) if isinstance(effect, Lost)]
+    lost = [effect.peer for effect in exchange.tick(51.0 + STALL_S) if isinstance(effect, Lost)]
+    assert lost == [PEERS[1], PEERS[2]]
+
+
+def test_everybody_else_dead_before_the_start_leaves_an_average_of_our_own() -> None:
+    exchange = machine(PEERS[0], bytes([0]))
+    for peer in PEERS[1:]:
+        assert not [effect for effect in exchange.peer_dead(peer) if isinstance(effect, Reduce)], "not without our own part"
+    assert Reduce(0, (0,)) in exchange.start()
+
+
+def test_parts_that_come_before_the_start_wait_for_our_own() -> None:
+    exchange = machine(PEERS[0], bytes([0]))
+    for peer in PEERS[1:]:
+        assert exchange.part_arrived(peer, 0, 1.0) == []
+    assert exchange.start() == [Reduce(0, (0, 1, 2, 3))]
+
+
+def test_a_successor_asks_for_what_it_misses_and_is_sent_it() -> None:
+    exchanges = {peer: machine(peer, bytes([3])) for peer in PEERS[:3]}
+    for exchange in exchanges.values():
+        assert exchange.start() == [SendPart(PEERS[3], 0)]
+    effects = {peer: exchange.peer_dead(PEERS[3]) for peer, exchange in exchanges.items()}
+    (successor,) = {exchange.owner(0) for exchange in exchanges.values()}
+    others = [peer for peer in exchanges if peer != successor]
+    assert [effect for effect in effects[successor] if isinstance(effect, Ask)] == [Ask(peer, 0) for peer in others]
+    for peer in others:
+        assert SendPart(successor, 0) in effects[peer]
+        assert exchanges[peer].asked(successor, 0) == [SendPart(successor, 0)]
+
+
+def test_a_successor_that_is_sent_the_dead_owners_average_hands_it_on() -> None:
+    """The owner died when it had served one member only: that one has no part to send, the other waits for an average."""
+    exchanges = {peer: machine(peer, bytes([3])) for peer in PEERS[:3]}
+    for exchange in exchanges.values():
+        exchange.start()
+    (successor,) = {exchange.owner(0) for exchange in exchanges.values() if not exchange.peer_dead(PEERS[3]) == []}
+    served, waiting = [peer for peer in exchanges if peer != successor]
+    entry = entry_of(chunk_hash(b"average"), range(4), 4)
+    exchanges[served].result_arrived(PEERS[3], 0, entry, 1.0)
+    assert exchanges[served].asked(successor, 0) == [SendResult(successor, 0)]
+    assert exchanges[successor].part_arrived(waiting, 0, 2.0) == []
+    assert SendResult(waiting, 0) in exchanges[successor].result_arrived(served, 0, entry, 3.0)

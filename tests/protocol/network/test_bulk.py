@@ -1,0 +1,104 @@
+"""The bulk data plane between two hosts on loopback."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import trio
+
+from protocol.network.interface import MAX_PUSH_BYTES, NetworkError, Refused, Unreachable
+from protocol.network.libp2p import link as link_module
+from protocol.network.libp2p.link import FrameKind, Link, SocketState
+from tests.protocol.network.recorder import PATIENCE_S, Recorder, network
+
+DATA = os.urandom(3 << 20)
+
+
+def test_pushes_arrive_whole_and_a_refusal_does_not_end_the_connection() -> None:
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with network(a) as one, network(b) as two:
+            one.remember(two.addresses())
+            await b.until(lambda: b.connected)
+            await a.until(lambda: a.connected)
+            await one.push(two.peer_id, b"first", memoryview(DATA), timeout_s=PATIENCE_S)
+            assert b.buffers[b"first"] == DATA and b.finished == [(b"first", True)]
+            with pytest.raises(Refused):
+                await one.push(two.peer_id, b"no", memoryview(DATA * 8), timeout_s=PATIENCE_S)
+            async with trio.open_nursery() as nursery:
+                for number in range(4):
+                    header = b"more %d" % number
+                    nursery.start_soon(lambda h=header: one.push(two.peer_id, h, memoryview(DATA + h), timeout_s=PATIENCE_S))
+            for number in range(4):
+                header = b"more %d" % number
+                assert b.buffers[header] == DATA + header
+            await two.push(one.peer_id, b"empty", memoryview(b""), timeout_s=PATIENCE_S)
+            assert a.buffers[b"empty"] == b""
+            assert one.traffic().up_bytes >= 5 * len(DATA) and two.traffic().down_bytes >= 5 * len(DATA)
+            with pytest.raises(NetworkError, match="limit"):
+                await one.push(two.peer_id, b"", memoryview(bytes(MAX_PUSH_BYTES + 1)), timeout_s=PATIENCE_S)
+
+    trio.run(main)
+
+
+def test_a_sender_that_gives_up_half_way_is_reported_and_the_next_push_dials_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _break_second_data_frame(monkeypatch, lambda link: link.abort("killed"))
+    trio.run(_broken_then_whole)
+
+
+def test_a_tampered_frame_ends_the_connection_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tamper(link: Link) -> None:
+        link._out.next_nonce()  # from here on nothing authenticates at the other end
+
+    _break_second_data_frame(monkeypatch, tamper)
+    trio.run(_broken_then_whole)
+
+
+def _break_second_data_frame(monkeypatch: pytest.MonkeyPatch, harm) -> None:  # type: ignore[no-untyped-def]
+    original, seen = Link.put, []
+
+    def put(self: Link, kind: FrameKind, value: int, data) -> None:  # type: ignore[no-untyped-def]
+        seen.append(kind)
+        if seen.count(FrameKind.DATA) == 2 and kind is FrameKind.DATA:
+            harm(self)
+        original(self, kind, value, data)
+
+    monkeypatch.setattr(link_module.Link, "put", put)
+
+
+async def _broken_then_whole() -> None:
+    a, b = Recorder(), Recorder()
+    async with network(a) as one, network(b) as two:
+        one.remember(two.addresses())
+        await a.until(lambda: a.connected)
+        await b.until(lambda: b.connected)
+        with pytest.raises(Unreachable):
+            await one.push(two.peer_id, b"broken", memoryview(DATA), timeout_s=PATIENCE_S)
+        await b.until(lambda: b.finished == [(b"broken", False)])
+        await one.push(two.peer_id, b"whole", memoryview(DATA), timeout_s=PATIENCE_S)
+        assert b.buffers[b"whole"] == DATA and b.finished[-1] == (b"whole", True)
+
+
+def test_on_a_long_way_pushes_use_several_sockets_and_one_socket_near_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rtt_s, sockets in ((0.0001, 1), (0.05, 3)):
+        monkeypatch.setattr(link_module, "socket_state", lambda sock, rtt_s=rtt_s: SocketState(rtt_s, 0, 0))
+        trio.run(_pushes_use, sockets)
+
+
+async def _pushes_use(sockets: int) -> None:
+    a, b = Recorder(), Recorder()
+    async with network(a) as one, network(b) as two:
+        one.remember(two.addresses())
+        await b.until(lambda: b.connected)
+        await a.until(lambda: a.connected)
+        await one.push(two.peer_id, b"first", memoryview(DATA), timeout_s=PATIENCE_S)
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(lambda n=number: one.push(two.peer_id, b"%d" % n, memoryview(DATA), timeout_s=PATIENCE_S))
+        assert one._bulk is not None and len(one._bulk._sending.links()) == sockets
+        assert sorted(b.finished) == sorted([(b"first", True), *((b"%d" % number, True) for number in range(8))])
+        await one.push(two.peer_id, b"last", memoryview(DATA), timeout_s=PATIENCE_S)
+        assert len(one._bulk._sending.links()) == sockets, "idle sockets are kept"

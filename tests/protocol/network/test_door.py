@@ -1,0 +1,208 @@
+"""The door of a real network on loopback: thousands come and go, some stay and say nothing, and members get in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import psutil
+import trio
+
+from protocol.events import StrangersClosed
+from protocol.network.libp2p import Libp2pNetwork, open_network
+from protocol.network.libp2p.conduct import Allowance
+from protocol.network.libp2p.door import neighbourhood
+from protocol.network.libp2p.patches import agent_version
+from protocol.network.libp2p.visitors import Places, Stage
+from protocol.wire.identity import Identity
+from tests.protocol.network.outsiders import HALF_A_HANDSHAKE, socket_to, stranger_to
+from tests.protocol.network.recorder import PATIENCE_S, RUN, Recorder, network
+
+AT_ANY_PACE = replace(Places(), handshakes=Allowance(10_000, math.inf, 1))
+HANDSHAKES = 20
+"""One connection in so many goes through with its handshake; the others end earlier."""
+
+
+async def empty(end: Libp2pNetwork) -> None:
+    """Until nobody from outside is here."""
+    with trio.fail_after(PATIENCE_S):
+        while end._door.count(*Stage):
+            await trio.sleep(0.01)
+
+
+async def come_and_go(address: str, number: int) -> None:
+    """One connection, ended by its maker at one point or another."""
+    if number % HANDSHAKES == 0:
+        await (await stranger_to(address)).close()
+        return
+    sock = await socket_to(address)
+    if number % 3:
+        await sock.send_all(HALF_A_HANDSHAKE if number % 3 == 1 else bytes(range(256)))
+    await trio.aclose_forcefully(sock)
+
+
+async def many(address: str, count: int, at_once: int) -> None:
+    numbers = iter(range(count))
+
+    async def one_after_the_other() -> None:
+        for number in numbers:
+            await come_and_go(address, number)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(at_once):
+            nursery.start_soon(one_after_the_other)
+
+
+async def stay_silent(address: str) -> None:
+    """For as long as it is let."""
+    try:
+        await (await stranger_to(address)).closed()
+    except Exception:  # noqa: BLE001 - closed in the middle of the handshake, by which the library raises anything
+        return
+
+
+def test_2000_connections_leave_nothing_behind() -> None:
+    async def main() -> None:
+        a = Recorder()
+        async with network(a, places=AT_ANY_PACE) as one:
+            address = one.addresses()[0]
+            await many(address, 100, 10)
+            await empty(one)
+            process = psutil.Process()
+            files, tasks = process.num_fds(), trio.lowlevel.current_statistics().tasks_living
+            await many(address, 1000, 1)
+            await many(address, 1000, 50)
+            await empty(one)
+            with trio.fail_after(PATIENCE_S):
+                while trio.lowlevel.current_statistics().tasks_living > tasks or one._host.get_network().connections:
+                    await trio.sleep(0.01)
+            assert process.num_fds() <= files and not a.connected
+            async with network(Recorder()) as two:
+                two.remember([address])
+                await a.until(lambda: a.connected == [two.peer_id])
+
+    trio.run(main)
+
+
+def test_a_member_gets_in_beside_254_strangers_who_say_nothing() -> None:
+    async def main() -> None:
+        a, places = Recorder(), replace(Places(), greeting_s=math.inf, staying_s=0.1, waiting_s=math.inf)
+        async with network(a, places=places) as one, trio.open_nursery() as nursery:
+            address = one.addresses()[0]
+            for _ in range(254):
+                nursery.start_soon(stay_silent, address)
+            with trio.fail_after(8 * PATIENCE_S):
+                while len(nursery.child_tasks) > places.strangers_per_address or one._door.count(Stage.WAITING):
+                    await trio.sleep(0.05)
+                assert 0 < one._door.count(Stage.STRANGER) <= places.strangers_per_address
+                assert not a.connected, "whoever says nothing is nobody's peer"
+                async with network(Recorder()) as two:
+                    two.remember([address])
+                    while a.connected != [two.peer_id]:
+                        await a.next_change()
+                    assert await two.request(one.peer_id, "echo", b"in", timeout_s=PATIENCE_S) == b"in"
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_whoever_does_not_greet_is_closed_and_told_of_and_a_member_stays() -> None:
+    async def main() -> None:
+        a, told, member = Recorder(), list[StrangersClosed](), Identity.generate()
+        short = replace(AT_ANY_PACE, greeting_s=1.0, knocking_s=1.0)
+        async with open_network(Identity.generate(), RUN, a, listen_host="127.0.0.1", mdns=False, places=short,
+                                on_strangers=told.append) as one, network(Recorder(), member) as two:
+            a.end = one
+            two.remember(one.addresses())
+            await a.until(lambda: a.connected == [member.peer_id])
+            address = one.addresses()[0]
+            silent, handshaking = await socket_to(address), await socket_to(address)
+            await handshaking.send_all(HALF_A_HANDSHAKE)
+            stranger = await stranger_to(address)
+            with trio.fail_after(PATIENCE_S):
+                await stranger.closed()
+                for sock in (silent, handshaking):
+                    await until_closed(sock)
+                while not told:
+                    await trio.sleep(0.01)
+            assert told[0].silent >= 1 and told[0].busiest == "127.0.0.1"
+            assert one.connected() == [member.peer_id] and not a.disconnected
+            assert await two.request(one.peer_id, "echo", b"still", timeout_s=PATIENCE_S) == b"still"
+
+    trio.run(main)
+
+
+def test_a_member_that_comes_back_need_not_greet_again() -> None:
+    async def main() -> None:
+        a, member = Recorder(), Identity.generate()
+        async with network(a) as one:
+            async with network(Recorder(), member) as two:
+                two.remember(one.addresses())
+                await a.until(lambda: a.connected == [member.peer_id])
+            await a.until(lambda: a.disconnected == [member.peer_id])
+            again = await stranger_to(one.addresses()[0], identity=member)
+            await a.until(lambda: len(a.connected) == 2)
+            with trio.fail_after(PATIENCE_S):
+                while not one._door.count(Stage.GUEST):
+                    await trio.sleep(0.01)
+                one.forget(member.peer_id)
+                await again.closed()
+
+    trio.run(main)
+
+
+def test_what_counts_as_one_address() -> None:
+    assert neighbourhood(("192.0.2.1", 1)) == neighbourhood(("::ffff:192.0.2.1", 2)) == "192.0.2.1"
+    assert neighbourhood(("2001:db8::1", 1, 0, 0)) == neighbourhood(("2001:db8::ffff:2%eth0", 2, 0, 0)) == "2001:db8::/64"
+    assert neighbourhood(None) == neighbourhood(("nonsense", 1)) == "unknown"
+
+
+def test_one_key_holds_few_connections() -> None:
+    async def main() -> None:
+        async with network(Recorder(), places=AT_ANY_PACE) as one:
+            identity = Identity.generate()
+            strangers = [await stranger_to(one.addresses()[0], identity=identity) for _ in range(20)]
+            with trio.fail_after(PATIENCE_S):
+                for stranger in strangers[: -AT_ANY_PACE.per_peer]:
+                    await stranger.closed()
+
+    trio.run(main)
+
+
+def test_identify_says_what_program_this_is() -> None:
+    async def main() -> None:
+        from libp2p.identity.identify.identify import ID as IDENTIFY
+        from libp2p.identity.identify.identify import parse_identify_response
+        from libp2p.peer.id import ID
+
+        a = Recorder()
+        async with network(a) as one, network(Recorder()) as two:
+            one.remember(two.addresses())
+            await a.until(lambda: a.connected)
+            stream = await one._host.new_stream(ID.from_string(two.peer_id), [IDENTIFY])
+            found = parse_identify_response(await read_all(stream.read))
+            assert found.agent_version == agent_version() and found.agent_version.startswith("manyhands/")
+            assert found.protocol_version == "manyhands/1"
+            assert not [protocol for protocol in found.protocols if "push" in protocol]
+
+    trio.run(main)
+
+
+async def read_all(read: Callable[[], object]) -> bytes:
+    data = b""
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            try:
+                more = await read()  # type: ignore[misc]
+            except Exception:  # noqa: BLE001 - the end of a stream is one of several exceptions
+                return data
+            data += more
+
+
+async def until_closed(sock: trio.SocketStream) -> None:
+    try:
+        while await sock.receive_some(4096):
+            pass
+    except trio.BrokenResourceError:
+        return

@@ -1,0 +1,144 @@
+"""Two and more hosts on loopback sockets: connecting, gossip, requests."""
+
+from __future__ import annotations
+
+import math
+import socket
+from contextlib import AsyncExitStack
+
+import pytest
+import trio
+
+from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError, Refused, Unreachable, Verdict
+from protocol.network.libp2p import PortBusy, open_network
+from protocol.network.libp2p.visitors import Places
+from protocol.wire.identity import Identity, PeerId
+from tests.protocol.network.recorder import PATIENCE_S, RUN, Recorder, network
+
+
+async def gossip_until(sender, recorder: Recorder, data: bytes, copies: int = 1) -> None:  # type: ignore[no-untyped-def]
+    """The mesh forms within a heartbeat; a message sent before that is lost, so repeat it as heartbeats are."""
+    with trio.fail_after(PATIENCE_S):
+        while recorder.gossip.count(data) < copies:
+            await sender.publish(data)
+            with trio.move_on_after(0.5):
+                await recorder.until(lambda: recorder.gossip.count(data) >= copies)
+
+
+def test_two_hosts_connect_gossip_ask_refuse_and_survive_a_failing_handler() -> None:
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with network(a) as one, network(b) as two:
+            one.remember(two.addresses())
+            await a.until(lambda: a.connected == [two.peer_id])
+            await b.until(lambda: b.connected == [one.peer_id])
+            with pytest.raises(Unreachable):
+                await one.request(two.peer_id, "wrong", b"", timeout_s=PATIENCE_S)
+            assert await one.request(two.peer_id, "echo", b"hello", timeout_s=PATIENCE_S) == b"hello"
+            assert await two.request(one.peer_id, "echo", bytes(MAX_REQUEST_BYTES), timeout_s=PATIENCE_S) == bytes(
+                MAX_REQUEST_BYTES
+            )
+            with pytest.raises(Refused, match="not today"):
+                await one.request(two.peer_id, "no", b"", timeout_s=PATIENCE_S)
+            with pytest.raises(Unreachable, match="did not answer"):
+                await one.request(two.peer_id, "never", b"", timeout_s=0.2)
+            with pytest.raises(NetworkError, match="limit"):
+                await one.request(two.peer_id, "echo", bytes(MAX_REQUEST_BYTES + 1), timeout_s=PATIENCE_S)
+            await gossip_until(one, b, b"news")
+            await gossip_until(two, a, b"olds")
+            assert a.connected == [two.peer_id] and not a.disconnected
+            assert one.traffic().up_bytes >= 5 and two.traffic().down_bytes >= 5
+
+    trio.run(main)
+
+
+def test_whom_we_would_dial_is_no_stranger_when_it_comes_by_itself() -> None:
+    """A newcomer that has no manifest yet can answer no greeting, and asks whoever is connected: also the peer of its
+    invitation that has found it first."""
+    class Newcomer(Recorder):
+        async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+            return await trio.sleep_forever()
+
+    async def main() -> None:
+        a, b = Newcomer(), Recorder()
+        async with network(a, places=Places(greeting_s=math.inf)) as newcomer, network(b) as member:
+            member.remember(newcomer.addresses())
+            await b.until(lambda: b.connected == [newcomer.peer_id])
+            newcomer.remember(member.addresses())
+            await a.until(lambda: a.connected == [member.peer_id])
+            assert await newcomer.request(member.peer_id, "echo", b"the manifest?", timeout_s=PATIENCE_S)
+
+    trio.run(main)
+
+
+def test_rejected_gossip_goes_no_further() -> None:
+    async def main() -> None:
+        a, b, c = Recorder(), Recorder(), Recorder()
+        b.verdict = lambda data: Verdict.REJECT if data == b"bad" else Verdict.ACCEPT
+        async with network(a) as one, network(b) as two, network(c) as three:
+            one.remember(two.addresses())
+            three.remember(two.addresses())
+            await b.until(lambda: len(b.connected) == 2)
+            await gossip_until(one, c, b"good 1")
+            await one.publish(b"bad")
+            await b.until(lambda: b"bad" in b.gossip)
+            await gossip_until(one, c, b"good 2")
+            assert b"bad" not in c.gossip
+
+    trio.run(main)
+
+
+def test_five_hosts_hear_each_other() -> None:
+    async def main() -> None:
+        recorders = [Recorder() for _ in range(5)]
+        async with AsyncExitStack() as stack:
+            hosts = [await stack.enter_async_context(network(recorder)) for recorder in recorders]
+            for host in hosts[1:]:
+                host.remember(hosts[0].addresses())
+            await recorders[0].until(lambda: len(recorders[0].connected) == 4)
+            for number, host in enumerate(hosts):
+                for recorder in recorders:
+                    if recorder is not recorders[number]:
+                        await gossip_until(host, recorder, b"from %d" % number)
+
+    trio.run(main)
+
+
+def test_a_peer_that_comes_back_elsewhere_is_found_again() -> None:
+    async def main() -> None:
+        a, identity = Recorder(), Identity.generate()
+        async with network(a) as one:
+            async with network(Recorder(), identity) as two:
+                one.remember(two.addresses())
+                await a.until(lambda: len(a.connected) == 1)
+            await a.until(lambda: a.disconnected == [identity.peer_id])
+            async with network(Recorder(), identity) as again:
+                one.remember(again.addresses())
+                await a.until(lambda: len(a.connected) == 2)
+                assert await one.request(identity.peer_id, "echo", b"x", timeout_s=PATIENCE_S) == b"x"
+
+    trio.run(main)
+
+
+def test_a_network_that_is_cancelled_while_it_opens_is_closed() -> None:
+    async def main() -> None:
+        with trio.fail_after(PATIENCE_S), trio.CancelScope() as scope:
+            scope.cancel()
+            async with network(Recorder()):
+                await trio.sleep_forever()
+        assert scope.cancelled_caught
+
+    trio.run(main)
+
+
+def test_a_busy_port_is_said_plainly() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(PortBusy, match=f"port {port} is in use"):
+                async with open_network(
+                    Identity.generate(), RUN, Recorder(), listen_host="127.0.0.1", listen_port=port, mdns=False
+                ):
+                    raise AssertionError("it listens on a busy port")
+
+    trio.run(main)

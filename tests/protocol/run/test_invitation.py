@@ -1,0 +1,67 @@
+"""One string, copied by hand and by mail."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.run.invitation import looks_like_invitation, make_invitation, read_invitation
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import hash_bytes
+from protocol.wire.identity import Identity
+
+ONE = Identity.from_seed(bytes(32))
+RUN = hash_bytes("manifest", b"run")
+ADDRESS = f"/ip4/127.0.0.1/tcp/4001/p2p/{ONE.peer_id}"
+GOOD = make_invitation(RUN, ONE.peer_id, [ADDRESS], b"token")
+
+
+def test_round_trip() -> None:
+    found = read_invitation(GOOD)
+    assert (found.run, found.organiser, found.addresses, found.token) == (RUN, ONE.peer_id, [ADDRESS], b"token")
+    assert looks_like_invitation(GOOD) and not looks_like_invitation("run.toml")
+
+
+def test_the_largest_invitation_can_be_read() -> None:
+    addresses = ["/" + "a" * 199] * 16
+    assert read_invitation(make_invitation(RUN, ONE.peer_id, addresses, bytes(1024))).addresses == addresses
+
+
+def test_wrapped_lines_and_spaces_do_no_harm() -> None:
+    assert read_invitation(f"  {GOOD[:30]}\n   {GOOD[30:]}\r\n") == read_invitation(GOOD)
+
+
+@settings(deadline=None)
+@given(st.integers(3, len(GOOD) - 1), st.sampled_from("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"))
+def test_a_mistyped_character_is_noticed(place: int, character: str) -> None:
+    if GOOD[place] != character:
+        with pytest.raises(Malformed, match="mistyped"):
+            read_invitation(GOOD[:place] + character + GOOD[place + 1 :])
+
+
+@settings(deadline=None)
+@given(st.integers(0, len(GOOD) - 1))
+def test_a_cut_invitation_is_noticed(length: int) -> None:
+    for cut in (GOOD[:length], GOOD[len(GOOD) - length :]):
+        with pytest.raises(Malformed):
+            read_invitation(cut)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=200))
+def test_random_text_is_malformed(text: str) -> None:
+    for candidate in (text, "mh1" + text):
+        with pytest.raises(Malformed):
+            read_invitation(candidate)
+
+
+def test_an_endless_text_is_refused_without_decoding() -> None:
+    with pytest.raises(Malformed, match="too long"):
+        read_invitation("mh1" + "2" * 10_000_000)
+
+
+@pytest.mark.parametrize("addresses", [[], ["no slash"], ["/a b"], ["/ip4/\x1b[2J"], ["/a"] * 17, ["/" + "a" * 200]])
+def test_bad_addresses_are_not_put_in(addresses: list[str]) -> None:
+    with pytest.raises(ValueError):
+        make_invitation(RUN, ONE.peer_id, addresses)

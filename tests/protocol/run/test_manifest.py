@@ -1,0 +1,200 @@
+"""Manifests: strict, signed, named by their hash; and the run files they come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from kernels.outer_step import automatic
+from protocol.run.manifest import (
+    DataSection,
+    ModelSection,
+    OuterSection,
+    RunManifest,
+    demo_manifest,
+    open_manifest,
+    sign,
+)
+from protocol.run.run_file import RunFileError, dump, load_run_file, parse_run_file
+from protocol.wire import canonical
+from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import seal
+from protocol.wire.hashes import ZERO_HASH, hash_bytes
+from protocol.wire.identity import Identity, PeerId
+from trainer.config import TrainingConfig, parameter_count
+
+ONE = Identity.from_seed(bytes(32))
+TWO = Identity.from_seed(bytes([2]) * 32)
+DEMO = demo_manifest()
+
+
+def a_manifest(**fields: object) -> RunManifest:
+    return RunManifest.model_validate({"name": "run", "organiser": ONE.peer_id, **fields})
+
+
+def test_a_signed_manifest_comes_back() -> None:
+    signed = sign(ONE, a_manifest())
+    assert open_manifest(signed.raw) == signed
+    assert open_manifest(DEMO.raw) == DEMO
+
+
+def test_the_run_id_is_the_hash_of_the_body() -> None:
+    signed = sign(ONE, a_manifest())
+    assert signed.run == hash_bytes("manifest", signed.manifest.encode())
+    assert sign(ONE, a_manifest(seed=1)).run != signed.run
+
+
+def test_only_its_organiser_can_sign_a_manifest() -> None:
+    forged = seal(TWO, ZERO_HASH, "manifest", a_manifest().encode()).raw
+    with pytest.raises(Malformed, match="organiser"):
+        open_manifest(forged)
+
+
+def test_a_statement_of_a_run_is_no_manifest() -> None:
+    for raw in (seal(ONE, DEMO.run, "manifest", a_manifest().encode()).raw, seal(ONE, ZERO_HASH, "x", b"").raw):
+        with pytest.raises(Malformed):
+            open_manifest(raw)
+
+
+def test_parameters_are_the_trainers_count() -> None:
+    for section in (ModelSection(), ModelSection(tied=False, kv_heads=4, layers=7, vocab=1000, ffn=500)):
+        assert section.parameters == parameter_count(section.model_dump())
+
+
+def test_the_trainer_understands_its_sections() -> None:
+    assert TrainingConfig.from_sections(DEMO.manifest.trainer_sections()).lanes == 2 * DEMO.manifest.rounds.max_members
+
+
+def test_the_outer_step_follows_from_the_members_unless_the_run_says_otherwise() -> None:
+    assert a_manifest().outer == "auto"
+    for inner_steps in (10, 100):
+        manifest = a_manifest(rounds={"inner_steps": inner_steps})
+        for tokens in ([4096], [4096] * 4, [4096, 100]):
+            assert manifest.outer_step(tokens) == automatic(tokens, inner_steps)
+    fixed = a_manifest(outer=OuterSection(lr=0.5, momentum=0.8))
+    assert fixed.outer_step([4096]) == fixed.outer_step([4096] * 8) == (0.5, 0.8)
+
+
+@pytest.mark.parametrize("form", ["auto", OuterSection(), OuterSection(lr=1.0, momentum=0.0)])
+def test_both_forms_of_the_outer_step_come_back(form: str | OuterSection) -> None:
+    signed = sign(ONE, a_manifest(outer=form))
+    assert open_manifest(signed.raw).manifest.outer == form
+    assert parse_run_file(dump(signed.manifest), ONE.peer_id) == signed.manifest
+    assert (signed.run == sign(ONE, a_manifest()).run) == (form == "auto")
+
+
+@pytest.mark.parametrize("outer", [None, "", "Auto", {}, [], 0.7, {"lr": 0.7}, {"lr": 0.7, "momentum": 0.9, "auto": True}])
+def test_a_signed_manifest_has_one_of_two_forms_of_the_outer_step_in_full(outer: object) -> None:
+    body = canonical.encode({**a_manifest().model_dump(), "outer": outer})
+    with pytest.raises(Malformed):
+        open_manifest(seal(ONE, ZERO_HASH, "manifest", body).raw)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"vocab": 1 << 20, "dim": 1 << 15, "layers": 256, "ffn": 1 << 18},
+        {"vocab": 1 << 60},
+        {"layers": 10**9},
+        {"dim": 130},
+        {"heads": 3},
+        {"kv_heads": 3},
+    ],
+)
+def test_absurd_models_are_refused(model: dict[str, int]) -> None:
+    with pytest.raises(ValidationError):
+        a_manifest(model=model)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chunk_parameters": 257}, {"chunk_parameters": 1 << 30}, {"checkpoint_chunk_bytes": 1 << 40},
+        {"checkpoint_interval": 0}, {"protocol_min": 2}, {"admission": "allowlist"}, {"admission": "anyone"},
+        {"allowlist": [TWO.peer_id, TWO.peer_id]}, {"name": "\x1b[2J"}, {"name": ""}, {"codec": "fp32"},
+        {"inner": {"lr": 0.0}}, {"inner": {"lr": float("nan")}}, {"outer": {"momentum": 1.0}},
+        {"outer": "fixed"}, {"outer": None},
+        {"inner": {"stable_steps": 9, "total_steps": 8}}, {"rounds": {"min_members": 3, "max_members": 2}},
+        {"rounds": {"max_members": 257}}, {"rounds": {"grace_s": float("inf")}}, {"total_tokens": 0}, {"seed": True},
+        {"data": {"sequence_length": 1 << 17, "sequences_per_step": 1 << 16}}, {"unknown": 1},
+        {"model": {"dim": 1024, "layers": 200, "ffn": 8192}, "chunk_parameters": 256},
+    ],
+)  # fmt: skip
+def test_senseless_manifests_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        a_manifest(**fields)
+
+
+@given(st.integers(0, len(DEMO.raw) - 1), st.binary(max_size=4))
+def test_a_changed_manifest_is_malformed(place: int, change: bytes) -> None:
+    raw = DEMO.raw[:place] + change + DEMO.raw[place + len(change) :]
+    if raw != DEMO.raw:
+        with pytest.raises(Malformed):
+            open_manifest(raw)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_no_manifest(data: bytes) -> None:
+    for raw in (data, seal(ONE, ZERO_HASH, "manifest", data).raw):
+        with pytest.raises(Malformed):
+            open_manifest(raw)
+
+
+@given(st.sampled_from(sorted(RunManifest.model_fields)), st.none() | st.integers(-5, 2**63) | st.floats() | st.text())
+def test_a_signed_manifest_with_any_field_opens_or_is_malformed(field: str, value: object) -> None:
+    body = canonical.encode({**a_manifest().model_dump(), field: value})
+    try:
+        assert open_manifest(seal(ONE, ZERO_HASH, "manifest", body).raw).manifest.encode() == body
+    except Malformed:
+        pass
+
+
+def test_dump_is_a_run_file_of_the_same_run() -> None:
+    assert parse_run_file(dump(DEMO.manifest), PeerId(DEMO.manifest.organiser)) == DEMO.manifest
+
+
+def test_a_short_run_file_is_enough(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "mine"\n[data]\nsequence_length = 64\n[inner]\nlr = 1\n')
+    manifest = load_run_file(path, ONE.peer_id)
+    assert (manifest.organiser, manifest.data) == (ONE.peer_id, DataSection(sequence_length=64))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("x", "not valid TOML"), ("", "name is missing; add it"), ("name = 3", "name is 3"),
+        ('name = "a"\nseeed = 1', "did you mean seed?"), ('name = "a"\nzzz = 1', "zzz is no field of a run; remove it"),
+        ('name = "a"\nchunk_parameters = 257', "a multiple of 256"), ('name = "a"\nmodel = 3', "model is 3"),
+        ('name = "a"\n[rounds]\nmin_members = 5\nmax_members = 3', "min_members (5) is more than max_members (3)"),
+        ('name = "a"\n[inner]\nlr = 0', "inner.lr is 0; it must be greater than 0"),
+        ('name = "a"\n[outer]\nlr = 0', "outer.lr is 0; it must be greater than 0 (Outer learning rate; default 0.7)"),
+        ('name = "a"\n[outer]\nmomentun = 0.5', "did you mean momentum?"), ('name = "a"\nouter = 3', "'auto'"),
+        ('name = "a"\norganiser = "somebody"', "organiser is somebody else"), ('name = 1979-05-27', "name is"),
+        ('name = "a"\nallowlist = ["a"]', "allowlist"), ("a = " + "[" * 5000, "not valid TOML"),
+    ],
+)  # fmt: skip
+def test_a_bad_run_file_is_one_sentence(text: str, part: str) -> None:
+    with pytest.raises(RunFileError) as caught:
+        parse_run_file(text, ONE.peer_id, "run.toml")
+    sentence = str(caught.value)
+    assert sentence.startswith("run.toml: ") and part in sentence and "\n" not in sentence
+
+
+@given(st.text(max_size=80))
+def test_random_text_is_no_run_file(text: str) -> None:
+    with pytest.raises(RunFileError):
+        parse_run_file(text, ONE.peer_id)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"#" * ((1 << 20) + 1)])
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "run.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RunFileError, match=r"run\.toml"):
+        load_run_file(path, ONE.peer_id)

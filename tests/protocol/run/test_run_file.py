@@ -1,0 +1,148 @@
+"""Run files: what follows from something else need not be said, and all mistakes are told at once, each with a remedy."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.run.derive import derived
+from protocol.run.fitting import MAX_PARAMETERS, ModelShape, ffn_width, head_count, kv_head_count
+from protocol.run.manifest import ModelSection, RunManifest, demo_manifest
+from protocol.run.run_file import RunFileError, dump, parse_run_file
+from protocol.wire.identity import Identity, PeerId
+
+ME = Identity.from_seed(bytes(32)).peer_id
+
+
+def parsed(text: str) -> RunManifest:
+    return parse_run_file('name = "run"\n' + text, ME)
+
+
+def mistakes(text: str) -> list[str]:
+    """What is said about a run file, a line a mistake."""
+    with pytest.raises(RunFileError) as caught:
+        parsed(text)
+    first, *others = str(caught.value).split("\n")
+    assert not others or re.fullmatch(r"run file has \d+ mistakes:", first)
+    return [line.strip() for line in others] or [first.removeprefix("run file: ")]
+
+
+@pytest.mark.parametrize(
+    ("dim", "heads", "kv_heads", "ffn"),
+    [(32, 1, 1, 88), (128, 4, 2, 384), (256, 8, 4, 768), (768, 12, 6, 2048), (1024, 16, 8, 2816), (2048, 16, 8, 5504),
+     (4096, 32, 8, 11008), (8192, 64, 8, 21888)],
+)
+def test_heads_and_widths_follow_from_the_model_width(dim: int, heads: int, kv_heads: int, ffn: int) -> None:
+    model = parsed(f"[model]\ndim = {dim}\n").model
+    assert (model.heads, model.kv_heads, model.ffn) == (heads, kv_heads, ffn)
+
+
+def test_what_is_said_is_kept() -> None:
+    said = parsed("chunk_parameters = 4096\ncheckpoint_chunk_bytes = 8192\n"
+                  "[model]\ndim = 64\nheads = 8\nkv_heads = 1\nffn = 24\n")
+    model = said.model
+    assert (model.dim, model.heads, model.kv_heads, model.ffn) == (64, 8, 1, 24)
+    assert (said.chunk_parameters, said.checkpoint_chunk_bytes) == (4096, 8192)
+
+
+def test_a_file_without_a_model_has_the_default_one() -> None:
+    assert parsed("") == RunManifest(name="run", organiser=ME)
+    assert derived({})["model"] == {"ffn": 384, "heads": 4, "kv_heads": 2}
+
+
+def test_a_written_out_run_is_the_same_run() -> None:
+    for manifest in (demo_manifest().manifest, parsed("[model]\ndim = 4096\nlayers = 30\n")):
+        assert parse_run_file(dump(manifest), PeerId(manifest.organiser)) == manifest
+        assert derived(tomllib.loads(dump(manifest))) == tomllib.loads(dump(manifest)), "nothing is left to derive"
+
+
+@pytest.mark.parametrize(
+    ("dim", "layers", "billions"), [(2048, 20, 1), (5120, 34, 10), (8192, 24, 16.5), (7168, 31, 16.5), (32768, 1, 10)])
+def test_large_models_have_as_many_chunks_as_fit(dim: int, layers: int, billions: float) -> None:
+    manifest = parsed(f"[model]\ndim = {dim}\nlayers = {layers}\n")
+    assert manifest.parameters / 1e9 == pytest.approx(billions, rel=0.15)
+
+
+@settings(deadline=None)
+@given(st.integers(4, 1 << 14), st.integers(1, 256))
+def test_no_model_is_refused_for_its_number_of_chunks(half: int, layers: int) -> None:
+    """Whatever its width: only a model over the limit is refused, with a value that fits."""
+    dim = 2 * half
+    heads = head_count(dim)
+    assert heads is not None
+    shape = ModelShape(256, dim, layers, heads, kv_head_count(heads), ffn_width(dim), True)
+    text = f"[model]\ndim = {dim}\nlayers = {layers}\n"
+    if shape.parameters <= MAX_PARAMETERS:
+        assert parsed(text).parameters == shape.parameters
+    else:
+        (said,) = mistakes(text)
+        assert "allowed; " in said
+        parsed(re.sub(*fitting(said), text))
+
+
+def fitting(said: str) -> tuple[str, str]:
+    """(what to replace, with what) by the remedy in a sentence: `field = value would do`."""
+    field, value = re.findall(r"(\w+) = (\w+)(?= or | would do)", said)[-1]
+    return rf"(?m)^{field} = .*$", f"{field} = {value}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[model]\ndim = 130\nheads = 4\n", "[model]\ndim = 96\nheads = 5\n", "[model]\nheads = 4\nkv_heads = 3\n",
+        "[model]\ndim = 8192\nlayers = 32\n", "[model]\ndim = 32768\nlayers = 9\nffn = 262144\n",
+        "chunk_parameters = 256\n[model]\ndim = 2048\n", "chunk_parameters = 1000\n",
+        "checkpoint_chunk_bytes = 4096\n[model]\ndim = 2048\n", "checkpoint_chunk_bytes = 5000\n",
+        "[data]\nsequence_length = 131072\nsequences_per_step = 65536\n", "[rounds]\nmin_members = 9\nmax_members = 2\n",
+        "protocol_min = 2\nprotocol_max = 1\n",
+    ],
+)
+def test_the_value_that_a_sentence_names_fits(text: str) -> None:
+    (said,) = mistakes(text)
+    assert "\n" not in said
+    parsed(re.sub(*fitting(said), text))
+
+
+def test_a_schedule_out_of_order_is_told_one_that_fits() -> None:
+    (said,) = mistakes("[inner]\ntotal_steps = 500\n")
+    found = re.search(r"; (\d+), (\d+) and (\d+) would do", said)
+    assert found is not None
+    parsed("[inner]\nwarmup_steps = {}\nstable_steps = {}\ntotal_steps = {}\n".format(*found.groups()))
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    said = mistakes('seeed = 1\nchunk_parameters = 257\nadmission = "allowlist"\n'
+                    "[model]\ndim = 8192\nheads = 3\nlayers = 32\n"
+                    '[rounds]\ngrace_s = -1\nmin_members = 5\nmax_members = 3\n[inner]\ntotal_steps = 500\nlr = "fast"\n')
+    parts = ["did you mean seed", "a multiple of 256", "the allowlist is empty", "dim (8192)", "22.94 G parameters",
+             "grace_s", "min_members (5)", "total_steps (500)", "inner.lr is 'fast'"]
+    assert len(said) == len(parts)
+    assert all(any(part in line for line in said) for part in parts)
+
+
+def test_nothing_is_said_that_only_follows_from_another_mistake() -> None:
+    (said,) = mistakes('[model]\ndim = "wide"\nheads = 3\n')
+    assert "model.dim" in said
+    (said,) = mistakes('admission = "allowlist"\nallowlist = ["nobody"]\n')
+    assert "allowlist" in said and "empty" not in said
+    (said,) = mistakes("model = 3\nchunk_parameters = 256\n")
+    assert said.startswith("model is 3")
+
+
+def test_hundreds_of_mistakes_are_told_in_part() -> None:
+    lines = mistakes("".join(f"field{number} = 1\n" for number in range(300)))
+    assert len(lines) == 21 and lines[-1] == "and 280 more"
+
+
+def test_ranges_say_what_is_usual_or_what_follows() -> None:
+    assert "default 128" in mistakes("[model]\ndim = 4\n")[0]
+    assert "follows from dim" in mistakes("[model]\nffn = 4\n")[0]
+
+
+def test_a_manifest_is_never_completed() -> None:
+    """Derivation is the run file's; the manifest's own defaults stay what they are, whatever the width."""
+    assert (ModelSection(dim=2048, heads=16).ffn, ModelSection(dim=2048, heads=16).kv_heads) == (384, 2)
