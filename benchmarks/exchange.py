@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from kernels.aggregate import Rule
-from protocol.exchange.assignment import chunk_layout, payload_bytes
+from kernels.layout import chunk_layout, payload_bytes
 
 
 @dataclass

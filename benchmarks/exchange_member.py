@@ -15,14 +15,15 @@ import trio
 
 from kernels.aggregate import Rule
 from kernels.codec import encode
+from kernels.layout import chunk_layout, payload_bytes
 from protocol.events import Event, MemberLost
-from protocol.exchange.assignment import assign_owners, chunk_layout, contribution_leaves, payload_bytes
+from protocol.exchange.assignment import assign_owners, contribution_leaves
 from protocol.exchange.runner import Exchange, ExchangeAsk, push_plan
 from protocol.network.interface import Landing, Refused, Verdict
 from protocol.network.libp2p import Libp2pNetwork
-from protocol.state.chain import members_in
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity, PeerId
+from protocol.wire.masks import members_in
 from protocol.wire.messages import Member, Plan, decode_body
 
 RUN = Hash(b"\x05" * 32)
@@ -41,7 +42,7 @@ class Peer:
         self.result = memoryview(mmap.mmap(-1, self.size))
         values = np.random.default_rng(self.identity.public_key[0]).standard_normal(chunk, dtype=np.float32)
         for span in self.layout:
-            encode(values[: span.count], self.contribution[span.offset : span.offset + span.size])
+            encode(values[: span.count], self.contribution[span.encoded])
         self.leaves = contribution_leaves(self.contribution, self.layout)
         self.exchange: Exchange | None = None
         self.scratch = memoryview(bytearray(max(span.size for span in self.layout)))

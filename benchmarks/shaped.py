@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.exchange import Member, Swarm, member_command
 from benchmarks.links import Access, Links, address, why_not
-from protocol.exchange.assignment import chunk_layout, payload_bytes
+from kernels.layout import chunk_layout, payload_bytes
 
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 

@@ -47,9 +47,9 @@ from protocol.network.interface import Network
 from protocol.network.libp2p import Libp2pNetwork, open_network
 from protocol.network.libp2p.dialer import peer_of
 from protocol.node.node import Node
-from protocol.node.parts import NodeSettings
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
+from protocol.run.settings import NodeSettings
 from protocol.state.outer_state import OuterState
 from protocol.state.store import Store
 from protocol.wire.hashes import Hash

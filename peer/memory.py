@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.codec import encoded_bytes
+from kernels.layout import chunk_layout, payload_bytes
 from peer.sentences import size
-from protocol.exchange.assignment import chunk_layout, payload_bytes
 from protocol.exchange.runner import PART_BUFFERS
 from protocol.run.manifest import RunManifest
 from protocol.wire.messages import Role

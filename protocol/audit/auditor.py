@@ -29,11 +29,12 @@ from protocol.exchange.assignment import plan_hash, takeover_order
 from protocol.exchange.runner import Exchange
 from protocol.network.interface import NetworkError
 from protocol.node.parts import Parts
-from protocol.state.chain import members_in, quorum_size
+from protocol.state.chain import quorum_size
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope, is_authentic, rebuild
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
 from protocol.wire.identity import PeerId
+from protocol.wire.masks import members_in
 from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, Record, decode_body
 from protocol.wire.questions import SLICE_BYTES, PartReply, PartRequest
 

@@ -17,13 +17,14 @@ from pydantic import Field
 
 from kernels.aggregate import Rule, aggregate
 from kernels.codec import is_sane
-from protocol.exchange.assignment import ChunkSpan, plan_hash
-from protocol.state.chain import members_in
+from kernels.layout import ChunkSpan
+from protocol.exchange.assignment import plan_hash
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
 from protocol.wire.identity import PeerId
+from protocol.wire.masks import members_in
 from protocol.wire.messages import MAX_MEMBERS, Body, ChunkResult, HashField, Plan, Ready, decode_body, unpack
 
 MAX_EVIDENCE_BYTES = 64 << 20

@@ -37,7 +37,6 @@ from dataclasses import dataclass, field
 from protocol.consensus.policy import FINISH_S, RESEND_S, Closing
 from protocol.consensus.terms import (
     Ballot,
-    Base,
     BeginExchange,
     Committed,
     Effect,
@@ -45,12 +44,12 @@ from protocol.consensus.terms import (
     HoldResult,
     Keep,
     Repair,
-    RoundSettings,
     Send,
     View,
 )
 from protocol.consensus.validation import is_in, leaves_out, motion_fits, plan_fits
 from protocol.exchange.assignment import plan_hash
+from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import effective_electorate, index_root, quorum_size, record_hash, verify_commit
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protocol.consensus.terms import Base, Effect, RoundSettings, Send, View
+from protocol.consensus.terms import Effect, Send, View
 from protocol.exchange.assignment import assign_owners
+from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import quorum_size
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId

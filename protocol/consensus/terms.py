@@ -1,6 +1,6 @@
 """The terms in which a round is negotiated: what it stands on, how peers look, what the machine wants done.
 
-Plain data.  `protocol.consensus.policy` and `protocol.consensus.machine` decide with them,
+Plain data.  `protocol.consensus.policy` and `protocol.consensus.machine` decide with them, and
 `protocol.node.round_runner` performs the effects.
 """
 
@@ -9,48 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Body, ChunkEntry, Commit, Plan, Promise, Provenance, Record
 
 Ballot = tuple[int, PeerId]
-
-
-@dataclass(frozen=True)
-class RoundSettings:
-    """What the manifest says about rounds.  chunks: chunks of a contribution.  max_tokens: of a member in a round."""
-
-    run: Hash
-    chunks: int
-    max_tokens: int
-    codec: str
-    min_members: int
-    max_members: int
-    grace_s: float
-    eviction_s: float
-    stall_s: float
-
-
-def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
-    """The settings that `manifest` fixes."""
-    rounds = manifest.rounds
-    return RoundSettings(run=run, chunks=manifest.chunks, max_tokens=manifest.tokens_per_round, codec=manifest.codec,
-                         min_members=rounds.min_members, max_members=rounds.max_members, grace_s=rounds.grace_s,
-                         eviction_s=rounds.eviction_s, stall_s=rounds.stall_s)
-
-
-@dataclass(frozen=True)
-class Base:
-    """What the round stands on: its number, the tip, the previous record (None at genesis)."""
-
-    round: int
-    tip: Hash
-    previous: Record | None
-
-    @property
-    def electors(self) -> tuple[PeerId, ...]:
-        return tuple(PeerId(member.peer) for member in self.previous.members) if self.previous else ()
 
 
 @dataclass(frozen=True)

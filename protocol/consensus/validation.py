@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from protocol.consensus.terms import Base, RoundSettings
+from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import verify_record
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId

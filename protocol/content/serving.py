@@ -104,7 +104,7 @@ class Serving:
         result = self._parts.store.open_result(question.round, root)
         if result is None:
             return None
-        return result[span.offset : span.offset + span.size]
+        return result[span.encoded]
 
     def _checkpoint_chunk(self, question: ChunkRequest) -> memoryview | None:
         opened = self._parts.store.open_checkpoint(question.round)

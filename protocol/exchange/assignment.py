@@ -12,10 +12,9 @@ than `LARGEST` times the median.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
-from kernels.codec import encoded_bytes
+from kernels.layout import Layout
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Plan
@@ -24,34 +23,9 @@ ALIKE = 1.25
 LARGEST = 4.0
 
 
-@dataclass(frozen=True)
-class ChunkSpan:
-    """Chunk of a contribution: parameters [start, start + count), codec bytes [offset, offset + size)."""
-
-    start: int
-    count: int
-    offset: int
-    size: int
-
-
-def chunk_layout(parameters: int, chunk_parameters: int) -> tuple[ChunkSpan, ...]:
-    """The chunks of a contribution of `parameters` values, the last one shorter."""
-    spans, offset = [], 0
-    for start in range(0, parameters, chunk_parameters):
-        count = min(chunk_parameters, parameters - start)
-        spans.append(ChunkSpan(start, count, offset, encoded_bytes(count)))
-        offset += encoded_bytes(count)
-    return tuple(spans)
-
-
-def payload_bytes(layout: Sequence[ChunkSpan]) -> int:
-    """Codec bytes of a whole contribution or result."""
-    return layout[-1].offset + layout[-1].size
-
-
-def contribution_leaves(data: memoryview, layout: Sequence[ChunkSpan]) -> list[Hash]:
+def contribution_leaves(data: memoryview, layout: Layout) -> list[Hash]:
     """The hash of each chunk of a contribution; their tree root is what READY commits to."""
-    return [chunk_hash(data[span.offset : span.offset + span.size]) for span in layout]
+    return [chunk_hash(data[span.encoded]) for span in layout]
 
 
 def assign_owners(tip: Hash, members: Sequence[PeerId], chunks: int, bandwidths: Sequence[float] = ()) -> bytes:
@@ -100,9 +74,3 @@ def takeover_order(plan: Hash, chunk: int, members: Sequence[PeerId], owner: Pee
     others = [peer for peer in members if peer != owner]
     others.sort(key=lambda peer: hash_bytes("takeover", plan + chunk.to_bytes(4, "big") + peer.encode()))
     return [owner, *others]
-
-
-def mask_of(indices: Sequence[int], members: int) -> bytes:
-    """The mask with these members in: bit i of byte i // 8."""
-    bits = sum(1 << index for index in indices)
-    return bits.to_bytes((members + 7) // 8, "little")

@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.exchange.assignment import mask_of, plan_hash, takeover_order
+from protocol.exchange.assignment import plan_hash, takeover_order
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
+from protocol.wire.masks import mask_of
 from protocol.wire.messages import ChunkEntry, Plan
 
 RESULT_PATIENCE = 2.0

@@ -20,16 +20,16 @@ from pydantic import Field
 
 from kernels.aggregate import Rule, aggregate
 from kernels.codec import is_sane
+from kernels.layout import ChunkSpan
 from protocol.events import Dropped, Event, ExchangeFinished, ExchangeProgress, MemberLost
-from protocol.exchange.assignment import ChunkSpan
 from protocol.exchange.machine import Ask, Done, Effect, ExchangeMachine, Lost, Reduce, SendPart, SendResult, entry_of
 from protocol.network.interface import MAX_PUSH_HEADER_BYTES, Landing, Network, NetworkError, Refused
-from protocol.node.parts import Offload
-from protocol.state.chain import members_in
+from protocol.offload import Offload
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, chunk_hash, tree_proofs, verify_proof
 from protocol.wire.identity import Identity, PeerId
+from protocol.wire.masks import members_in
 from protocol.wire.messages import (
     MAX_CHUNKS,
     Body,
@@ -207,7 +207,7 @@ class Exchange:
         self._drop_parts(effect.chunk)
         if effect.chunk in machine.entries or self._sealed:
             return
-        self._result[span.offset : span.offset + span.size] = mean
+        self._result[span.encoded] = mean
         self._buffers.give(mean)
         body = ChunkResult(plan=machine.name, chunk=effect.chunk, entry=entry)
         self._statements[effect.chunk] = pack(self._identity, self._run, body)
@@ -215,7 +215,7 @@ class Exchange:
 
     def _own_part(self, chunk: int) -> memoryview:
         span = self._layout[chunk]
-        return self._contribution[span.offset : span.offset + span.size]
+        return self._contribution[span.encoded]
 
     async def _ask(self, effect: Ask) -> None:
         question = ExchangeAsk(plan=self.machine.name, chunk=effect.chunk).encode()
@@ -257,7 +257,7 @@ class Exchange:
         elif self._sealed or item.chunk not in self._statements:
             return False  # the peer fetches it from the record's members
         else:
-            header, data = self._result_header(item.chunk), self._result[span.offset : span.offset + span.size]
+            header, data = self._result_header(item.chunk), self._result[span.encoded]
         refusals = 0
         while True:
             try:
@@ -345,7 +345,7 @@ class Exchange:
             raise Malformed("a result whose numbers are not finite")
         if self._sealed or header.chunk in self.machine.entries:
             return
-        self._result[span.offset : span.offset + span.size] = landing.buffer
+        self._result[span.encoded] = landing.buffer
         self._buffers.give(landing.buffer)
         self._statements[header.chunk] = envelope
         if not self.machine.is_reducing(header.chunk):  # else who averages them drops them

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protocol.network.interface import Network, NetworkError, Refused, Unreachable
-from protocol.node.parts import NodeSettings
 from protocol.run.admission import Hello, admit, answer_hello, make_hello
 from protocol.run.manifest import Admission, RunManifest
+from protocol.run.settings import NodeSettings
 from protocol.state.history import History
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import trio
 
+from kernels.layout import payload_bytes
 from protocol.audit.auditor import Auditor, Unaccountable
 from protocol.consensus.terms import HoldResult
 from protocol.consensus.validation import plan_of
 from protocol.events import Notice
-from protocol.exchange.assignment import payload_bytes, plan_hash
+from protocol.exchange.assignment import plan_hash
 from protocol.exchange.runner import Exchange
 from protocol.node.parts import Parts
 from protocol.state.store import ResultFile

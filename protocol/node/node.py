@@ -13,9 +13,9 @@ from typing import Any
 
 import trio
 
+from kernels.layout import chunk_layout
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import Verdict
-from protocol.consensus.terms import Base, round_settings
 from protocol.events import (
     CheckpointWritten,
     Desynced,
@@ -23,16 +23,18 @@ from protocol.events import (
     Notice,
     RoundCommitted,
 )
-from protocol.exchange.assignment import chunk_layout
 from protocol.membership.handshake import Doorkeeper
 from protocol.membership.heartbeats import Pulse
 from protocol.membership.liveness import Liveness, Membership, beat_interval_s
 from protocol.network.interface import Network
 from protocol.node.dispatcher import Reception
 from protocol.node.evaluator import Evaluator
-from protocol.node.parts import NodeSettings, Offload, Parts
+from protocol.node.parts import Parts
 from protocol.node.round_runner import Behind, Outcome, Pause, RoundRunner, Wrong, kept_promise
+from protocol.offload import Offload
 from protocol.run.manifest import SignedManifest
+from protocol.run.settings import NodeSettings
+from protocol.state.base import Base, round_settings
 from protocol.state.history import History
 from protocol.state.outer_state import OuterState
 from protocol.state.store import Store

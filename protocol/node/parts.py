@@ -2,56 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
-from protocol.consensus.terms import RoundSettings
+from kernels.layout import ChunkSpan
 from protocol.events import Event
-from protocol.exchange.assignment import ChunkSpan
 from protocol.membership.liveness import Membership
 from protocol.network.interface import Network
 from protocol.node.pace import Pace
+from protocol.offload import Offload
 from protocol.run.manifest import RunManifest
+from protocol.run.settings import NodeSettings
+from protocol.state.base import RoundSettings
 from protocol.state.history import History
 from protocol.state.outer_state import OuterState
 from protocol.state.store import Store
 from protocol.trainer_link import TrainerLink
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Role
-
-Offload = Callable[..., Awaitable[Any]]
-"""Runs a blocking function where it does not hold up the event loop: `trio.to_thread.run_sync`, or inline."""
-
-
-def _no_clock() -> float:
-    """For peers of runs without tokens."""
-    return 0.0
-
-
-@dataclass(frozen=True)
-class NodeSettings:
-    """What the person at this computer decided.
-
-    incarnation: grows with every start of this identity.
-    wait_for_contact: an invitation named somebody, so do not begin the run alone.
-    stop_after: leave after so many rounds of the run; None to go on.
-    token: the invitation's, to show at the door.
-    introduced: peers whose addresses the invitation names; they are heard until a chain says who is in.
-    wall_clock: unix seconds, for the expiry of tokens alone.
-    """
-
-    name: str
-    role: Role
-    version: str
-    incarnation: int
-    wait_for_contact: bool = False
-    stop_after: int | None = None
-    token: bytes | None = None
-    introduced: frozenset[PeerId] = frozenset()
-    wall_clock: Callable[[], float] = _no_clock
 
 
 @dataclass

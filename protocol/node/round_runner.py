@@ -13,29 +13,20 @@ from dataclasses import dataclass
 
 import trio
 
+from kernels.layout import payload_bytes
 from protocol.audit.auditor import Auditor
 from protocol.audit.evidence import Evidence, Verdict
 from protocol.consensus.machine import RoundMachine
-from protocol.consensus.terms import (
-    Base,
-    BeginExchange,
-    Committed,
-    Effect,
-    FinishCompute,
-    HoldResult,
-    Keep,
-    Repair,
-    Send,
-    View,
-)
+from protocol.consensus.terms import BeginExchange, Committed, Effect, FinishCompute, HoldResult, Keep, Repair, Send, View
 from protocol.events import ComputeProgress, Dropped, Notice, ReadySent, RoundProposed, RoundVoted
-from protocol.exchange.assignment import contribution_leaves, payload_bytes, plan_hash
+from protocol.exchange.assignment import contribution_leaves, plan_hash
 from protocol.exchange.runner import Exchange
 from protocol.network.interface import NetworkError, Unreachable
 from protocol.node.holding import Holding, RunningExchange
 from protocol.node.parts import Parts
 from protocol.node.view import look_around
 from protocol.node.work import Work
+from protocol.state.base import Base
 from protocol.sync.catch_up import CatchUp
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
 from protocol.wire.canonical import Malformed

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import trio
 
-from protocol.consensus.terms import Base, PeerView, View
+from protocol.consensus.terms import PeerView, View
 from protocol.membership.liveness import Liveness
 from protocol.node.parts import Parts
+from protocol.state.base import Base
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Heartbeat, Phase, Role
 

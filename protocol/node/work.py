@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from protocol.exchange.assignment import ChunkSpan
+from kernels.layout import ChunkSpan
 from protocol.trainer_link import Contribution
 from protocol.wire.hashes import Hash, tree_proof
 from protocol.wire.messages import Ready
@@ -38,4 +38,4 @@ class Work:
         if self.ready is None or self.data is None or self.ready.root != root or chunk >= len(self.layout):
             return None
         span = self.layout[chunk]
-        return [*tree_proof(self.leaves, chunk)], self.data[span.offset : span.offset + span.size]
+        return [*tree_proof(self.leaves, chunk)], self.data[span.encoded]

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.consensus.terms import Base, RoundSettings
+from protocol.state.base import Base, RoundSettings
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import is_authentic, rebuild
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
+from protocol.wire.masks import members_in
 from protocol.wire.messages import Certificate, ChunkEntry, Commit, Record, Vote
 
 FINAL_ROUNDS = 100
@@ -46,14 +47,6 @@ def effective_electorate(previous: Record | None, record: Record, evicted: Itera
     gone = set(evicted)
     stay = tuple(PeerId(member.peer) for member in previous.members if member.peer not in gone) if previous else ()
     return stay or tuple(PeerId(member.peer) for member in record.members)
-
-
-def members_in(mask: bytes, members: int) -> list[int]:
-    """Indices of the members in a mask (bit i of byte i // 8); raises `Malformed` for an empty or ill-sized one."""
-    bits = int.from_bytes(mask, "little")
-    if len(mask) != (members + 7) // 8 or bits == 0 or bits >> members:
-        raise Malformed("a chunk mask that does not fit the members")
-    return [index for index in range(members) if bits >> index & 1]
 
 
 def verify_record(settings: RoundSettings, record: Record, index: Sequence[ChunkEntry], base: Base) -> None:

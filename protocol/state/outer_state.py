@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernels.layout import chunk_layout
 from kernels.outer import apply_result
 from kernels.outer_step import OuterStep
-from protocol.exchange.assignment import chunk_layout
 from protocol.run.manifest import RunManifest
 from protocol.state.shared_memory import SharedRegion
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
@@ -70,7 +70,7 @@ class OuterState:
         self._torn, self._blank = True, False
         for span in self._layout:
             values = slice(span.start, span.start + span.count)
-            apply_result(self._theta[values], self._momentum[values], result[span.offset : span.offset + span.size],
+            apply_result(self._theta[values], self._momentum[values], result[span.encoded],
                          step.rate, step.momentum)
         self.rounds, self._torn = self.rounds + 1, False
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from protocol.consensus.terms import Base
+from kernels.layout import payload_bytes
 from protocol.content.blobs import BlobChunk, fetch_blob
 from protocol.events import CheckpointWritten, Desynced, Dropped, Notice, RolledBack, StateApplied, SyncProgress
-from protocol.exchange.assignment import payload_bytes
 from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError
 from protocol.node.parts import Parts
+from protocol.state.base import Base
 from protocol.state.chain import prefer, record_hash, verify_commit
 from protocol.state.store import ResultFile
 from protocol.wire.canonical import Malformed
@@ -196,7 +196,7 @@ class CatchUp:
         if result is None:
             return None
         whole = len(result) == payload_bytes(self.parts.layout) and all(
-            chunk_hash(result[span.offset : span.offset + span.size]) == entry.hash
+            chunk_hash(result[span.encoded]) == entry.hash
             for span, entry in zip(self.parts.layout, commit.index, strict=True))
         if not whole:
             self.parts.store.drop_result(round, root)

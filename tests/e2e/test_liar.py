@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kernels.layout import chunk_layout
 from protocol import events as ev
 from protocol.audit.evidence import Law, decode_evidence, judge
-from protocol.exchange.assignment import chunk_layout
 from protocol.run.manifest import open_manifest
 from protocol.state.store import Store
 from protocol.wire.hashes import Hash

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 import base58
 import trio
 
+from kernels.layout import chunk_layout
 from peer import address_book, rendezvous
 from peer.control_client import MAX_REQUEST_BYTES as MAX_CONTROL_BYTES
 from peer.control_client import BadFrame as BadControlFrame
@@ -34,7 +35,6 @@ from protocol.audit.evidence import (
 )
 from protocol.content.blobs import ChunkRequest
 from protocol.events import Notice
-from protocol.exchange.assignment import chunk_layout
 from protocol.exchange.runner import ExchangeAsk, PushHeader, push_plan
 from protocol.network.interface import Refused
 from protocol.network.libp2p.dialer import peer_of

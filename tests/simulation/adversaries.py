@@ -15,8 +15,8 @@ import trio
 
 from kernels.aggregate import Rule
 from kernels.codec import LARGEST_SCALE, encode, parts
+from kernels.layout import ChunkSpan, chunk_layout
 from protocol.exchange import runner as exchange_runner
-from protocol.exchange.assignment import ChunkSpan, chunk_layout
 from protocol.run.manifest import SignedManifest, sign
 from protocol.trainer_link import ComputeTask, Contribution, Progress
 from protocol.wire.identity import Identity
@@ -97,7 +97,7 @@ def _valued(values: Values, trainer: HostileTrainer, honest: Contribution) -> Co
 
 
 def _chunk(contribution: Contribution, span: ChunkSpan) -> memoryview:
-    return contribution.data[span.offset : span.offset + span.size]
+    return contribution.data[span.encoded]
 
 
 def _flipped(trainer: HostileTrainer, honest: Contribution) -> Contribution:

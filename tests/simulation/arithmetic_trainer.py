@@ -11,7 +11,7 @@ import numpy as np
 import trio
 
 from kernels.codec import encode, norm
-from protocol.exchange.assignment import chunk_layout, payload_bytes
+from kernels.layout import chunk_layout, payload_bytes
 from protocol.run.manifest import RunManifest
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied
 
@@ -64,7 +64,7 @@ class ArithmeticTrainer:
         delta = (values - self._target) * np.float32(0.05 * steps / task.steps) + noise * np.float32(0.01)
         data = memoryview(bytearray(payload_bytes(self._layout)))
         for span in self._layout:
-            encode(delta[span.start : span.start + span.count], data[span.offset : span.offset + span.size])
+            encode(delta[span.values], data[span.encoded])
         self._on_contribution(data)
         loss = float(np.mean((values - self._target) ** 2))
         return Contribution(task.round, steps * self._tokens_a_step, steps, loss, norm(delta), data)

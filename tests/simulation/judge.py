@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from kernels.aggregate import aggregate
 from kernels.codec import encoded_bytes
+from kernels.layout import chunk_layout
 from protocol.events import (
     CheckpointWritten,
     Event,
@@ -29,12 +30,12 @@ from protocol.events import (
     RoundProposed,
     StateApplied,
 )
-from protocol.exchange.assignment import chunk_layout, contribution_leaves
+from protocol.exchange.assignment import contribution_leaves
 from protocol.node.node import Node
 from protocol.run.manifest import RunManifest
-from protocol.state.chain import members_in
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import PeerId
+from protocol.wire.masks import members_in
 from protocol.wire.messages import Commit, Ready
 
 CALM_S = 30.0
@@ -153,7 +154,7 @@ class Judge:
         members = commit.record.members
         for span, entry in zip(self._layout, commit.index, strict=True):
             chosen = [members[index] for index in members_in(entry.mask, len(members))]
-            parts = [self._contributions[member.root][span.offset : span.offset + span.size] for member in chosen]
+            parts = [self._contributions[member.root][span.encoded] for member in chosen]
             result = memoryview(bytearray(encoded_bytes(span.count)))
             aggregate(self._rule, parts, [member.tokens for member in chosen], span.count, result)
             if chunk_hash(result) != Hash(entry.hash) and self.liars:

@@ -19,8 +19,8 @@ import trio
 from protocol.events import Event, MemberLost, RoundCommitted, RoundProposed
 from protocol.network.simulated.network import Weather
 from protocol.run.manifest import DataSection, ModelSection, RoundSection, RunManifest, SignedManifest, sign
-from protocol.state.chain import members_in
 from protocol.wire.identity import Identity
+from protocol.wire.masks import members_in
 from tests.simulation.runs import Finished, simulate
 from tests.simulation.world import Seat, World
 

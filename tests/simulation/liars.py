@@ -9,14 +9,15 @@ import numpy as np
 import trio
 
 from protocol.exchange import runner as exchange_runner
-from protocol.exchange.assignment import mask_of, plan_hash
+from protocol.exchange.assignment import plan_hash
 from protocol.network.interface import Landing, NetworkError, Refused, Verdict
 from protocol.network.simulated.network import MemoryNetwork
-from protocol.node.parts import Offload
+from protocol.offload import Offload
 from protocol.state.chain import index_root
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId
+from protocol.wire.masks import mask_of
 from protocol.wire.messages import (
     Body,
     ChunkEntry,
@@ -130,7 +131,7 @@ class Ghost:
         return Ready(round=record.round, base=record.previous, incarnation=1, serial=self._serial, tokens=8, steps=1,
                      loss=1.0, norm=1.0, root=ZERO_HASH, state_digest=record.state_digest)
 
-    # -- protocol.network.interface.Handlers --------------------------------------------------------------------------
+    # -- what the network calls ---------------------------------------------------------------------------------------
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         return Verdict.IGNORE

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 import trio
 
+from kernels.layout import chunk_layout, payload_bytes
 from protocol.events import Event, ExchangeFinished
-from protocol.exchange.assignment import chunk_layout, payload_bytes
 from protocol.run.manifest import Outer, OuterSection, SignedManifest, sign
 from protocol.wire.identity import Identity
 from tests.simulation.runs import Finished, rough, setting_of, simulate

@@ -21,8 +21,9 @@ import trio
 from protocol.events import PROGRESS, Event, PhaseChanged
 from protocol.network.simulated.network import MemoryNetwork, MemoryWire, Weather
 from protocol.node.node import Node
-from protocol.node.parts import NodeSettings, Offload
+from protocol.offload import Offload
 from protocol.run.manifest import DataSection, ModelSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.run.settings import NodeSettings
 from protocol.state.chain import quorum_size
 from protocol.state.outer_state import OuterState
 from protocol.state.store import Store, StoreFailed

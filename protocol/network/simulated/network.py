@@ -261,8 +261,9 @@ class _Call:
 
 
 class MemoryNetwork:
-    """One peer's end: a `protocol.network.interface.Network`.  It is up from `MemoryWire.join` until it crashes; `run`
-    it."""
+    """One peer's end: a `protocol.network.interface.Network`.
+
+    It is up from `MemoryWire.join` until it crashes; `run` it."""
 
     access: Access
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kernels.codec import encode, encoded_bytes
+from kernels.layout import chunk_layout, payload_bytes
 from protocol.audit.evidence import (
     AveragedPart,
     Evidence,
@@ -17,10 +18,11 @@ from protocol.audit.evidence import (
     judge,
     right_hash,
 )
-from protocol.exchange.assignment import chunk_layout, contribution_leaves, mask_of, payload_bytes, plan_hash
+from protocol.exchange.assignment import contribution_leaves, plan_hash
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash, tree_proof, tree_root
 from protocol.wire.identity import Identity
+from protocol.wire.masks import mask_of
 from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Ready, pack
 
 RUN = Hash(b"\x07" * 32)
@@ -34,7 +36,7 @@ def contribution(number: int) -> memoryview:
     values = np.random.Generator(np.random.Philox(number)).standard_normal(600, dtype=np.float32)
     data = memoryview(bytearray(payload_bytes(LAW.layout)))
     for span in LAW.layout:
-        encode(values[span.start : span.start + span.count], data[span.offset : span.offset + span.size])
+        encode(values[span.values], data[span.encoded])
     return data
 
 
@@ -46,7 +48,7 @@ PLAN = Plan(round=3, base=ZERO_HASH, owners=bytes([1, 1, 1]), state_digest=ZERO_
 
 def part(member: int, data: bytes | None = None) -> AveragedPart:
     span = LAW.layout[CHUNK]
-    honest = bytes(DATA[member][span.offset : span.offset + span.size])
+    honest = bytes(DATA[member][span.encoded])
     return AveragedPart(member=member, proof=[*tree_proof(LEAVES[member], CHUNK)], data=honest if data is None else data)
 
 
@@ -91,7 +93,7 @@ def test_who_averages_what_it_had_to_refuse_is_convicted() -> None:
     plan = PLAN.model_copy(update={"members": [*PLAN.members[:2], liar]})
     entry = ChunkEntry(hash=chunk_hash(b"any"), mask=mask_of([2], 3))
     raw = pack(OWNER, RUN, ChunkResult(plan=plan_hash(plan), chunk=CHUNK, entry=entry)).raw
-    data = bytes(bad[span.offset : span.offset + span.size])
+    data = bytes(bad[span.encoded])
     parts = [AveragedPart(member=2, proof=[*tree_proof(leaves, CHUNK)], data=data)]
     assert len(parts[0].data) == encoded_bytes(span.count)
     assert judge(LAW, WrongAverage(plan=plan, statement=raw, parts=parts)).peer == OWNER.peer_id

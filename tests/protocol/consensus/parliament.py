@@ -11,19 +11,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from protocol.consensus.machine import RoundMachine
-from protocol.consensus.terms import (
-    Base,
-    BeginExchange,
-    Committed,
-    Effect,
-    HoldResult,
-    Keep,
-    PeerView,
-    RoundSettings,
-    Send,
-    View,
-)
+from protocol.consensus.terms import BeginExchange, Committed, Effect, HoldResult, Keep, PeerView, Send, View
 from protocol.exchange.assignment import plan_hash
+from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import genesis_tip, index_root
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId

@@ -11,9 +11,9 @@ import trio
 
 from protocol.membership.handshake import COMING_IN_S, NO_RECORDS, Doorkeeper
 from protocol.network.interface import Refused, Unreachable
-from protocol.node.parts import NodeSettings
 from protocol.run.admission import make_hello, make_token
 from protocol.run.manifest import RunManifest, run_id
+from protocol.run.settings import NodeSettings
 from protocol.state.history import History
 from protocol.state.store import Store
 from protocol.wire.identity import Identity, PeerId

@@ -1,0 +1,9 @@
+"""How blocking work leaves the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+Offload = Callable[..., Awaitable[Any]]
+"""Runs a blocking function where it does not hold up the event loop: `trio.to_thread.run_sync`, or inline."""

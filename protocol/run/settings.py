@@ -1,0 +1,37 @@
+"""What the person at this computer decided about taking part in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Role
+
+
+def _no_clock() -> float:
+    """For peers of runs without tokens."""
+    return 0.0
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What the person at this computer decided.
+
+    incarnation: grows with every start of this identity.
+    wait_for_contact: an invitation named somebody, so do not begin the run alone.
+    stop_after: leave after so many rounds of the run; None to go on.
+    token: the invitation's, to show at the door.
+    introduced: peers whose addresses the invitation names; they are heard until a chain says who is in.
+    wall_clock: unix seconds, for the expiry of tokens alone.
+    """
+
+    name: str
+    role: Role
+    version: str
+    incarnation: int
+    wait_for_contact: bool = False
+    stop_after: int | None = None
+    token: bytes | None = None
+    introduced: frozenset[PeerId] = frozenset()
+    wall_clock: Callable[[], float] = _no_clock
