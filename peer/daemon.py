@@ -46,11 +46,13 @@ from protocol.events import Left, Notice, PeerBanned, PhaseChanged, Started, Tra
 from protocol.network.interface import Network
 from protocol.network.libp2p import Libp2pNetwork, open_network
 from protocol.network.libp2p.dialer import peer_of
+from protocol.network.session import Session
 from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
 from protocol.run.settings import NodeSettings
 from protocol.state.outer_state import OuterState
+from protocol.state.replica import Replica
 from protocol.state.store import Store
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
@@ -317,8 +319,8 @@ class Daemon:
         if trainer is not None:
             nursery.start_soon(self._keep_trainer, trainer)
             nursery.start_soon(keep_share, trainer, self._log.emit, chosen_threads(settings.threads))
-        node = Node(self._identity, signed, self.store, state, trainer, self._node_settings(), self._log.emit)
-        node.attach(network)
+        session = Session(self._identity, signed.run, network, self._log.emit)
+        node = Node(session, Replica.open(signed, self.store, state), trainer, self._node_settings())
         self._node = node
         self._lobby.admit(node.reception)
         await node.run()

@@ -28,8 +28,10 @@ from protocol.events import AuditDone
 from protocol.exchange.assignment import plan_hash, takeover_order
 from protocol.exchange.runner import Exchange
 from protocol.network.interface import NetworkError
-from protocol.node.parts import Parts
+from protocol.network.session import Session
+from protocol.offload import Offload
 from protocol.state.chain import quorum_size
+from protocol.state.replica import Replica
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope, is_authentic, rebuild
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
@@ -72,14 +74,16 @@ class Finding(Enum):
 
 
 class Auditor:
-    """Works for the peer made of `parts`.
+    """Audits for one round.
 
     lives: whether a peer is alive, as we see it.
     """
 
-    def __init__(self, parts: Parts, lives: Callable[[PeerId], bool], own: OwnContribution,
-                 convict: Callable[[Evidence], Awaitable[None]]) -> None:
-        self._parts, self._lives, self._own, self._convict = parts, lives, own, convict
+    def __init__(self, session: Session, replica: Replica, offload: Offload, lives: Callable[[PeerId], bool],
+                 own: OwnContribution, convict: Callable[[Evidence], Awaitable[None]]) -> None:
+        self._session, self._layout, self._offload = session, replica.layout, offload
+        self._rule = replica.manifest.aggregation
+        self._lives, self._own, self._convict = lives, own, convict
 
     async def check(self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance,
                     exchange: Exchange | None) -> None:
@@ -88,14 +92,14 @@ class Auditor:
         case = _Case(plan, plan_hash(plan), index, provenance)
         held = exchange.machine.entries if exchange is not None else {}
         strange = [chunk for chunk, entry in enumerate(index) if held.get(chunk) != entry]
-        if not await self._parts.offload(self._all_signed, case, strange):
+        if not await self._offload(self._all_signed, case, strange):
             raise Unaccountable("a record with a chunk that nobody signed")
         drawn = self._draw(case)
         if exchange is None and not case.well_vouched():
             out_of_turn = strange  # we know nothing of that plan: whoever stands for it alone may have made it up
         else:
             out_of_turn = [chunk for chunk in strange if not self._in_turn(case, chunk, exchange)]
-        outsized = await self._parts.offload(self._outsized, sorted(held), exchange.result) if exchange is not None else []
+        outsized = await self._offload(self._outsized, sorted(held), exchange.result) if exchange is not None else []
         optional = dict.fromkeys([*outsized[:MAX_SUSPECTS], *drawn])
         checked = 0
         for chunk in dict.fromkeys([*sorted(out_of_turn, key=case.lot(self._seed(case)))[:MAX_OUT_OF_TURN], *optional]):
@@ -105,7 +109,7 @@ class Auditor:
             if finding is Finding.UNKNOWN and chunk in out_of_turn and case.signer(chunk) == record.proposer:
                 raise Unaccountable(f"a record whose chunk {chunk} was averaged out of turn, and cannot be checked")
             checked += finding is Finding.RIGHT
-        self._parts.emit(AuditDone(record.round, len(optional), checked))
+        self._session.emit(AuditDone(record.round, len(optional), checked))
 
     async def inspect(self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, chunks: Sequence[int],
                       result: memoryview) -> None:
@@ -113,7 +117,7 @@ class Auditor:
         shown to be right.  Raises `Unaccountable`."""
         plan = plan_of(record, provenance)
         case = _Case(plan, plan_hash(plan), index, provenance)
-        for chunk in (await self._parts.offload(self._outsized, chunks, result))[:MAX_SUSPECTS]:
+        for chunk in (await self._offload(self._outsized, chunks, result))[:MAX_SUSPECTS]:
             if await self._audit(case, chunk) is not Finding.RIGHT:
                 raise Unaccountable(f"a record whose chunk {chunk} is far larger than ours, and cannot be checked")
 
@@ -121,19 +125,18 @@ class Auditor:
         """Those of these chunks whose average is much larger than our own part, the worst first."""
         own, ratios = self._own.data, {}
         for chunk in chunks if own is not None and result is not None else ():
-            span = self._parts.layout[chunk]
-            place = slice(span.offset, span.offset + span.size)
+            span = self._layout[chunk]
             assert own is not None and result is not None
-            ratios[chunk] = _size(result[place], span.count) / max(_size(own[place], span.count), 1e-30)
+            ratios[chunk] = _size(result[span.encoded], span.count) / max(_size(own[span.encoded], span.count), 1e-30)
         return sorted((chunk for chunk in ratios if ratios[chunk] > SUSPICIOUS), key=lambda chunk: -ratios[chunk])
 
     # -- what to look at ----------------------------------------------------------------------------------------------
 
     def _seed(self, case: _Case) -> bytes:
-        return hash_bytes("audit", self._parts.identity.sign(b"manyhands audit 1" + case.name))
+        return hash_bytes("audit", self._session.identity.sign(b"manyhands audit 1" + case.name))
 
     def _draw(self, case: _Case) -> list[int]:
-        chunks = [chunk for chunk in range(len(case.index)) if case.signer(chunk) != self._parts.me]
+        chunks = [chunk for chunk in range(len(case.index)) if case.signer(chunk) != self._session.me]
         count = max(1, len(case.index) // (SHARE * len(case.plan.members)))
         return sorted(chunks, key=case.lot(self._seed(case)))[:count]
 
@@ -151,7 +154,7 @@ class Auditor:
         return False
 
     def _all_signed(self, case: _Case, chunks: Sequence[int]) -> bool:
-        return all(is_authentic(case.statement(self._parts.run, chunk)) for chunk in chunks)
+        return all(is_authentic(case.statement(self._session.run, chunk)) for chunk in chunks)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -160,24 +163,25 @@ class Auditor:
             averaged = members_in(case.index[chunk].mask, len(case.members))
         except Malformed:
             return Finding.UNKNOWN
-        if case.signer(chunk) == self._parts.me or len(averaged) > MAX_MEMBERS_AUDITED:
+        if case.signer(chunk) == self._session.me or len(averaged) > MAX_MEMBERS_AUDITED:
             return Finding.UNKNOWN
         if not all(self._lives(case.members[member]) for member in averaged):
             return Finding.UNKNOWN
         parts = await self._gather(case, chunk, averaged)
         if parts is None:
             return Finding.UNKNOWN
-        if await self._parts.offload(self._is_right, case, chunk, parts):
+        if await self._offload(self._is_right, case, chunk, parts):
             return Finding.RIGHT
-        await self._convict(WrongAverage(plan=case.plan, statement=case.statement(self._parts.run, chunk).raw, parts=parts))
+        statement = case.statement(self._session.run, chunk).raw
+        await self._convict(WrongAverage(plan=case.plan, statement=statement, parts=parts))
         return Finding.WRONG
 
     def _is_right(self, case: _Case, chunk: int, parts: Sequence[AveragedPart]) -> bool:
-        span = self._parts.layout[chunk]
+        span = self._layout[chunk]
         if not all(is_sane(part.data, span.count) for part in parts):
             return False
         tokens = [case.plan.members[part.member].tokens for part in parts]
-        right = right_hash(self._parts.manifest.aggregation, span, [part.data for part in parts], tokens)
+        right = right_hash(self._rule, span, [part.data for part in parts], tokens)
         return right == case.index[chunk].hash
 
     async def _gather(self, case: _Case, chunk: int, averaged: Sequence[int]) -> list[AveragedPart] | None:
@@ -195,8 +199,8 @@ class Auditor:
         return [found[member] for member in averaged] if len(found) == len(averaged) else None
 
     async def _fetch(self, case: _Case, chunk: int, member: int) -> AveragedPart | None:
-        peer, span = case.members[member], self._parts.layout[chunk]
-        if peer == self._parts.me:
+        peer, span = case.members[member], self._layout[chunk]
+        if peer == self._session.me:
             own = self._own.part(Hash(case.plan.members[member].root), chunk)
             return None if own is None else AveragedPart(member=member, proof=own[0], data=bytes(own[1]))
         data = bytearray()
@@ -204,7 +208,7 @@ class Auditor:
             while len(data) < span.size:
                 length = min(SLICE_BYTES, span.size - len(data))
                 question = PartRequest(root=case.plan.members[member].root, chunk=chunk, offset=len(data), length=length)
-                raw = await self._parts.network.request(peer, "part", question.encode(), timeout_s=PART_TIMEOUT_S)
+                raw = await self._session.network.request(peer, "part", question.encode(), timeout_s=PART_TIMEOUT_S)
                 reply = decode_body(PartReply, raw, max_bytes=MAX_REPLY_BYTES)
                 if len(reply.data) != length:
                     return None
@@ -213,7 +217,7 @@ class Auditor:
         except (NetworkError, Malformed):
             return None
         root, nodes = Hash(case.plan.members[member].root), [Hash(node) for node in proof]
-        leaf = await self._parts.offload(chunk_hash, data)
+        leaf = await self._offload(chunk_hash, data)
         if not verify_proof(root, len(case.index), chunk, leaf, nodes):
             return None
         return AveragedPart(member=member, proof=proof, data=bytes(data))

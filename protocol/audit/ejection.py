@@ -22,12 +22,14 @@ from protocol.audit.evidence import (
 )
 from protocol.events import Dropped, Notice, PeerEjected
 from protocol.network.interface import NetworkError, Refused
-from protocol.node.parts import Parts
+from protocol.network.session import Session
+from protocol.offload import Offload
+from protocol.state.replica import Replica
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Accusation, decode_body, pack
+from protocol.wire.messages import Accusation, decode_body
 from protocol.wire.questions import SLICE_BYTES, EvidenceRequest
 
 MAX_EJECTED = 256
@@ -41,11 +43,11 @@ MAX_WAITING = 16
 
 
 class Ejections:
-    """The liars of a run, as proven to the peer made of `parts`.  `on_verdict` is told of each new one."""
+    """The liars of a run, as proven to this peer.  `on_verdict` is told of each new one."""
 
-    def __init__(self, parts: Parts, on_verdict: Callable[[Verdict], None]) -> None:
-        self._parts, self._on_verdict = parts, on_verdict
-        self._law = Law(parts.run, parts.layout, parts.manifest.aggregation)
+    def __init__(self, session: Session, replica: Replica, offload: Offload, on_verdict: Callable[[Verdict], None]) -> None:
+        self._session, self._store, self._offload, self._on_verdict = session, replica.store, offload, on_verdict
+        self._law = Law(session.run, replica.layout, replica.manifest.aggregation)
         self._verdicts: dict[PeerId, Verdict] = {}
         self._accusations: list[Envelope] = []
         self._looking: dict[bytes, None] = {}
@@ -60,20 +62,19 @@ class Ejections:
 
     async def load(self) -> None:
         """Judge again what lies on disk."""
-        store = self._parts.store
-        for name in await self._parts.offload(store.evidence_names):
-            raw = await self._parts.offload(store.load_evidence, name)
+        for name in await self._offload(self._store.evidence_names):
+            raw = await self._offload(self._store.load_evidence, name)
             if raw is None:
                 continue
             try:
-                self._take(raw, await self._parts.offload(self._judge_raw, raw))
+                self._take(raw, await self._offload(self._judge_raw, raw))
             except Malformed as error:
-                self._parts.emit(Notice("warning", f"a proof on disk proves nothing: {error}"))
+                self._session.emit(Notice("warning", f"a proof on disk proves nothing: {error}"))
 
     async def convict(self, evidence: Evidence) -> None:
         """We found proof ourselves: keep it, and say so."""
         raw = encode_evidence(evidence)
-        verdict = await self._parts.offload(judge, self._law, evidence)
+        verdict = await self._offload(judge, self._law, evidence)
         if verdict.peer not in self:
             await self._keep(raw, verdict)
 
@@ -81,7 +82,7 @@ class Ejections:
 
     def wants(self, accuser: PeerId, accusation: Accusation) -> bool:
         """Whether to look into it: somebody new is accused, by somebody who has not accused falsely."""
-        if accusation.accused in (self._parts.me, accuser) or accusation.accused in self:
+        if accusation.accused in (self._session.me, accuser) or accusation.accused in self:
             return False
         if accuser in self._not_believed or accuser in self or accusation.evidence in self._looking:
             return False
@@ -92,16 +93,16 @@ class Ejections:
         self._looking[accusation.evidence] = None
         try:
             raw = await self._fetch(accuser, accusation)
-            verdict = await self._parts.offload(self._judge_raw, raw)
+            verdict = await self._offload(self._judge_raw, raw)
             if verdict.peer != accusation.accused:
                 raise Malformed("the proof is about somebody else")
             if verdict.peer not in self:
                 await self._keep(raw, verdict)
         except NetworkError as error:
-            self._parts.emit(Notice("debug", f"no proof from {accuser}: {error}"))
+            self._session.emit(Notice("debug", f"no proof from {accuser}: {error}"))
         except Malformed as error:
             self._not_believed[accuser] = None
-            self._parts.emit(Dropped(accuser, "accusation", str(error)))
+            self._session.emit(Dropped(accuser, "accusation", str(error)))
         finally:
             del self._looking[accusation.evidence]
 
@@ -110,7 +111,7 @@ class Ejections:
         while len(raw) < accusation.size:
             length = min(SLICE_BYTES, accusation.size - len(raw))
             question = EvidenceRequest(evidence=name, offset=len(raw), length=length)
-            piece = await self._parts.network.request(accuser, "evidence", question.encode(), timeout_s=FETCH_TIMEOUT_S)
+            piece = await self._session.network.request(accuser, "evidence", question.encode(), timeout_s=FETCH_TIMEOUT_S)
             if len(piece) != length:
                 raise Malformed("a proof of another size than announced")
             raw += piece
@@ -124,7 +125,7 @@ class Ejections:
             question = decode_body(EvidenceRequest, data, max_bytes=256)
         except Malformed as error:
             raise Refused(str(error)) from error
-        raw = await self._parts.offload(self._parts.store.load_evidence, Hash(question.evidence))
+        raw = await self._offload(self._store.load_evidence, Hash(question.evidence))
         if raw is None:
             raise Refused("that proof is not here")
         return bytes(raw[question.offset : question.offset + question.length])
@@ -133,7 +134,7 @@ class Ejections:
         """Say now and again what we hold proof of: newcomers did not hear it.  Until cancelled."""
         while True:
             for envelope in list(self._accusations):
-                await self._parts.network.publish(envelope.raw)
+                await self._session.network.publish(envelope.raw)
             await trio.sleep(ANNOUNCE_EVERY_S)
 
     # -- verdicts -----------------------------------------------------------------------------------------------------
@@ -142,17 +143,16 @@ class Ejections:
         return judge(self._law, decode_evidence(raw))
 
     async def _keep(self, raw: bytes, verdict: Verdict) -> None:
-        store = self._parts.store
-        if await self._parts.offload(store.evidence_bytes) + len(raw) <= KEPT_BYTES:
-            await self._parts.offload(store.save_evidence, evidence_hash(raw), raw)
+        if await self._offload(self._store.evidence_bytes) + len(raw) <= KEPT_BYTES:
+            await self._offload(self._store.save_evidence, evidence_hash(raw), raw)
         if verdict.peer not in self:
             self._take(raw, verdict)
-            await self._parts.network.publish(self._accusations[-1].raw)
+            await self._session.network.publish(self._accusations[-1].raw)
 
     def _take(self, raw: bytes, verdict: Verdict) -> None:
         name = evidence_hash(raw)
         self._verdicts[verdict.peer] = verdict
         accusation = Accusation(accused=verdict.peer, evidence=name, size=len(raw))
-        self._accusations.append(pack(self._parts.identity, self._parts.run, accusation))
-        self._parts.emit(PeerEjected(verdict.peer, verdict.reason, name.hex()))
+        self._accusations.append(self._session.seal(accusation))
+        self._session.emit(PeerEjected(verdict.peer, verdict.reason, name.hex()))
         self._on_verdict(verdict)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from protocol.content.blobs import ChunkRequest
 from protocol.network.interface import Refused
-from protocol.node.parts import Parts
+from protocol.offload import Offload
+from protocol.state.replica import Replica
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.messages import decode_body
@@ -29,10 +30,10 @@ MAX_QUESTION_BYTES = 4096
 
 
 class Serving:
-    """Serves from `parts`, in worker threads."""
+    """Serves from `replica`, in worker threads."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, replica: Replica, offload: Offload) -> None:
+        self._replica, self._offload = replica, offload
         self._kinds: dict[str, Callable[[bytes], bytes]] = {
             "tips": self._tips,
             "commits": self._commits,
@@ -50,26 +51,26 @@ class Serving:
         if len(data) > MAX_QUESTION_BYTES:
             raise Refused("the question is too long")
         try:
-            answer = await self._parts.offload(self._kinds[kind], data)
+            answer = await self._offload(self._kinds[kind], data)
         except Malformed as error:
             raise Refused(str(error)) from error
         assert isinstance(answer, bytes)
         return answer
 
     def _manifest(self, data: bytes) -> bytes:
-        return self._parts.manifest_raw
+        return self._replica.signed.raw
 
     def _tips(self, data: bytes) -> bytes:
         question = decode_body(TipsRequest, data)
-        history = self._parts.history
+        history = self._replica.history
         return TipsReply(length=history.length, tips=list(history.tips(question.start, question.count))).encode()
 
     def _commits(self, data: bytes) -> bytes:
         question = decode_body(CommitsRequest, data)
         commits: list[bytes] = []
         size = 0
-        for round in range(question.start, min(question.start + question.count, self._parts.history.length)):
-            raw = self._parts.history.commit_at(round).encode()
+        for round in range(question.start, min(question.start + question.count, self._replica.history.length)):
+            raw = self._replica.history.commit_at(round).encode()
             size += len(raw)
             if commits and size > COMMITS_BYTES:
                 break
@@ -78,13 +79,13 @@ class Serving:
 
     def _have(self, data: bytes) -> bytes:
         decode_body(HaveRequest, data)
-        store, history = self._parts.store, self._parts.history
+        store, history = self._replica.store, self._replica.history
         return HaveReply(length=history.length, oldest_result=store.oldest_result(),
                          checkpoints=[rounds for rounds in store.checkpoints()][-16:]).encode()
 
     def _leaves(self, data: bytes) -> bytes:
         question = decode_body(LeavesRequest, data)
-        opened = self._parts.store.open_checkpoint(question.rounds)
+        opened = self._replica.store.open_checkpoint(question.rounds)
         if opened is None:
             raise Refused("that checkpoint is not here")
         return LeavesReply(leaves=list(opened[0])).encode()
@@ -97,19 +98,19 @@ class Serving:
         return bytes(piece[question.offset : question.offset + question.length])
 
     def _result_chunk(self, question: ChunkRequest) -> memoryview | None:
-        layout, root = self._parts.layout, Hash(question.root)
+        layout, root = self._replica.layout, Hash(question.root)
         if question.index >= len(layout):
             return None
         span = layout[question.index]
-        result = self._parts.store.open_result(question.round, root)
+        result = self._replica.store.open_result(question.round, root)
         if result is None:
             return None
         return result[span.encoded]
 
     def _checkpoint_chunk(self, question: ChunkRequest) -> memoryview | None:
-        opened = self._parts.store.open_checkpoint(question.round)
+        opened = self._replica.store.open_checkpoint(question.round)
         if opened is None or tree_root(opened[0]) != question.root:
             return None
-        step = self._parts.manifest.checkpoint_chunk_bytes
+        step = self._replica.manifest.checkpoint_chunk_bytes
         piece = opened[1][question.index * step : (question.index + 1) * step]
         return piece if len(piece) else None

@@ -15,10 +15,10 @@ from protocol.events import Dropped, Notice
 from protocol.exchange.runner import ExchangeAsk, push_plan
 from protocol.membership.handshake import Doorkeeper
 from protocol.membership.heartbeats import Pulse
-from protocol.membership.liveness import Liveness
+from protocol.membership.liveness import Liveness, Membership
 from protocol.network.interface import Landing, Offence, Refused, Verdict
+from protocol.network.session import Session
 from protocol.node.evaluator import Evaluator
-from protocol.node.parts import Parts
 from protocol.node.round_runner import RoundRunner
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_GOSSIP_BYTES, Envelope
@@ -34,10 +34,10 @@ MAX_READYS = 1024
 class Reception:
     """Implements `protocol.network.interface.Handlers`.  `runner` is the running round, None between rounds."""
 
-    def __init__(self, parts: Parts, door: Doorkeeper, pulse: Pulse, ejections: Ejections, evaluator: Evaluator) -> None:
-        self._parts, self._door, self._pulse, self._ejections = parts, door, pulse, ejections
-        self._evaluator = evaluator
-        self._serving = Serving(parts)
+    def __init__(self, session: Session, membership: Membership, door: Doorkeeper, pulse: Pulse, ejections: Ejections,
+                 evaluator: Evaluator, serving: Serving) -> None:
+        self._session, self._membership, self._evaluator = session, membership, evaluator
+        self._door, self._pulse, self._ejections, self._serving = door, pulse, ejections, serving
         self.runner: RoundRunner | None = None
         self.nursery: trio.Nursery | None = None
         self._readys: dict[PeerId, tuple[Ready, Envelope]] = {}
@@ -61,14 +61,14 @@ class Reception:
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         try:
-            sender, body, envelope = unpack(data, self._parts.run, max_bytes=MAX_GOSSIP_BYTES)
+            sender, body, envelope = unpack(data, self._session.run, max_bytes=MAX_GOSSIP_BYTES)
         except Malformed as error:
-            self._parts.emit(Dropped(forwarder, "gossip", str(error)))
+            self._session.emit(Dropped(forwarder, "gossip", str(error)))
             return Verdict.REJECT
         if not isinstance(body, GOSSIP_KINDS):
-            self._parts.emit(Dropped(forwarder, "gossip", f"a {envelope.kind} does not travel by gossip"))
+            self._session.emit(Dropped(forwarder, "gossip", f"a {envelope.kind} does not travel by gossip"))
             return Verdict.REJECT
-        if sender == self._parts.me or self.nursery is None or not self._may_speak(sender):
+        if sender == self._session.me or self.nursery is None or not self._may_speak(sender):
             return Verdict.IGNORE  # who has left, or is not here yet, judges nobody
         return Verdict.ACCEPT if self._on_statement(sender, body, envelope) else Verdict.IGNORE
 
@@ -89,24 +89,24 @@ class Reception:
         return self._on_ready(sender, body, envelope)
 
     def _on_goodbye(self, sender: PeerId, bye: Goodbye) -> bool:
-        fresh, events = self._parts.membership.on_goodbye(sender, bye)
+        fresh, events = self._membership.on_goodbye(sender, bye)
         if fresh and self.runner is not None:
             self.runner.peer_dead(sender)
         for event in events:
-            self._parts.emit(event)
+            self._session.emit(event)
         return fresh
 
     def _on_heartbeat(self, sender: PeerId, beat: Heartbeat) -> bool:
-        membership = self._parts.membership
+        membership = self._membership
         known = membership.get(sender)
         was = known.liveness if known else None
         fresh, events = membership.on_heartbeat(sender, beat, trio.current_time())
         if fresh:
-            self._parts.network.remember([a for a in beat.addresses if a.endswith(f"/p2p/{sender}")])
+            self._session.network.remember([a for a in beat.addresses if a.endswith(f"/p2p/{sender}")])
             if was is not Liveness.ALIVE and self.runner is not None:
                 self.runner.peer_alive(sender)
         for event in events:
-            self._parts.emit(event)
+            self._session.emit(event)
         if fresh and beat.measured is not None:
             self._evaluator.on_claim(sender, beat.measured)
         return fresh
@@ -121,7 +121,7 @@ class Reception:
             if slot(ready) == slot(known[0]) and self.nursery is not None:
                 self.nursery.start_soon(self._ejections.convict, TwoStatements(first=known[1].raw, second=envelope.raw))
             return False
-        if self._parts.membership.get(sender) is None and len(self._readys) >= MAX_READYS:
+        if self._membership.get(sender) is None and len(self._readys) >= MAX_READYS:
             return False
         self._readys[sender] = (ready, envelope)
         if self.runner is not None:
@@ -135,7 +135,7 @@ class Reception:
             raise Refused(f"you were ejected from this run: you {self._ejections.reason(peer)}")
         if kind == "hello":
             answer = self._door.answer_hello(peer, data)
-            self._parts.network.welcome(peer)
+            self._session.network.welcome(peer)
             return answer
         if kind == "manifest":
             return await self._serving.answer(kind, data)
@@ -159,14 +159,14 @@ class Reception:
 
     async def _on_round_statement(self, peer: PeerId, data: bytes) -> bytes:
         try:
-            sender, body, envelope = unpack(data, self._parts.run)
+            sender, body, envelope = unpack(data, self._session.run)
         except Malformed as error:
-            self._parts.emit(Dropped(peer, "statement", str(error)))
+            self._session.emit(Dropped(peer, "statement", str(error)))
             raise Offence(str(error)) from error
         if sender != peer and not isinstance(body, Commit):
             raise Offence("a statement of somebody else")
         if isinstance(body, Proposal | Motion) and not await self._names_only_admitted(peer, body):
-            self._parts.emit(Dropped(peer, envelope.kind, "it names somebody who was not admitted"))
+            self._session.emit(Dropped(peer, envelope.kind, "it names somebody who was not admitted"))
             raise Refused("it names somebody whose token was not shown here")
         if self.runner is not None:
             self.runner.receive(sender, body, envelope, by=peer)
@@ -175,12 +175,12 @@ class Reception:
     async def _names_only_admitted(self, proposer: PeerId, body: Proposal | Motion) -> bool:
         members = body.plan.members if isinstance(body, Proposal) else body.record.members
         named = [PeerId(member.peer) for member in members]
-        return await self._door.all_admitted(self._parts.network, named, proposer)
+        return await self._door.all_admitted(self._session.network, named, proposer)
 
     def _on_goodbye_told(self, peer: PeerId, data: bytes) -> bytes:
         """The leaver tells its neighbours itself; the answer is all it waits for."""
         try:
-            sender, body, _ = unpack(data, self._parts.run, max_bytes=MAX_GOSSIP_BYTES)
+            sender, body, _ = unpack(data, self._session.run, max_bytes=MAX_GOSSIP_BYTES)
         except Malformed as error:
             raise Offence(str(error)) from error
         if sender != peer or not isinstance(body, Goodbye):
@@ -239,15 +239,15 @@ class Reception:
             self.nursery.start_soon(self._greet, peer)
 
     async def _greet(self, peer: PeerId) -> None:
-        refusal = await self._door.greet(self._parts.network, peer)
+        refusal = await self._door.greet(self._session.network, peer)
         self._pulse.beat_now()
         if refusal is not None:
-            self._parts.emit(Notice("warning", refusal))
+            self._session.emit(Notice("warning", refusal))
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
         if self.nursery is None:
             return  # we close the connections ourselves, and nobody is silent for that
-        for event in self._parts.membership.on_disconnected(peer, trio.current_time()):
-            self._parts.emit(event)
+        for event in self._membership.on_disconnected(peer, trio.current_time()):
+            self._session.emit(event)
             if self.runner is not None:
                 self.runner.peer_dead(peer)

@@ -15,10 +15,11 @@ import trio
 
 from protocol.events import Dropped, EvalLoss, EvalProgress, Notice
 from protocol.membership.heartbeats import Pulse
-from protocol.membership.liveness import MAX_PEERS, Liveness
+from protocol.membership.liveness import MAX_PEERS, Liveness, Membership
+from protocol.network.session import Session
 from protocol.node.evaluation import Measured, Measurements, State, drawn_order, refusal, whose_turn
-from protocol.node.parts import Parts
-from protocol.trainer_link import NotMeasured, TrainerDied, TrainerGaveUp
+from protocol.state.replica import Replica
+from protocol.trainer_link import NotMeasured, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import MAX_LOSS, Measurement, Phase, Role, WhyIdle
@@ -33,10 +34,15 @@ Show = Callable[[str], None]
 
 
 class Evaluator:
-    """Measures for the peer made of `parts` when it is drawn, and hears what others measured."""
+    """Measures the state of `replica` when this peer is drawn, and hears what others measured.
 
-    def __init__(self, parts: Parts, pulse: Pulse) -> None:
-        self._parts, self._pulse = parts, pulse
+    trainer: None at a peer that does not train.
+    """
+
+    def __init__(self, session: Session, replica: Replica, membership: Membership, trainer: TrainerLink | None,
+                 pulse: Pulse) -> None:
+        self._session, self._replica, self._membership = session, replica, membership
+        self._trainer, self._pulse = trainer, pulse
         self._known = Measurements()
         self._progress: tuple[int, int] | None = None
         self._measuring: tuple[State, trio.CancelScope] | None = None
@@ -52,14 +58,14 @@ class Evaluator:
         training: set once the trainer has been told to train, so that the first step is not held up.
         """
         state = self._open()
-        if self._parts.trainer is not None:
+        if self._trainer is not None:
             await training.wait()
             await self._take_turns(state, lambda text: None, math.inf)
 
     async def at_the_end(self, show: Show) -> None:
         """Get the last state measured, when nobody trains any more; until it is, or `stop`."""
         state = self._open()
-        if self._parts.trainer is None:
+        if self._trainer is None:
             return
         with trio.CancelScope() as self._ending:
             await self._take_turns(state, show, END_PATIENCE_S)
@@ -70,7 +76,7 @@ class Evaluator:
 
     def _open(self) -> State:
         """The newest committed state."""
-        history, last = self._parts.history, self._parts.history.last
+        history, last = self._replica.history, self._replica.history.last
         members = tuple(PeerId(member.peer) for member in last.members) if last is not None else ()
         state = State(history.length, history.tip, members)
         self._known.open(state)
@@ -83,7 +89,7 @@ class Evaluator:
         deadline = trio.current_time() + patience_s
         while self._known.of(state.tip) is None:
             turn = whose_turn(self._order(state), lambda peer: self._able(peer, state.rounds))
-            if turn == self._parts.me or trio.current_time() >= deadline:
+            if turn == self._session.me or trio.current_time() >= deadline:
                 show("measuring the held-out loss")
                 if not await self._measure(state):
                     return
@@ -94,40 +100,40 @@ class Evaluator:
 
     async def _measure(self, state: State) -> bool:
         """Measure and tell.  False when there is no point in another try."""
-        trainer = self._parts.trainer
+        trainer = self._trainer
         assert trainer is not None
         loss = math.nan
         try:
             with trio.CancelScope() as scope:
                 self._measuring = state, scope
-                loss = await trainer.evaluate(self._parts.state.theta, partial(self._on_progress, state))
+                loss = await trainer.evaluate(self._replica.state.theta, partial(self._on_progress, state))
         except TrainerGaveUp:
             return False
         except TrainerDied:
             await trio.sleep(LOOK_S)
             return True
         except NotMeasured as problem:
-            self._parts.emit(Notice("warning", f"the held-out loss could not be measured: {problem}"[:200]))
+            self._session.emit(Notice("warning", f"the held-out loss could not be measured: {problem}"[:200]))
             return False
         finally:
             self._measuring = self._progress = None
         if self._known.of(state.tip) is not None:
             return True
         if not 0 <= loss <= MAX_LOSS:
-            self._parts.emit(Notice("warning", f"the held-out loss after {state.rounds} rounds is {loss}: told to nobody"))
+            self._session.emit(Notice("warning", f"the held-out loss after {state.rounds} rounds is {loss}: told to nobody"))
             return False
-        self._take(state, loss, self._parts.me)
+        self._take(state, loss, self._session.me)
         self._pulse.measured = Measurement(rounds=state.rounds, tip=state.tip, loss=loss)
         self._pulse.beat_now()
         return True
 
     def _on_progress(self, state: State, done: int, total: int) -> None:
         self._progress = done, total
-        self._parts.emit(EvalProgress(state.rounds, done, total))
+        self._session.emit(EvalProgress(state.rounds, done, total))
 
     def _take(self, state: State, loss: float, by: PeerId) -> None:
         if self._known.take(state, loss, by):
-            self._parts.emit(EvalLoss(state.rounds, loss, by))
+            self._session.emit(EvalLoss(state.rounds, loss, by))
             self._news.set()
             self._news = trio.Event()
 
@@ -147,7 +153,7 @@ class Evaluator:
             if len(self._dropped) >= MAX_PEERS:
                 self._dropped.clear()
             self._dropped[sender] = claim
-            self._parts.emit(Dropped(sender, "held-out loss", problem))
+            self._session.emit(Dropped(sender, "held-out loss", problem))
 
     def status(self) -> dict[str, Any]:
         """The newest held-out loss, who measured it, and how far we are with another one."""
@@ -159,7 +165,7 @@ class Evaluator:
         }
 
     def _newest(self) -> Measured | None:
-        history = self._parts.history
+        history = self._replica.history
         return self._known.newest(lambda state: state.rounds <= history.length and history.tip_at(state.rounds) == state.tip)
 
     # -- who is able --------------------------------------------------------------------------------------------------
@@ -169,20 +175,20 @@ class Evaluator:
 
     def _trainers(self) -> list[PeerId]:
         """Everybody who trains in this run, as far as we have heard."""
-        known = [peer for peer, seen in self._parts.membership if seen.heartbeat.role is Role.TRAINER]
-        return known if self._parts.trainer is None else [*known, self._parts.me]
+        known = [peer for peer, seen in self._membership if seen.heartbeat.role is Role.TRAINER]
+        return known if self._trainer is None else [*known, self._session.me]
 
     def _able(self, peer: PeerId, rounds: int) -> bool:
         """Whether it has a trainer at hand, and the state after `rounds` rounds still in its memory, or soon."""
-        if peer == self._parts.me:
-            return self._parts.trainer is not None and _at_hand(self._pulse.phase, self._pulse.why)
-        known = self._parts.membership.get(peer)
+        if peer == self._session.me:
+            return self._trainer is not None and _at_hand(self._pulse.phase, self._pulse.why)
+        known = self._membership.get(peer)
         if known is None or known.liveness is not Liveness.ALIVE or known.heartbeat.role is not Role.TRAINER:
             return False
         return known.heartbeat.round <= rounds and _at_hand(known.heartbeat.phase, known.heartbeat.why_idle)
 
     def _name(self, peer: PeerId | None) -> str:
-        known = self._parts.membership.get(peer) if peer is not None else None
+        known = self._membership.get(peer) if peer is not None else None
         return (known.heartbeat.name if known else "") or (peer or "somebody")[-6:]
 
 

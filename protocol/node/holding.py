@@ -18,7 +18,9 @@ from protocol.consensus.validation import plan_of
 from protocol.events import Notice
 from protocol.exchange.assignment import plan_hash
 from protocol.exchange.runner import Exchange
-from protocol.node.parts import Parts
+from protocol.network.session import Session
+from protocol.offload import Offload
+from protocol.state.replica import Replica
 from protocol.state.store import ResultFile
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.hashes import Hash
@@ -50,9 +52,11 @@ class Holding:
     on_held, on_refused: told the root of what is on disk, and of what is not to be voted for.
     """
 
-    def __init__(self, parts: Parts, catch_up: CatchUp, auditor: Auditor, exchanges: dict[Hash, RunningExchange],
-                 on_held: Callable[[Hash], None], on_refused: Callable[[Hash], None]) -> None:
-        self._parts, self._catch_up, self._auditor = parts, catch_up, auditor
+    def __init__(self, session: Session, replica: Replica, offload: Offload, catch_up: CatchUp, auditor: Auditor,
+                 exchanges: dict[Hash, RunningExchange], on_held: Callable[[Hash], None],
+                 on_refused: Callable[[Hash], None]) -> None:
+        self._session, self._replica, self._offload = session, replica, offload
+        self._catch_up, self._auditor = catch_up, auditor
         self._exchanges, self._on_held, self._on_refused = exchanges, on_held, on_refused
         self._complained: dict[str, None] = {}
         self._certified: dict[bytes, None] = {}
@@ -84,7 +88,7 @@ class Holding:
             self._on_refused(root)
             if str(reason) not in self._complained:
                 self._complained[str(reason)] = None
-                self._parts.emit(Notice("warning", f"round {effect.record.round}: no vote for {reason}"))
+                self._session.emit(Notice("warning", f"round {effect.record.round}: no vote for {reason}"))
         finally:
             mine.ended.set()
             if self._motion is mine:
@@ -96,19 +100,19 @@ class Holding:
         await self._auditor.check(effect.record, effect.index, effect.provenance, running.exchange if running else None)
 
     async def _bring(self, effect: HoldResult, root: Hash) -> None:
-        if self._parts.store.open_result(effect.record.round, root) is None:
+        if self._replica.store.open_result(effect.record.round, root) is None:
             await self._assemble(effect, root)
         self._on_held(root)
 
     async def _assemble(self, effect: HoldResult, root: Hash) -> None:
         """Our exchange's chunks where they are the same, the others fetched, and looked at if it is not certified."""
-        parts, record, index = self._parts, effect.record, effect.index
+        replica, record, index = self._replica, effect.record, effect.index
         running = next(reversed(self._exchanges.values()), None)
         if running is not None and not running.taken:
             running.taken = True
             file, missing = running.file, running.exchange.adopt(index)
         else:
-            file = await parts.offload(parts.store.result_writer, record.round, payload_bytes(parts.layout))
+            file = await self._offload(replica.store.result_writer, record.round, payload_bytes(replica.layout))
             missing = list(range(len(index)))
         try:
             while missing:
@@ -117,6 +121,6 @@ class Holding:
                 await trio.sleep(RETRY_S)
             if effect.provenance is not None:
                 await self._auditor.inspect(record, index, effect.provenance, missing, file.view)
-            await parts.offload(file.commit, root)
+            await self._offload(file.commit, root)
         finally:
             file.discard()

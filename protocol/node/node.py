@@ -8,41 +8,37 @@ decided there.  The life of a node:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import trio
 
-from kernels.layout import chunk_layout
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import Verdict
+from protocol.content.serving import Serving
 from protocol.events import (
     CheckpointWritten,
     Desynced,
-    Event,
     Notice,
     RoundCommitted,
 )
 from protocol.membership.handshake import Doorkeeper
 from protocol.membership.heartbeats import Pulse
 from protocol.membership.liveness import Liveness, Membership, beat_interval_s
-from protocol.network.interface import Network
+from protocol.membership.pace import Pace
+from protocol.network.session import Session
 from protocol.node.dispatcher import Reception
 from protocol.node.evaluator import Evaluator
-from protocol.node.parts import Parts
 from protocol.node.round_runner import Behind, Outcome, Pause, RoundRunner, Wrong, kept_promise
+from protocol.node.work import Work
 from protocol.offload import Offload
-from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
-from protocol.state.base import Base, round_settings
-from protocol.state.history import History
-from protocol.state.outer_state import OuterState
-from protocol.state.store import Store
+from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp, WrongState
 from protocol.sync.following import Pursuit
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.wire.hashes import Hash
-from protocol.wire.identity import Identity, PeerId
+from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Phase, Role, WhyIdle
 
 TICK_S = 0.25
@@ -60,26 +56,25 @@ LINGER_S = 20.0
 
 
 class Node:
-    """`attach` a network whose handlers are `reception`, then `run`."""
+    """`run` it; what the session's network hears goes to `reception`."""
 
-    def __init__(self, identity: Identity, signed: SignedManifest, store: Store, state: OuterState,
-                 trainer: TrainerLink | None, settings: NodeSettings, emit: Callable[[Event], None],
+    def __init__(self, session: Session, replica: Replica, trainer: TrainerLink | None, settings: NodeSettings,
                  offload: Offload = trio.to_thread.run_sync) -> None:
-        manifest = signed.manifest
-        self._state, self._store, self._settings, self._emit, self._offload = state, store, settings, emit, offload
+        self._session, self._replica, self._settings, self._offload = session, replica, settings, offload
+        self._state, self._store, self._history, self._emit = replica.state, replica.store, replica.history, session.emit
         self._trainer = trainer if settings.role is Role.TRAINER else None
-        self._history = History(signed.run, store)
-        self._membership = Membership(identity.peer_id, trio.current_time())
-        layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
-        self._parts = Parts(identity, signed.run, signed.raw, manifest, round_settings(signed.run, manifest), settings,
-                            self._history, store, state, layout, self._membership, self._trainer, offload, emit)
-        self._catch_up = CatchUp(self._parts, trainer.initialise if trainer is not None else None)
-        self._pursuit = Pursuit(self._parts, self._catch_up)
-        self._pulse = Pulse(self._parts, lambda: self._runner.work if self._runner else None)
-        self._door = Doorkeeper(manifest, signed.run, settings, self._history)
-        self._ejections = Ejections(self._parts, self._on_verdict)
-        self._evaluator = Evaluator(self._parts, self._pulse)
-        self.reception = Reception(self._parts, self._door, self._pulse, self._ejections, self._evaluator)
+        self._membership = Membership(session.me, trio.current_time())
+        self._serials = count()
+        self._catch_up = CatchUp(session, replica, offload, trainer.initialise if trainer is not None else None)
+        self._pursuit = Pursuit(session, replica, self._membership, self._catch_up)
+        self._pace = Pace(replica.manifest.data.sequences_per_step * replica.manifest.data.sequence_length)
+        self._pulse = Pulse(session, settings, self._history, self._membership, self._pace,
+                            lambda: self._runner.work if self._runner else None)
+        self._door = Doorkeeper(replica.manifest, session.run, settings, self._history)
+        self._ejections = Ejections(session, replica, offload, self._on_verdict)
+        self._evaluator = Evaluator(session, replica, self._membership, self._trainer, self._pulse)
+        self.reception = Reception(session, self._membership, self._door, self._pulse, self._ejections, self._evaluator,
+                                   Serving(replica, offload))
         self._pause = Pause()
         self._ahead_since: float | None = None
         self._scouting = False
@@ -99,10 +94,6 @@ class Node:
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    def attach(self, network: Network) -> None:
-        """Give the node its network, before `run`."""
-        self._parts.network = network
-
     async def run(self) -> None:
         """Until `leave`, the goodbye said.  Raises `StoreFull` when the disk is full: nothing is lost by that."""
         async with trio.open_nursery() as nursery:
@@ -112,7 +103,7 @@ class Node:
             nursery.start_soon(self._ejections.announce)
             nursery.start_soon(self._tick)
             nursery.start_soon(self._live)
-            for peer in self._parts.network.connected():
+            for peer in self._session.network.connected():
                 self.reception.on_peer_connected(peer)
             await self._leaving.wait()
             nursery.cancel_scope.cancel()
@@ -187,7 +178,7 @@ class Node:
 
     async def _may_begin(self) -> bool:
         """At genesis nobody begins before there are enough, nor alone when an invitation named somebody."""
-        least = self._parts.rounds.min_members
+        least = self._replica.rounds.min_members
         live = self._membership.live_peers()
         here = 1 + sum(self._is_trainer(peer) for peer in live)
         alone = self._settings.wait_for_contact and not live
@@ -208,17 +199,18 @@ class Node:
         """How many peers are connected whose first heartbeat is not here: they may be far ahead."""
         if trio.current_time() - self._membership.started > HEAR_S:
             return 0
-        return sum(self._membership.get(peer) is None for peer in self._parts.network.connected())
+        return sum(self._membership.get(peer) is None for peer in self._session.network.connected())
 
     def _is_trainer(self, peer: PeerId) -> bool:
         known = self._membership.get(peer)
         return known is not None and known.heartbeat.role is Role.TRAINER
 
     async def _live_round(self) -> Outcome:
-        base = Base(self._history.length, self._history.tip, self._history.last)
+        base = self._replica.base
         kept = kept_promise(await self._offload(self._store.load_promise))
         assert self._nursery is not None
-        runner = RoundRunner(self._parts, self._catch_up, base, kept, self._pause, self._set_phase,
+        runner = RoundRunner(self._session, self._replica, self._settings, self._membership, self._trainer, self._offload,
+                             self._serials, self._pace, self._catch_up, base, kept, self._pause, self._set_phase,
                              self._ejections.convict, self._warmed_pid, self._verified_tip == base.tip, self._nursery)
         self.reception.open_round(runner)
         try:
@@ -247,7 +239,7 @@ class Node:
             await self._offload(self._history.append, commit)
             self._emit(RoundCommitted(record.round, self._history.tip.hex(), [m.peer for m in record.members],
                                       sum(m.tokens for m in record.members), record.loss,
-                                      any(m.peer == self._parts.me for m in record.members)))
+                                      any(m.peer == self._session.me for m in record.members)))
             result = self._store.open_result(record.round, Hash(record.result_root))
             assert result is not None, "a result is held before its record is committed"
             try:
@@ -255,7 +247,7 @@ class Node:
             except WrongState:
                 return
             self._digest = await self._offload(self._state.digest)
-        if self._history.length % self._parts.manifest.checkpoint_interval == 0:
+        if self._history.length % self._replica.manifest.checkpoint_interval == 0:
             assert self._nursery is not None
             self._nursery.start_soon(self._checkpoint)
 
@@ -299,7 +291,7 @@ class Node:
     def _on_verdict(self, verdict: Verdict) -> None:
         """A peer is proven to have lied: it is not heard, waited for or served any more."""
         self._membership.bar(verdict.peer)
-        self._parts.network.forget(verdict.peer)
+        self._session.network.forget(verdict.peer)
         if self._runner is not None:
             self._runner.on_verdict(verdict)
 
@@ -380,21 +372,27 @@ class Node:
     def commit_at(self, round: int) -> Commit:
         return self._history.commit_at(round)
 
+    def _round_left_s(self, work: Work | None) -> float | None:
+        """Seconds until our last inner step of this round; None when we do not train now, or know no rate yet."""
+        if work is None or self._pulse.phase is not Phase.COMPUTING:
+            return None
+        return self._pace.left_s(self._replica.manifest.rounds.inner_steps - work.steps)
+
     def status(self) -> dict[str, Any]:
         """What `peer status --json` shows, as far as the protocol knows it."""
         work = self._runner.work if self._runner else None
-        traffic = self._parts.network.traffic()
+        traffic = self._session.network.traffic()
         last = self._history.last
         return {
-            "peer": self._parts.me, "name": self._settings.name, "run": self._parts.run.hex(),
-            "run_name": self._parts.manifest.name, "role": self._settings.role.value, "phase": self._pulse.phase.value,
+            "peer": self._session.me, "name": self._settings.name, "run": self._session.run.hex(),
+            "run_name": self._replica.manifest.name, "role": self._settings.role.value, "phase": self._pulse.phase.value,
             "why_idle": self._pulse.why.value, "why_detail": self._pulse.detail, "round": self._history.length,
             "tip": self._history.tip.hex(), "state_rounds": self._state.rounds, "state_digest": self._digest.hex(),
             "peers": len(self._membership.live_peers()),
             "members": [member.peer for member in last.members] if last else [],
             "tokens": sum(member.tokens for member in last.members) if last else 0,
-            "steps": work.steps if work else 0, "inner_steps": self._parts.manifest.rounds.inner_steps,
-            "tokens_per_s": self._pulse.tokens_per_s, "round_left_s": self._pulse.round_left_s,
+            "steps": work.steps if work else 0, "inner_steps": self._replica.manifest.rounds.inner_steps,
+            "tokens_per_s": self._pulse.tokens_per_s, "round_left_s": self._round_left_s(work),
             "loss": work.loss if work and work.steps else (last.loss if last else None),
             **self._evaluator.status(), "up_bytes": traffic.up_bytes, "down_bytes": traffic.down_bytes,
             "trainer_pid": self._trainer.pid if self._trainer else None, "version": self._settings.version,

@@ -8,7 +8,7 @@ READY), its exchanges, and the fetching of results to hold.  All of it ends with
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import trio
@@ -21,14 +21,19 @@ from protocol.consensus.terms import BeginExchange, Committed, Effect, FinishCom
 from protocol.events import ComputeProgress, Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.exchange.assignment import contribution_leaves, plan_hash
 from protocol.exchange.runner import Exchange
+from protocol.membership.liveness import Membership
+from protocol.membership.pace import Pace
 from protocol.network.interface import NetworkError, Unreachable
+from protocol.network.session import Session
 from protocol.node.holding import Holding, RunningExchange
-from protocol.node.parts import Parts
 from protocol.node.view import look_around
 from protocol.node.work import Work
+from protocol.offload import Offload
+from protocol.run.settings import NodeSettings
 from protocol.state.base import Base
+from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp
-from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
+from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes, tree_root
@@ -47,7 +52,6 @@ from protocol.wire.messages import (
     Vote,
     WhyIdle,
     decode_body,
-    pack,
 )
 
 TICK_S = 0.25
@@ -110,21 +114,25 @@ class RoundRunner:
     outlasting: where the commit is delivered from, for it ends the round here before it has arrived there.
     """
 
-    def __init__(self, parts: Parts, catch_up: CatchUp, base: Base, kept: Promise | None, pause: Pause,
-                 set_phase: SetPhase, convict: Convict, warmed_pid: int | None, state_verified: bool,
-                 outlasting: trio.Nursery) -> None:
-        self.parts, self.base = parts, base
+    def __init__(self, session: Session, replica: Replica, settings: NodeSettings, membership: Membership,
+                 trainer: TrainerLink | None, offload: Offload, serials: Iterator[int], pace: Pace, catch_up: CatchUp,
+                 base: Base, kept: Promise | None, pause: Pause, set_phase: SetPhase, convict: Convict,
+                 warmed_pid: int | None, state_verified: bool, outlasting: trio.Nursery) -> None:
+        self.session, self.replica, self.base = session, replica, base
+        self._settings, self._membership, self._trainer = settings, membership, trainer
+        self._offload, self._serials, self._pace = offload, serials, pace
         self._outlasting = outlasting
         self._state_verified = state_verified
-        self.machine = RoundMachine(parts.me, parts.rounds, base, trio.current_time(), kept)
-        self.work = Work(parts.layout)
+        self.machine = RoundMachine(session.me, replica.rounds, base, trio.current_time(), kept)
+        self.work = Work(replica.layout)
         self.warmed_pid = warmed_pid
         self._catch_up, self._pause, self._set_phase = catch_up, pause, set_phase
         self._put, self._take = trio.open_memory_channel[Callable[[], list[Effect]]](QUEUE)
         self._waiting_bytes: Counter[PeerId] = Counter()
         self._exchanges: dict[Hash, RunningExchange] = {}
-        auditor = Auditor(parts, self._lives, self.work, convict)
-        self._holding = Holding(parts, catch_up, auditor, self._exchanges, self._on_held, self._on_refused)
+        auditor = Auditor(session, replica, offload, self._lives, self.work, convict)
+        self._holding = Holding(session, replica, offload, catch_up, auditor, self._exchanges, self._on_held,
+                                self._on_refused)
         self._exchange_begun = trio.Event()
         self._proposed = -1
         self._over = trio.Event()
@@ -167,10 +175,11 @@ class RoundRunner:
 
     def view(self) -> View:
         """Everybody as they look now."""
-        return look_around(self.parts, self.base, self._computing())
+        return look_around(self.session.me, self._membership, self.session.network.bandwidth().least, self.base,
+                           self._computing())
 
     def _computing(self) -> bool:
-        return self.parts.trainer is not None and not self._pause.on
+        return self._trainer is not None and not self._pause.on
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
@@ -179,7 +188,7 @@ class RoundRunner:
         bringer, size = by or sender, max(len(envelope.raw), QUEUE_BYTES // QUEUE)
         held = self._waiting_bytes
         if held.total() + size > QUEUE_BYTES or held[bringer] + size > QUEUE_BYTES_PER_PEER:
-            self.parts.emit(Dropped(bringer, "statement", "too many bytes are waiting"))
+            self.session.emit(Dropped(bringer, "statement", "too many bytes are waiting"))
             return
 
         def handle() -> list[Effect]:
@@ -196,7 +205,7 @@ class RoundRunner:
         except trio.BrokenResourceError:
             return False  # the round is over
         except trio.WouldBlock:
-            self.parts.emit(Dropped(self.parts.me, "statement", "too many are waiting"))
+            self.session.emit(Dropped(self.session.me, "statement", "too many are waiting"))
             return False
 
     def _handle(self, sender: PeerId, body: Body, envelope: Envelope) -> list[Effect]:
@@ -223,9 +232,9 @@ class RoundRunner:
     def _handle_commit(self, sender: PeerId, commit: Commit) -> list[Effect]:
         sources = [sender, *(PeerId(member.peer) for member in commit.record.members)]
         try:
-            return self.machine.on_commit(commit, [peer for peer in dict.fromkeys(sources) if peer != self.parts.me])
+            return self.machine.on_commit(commit, [peer for peer in dict.fromkeys(sources) if peer != self.session.me])
         except Malformed as error:
-            self.parts.emit(Dropped(sender, "commit", str(error)))
+            self.session.emit(Dropped(sender, "commit", str(error)))
             return []
 
     async def _drive(self) -> None:
@@ -245,7 +254,7 @@ class RoundRunner:
             return
         waiting = self.machine.closing.waiting_for(self.view()) or self.machine.closing.coming(self.view())
         ready = len(self.machine.readys)
-        least = self.parts.rounds.min_members
+        least = self.replica.rounds.min_members
         if ready < least and not waiting:
             self._set_phase(Phase.READY, WhyIdle.WAITING_FOR_PEERS,
                             f"waiting for {least - ready} more peers ({ready} of {least})")
@@ -255,23 +264,22 @@ class RoundRunner:
                             f"round {self.base.round}: {ready} ready, waiting for {names}")
 
     def _name(self, peer: PeerId) -> str:
-        known = self.parts.membership.get(peer)
+        known = self._membership.get(peer)
         return known.heartbeat.name if known and known.heartbeat.name else peer[-6:]
 
     # -- effects ------------------------------------------------------------------------------------------------------
 
     async def _perform(self, effect: Effect) -> None:
         assert self._nursery is not None
-        parts = self.parts
         if isinstance(effect, Keep):
-            await parts.offload(parts.store.save_promise, effect.promise.encode())
+            await self._offload(self.replica.store.save_promise, effect.promise.encode())
         elif isinstance(effect, Send):
             self._send(effect)
         elif isinstance(effect, BeginExchange):
             await self._begin_exchange(effect.plan)
         elif isinstance(effect, FinishCompute):
-            if parts.trainer is not None:
-                parts.trainer.finish()
+            if self._trainer is not None:
+                self._trainer.finish()
         elif isinstance(effect, HoldResult):
             self._nursery.start_soon(self._holding.hold, effect)
         elif isinstance(effect, Committed):
@@ -281,17 +289,17 @@ class RoundRunner:
 
     def _send(self, effect: Send) -> None:
         assert self._nursery is not None
-        envelope = pack(self.parts.identity, self.parts.run, effect.body)
+        envelope = self.session.seal(effect.body)
         if isinstance(effect.body, Vote):
             self._set_phase(Phase.VOTING, WhyIdle.COMMITTING, f"round {self.base.round}: voted, waiting for the quorum")
-            self.parts.emit(RoundVoted(effect.body.round, effect.body.attempt, effect.body.record_hash.hex()))
+            self.session.emit(RoundVoted(effect.body.round, effect.body.attempt, effect.body.record_hash.hex()))
         elif isinstance(effect.body, Proposal) and effect.body.attempt != self._proposed:
             plan, self._proposed = effect.body.plan, effect.body.attempt
-            self.parts.emit(RoundProposed(plan.round, effect.body.attempt, self.parts.me,
+            self.session.emit(RoundProposed(plan.round, effect.body.attempt, self.session.me,
                                           [member.peer for member in plan.members], list(effect.body.evicted)))
         nursery = self._outlasting if isinstance(effect.body, Commit) else self._nursery
         for peer in effect.to:
-            if peer == self.parts.me:
+            if peer == self.session.me:
                 self.receive(peer, effect.body, envelope)
             else:
                 nursery.start_soon(self._deliver, peer, envelope)
@@ -300,21 +308,20 @@ class RoundRunner:
         """Best effort: whatever matters is sent again by the machine."""
         for attempt in range(2):
             try:
-                await self.parts.network.request(peer, "round", envelope.raw, timeout_s=DELIVER_TIMEOUT_S)
+                await self.session.network.request(peer, "round", envelope.raw, timeout_s=DELIVER_TIMEOUT_S)
                 return
             except Unreachable:
                 await trio.sleep(DELIVER_RETRY_S * (attempt + 1))
             except NetworkError as error:
-                self.parts.emit(Notice("debug", f"{self._name(peer)} refused our {envelope.kind}: {error}"))
+                self.session.emit(Notice("debug", f"{self._name(peer)} refused our {envelope.kind}: {error}"))
                 return
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         """Train, and say READY; again from the start when the trainer dies."""
-        parts = self.parts
-        self.machine.state_digest = await parts.offload(parts.state.digest)
-        if parts.trainer is None:
+        self.machine.state_digest = await self._offload(self.replica.state.digest)
+        if self._trainer is None:
             self._set_phase(Phase.SEEDING, WhyIdle.NOT_A_TRAINER, "this peer keeps and serves the state, it does not train")
             return
         while True:
@@ -331,48 +338,48 @@ class RoundRunner:
             return
 
     async def _compute(self) -> Contribution:
-        parts, inner_steps = self.parts, self.parts.manifest.rounds.inner_steps
-        assert parts.trainer is not None
-        fresh = parts.trainer.pid != self.warmed_pid and self.base.round > 0
-        self.warmed_pid = parts.trainer.pid
+        inner_steps = self.replica.manifest.rounds.inner_steps
+        assert self._trainer is not None
+        fresh = self._trainer.pid != self.warmed_pid and self.base.round > 0
+        self.warmed_pid = self._trainer.pid
         task = ComputeTask(self.base.round, self._lane(), inner_steps, self.base.round * inner_steps,
-                           parts.manifest.inner.joiner_warmup_steps if fresh else 0)
+                           self.replica.manifest.inner.joiner_warmup_steps if fresh else 0)
         self._set_phase(Phase.COMPUTING, WhyIdle.BUSY, "")
         self.work.training.set()
-        return await parts.trainer.compute(task, parts.state.theta, self._on_progress)
+        return await self._trainer.compute(task, self.replica.state.theta, self._on_progress)
 
     def _lane(self) -> int:
         """Which samples are ours: electors by their place in the last record, others by a hash above those."""
-        lanes = self.parts.manifest.rounds.max_members
+        lanes = self.replica.manifest.rounds.max_members
         electors = sorted(self.base.electors)
-        if self.parts.me in electors:
-            return electors.index(self.parts.me)
-        draw = hash_bytes("lane", self.base.tip + self.parts.me.encode())
+        if self.session.me in electors:
+            return electors.index(self.session.me)
+        draw = hash_bytes("lane", self.base.tip + self.session.me.encode())
         return lanes + int.from_bytes(draw[:8], "big") % lanes
 
     def _on_progress(self, progress: Progress) -> None:
         work = self.work
         work.steps, work.tokens, work.loss = progress.steps, progress.tokens, progress.loss
-        pace, total = self.parts.pace, self.parts.manifest.rounds.inner_steps
+        pace, total = self._pace, self.replica.manifest.rounds.inner_steps
         pace.observe(progress)
-        self.parts.emit(ComputeProgress(progress.round, progress.steps, total, progress.loss, pace.tokens_per_s,
+        self.session.emit(ComputeProgress(progress.round, progress.steps, total, progress.loss, pace.tokens_per_s,
                                         pace.left_s(total - progress.steps) or 0.0))
 
     async def _say_ready(self, contribution: Contribution) -> None:
-        parts, work = self.parts, self.work
-        leaves = await parts.offload(contribution_leaves, contribution.data, parts.layout)
+        work = self.work
+        leaves = await self._offload(contribution_leaves, contribution.data, self.replica.layout)
         assert self.machine.state_digest is not None
-        ready = Ready(round=self.base.round, base=self.base.tip, incarnation=parts.settings.incarnation,
-                      serial=next(parts.serials), tokens=contribution.tokens, steps=contribution.steps,
+        ready = Ready(round=self.base.round, base=self.base.tip, incarnation=self._settings.incarnation,
+                      serial=next(self._serials), tokens=contribution.tokens, steps=contribution.steps,
                       loss=contribution.loss, norm=contribution.norm, root=tree_root(leaves),
                       state_digest=self.machine.state_digest)
-        envelope = pack(parts.identity, parts.run, ready)
+        envelope = self.session.seal(ready)
         work.leaves = leaves
         work.contribution, work.ready, work.ready_raw = contribution, ready, envelope.raw
-        parts.emit(ReadySent(ready.round, ready.tokens, ready.steps, ready.loss))
+        self.session.emit(ReadySent(ready.round, ready.tokens, ready.steps, ready.loss))
         self._show_waiting()
-        self.receive(parts.me, ready, envelope)
-        await parts.network.publish(envelope.raw)
+        self.receive(self.session.me, ready, envelope)
+        await self.session.network.publish(envelope.raw)
 
     # -- exchange -----------------------------------------------------------------------------------------------------
 
@@ -381,12 +388,12 @@ class RoundRunner:
         if name in self._exchanges or len(self._exchanges) >= MAX_EXCHANGES:
             return
         assert self._nursery is not None and self.work.contribution is not None
-        parts = self.parts
-        file = await parts.offload(parts.store.result_writer, plan.round, payload_bytes(parts.layout))
-        exchange = Exchange(identity=parts.identity, run=parts.run, plan=plan, layout=parts.layout,
+        replica = self.replica
+        file = await self._offload(replica.store.result_writer, plan.round, payload_bytes(replica.layout))
+        exchange = Exchange(identity=self.session.identity, run=self.session.run, plan=plan, layout=replica.layout,
                             contribution=self.work.contribution.data, leaves=self.work.leaves, result=file.view,
-                            network=parts.network, offload=parts.offload, stall_s=parts.rounds.stall_s,
-                            rule=parts.manifest.aggregation, emit=parts.emit)
+                            network=self.session.network, offload=self._offload, stall_s=replica.rounds.stall_s,
+                            rule=replica.manifest.aggregation, emit=self.session.emit)
         running = self._exchanges[name] = RunningExchange(exchange, file)
         for peer, seen in self.view().items():
             if not seen.live:
@@ -427,7 +434,7 @@ class RoundRunner:
             self._post(lambda: self.machine.on_false_chunk(verdict.peer, chunk, hash, trio.current_time()))
 
     def _lives(self, peer: PeerId) -> bool:
-        return self.parts.membership.is_live(peer)
+        return self._membership.is_live(peer)
 
     def _on_held(self, root: Hash) -> None:
         self._post(lambda: self.machine.on_result_held(root))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import trio
 
 from protocol.consensus.terms import PeerView, View
-from protocol.membership.liveness import Liveness
-from protocol.node.parts import Parts
+from protocol.membership.liveness import Liveness, Membership
 from protocol.state.base import Base
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Heartbeat, Phase, Role
@@ -18,15 +17,15 @@ NEAR_ROUNDS = 2
 """Who is no further behind is about to be on our tip."""
 
 
-def look_around(parts: Parts, base: Base, computing: bool) -> View:
+def look_around(me: PeerId, membership: Membership, bytes_per_s: float, base: Base, computing: bool) -> View:
     """Everybody we know or who is an elector, as they look now to the round on `base`; ourselves too.
 
-    computing: whether we train.
+    bytes_per_s: what our own line carries.  computing: whether we train.
     """
-    members, now = parts.membership, trio.current_time()
-    members.notice(now)
+    now = trio.current_time()
+    membership.notice(now)
     view: dict[PeerId, PeerView] = {}
-    for peer, known in members:
+    for peer, known in membership:
         beat, live = known.heartbeat, known.liveness is Liveness.ALIVE
         trains = live and beat.role is Role.TRAINER
         view[peer] = PeerView(live=live, on_tip=trains and _on_tip(beat, base, peer in base.electors),
@@ -34,8 +33,8 @@ def look_around(parts: Parts, base: Base, computing: bool) -> View:
                               bytes_per_s=min(beat.up_bytes_per_s, beat.down_bytes_per_s), near=trains and _near(beat, base))
     for peer in base.electors:
         if peer not in view:
-            view[peer] = PeerView(False, False, members.has_left(peer), members.silent_s(peer, now))
-    view[parts.me] = PeerView(True, computing, False, 0.0, parts.network.bandwidth().least)
+            view[peer] = PeerView(False, False, membership.has_left(peer), membership.silent_s(peer, now))
+    view[me] = PeerView(True, computing, False, 0.0, bytes_per_s)
     return view
 
 

@@ -17,9 +17,11 @@ from kernels.layout import payload_bytes
 from protocol.content.blobs import BlobChunk, fetch_blob
 from protocol.events import CheckpointWritten, Desynced, Dropped, Notice, RolledBack, StateApplied, SyncProgress
 from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError
-from protocol.node.parts import Parts
+from protocol.network.session import Session
+from protocol.offload import Offload
 from protocol.state.base import Base
 from protocol.state.chain import prefer, record_hash, verify_commit
+from protocol.state.replica import Replica
 from protocol.state.store import ResultFile
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
@@ -63,9 +65,11 @@ class Followed(Enum):
 
 @dataclass
 class CatchUp:
-    """Works on `parts`.  `initialise` writes the genesis parameters; None when this peer cannot make them."""
+    """Brings `replica` to the tip.  `initialise` writes the genesis parameters; None when this peer cannot make them."""
 
-    parts: Parts
+    session: Session
+    replica: Replica
+    offload: Offload
     initialise: Callable[[memoryview], Awaitable[None]] | None
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -75,7 +79,7 @@ class CatchUp:
         common, length = await self._common_ancestor(peer)
         if common == length:
             return Followed.NOTHING
-        if common == self.parts.history.length:
+        if common == self.replica.history.length:
             await self._extend(peer, length)
             return Followed.EXTENDED
         theirs = await self._winning_branch(peer, common, length)
@@ -86,7 +90,7 @@ class CatchUp:
 
     async def scout(self, peer: PeerId) -> bool:
         """Whether `follow` would lead to certified records that we lack.  Raises `NetworkError`, `Malformed`."""
-        history = self.parts.history
+        history = self.replica.history
         common, length = await self._common_ancestor(peer)
         if common < history.length:
             return common < length and await self._winning_branch(peer, common, length) is not None
@@ -98,19 +102,19 @@ class CatchUp:
     async def _winning_branch(self, peer: PeerId, common: int, length: int) -> list[Commit] | None:
         """Their records after the last common one, if the fork choice prefers them to ours."""
         theirs = await self._commits_after(peer, common, length)
-        ours = [self.parts.history.commit_at(round) for round in range(common, self.parts.history.length)]
-        return theirs if prefer(self.parts.history.record_at(common - 1), ours, theirs) else None
+        ours = [self.replica.history.commit_at(round) for round in range(common, self.replica.history.length)]
+        return theirs if prefer(self.replica.history.record_at(common - 1), ours, theirs) else None
 
     async def _common_ancestor(self, peer: PeerId) -> tuple[int, int]:
         """(rounds both chains share, length of theirs).  Looks back in windows that double."""
         window = 64
         while True:
-            start = max(0, self.parts.history.length - window + 1)
+            start = max(0, self.replica.history.length - window + 1)
             reply = await self._ask(peer, "tips", TipsRequest(start=start, count=min(window * 2, MAX_TIPS)), TipsReply)
             if reply.length < start:
                 start = max(0, reply.length - window + 1)
                 reply = await self._ask(peer, "tips", TipsRequest(start=start, count=window), TipsReply)
-            mine = self.parts.history.tips(start, len(reply.tips))
+            mine = self.replica.history.tips(start, len(reply.tips))
             shared = sum(1 for ours, theirs in zip(mine, reply.tips, strict=False) if ours == theirs)
             if shared or start == 0:
                 if not shared:
@@ -119,17 +123,17 @@ class CatchUp:
             window *= 2
 
     async def _extend(self, peer: PeerId, length: int) -> None:
-        while self.parts.history.length < length:
-            for commit in await self._commits(peer, self.parts.history.length):
-                self._verify(commit, self.parts.history.length, self.parts.history.tip, self.parts.history.last)
-                await self.parts.offload(self.parts.history.append, commit)
-            self.parts.emit(SyncProgress("records", self.parts.history.length, length))
+        while self.replica.history.length < length:
+            for commit in await self._commits(peer, self.replica.history.length):
+                self._verify(commit, self.replica.history.length, self.replica.history.tip, self.replica.history.last)
+                await self.offload(self.replica.history.append, commit)
+            self.session.emit(SyncProgress("records", self.replica.history.length, length))
 
     async def _commits_after(self, peer: PeerId, common: int, length: int) -> list[Commit]:
         """Their records from `common` on, verified."""
         commits: list[Commit] = []
         size = 0
-        tip, last = self.parts.history.tip_at(common), self.parts.history.record_at(common - 1)
+        tip, last = self.replica.history.tip_at(common), self.replica.history.record_at(common - 1)
         while common + len(commits) < length:
             for commit in await self._commits(peer, common + len(commits)):
                 self._verify(commit, common + len(commits), tip, last)
@@ -147,15 +151,15 @@ class CatchUp:
         return [decode_body(Commit, raw) for raw in reply.commits]
 
     def _verify(self, commit: Commit, round: int, tip: Hash, last: Record | None) -> None:
-        verify_commit(self.parts.rounds, commit, Base(round, tip, last))
+        verify_commit(self.replica.rounds, commit, Base(round, tip, last))
 
     async def _switch(self, common: int, theirs: list[Commit], peer: PeerId) -> None:
-        abandoned = self.parts.history.length - common
-        await self.parts.offload(self.parts.history.roll_back, common)
+        abandoned = self.replica.history.length - common
+        await self.offload(self.replica.history.roll_back, common)
         for commit in theirs:
-            await self.parts.offload(self.parts.history.append, commit)
-        self.parts.emit(RolledBack(common, abandoned, peer))
-        if self.parts.state.rounds > common:
+            await self.offload(self.replica.history.append, commit)
+        self.session.emit(RolledBack(common, abandoned, peer))
+        if self.replica.state.rounds > common:
             await self.restore()
 
     # -- state --------------------------------------------------------------------------------------------------------
@@ -163,58 +167,58 @@ class CatchUp:
     async def restore(self) -> None:
         """The newest state the disk gives for our chain: its checkpoint, else genesis, and the results that are here."""
         await self._load_start()
-        while self.parts.state.rounds < self.parts.history.length:
-            commit = self.parts.history.commit_at(self.parts.state.rounds)
-            result = await self.parts.offload(self._stored_result, commit)
+        while self.replica.state.rounds < self.replica.history.length:
+            commit = self.replica.history.commit_at(self.replica.state.rounds)
+            result = await self.offload(self._stored_result, commit)
             if result is None:
                 return
             await self.apply(commit, result)
 
     async def _load_start(self) -> None:
-        for rounds in sorted(self.parts.store.checkpoints(), reverse=True):
-            if rounds <= self.parts.history.length and await self._load_checkpoint(rounds):
+        for rounds in sorted(self.replica.store.checkpoints(), reverse=True):
+            if rounds <= self.replica.history.length and await self._load_checkpoint(rounds):
                 return
-        self.parts.state.reset()
+        self.replica.state.reset()
         if self.initialise is not None:
-            await self.initialise(self.parts.state.theta)
+            await self.initialise(self.replica.state.theta)
 
     async def _load_checkpoint(self, rounds: int) -> bool:
-        opened = self.parts.store.open_checkpoint(rounds)
+        opened = self.replica.store.open_checkpoint(rounds)
         if opened is None:
             return False
         leaves, view = opened
-        if rounds < self.parts.history.length:
-            if tree_root(leaves) != self.parts.history.commit_at(rounds).record.state_digest:
+        if rounds < self.replica.history.length:
+            if tree_root(leaves) != self.replica.history.commit_at(rounds).record.state_digest:
                 return False
-        await self.parts.offload(self.parts.state.load, view, rounds)
-        return bool(await self.parts.offload(self.parts.state.digest) == tree_root(leaves))
+        await self.offload(self.replica.state.load, view, rounds)
+        return bool(await self.offload(self.replica.state.digest) == tree_root(leaves))
 
     def _stored_result(self, commit: Commit) -> memoryview | None:
         """A result from the disk, checked; one whose bytes were altered is dropped."""
         round, root = commit.record.round, Hash(commit.record.result_root)
-        result = self.parts.store.open_result(round, root)
+        result = self.replica.store.open_result(round, root)
         if result is None:
             return None
-        whole = len(result) == payload_bytes(self.parts.layout) and all(
+        whole = len(result) == payload_bytes(self.replica.layout) and all(
             chunk_hash(result[span.encoded]) == entry.hash
-            for span, entry in zip(self.parts.layout, commit.index, strict=True))
+            for span, entry in zip(self.replica.layout, commit.index, strict=True))
         if not whole:
-            self.parts.store.drop_result(round, root)
+            self.replica.store.drop_result(round, root)
         return result if whole else None
 
     async def replay(self, sources: Sequence[PeerId]) -> bool:
         """Bring the state to the end of the chain.  False when something is to be had from nobody now."""
-        if not sources and self.parts.state.rounds < self.parts.history.length:
+        if not sources and self.replica.state.rounds < self.replica.history.length:
             return False
-        while self.parts.state.rounds < self.parts.history.length:
-            commit = self.parts.history.commit_at(self.parts.state.rounds)
-            result = await self.parts.offload(self._stored_result, commit)
+        while self.replica.state.rounds < self.replica.history.length:
+            commit = self.replica.history.commit_at(self.replica.state.rounds)
+            result = await self.offload(self._stored_result, commit)
             if result is None and await self._checkpoint_pays(sources):
                 continue
             if result is None:
                 result = await self.fetch_result(commit, sources)
             if result is None:  # everybody may have pruned it: checkpoints that make it superfluous are kept
-                if await self.fetch_newest_checkpoint(sources, at_least=self.parts.state.rounds + 1):
+                if await self.fetch_newest_checkpoint(sources, at_least=self.replica.state.rounds + 1):
                     continue
                 return False
             try:
@@ -227,51 +231,51 @@ class CatchUp:
     async def apply(self, commit: Commit, result: memoryview) -> None:
         """Apply the result of the next round to the outer state.  Raises `WrongState` before touching a wrong one."""
         record = commit.record
-        assert record.round == self.parts.state.rounds, "results are applied in order, once"
-        digest = await self.parts.offload(self.parts.state.digest)
+        assert record.round == self.replica.state.rounds, "results are applied in order, once"
+        digest = await self.offload(self.replica.state.digest)
         if digest != record.state_digest:
             assert isinstance(digest, bytes)
-            self.parts.emit(Desynced(record.round, digest.hex(), record.state_digest.hex()))
+            self.session.emit(Desynced(record.round, digest.hex(), record.state_digest.hex()))
             raise WrongState(f"before round {record.round}")
-        step = self.parts.manifest.outer_step([member.tokens for member in record.members])
-        await self.parts.offload(self.parts.state.apply, result, step)
-        digest = await self.parts.offload(self.parts.state.digest)
+        step = self.replica.manifest.outer_step([member.tokens for member in record.members])
+        await self.offload(self.replica.state.apply, result, step)
+        digest = await self.offload(self.replica.state.digest)
         assert isinstance(digest, bytes)
-        self.parts.emit(StateApplied(self.parts.state.rounds, digest.hex()))
+        self.session.emit(StateApplied(self.replica.state.rounds, digest.hex()))
 
     async def _checkpoint_pays(self, sources: Sequence[PeerId]) -> bool:
-        if self.parts.history.length - self.parts.state.rounds <= CHECKPOINT_WORTH_ROUNDS and self._can_start():
+        if self.replica.history.length - self.replica.state.rounds <= CHECKPOINT_WORTH_ROUNDS and self._can_start():
             return False
-        return await self.fetch_newest_checkpoint(sources, at_least=self.parts.state.rounds + 1)
+        return await self.fetch_newest_checkpoint(sources, at_least=self.replica.state.rounds + 1)
 
     def _can_start(self) -> bool:
-        return self.initialise is not None or self.parts.state.rounds > 0
+        return self.initialise is not None or self.replica.state.rounds > 0
 
     # -- fetching -----------------------------------------------------------------------------------------------------
 
     async def fetch_result(self, commit: Commit, sources: Sequence[PeerId]) -> memoryview | None:
         """The result of a certified record from whoever has it, on disk when this returns; None when nobody has."""
         record = commit.record
-        file = await self.parts.offload(self.parts.store.result_writer, record.round, payload_bytes(self.parts.layout))
+        file = await self.offload(self.replica.store.result_writer, record.round, payload_bytes(self.replica.layout))
         assert isinstance(file, ResultFile)
         complete = False
         try:
             complete = await self.fetch_chunks(record.round, Hash(record.result_root), commit.index,
-                                               range(len(self.parts.layout)), file.view, sources)
+                                               range(len(self.replica.layout)), file.view, sources)
             if complete:
-                await self.parts.offload(file.commit, Hash(record.result_root))
+                await self.offload(file.commit, Hash(record.result_root))
         finally:
             if not complete:
                 file.discard()
-        return self.parts.store.open_result(record.round, Hash(record.result_root)) if complete else None
+        return self.replica.store.open_result(record.round, Hash(record.result_root)) if complete else None
 
     async def fetch_chunks(self, round: int, root: Hash, index: Sequence[ChunkEntry], missing: Sequence[int],
                            into: memoryview, sources: Sequence[PeerId]) -> bool:
         """Fetch the named chunks of a result into its buffer; True when all are there and checked."""
-        wanted = [BlobChunk(chunk, self.parts.layout[chunk].offset, self.parts.layout[chunk].size, Hash(index[chunk].hash))
-                  for chunk in missing]
-        return await fetch_blob(self.parts.network, sources, "result", round, root, wanted, into, offload=self.parts.offload,
-                                emit=self.parts.emit, on_progress=lambda done, total: None)
+        layout = self.replica.layout
+        wanted = [BlobChunk(chunk, layout[chunk].offset, layout[chunk].size, Hash(index[chunk].hash)) for chunk in missing]
+        return await fetch_blob(self.session.network, sources, "result", round, root, wanted, into, offload=self.offload,
+                                emit=self.session.emit, on_progress=lambda done, total: None)
 
     async def fetch_newest_checkpoint(self, sources: Sequence[PeerId], *, at_least: int) -> bool:
         """Load the newest checkpoint of our chain that a source has and a record certifies."""
@@ -282,7 +286,7 @@ class CatchUp:
             except (NetworkError, Malformed):
                 continue
             for rounds in have.checkpoints:
-                if at_least <= rounds < self.parts.history.length:
+                if at_least <= rounds < self.replica.history.length:
                     holders.setdefault(rounds, []).append(peer)
         for rounds in sorted(holders, reverse=True):
             if await self._fetch_checkpoint(rounds, holders[rounds]):
@@ -290,39 +294,39 @@ class CatchUp:
         return False
 
     async def _fetch_checkpoint(self, rounds: int, sources: Sequence[PeerId]) -> bool:
-        digest = Hash(self.parts.history.commit_at(rounds).record.state_digest)
+        digest = Hash(self.replica.history.commit_at(rounds).record.state_digest)
         leaves = await self._fetch_leaves(rounds, digest, sources)
         if leaves is None:
             return False
-        step = self.parts.manifest.checkpoint_chunk_bytes
-        download = await self.parts.offload(self.parts.store.checkpoint_download, rounds, leaves,
-                                            self.parts.state.size_bytes, step)
-        wanted = [BlobChunk(i, i * step, min(step, self.parts.state.size_bytes - i * step), leaves[i])
+        step = self.replica.manifest.checkpoint_chunk_bytes
+        download = await self.offload(self.replica.store.checkpoint_download, rounds, leaves,
+                                            self.replica.state.size_bytes, step)
+        wanted = [BlobChunk(i, i * step, min(step, self.replica.state.size_bytes - i * step), leaves[i])
                   for i in download.missing()]
         complete = await fetch_blob(
-            self.parts.network, sources, "checkpoint", rounds, digest, wanted, download.view,
-            offload=self.parts.offload, emit=self.parts.emit,
-            on_progress=lambda done, total: self.parts.emit(SyncProgress("checkpoint", done, total)))
+            self.session.network, sources, "checkpoint", rounds, digest, wanted, download.view,
+            offload=self.offload, emit=self.session.emit,
+            on_progress=lambda done, total: self.session.emit(SyncProgress("checkpoint", done, total)))
         if not complete:
             return False
-        await self.parts.offload(download.commit)
-        self.parts.emit(CheckpointWritten(rounds, self.parts.state.size_bytes))
+        await self.offload(download.commit)
+        self.session.emit(CheckpointWritten(rounds, self.replica.state.size_bytes))
         return await self._load_checkpoint(rounds)
 
     async def _fetch_leaves(self, rounds: int, digest: Hash, sources: Sequence[PeerId]) -> list[Hash] | None:
-        count = self.parts.state.leaf_count
+        count = self.replica.state.leaf_count
         for peer in sources:
             try:
                 reply = await self._ask(peer, "leaves", LeavesRequest(rounds=rounds), LeavesReply)
             except (NetworkError, Malformed) as error:
-                self.parts.emit(Notice("debug", f"no checkpoint hashes from {peer}: {error}"))
+                self.session.emit(Notice("debug", f"no checkpoint hashes from {peer}: {error}"))
                 continue
             leaves = [Hash(leaf) for leaf in reply.leaves]
             if len(leaves) == count and tree_root(leaves) == digest:
                 return leaves
-            self.parts.emit(Dropped(peer, "checkpoint hashes", "they do not match the certified digest"))
+            self.session.emit(Dropped(peer, "checkpoint hashes", "they do not match the certified digest"))
         return None
 
     async def _ask(self, peer: PeerId, kind: str, question: Body, reply: type[R]) -> R:
-        answer = await self.parts.network.request(peer, kind, question.encode(), timeout_s=ASK_TIMEOUT_S)
+        answer = await self.session.network.request(peer, kind, question.encode(), timeout_s=ASK_TIMEOUT_S)
         return decode_body(reply, answer, max_bytes=MAX_REQUEST_BYTES)

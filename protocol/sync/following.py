@@ -12,8 +12,10 @@ from typing import TypeVar
 import trio
 
 from protocol.events import Dropped, Notice, RolledBack
+from protocol.membership.liveness import Membership
 from protocol.network.interface import NetworkError
-from protocol.node.parts import Parts
+from protocol.network.session import Session
+from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp, Followed
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
@@ -31,21 +33,21 @@ T = TypeVar("T")
 class Pursuit:
     """Compares live peers' tips, as their heartbeats say, with our chain."""
 
-    def __init__(self, parts: Parts, catch_up: CatchUp) -> None:
-        self._parts, self._catch_up = parts, catch_up
+    def __init__(self, session: Session, replica: Replica, membership: Membership, catch_up: CatchUp) -> None:
+        self._session, self._replica, self._membership, self._catch_up = session, replica, membership, catch_up
         self._judged: dict[bytes, None] = {}
         self._disbelieved: dict[PeerId, tuple[float, float]] = {}
 
     def rounds_of(self, peer: PeerId) -> int:
         """How many rounds a peer's last heartbeat claims."""
-        known = self._parts.membership.get(peer)
+        known = self._membership.get(peer)
         return known.heartbeat.round if known else 0
 
     def ahead(self) -> list[PeerId]:
         """Live, believed peers whose tip is not in our chain, and is not one we judged; the longest chain first."""
-        history, peers, now = self._parts.history, [], trio.current_time()
-        for peer in self._parts.membership.live_peers():
-            known = self._parts.membership.get(peer)
+        history, peers, now = self._replica.history, [], trio.current_time()
+        for peer in self._membership.live_peers():
+            known = self._membership.get(peer)
             assert known is not None
             rounds, tip = known.heartbeat.round, known.heartbeat.tip
             if tip in self._judged or (rounds == 0 and history.length > 0):
@@ -58,8 +60,8 @@ class Pursuit:
 
     def hopes(self) -> bool:
         """Whether somebody who is not believed just now may still show the way to a peer that has no record at all."""
-        for peer in self._parts.membership.live_peers():
-            known = self._parts.membership.get(peer)
+        for peer in self._membership.live_peers():
+            known = self._membership.get(peer)
             patience = self._disbelieved.get(peer, (0.0, 0.0))[1]
             if known and known.heartbeat.round > 0 and known.heartbeat.tip not in self._judged and patience < HOPE_S:
                 return True
@@ -88,25 +90,24 @@ class Pursuit:
         try:
             return await look(peer)
         except NetworkError as error:
-            self._parts.emit(Notice("debug", f"could not follow {peer}: {error}"))
+            self._session.emit(Notice("debug", f"could not follow {peer}: {error}"))
         except Malformed as error:
             self._judge(peer)
-            self._parts.emit(Dropped(peer, "chain", str(error)))
+            self._session.emit(Dropped(peer, "chain", str(error)))
         return None
 
     async def give_up_what_is_lost(self, since: float) -> None:
         """Records whose results nobody alive has lead nowhere: after the eviction time, go back to the last state that
         can be reached.  Should somebody who has them come back, the fork is judged as any other."""
-        parts = self._parts
-        reached, length = parts.state.rounds, parts.history.length
-        if trio.current_time() - since <= parts.rounds.eviction_s or reached >= length:
+        reached, length = self._replica.state.rounds, self._replica.history.length
+        if trio.current_time() - since <= self._replica.rounds.eviction_s or reached >= length:
             return
-        if not any(self.rounds_of(peer) > reached for peer in parts.membership.live_peers()):
-            await parts.offload(parts.history.roll_back, reached)
-            parts.emit(RolledBack(reached, length - reached, ""))
+        if not any(self.rounds_of(peer) > reached for peer in self._membership.live_peers()):
+            await self._catch_up.offload(self._replica.history.roll_back, reached)
+            self._session.emit(RolledBack(reached, length - reached, ""))
 
     def _judge(self, peer: PeerId) -> None:
-        known = self._parts.membership.get(peer)
+        known = self._membership.get(peer)
         if known is not None:
             if len(self._judged) >= MAX_JUDGED:
                 self._judged.pop(next(iter(self._judged)))

@@ -101,7 +101,7 @@ class Trap:
 
     def role(self, runner: RoundRunner) -> None:
         """Take down what a peer is in its running round."""
-        me, machine = runner.parts.me, runner.machine
+        me, machine = runner.session.me, runner.machine
         if runner.base.round and me not in runner.base.electors:
             self.roles[me] = "joiner"
         elif machine._mine is not None:
@@ -121,9 +121,9 @@ def laid(trap: Trap) -> Iterator[None]:
     async def performs(self: RoundRunner, effect: Effect) -> None:
         trap.role(self)
         what = f"Send {type(effect.body).__name__}" if isinstance(effect, Send) else type(effect).__name__
-        trap.passing(what, "before", self.parts.me)
+        trap.passing(what, "before", self.session.me)
         await perform(self, effect)
-        trap.passing(what, "after", self.parts.me)
+        trap.passing(what, "after", self.session.me)
 
     def applies(self: Exchange, effects: Sequence[Any]) -> None:
         for effect in effects:
@@ -139,9 +139,9 @@ def laid(trap: Trap) -> Iterator[None]:
 
     async def says_ready(self: RoundRunner, *arguments: Any) -> None:
         trap.role(self)
-        trap.passing("say ready", "before", self.parts.me)
+        trap.passing("say ready", "before", self.session.me)
         await say_ready(self, *arguments)
-        trap.passing("say ready", "after", self.parts.me)
+        trap.passing("say ready", "after", self.session.me)
 
     def appends(self: History, commit: Commit) -> None:
         trap.passing("append", "before", _running(trap))

@@ -93,7 +93,7 @@ def _applied_twice() -> Sequence[Any]:
     def twice(restore: Any) -> Any:
         async def restores(self: CatchUp) -> None:
             await restore(self)
-            history, state, manifest = self.parts.history, self.parts.state, self.parts.manifest
+            history, state, manifest = self.replica.history, self.replica.state, self.replica.manifest
             if history.length and state.rounds == history.length:
                 newest = history.commit_at(state.rounds - 1)
                 result = self._stored_result(newest)
@@ -105,7 +105,7 @@ def _applied_twice() -> Sequence[Any]:
     def unchecked(apply: Any) -> Any:
         async def applies(self: CatchUp, commit: Commit, result: memoryview) -> None:
             honest = commit.model_copy(update={"record": commit.record.model_copy(
-                update={"state_digest": self.parts.state.digest()})})
+                update={"state_digest": self.replica.state.digest()})})
             await apply(self, honest, result)
         return applies
     return [_instead(CatchUp, "restore", twice), _instead(CatchUp, "apply", unchecked)]
@@ -169,7 +169,7 @@ def _never_synced() -> Sequence[Any]:
 def _unsynced_result_believed() -> Sequence[Any]:
     """A result gets its name before its bytes are safe, and is taken for what its name says."""
     def believing(self: CatchUp, commit: Commit) -> memoryview | None:
-        return self.parts.store.open_result(commit.record.round, Hash(commit.record.result_root))
+        return self.replica.store.open_result(commit.record.round, Hash(commit.record.result_root))
     return [patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
             patch.object(CatchUp, "_stored_result", believing)]
 
@@ -197,8 +197,8 @@ def _round_skipped() -> Sequence[Any]:
     """A result that cannot be had at once counts as applied."""
     def skipping(replay: Any) -> Any:
         async def replays(self: CatchUp, sources: Any) -> bool:
-            if self.parts.state.rounds and self.parts.state.rounds + 1 < self.parts.history.length:
-                self.parts.state.rounds += 1
+            if self.replica.state.rounds and self.replica.state.rounds + 1 < self.replica.history.length:
+                self.replica.state.rounds += 1
             done: bool = await replay(self, sources)
             return done
         return replays

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 import trio
 
 from protocol.events import PROGRESS, Event, PhaseChanged
+from protocol.network.session import Session
 from protocol.network.simulated.network import MemoryNetwork, MemoryWire, Weather
 from protocol.node.node import Node
 from protocol.offload import Offload
@@ -26,6 +27,7 @@ from protocol.run.manifest import DataSection, ModelSection, OuterSection, Round
 from protocol.run.settings import NodeSettings
 from protocol.state.chain import quorum_size
 from protocol.state.outer_state import OuterState
+from protocol.state.replica import Replica
 from protocol.state.store import Store, StoreFailed
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready, Role, unpack
@@ -172,10 +174,10 @@ class World:
                                 stop_after=seat.stop_after, token=seat.token, introduced=seat.introduced,
                                 wall_clock=self.now)
         state = OuterState(self.signed.manifest)
-        node = Node(seat.identity, self.signed, store, state, seat.trainer, settings,
-                    partial(self._on_event, seat, process), offload=seat.offload)
-        network = MemoryNetwork(self.wire, seat.peer, node.reception)
-        node.attach(network)
+        network = MemoryNetwork(self.wire, seat.peer)
+        session = Session(seat.identity, self.signed.run, network, partial(self._on_event, seat, process))
+        node = Node(session, Replica.open(self.signed, store, state), seat.trainer, settings, offload=seat.offload)
+        network.handlers = node.reception
         if not process.alive:
             return  # killed while it read its disk
         seat.node = node

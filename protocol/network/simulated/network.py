@@ -263,12 +263,16 @@ class _Call:
 class MemoryNetwork:
     """One peer's end: a `protocol.network.interface.Network`.
 
-    It is up from `MemoryWire.join` until it crashes; `run` it."""
+    It is up from `MemoryWire.join` until it crashes; `run` it.  `handlers` are set before it joins.
+    """
 
     access: Access
+    handlers: Handlers
 
-    def __init__(self, wire: MemoryWire, peer_id: PeerId, handlers: Handlers) -> None:
-        self._wire, self._peer_id, self.handlers = wire, peer_id, handlers
+    def __init__(self, wire: MemoryWire, peer_id: PeerId, handlers: Handlers | None = None) -> None:
+        self._wire, self._peer_id = wire, peer_id
+        if handlers is not None:
+            self.handlers = handlers
         self.up_bytes = self.down_bytes = 0
         self.calls: dict[_Call, None] = {}
         self.served: dict[_Call, None] = {}
