@@ -18,9 +18,11 @@ from kernels.codec import encode
 from kernels.layout import chunk_layout, payload_bytes
 from protocol.events import Event, MemberLost
 from protocol.exchange.assignment import assign_owners, contribution_leaves
-from protocol.exchange.runner import Exchange, ExchangeAsk, push_plan
+from protocol.exchange.messages import ExchangeAsk, push_plan
+from protocol.exchange.runner import ExchangeRunner
 from protocol.network.interface import Landing, Refused, Verdict
 from protocol.network.libp2p import Libp2pNetwork
+from protocol.network.session import Session
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.masks import members_in
@@ -44,7 +46,7 @@ class Peer:
         for span in self.layout:
             encode(values[: span.count], self.contribution[span.encoded])
         self.leaves = contribution_leaves(self.contribution, self.layout)
-        self.exchange: Exchange | None = None
+        self.exchange: ExchangeRunner | None = None
         self.scratch = memoryview(bytearray(max(span.size for span in self.layout)))
         self.begun = trio.Event()
         self.scope = trio.CancelScope()
@@ -92,10 +94,10 @@ class Peer:
             self.scope.cancel()
         self.lost = []
         self.scope = trio.CancelScope()
-        self.exchange = Exchange(
-            identity=self.identity, run=RUN, plan=plan, layout=self.layout, contribution=self.contribution,
-            leaves=self.leaves, result=self.result, network=network, offload=trio.to_thread.run_sync, stall_s=10.0,
-            rule=self.rule, emit=self._note)
+        self.exchange = ExchangeRunner(
+            session=Session(self.identity, RUN, network, self._note), plan=plan, layout=self.layout,
+            contribution=self.contribution, leaves=self.leaves, result=self.result, offload=trio.to_thread.run_sync,
+            stall_s=10.0, rule=self.rule)
         self.begun.set()
         self.begun = trio.Event()
         nursery.start_soon(self._run, self.exchange, self.scope)
@@ -113,7 +115,7 @@ class Peer:
         if isinstance(event, MemberLost):
             self.lost.append(trio.current_time())
 
-    async def _run(self, exchange: Exchange, scope: trio.CancelScope) -> None:
+    async def _run(self, exchange: ExchangeRunner, scope: trio.CancelScope) -> None:
         with scope:
             await exchange.run()
 

@@ -26,7 +26,7 @@ from protocol.audit.evidence import AveragedPart, Evidence, WrongAverage, right_
 from protocol.consensus.validation import plan_of
 from protocol.events import AuditDone
 from protocol.exchange.assignment import plan_hash, takeover_order
-from protocol.exchange.runner import Exchange
+from protocol.exchange.runner import ExchangeRunner
 from protocol.network.interface import NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
@@ -86,7 +86,7 @@ class Auditor:
         self._lives, self._own, self._convict = lives, own, convict
 
     async def check(self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance,
-                    exchange: Exchange | None) -> None:
+                    exchange: ExchangeRunner | None) -> None:
         """Look at a record before voting for it.  exchange: ours of its plan.  Raises `Unaccountable`."""
         plan = plan_of(record, provenance)
         case = _Case(plan, plan_hash(plan), index, provenance)
@@ -140,7 +140,7 @@ class Auditor:
         count = max(1, len(case.index) // (SHARE * len(case.plan.members)))
         return sorted(chunks, key=case.lot(self._seed(case)))[:count]
 
-    def _in_turn(self, case: _Case, chunk: int, exchange: Exchange | None) -> bool:
+    def _in_turn(self, case: _Case, chunk: int, exchange: ExchangeRunner | None) -> bool:
         """Whether the signer is the owner, or follows owners that are gone."""
         owner = PeerId(case.plan.members[case.plan.owners[chunk]].peer)
         if case.signer(chunk) == owner:

@@ -19,9 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.exchange.assignment import plan_hash, takeover_order
-from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.masks import mask_of
 from protocol.wire.messages import ChunkEntry, Plan
 
 RESULT_PATIENCE = 2.0
@@ -262,8 +260,3 @@ class ExchangeMachine:
         self._owing = {peer: self._owing.get(peer, now) for peer in owing}
         return sorted(peer for peer, patience in owing.items()
                       if now - max(self._heard[peer], self._owing[peer]) > patience)
-
-
-def entry_of(hash: Hash, members: Sequence[int], count: int) -> ChunkEntry:
-    """The index entry of a chunk averaged over these members."""
-    return ChunkEntry(hash=hash, mask=mask_of(members, count))

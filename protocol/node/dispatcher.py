@@ -12,7 +12,7 @@ from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import TwoStatements, slot
 from protocol.content.serving import Serving
 from protocol.events import Dropped, Notice
-from protocol.exchange.runner import ExchangeAsk, push_plan
+from protocol.exchange.messages import ExchangeAsk, push_plan
 from protocol.membership.handshake import Doorkeeper
 from protocol.membership.heartbeats import Pulse
 from protocol.membership.liveness import Liveness, Membership

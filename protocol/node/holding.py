@@ -17,7 +17,7 @@ from protocol.consensus.terms import HoldResult
 from protocol.consensus.validation import plan_of
 from protocol.events import Notice
 from protocol.exchange.assignment import plan_hash
-from protocol.exchange.runner import Exchange
+from protocol.exchange.runner import ExchangeRunner
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.state.replica import Replica
@@ -32,7 +32,7 @@ RETRY_S = 0.5
 class RunningExchange:
     """An exchange and the file it writes to.  taken: the file is being made into the result of some record."""
 
-    exchange: Exchange
+    exchange: ExchangeRunner
     file: ResultFile
     taken: bool = False
 

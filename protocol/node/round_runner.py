@@ -20,7 +20,7 @@ from protocol.consensus.machine import RoundMachine
 from protocol.consensus.terms import BeginExchange, Committed, Effect, FinishCompute, HoldResult, Keep, Repair, Send, View
 from protocol.events import ComputeProgress, Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.exchange.assignment import contribution_leaves, plan_hash
-from protocol.exchange.runner import Exchange
+from protocol.exchange.runner import ExchangeRunner
 from protocol.membership.liveness import Membership
 from protocol.membership.pace import Pace
 from protocol.network.interface import NetworkError, Unreachable
@@ -390,10 +390,9 @@ class RoundRunner:
         assert self._nursery is not None and self.work.contribution is not None
         replica = self.replica
         file = await self._offload(replica.store.result_writer, plan.round, payload_bytes(replica.layout))
-        exchange = Exchange(identity=self.session.identity, run=self.session.run, plan=plan, layout=replica.layout,
-                            contribution=self.work.contribution.data, leaves=self.work.leaves, result=file.view,
-                            network=self.session.network, offload=self._offload, stall_s=replica.rounds.stall_s,
-                            rule=replica.manifest.aggregation, emit=self.session.emit)
+        exchange = ExchangeRunner(session=self.session, plan=plan, layout=replica.layout,
+                                  contribution=self.work.contribution.data, leaves=self.work.leaves, result=file.view,
+                                  offload=self._offload, stall_s=replica.rounds.stall_s, rule=replica.manifest.aggregation)
         running = self._exchanges[name] = RunningExchange(exchange, file)
         for peer, seen in self.view().items():
             if not seen.live:
@@ -411,7 +410,7 @@ class RoundRunner:
         entries, provenance = running.exchange.entries(), running.exchange.provenance()
         self._post(lambda: self.machine.on_exchange_done(name, entries, provenance, trio.current_time()))
 
-    async def exchange_for(self, plan: Hash) -> Exchange | None:
+    async def exchange_for(self, plan: Hash) -> ExchangeRunner | None:
         """The exchange of this plan; waits a little for a plan that is on its way."""
         with trio.move_on_after(PLAN_WAIT_S):
             while plan not in self._exchanges:

@@ -21,7 +21,7 @@ import psutil
 import trio
 
 from protocol import events as ev
-from protocol.exchange.runner import ExchangeAsk
+from protocol.exchange.messages import ExchangeAsk
 from protocol.network.interface import NetworkError, Refused
 from protocol.network.libp2p import Libp2pNetwork, open_network
 from protocol.network.libp2p.link import NONCE_BYTES, FrameKind, Link

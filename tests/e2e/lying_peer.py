@@ -6,11 +6,11 @@ import sys
 from typing import Any
 
 from peer.cli import main
-from protocol.exchange import runner as exchange_runner
+from protocol.exchange import averaging
 from protocol.wire.hashes import Hash, chunk_hash
 from tests.simulation.liars import blow_up, flip_one
 
-honest = exchange_runner._average
+honest = averaging.average
 
 
 def _average(*arguments: Any) -> Hash:
@@ -21,5 +21,5 @@ def _average(*arguments: Any) -> Hash:
 
 if __name__ == "__main__":
     corrupt = {"blow-up": blow_up, "flip-one": flip_one}[sys.argv.pop(1)]
-    exchange_runner._average = _average  # type: ignore[assignment]
+    averaging.average = _average  # type: ignore[assignment]
     sys.exit(main())

@@ -35,7 +35,7 @@ from protocol.audit.evidence import (
 )
 from protocol.content.blobs import ChunkRequest
 from protocol.events import Notice
-from protocol.exchange.runner import ExchangeAsk, PushHeader, push_plan
+from protocol.exchange.messages import ExchangeAsk, PushHeader, push_plan
 from protocol.network.interface import Refused
 from protocol.network.libp2p.dialer import peer_of
 from protocol.network.libp2p.link import FRAME_BYTES, HEAD, TAG_BYTES, FrameKind, Keys, Link, LinkBroken

@@ -24,7 +24,8 @@ from unittest.mock import patch
 import trio
 
 from protocol.consensus.terms import Effect, Send
-from protocol.exchange.runner import Exchange
+from protocol.exchange.runner import ExchangeRunner
+from protocol.exchange.sending import Sender
 from protocol.node.node import Node
 from protocol.node.round_runner import RoundRunner
 from protocol.run.manifest import RoundSection, SignedManifest, sign
@@ -115,7 +116,7 @@ class Trap:
 @contextmanager
 def laid(trap: Trap) -> Iterator[None]:
     """Within, whatever peers do passes by the trap."""
-    perform, apply, push = RoundRunner._perform, Exchange._apply, Exchange._push_until_over
+    perform, exchange, push = RoundRunner._perform, ExchangeRunner._perform, Sender._push_until_over
     say_ready, append, apply_result, checkpoint = RoundRunner._say_ready, History.append, CatchUp.apply, Node._checkpoint
 
     async def performs(self: RoundRunner, effect: Effect) -> None:
@@ -125,16 +126,15 @@ def laid(trap: Trap) -> Iterator[None]:
         await perform(self, effect)
         trap.passing(what, "after", self.session.me)
 
-    def applies(self: Exchange, effects: Sequence[Any]) -> None:
-        for effect in effects:
-            trap.passing(type(effect).__name__, "before", self.machine.me)
-            apply(self, [effect])
-            trap.passing(type(effect).__name__, "after", self.machine.me)
+    def exchanges(self: ExchangeRunner, effect: Any) -> None:
+        trap.passing(type(effect).__name__, "before", self.machine.me)
+        exchange(self, effect)
+        trap.passing(type(effect).__name__, "after", self.machine.me)
 
-    async def pushes(self: Exchange, *arguments: Any) -> bool:
-        trap.passing("push", "before", self.machine.me)
+    async def pushes(self: Sender, *arguments: Any) -> bool:
+        trap.passing("push", "before", self._machine.me)
         done = await push(self, *arguments)
-        trap.passing("push", "after", self.machine.me)
+        trap.passing("push", "after", self._machine.me)
         return done
 
     async def says_ready(self: RoundRunner, *arguments: Any) -> None:
@@ -160,7 +160,8 @@ def laid(trap: Trap) -> Iterator[None]:
 
     with ExitStack() as stack:
         for owner, name, replacement in (
-                (RoundRunner, "_perform", performs), (Exchange, "_apply", applies), (Exchange, "_push_until_over", pushes),
+                (RoundRunner, "_perform", performs), (ExchangeRunner, "_perform", exchanges),
+                (Sender, "_push_until_over", pushes),
                 (RoundRunner, "_say_ready", says_ready), (History, "append", appends), (CatchUp, "apply", applies_result),
                 (Node, "_checkpoint", checkpoints)):
             stack.enter_context(patch.object(owner, name, replacement))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from protocol.exchange import runner as exchange_runner
+from protocol.exchange import averaging
 from protocol.exchange.assignment import plan_hash
 from protocol.network.interface import Landing, NetworkError, Refused, Verdict
 from protocol.network.simulated.network import MemoryNetwork
@@ -56,7 +56,7 @@ def averaging_wrong(corrupt: Corrupt) -> Offload:
     """For a seat: what it averages as an owner is spoilt before it is signed."""
     async def offload(function: Any, *arguments: Any) -> Any:
         answer = await inline(function, *arguments)
-        if function is exchange_runner._average:
+        if function is averaging.average:
             corrupt(arguments[-1])
             return chunk_hash(arguments[-1])
         return answer

@@ -20,7 +20,7 @@ from protocol.consensus import policy as closing
 from protocol.consensus.machine import RoundMachine
 from protocol.consensus.policy import Closing
 from protocol.consensus.terms import Effect, Keep
-from protocol.exchange import runner as exchange_runner
+from protocol.exchange import averaging
 from protocol.exchange.machine import ExchangeMachine
 from protocol.node.round_runner import RoundRunner
 from protocol.state import chain
@@ -126,7 +126,7 @@ def _divisor_of_all() -> Sequence[Any]:
         def average(rule: Any, parts: Any, weights: Any, count: int, out: Any) -> None:
             aggregate(rule, [*parts, parts[0]], [*weights, sum(weights) // 4], count, out)
         return average
-    return [_instead(module, "aggregate", heavy) for module in (exchange_runner, evidence)]
+    return [_instead(module, "aggregate", heavy) for module in (averaging, evidence)]
 
 
 # -- no loss ------------------------------------------------------------------------------------------------------------

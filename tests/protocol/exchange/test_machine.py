@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.exchange.machine import Ask, ExchangeMachine, Lost, Reduce, SendPart, SendResult, entry_of
+from protocol.exchange.averaging import entry_of
+from protocol.exchange.machine import Ask, ExchangeMachine, Lost, Reduce, SendPart, SendResult
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Member, Plan

@@ -1,0 +1,105 @@
+"""What other members push to us: room for it, its checks, and where it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import trio
+
+from kernels.layout import Layout
+from protocol.events import Dropped, Event
+from protocol.exchange.averaging import examine
+from protocol.exchange.buffers import BufferPool, WaitingParts
+from protocol.exchange.chunks import Results
+from protocol.exchange.events import PartArrived, ResultArrived
+from protocol.exchange.machine import ExchangeMachine
+from protocol.exchange.messages import PushHeader, read_header
+from protocol.network.interface import Landing
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash, verify_proof
+from protocol.wire.identity import PeerId
+from protocol.wire.masks import members_in
+from protocol.wire.messages import ChunkResult, unpack
+
+
+class Receiver:
+    """Takes the pushes of one exchange.  down_bytes: headers and chunks taken so far.
+
+    run: the run that statements are signed for.  emit: told of what is dropped.
+    """
+
+    def __init__(self, machine: ExchangeMachine, layout: Layout, run: Hash, parts: WaitingParts, results: Results,
+                 pool: BufferPool, emit: Callable[[Event], None]) -> None:
+        self.down_bytes = 0
+        self._machine, self._layout, self._run = machine, layout, run
+        self._parts, self._results, self._pool, self._emit = parts, results, pool, emit
+
+    async def open(self, peer: PeerId, raw: bytes, size: int) -> Landing | None:
+        """A buffer for a part or a result that we can use, else None; waits while the sender has its share of buffers.
+
+        raw: the header, known to be well formed.
+        """
+        header = read_header(raw)
+        if not self._parts.takes_from(peer) or header.chunk >= self._machine.chunks:
+            return None
+        if size != self._layout[header.chunk].size or self._results.released:
+            return None
+        self._machine.heard(peer, trio.current_time())
+        if header.statement is None:
+            if (header.chunk, peer) in self._parts:
+                return None
+            await self._parts.reserve(peer)
+        elif header.chunk in self._machine.entries:
+            return None
+        return Landing(self._pool.take(size), partial(examine, self._layout[header.chunk].count))
+
+    def finish(self, peer: PeerId, raw: bytes, landing: Landing | None) -> PartArrived | ResultArrived | None:
+        """The push that `open` accepted is complete; landing: None when it broke off.  Returns what the machine is told."""
+        header = read_header(raw)
+        if header.statement is None:
+            self._parts.arrived(peer)
+        if landing is None or not self._parts.takes_from(peer):
+            return None
+        try:
+            arrived = self._take_part(peer, header, landing) if header.statement is None else (
+                self._take_result(peer, header, landing))
+        except Malformed as error:
+            self._emit(Dropped(peer, "chunk", str(error)))
+            return None
+        self.down_bytes += len(raw) + len(landing.buffer)
+        return arrived
+
+    def _take_part(self, peer: PeerId, header: PushHeader, landing: Landing) -> PartArrived:
+        chunk = header.chunk
+        member = next(member for member in self._machine.plan.members if member.peer == peer)
+        leaf, sane = landing.found
+        proof = [Hash(node) for node in header.proof]
+        if not verify_proof(Hash(member.root), self._machine.chunks, chunk, leaf, proof):
+            raise Malformed("a part that is not what its sender committed to")
+        if not sane:
+            raise Malformed("a part whose numbers are not finite")
+        if chunk not in self._machine.entries:
+            self._parts.put(chunk, peer, landing.buffer)
+        return PartArrived(peer, chunk)
+
+    def _take_result(self, peer: PeerId, header: PushHeader, landing: Landing) -> ResultArrived | None:
+        assert header.statement is not None
+        signer, body, envelope = unpack(header.statement, self._run)
+        if not isinstance(body, ChunkResult) or signer not in self._machine.members:
+            raise Malformed("a result that no member signed")
+        if body.plan != self._machine.name or body.chunk != header.chunk:
+            raise Malformed("a result of another exchange")
+        members_in(body.entry.mask, len(self._machine.members))
+        name, sane = landing.found
+        if name != body.entry.hash:
+            raise Malformed("a result that is not what its owner signed")
+        if not sane:
+            raise Malformed("a result whose numbers are not finite")
+        if self._results.released or header.chunk in self._machine.entries:
+            return None
+        self._results.put(header.chunk, landing.buffer, envelope)
+        self._pool.give(landing.buffer)
+        if not self._machine.is_reducing(header.chunk):  # else the averaging drops them when it is through
+            self._parts.drop(header.chunk)
+        return ResultArrived(peer, header.chunk, body.entry)
