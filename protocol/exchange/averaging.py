@@ -12,8 +12,9 @@ from kernels.codec import is_sane
 from kernels.layout import Layout
 from protocol.exchange.buffers import BufferPool, WaitingParts
 from protocol.exchange.chunks import OwnParts, Results
+from protocol.exchange.effects import Reduce
 from protocol.exchange.events import Averaged
-from protocol.exchange.machine import ExchangeMachine, Reduce
+from protocol.exchange.machine import ExchangeMachine
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.wire.hashes import Hash, chunk_hash

@@ -1,4 +1,4 @@
-"""What the exchange machine is told."""
+"""What the exchange machine is told.  Peers may be any; a chunk is one of the plan, except in `Asked`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,20 @@ from protocol.wire.messages import ChunkEntry
 
 
 @dataclass(frozen=True)
+class Started:
+    """Our own contribution may be sent."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Bytes of a push are coming from this peer."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
 class PartArrived:
-    """A verified part.  From a peer that takes us for the owner of a chunk we have, it is a wish for the result."""
+    """A verified part, of a member.  From one that takes us for the owner of a chunk we have, it asks for the result."""
 
     peer: PeerId
     chunk: int
@@ -18,7 +30,10 @@ class PartArrived:
 
 @dataclass(frozen=True)
 class ResultArrived:
-    """A verified result, from its owner or from somebody who passes it on."""
+    """A verified result, from its owner or from a member that passes it on.
+
+    A successor may get one that the dead owner made: who took it for the owner by sending a part waits for it.
+    """
 
     peer: PeerId
     chunk: int
@@ -31,3 +46,33 @@ class Averaged:
 
     chunk: int
     entry: ChunkEntry
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A successor asks for the result of a chunk, or for our part.  The chunk is as it was asked for: unchecked."""
+
+    peer: PeerId
+    chunk: int
+
+
+@dataclass(frozen=True)
+class PeerDead:
+    """Membership takes this peer for dead."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class PeerBack:
+    """A peer is heard again: nobody waits for it, but it may have what we averaged."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+ExchangeEvent = Started | Heard | PartArrived | ResultArrived | Averaged | Asked | PeerDead | PeerBack | Tick

@@ -16,60 +16,37 @@ Policy
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from protocol.exchange.assignment import plan_hash, takeover_order
+from protocol.exchange.effects import Ask, Done, ExchangeEffect, Lost, Reduce, SendPart, SendResult
+from protocol.exchange.events import (
+    Asked,
+    Averaged,
+    ExchangeEvent,
+    Heard,
+    PartArrived,
+    PeerBack,
+    PeerDead,
+    ResultArrived,
+    Started,
+    Tick,
+)
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Plan
 
 RESULT_PATIENCE = 2.0
 """Times `stall_s` that an owner may be silent while it owes a result."""
 ASK_EVERY_S = 2.0
+"""Seconds between two rounds of questions for what a successor misses."""
 
-
-@dataclass(frozen=True)
-class SendPart:
-    to: PeerId
-    chunk: int
-
-
-@dataclass(frozen=True)
-class SendResult:
-    to: PeerId
-    chunk: int
-
-
-@dataclass(frozen=True)
-class Reduce:
-    """Average these members' parts (indices in the plan, ascending)."""
-
-    chunk: int
-    members: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Ask a peer for the result of a chunk, or its part."""
-
-    peer: PeerId
-    chunk: int
-
-
-@dataclass(frozen=True)
-class Lost:
-    peer: PeerId
-
-
-@dataclass(frozen=True)
-class Done:
-    """All results are here."""
-
-
-Effect = SendPart | SendResult | Reduce | Ask | Lost | Done
 
 
 class ExchangeMachine:
-    """One member's view of the exchange of `plan`.  `now` is trio time."""
+    """One member's view of the exchange of `plan`: what it holds, who is lost, and what follows from each event.
+
+    name: the hash of the plan.  entries: the index entries of the results that are here, by chunk.  `now` is trio time.
+    stall_s: how long a member may be silent that owes us a part.
+    """
 
     def __init__(self, me: PeerId, plan: Plan, stall_s: float, now: float) -> None:
         self.me, self.plan, self.name = me, plan, plan_hash(plan)
@@ -85,7 +62,7 @@ class ExchangeMachine:
         self._reducing: set[int] = set()
         self._sent: set[tuple[PeerId, int]] = set()
         self._wanted_by: dict[int, list[PeerId]] = {}
-        self._asked = now
+        self._asked_at = now
         self._orders = {chunk: [self.members[owner]] for chunk, owner in enumerate(plan.owners)}
         self._mine: list[int] = []
 
@@ -93,9 +70,11 @@ class ExchangeMachine:
 
     @property
     def chunks(self) -> int:
+        """How many chunks a contribution has."""
         return len(self.plan.owners)
 
     def is_lost(self, peer: PeerId) -> bool:
+        """Whether nobody waits for this member any more."""
         return peer in self._lost
 
     def is_reducing(self, chunk: int) -> bool:
@@ -121,22 +100,41 @@ class ExchangeMachine:
                 peers.update(dict.fromkeys(self._missing(chunk)))
         return sorted(peers)
 
+    def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
+        """The chunks in which we hold nothing, or another version than the record's."""
+        return [chunk for chunk, entry in enumerate(index) if self.entries.get(chunk) != entry]
+
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def start(self) -> list[Effect]:
-        effects: list[Effect] = []
-        for chunk in range(self.chunks):
-            effects += self._turn_to_owner(chunk)
-        return effects
+    def handle(self, event: ExchangeEvent, now: float) -> list[ExchangeEffect]:
+        """What has to be done because of `event`, in this order."""
+        match event:
+            case Started():
+                return [effect for chunk in range(self.chunks) for effect in self._turn_to_owner(chunk)]
+            case Heard(peer):
+                self._hear(peer, now)
+                return []
+            case PartArrived(peer, chunk):
+                return self._part_arrived(peer, chunk, now)
+            case ResultArrived(peer, chunk, entry):
+                return self._result_arrived(peer, chunk, entry, now)
+            case Averaged(chunk, entry):
+                return self._averaged(chunk, entry)
+            case Asked(peer, chunk):
+                return self._asked(peer, chunk)
+            case PeerDead(peer):
+                return self._lose(peer)
+            case PeerBack(peer):
+                return [SendResult(peer, chunk) for chunk in self._mine] if peer in self._lost else []
+            case Tick():
+                return self._tick(now)
 
-    def heard(self, peer: PeerId, now: float) -> None:
-        """Bytes of a push are coming from this member."""
+    def _hear(self, peer: PeerId, now: float) -> None:
         if peer in self._heard:
             self._heard[peer] = now
 
-    def part_arrived(self, peer: PeerId, chunk: int, now: float) -> list[Effect]:
-        """A verified part.  From a peer that takes us for the owner of a chunk we have, it is a wish for the result."""
-        self.heard(peer, now)
+    def _part_arrived(self, peer: PeerId, chunk: int, now: float) -> list[ExchangeEffect]:
+        self._hear(peer, now)
         if chunk in self.entries:
             return [SendResult(peer, chunk)]
         self._parts.setdefault(chunk, set()).add(self._index[peer])
@@ -145,37 +143,30 @@ class ExchangeMachine:
             return []
         return self._reduce_if_complete(chunk)
 
-    def asked(self, peer: PeerId, chunk: int) -> list[Effect]:
-        """A successor asks for a chunk."""
-        if peer not in self._index or peer == self.me or not 0 <= chunk < self.chunks:
-            return []
-        return [SendResult(peer, chunk)] if chunk in self.entries else [SendPart(peer, chunk)]
-
-    def reduced(self, chunk: int, entry: ChunkEntry) -> list[Effect]:
-        """Our average of a chunk is ready."""
-        self._reducing.discard(chunk)
-        if chunk in self.entries:
-            return []
-        return self._hold(chunk, entry, [peer for peer in self.others if peer not in self._lost])
-
-    def result_arrived(self, peer: PeerId, chunk: int, entry: ChunkEntry, now: float) -> list[Effect]:
-        """A verified result, from its owner or from somebody who serves it on.
-
-        A successor may get one that the dead owner made: whoever took it for the owner by sending a part waits for it.
-        """
-        self.heard(peer, now)
+    def _result_arrived(self, peer: PeerId, chunk: int, entry: ChunkEntry, now: float) -> list[ExchangeEffect]:
+        self._hear(peer, now)
         if chunk in self.entries:
             return []
         waiting = self._parts.get(chunk, set()) if self.owner(chunk) == self.me else set()
         to = [self.members[index] for index in sorted(waiting)]
         return self._hold(chunk, entry, [other for other in to if other not in (self.me, peer, *self._lost)])
 
-    def peer_dead(self, peer: PeerId) -> list[Effect]:
-        """Reported by membership, or nothing can be sent to it."""
+    def _averaged(self, chunk: int, entry: ChunkEntry) -> list[ExchangeEffect]:
+        self._reducing.discard(chunk)
+        if chunk in self.entries:
+            return []
+        return self._hold(chunk, entry, [peer for peer in self.others if peer not in self._lost])
+
+    def _asked(self, peer: PeerId, chunk: int) -> list[ExchangeEffect]:
+        if peer not in self._index or peer == self.me or not 0 <= chunk < self.chunks:
+            return []
+        return [SendResult(peer, chunk)] if chunk in self.entries else [SendPart(peer, chunk)]
+
+    def _lose(self, peer: PeerId) -> list[ExchangeEffect]:
         if peer not in self._index or peer in self._lost or peer == self.me:
             return []
         self._lost[peer] = None
-        effects: list[Effect] = [Lost(peer)]
+        effects: list[ExchangeEffect] = [Lost(peer)]
         for chunk in range(self.chunks):
             if chunk in self.entries:
                 continue
@@ -185,34 +176,26 @@ class ExchangeMachine:
                 effects += self._reduce_if_complete(chunk)
         return effects
 
-    def peer_back(self, peer: PeerId) -> list[Effect]:
-        """A lost member is heard again: nobody waits for it, but it may have what we averaged."""
-        return [SendResult(peer, chunk) for chunk in self._mine] if peer in self._lost else []
-
-    def tick(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def _tick(self, now: float) -> list[ExchangeEffect]:
+        effects: list[ExchangeEffect] = []
         for peer in self._stalled(now):
-            effects += self.peer_dead(peer)
-        if now - self._asked >= ASK_EVERY_S:
-            self._asked = now
+            effects += self._lose(peer)
+        if now - self._asked_at >= ASK_EVERY_S:
+            self._asked_at = now
             for chunk in range(self.chunks):
                 if self._took_over(chunk):
                     effects += [Ask(peer, chunk) for peer in self._missing(chunk)]
         return effects
 
-    def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
-        """The chunks in which we hold nothing, or another version than the record's."""
-        return [chunk for chunk, entry in enumerate(index) if self.entries.get(chunk) != entry]
-
     # -- the inside ---------------------------------------------------------------------------------------------------
 
-    def _turn_to_owner(self, chunk: int) -> list[Effect]:
+    def _turn_to_owner(self, chunk: int) -> list[ExchangeEffect]:
         """Give our part of a chunk to whoever owns it now."""
         owner = self.owner(chunk)
         if owner == self.me:
             self._parts.setdefault(chunk, set()).add(self._index[self.me])
-            asks: list[Effect] = [Ask(peer, chunk) for peer in self._missing(chunk)] if self._took_over(chunk) else []
-            return asks + self._reduce_if_complete(chunk)
+            asks = [Ask(peer, chunk) for peer in self._missing(chunk)] if self._took_over(chunk) else []
+            return [*asks, *self._reduce_if_complete(chunk)]
         if (owner, chunk) in self._sent:
             return []
         self._sent.add((owner, chunk))
@@ -225,7 +208,7 @@ class ExchangeMachine:
         have = self._parts.get(chunk, set())
         return [peer for peer in self.others if peer not in self._lost and self._index[peer] not in have]
 
-    def _reduce_if_complete(self, chunk: int) -> list[Effect]:
+    def _reduce_if_complete(self, chunk: int) -> list[ExchangeEffect]:
         if chunk in self.entries or chunk in self._reducing or self._missing(chunk):
             return []
         if self._index[self.me] not in self._parts.get(chunk, ()):
@@ -233,13 +216,13 @@ class ExchangeMachine:
         self._reducing.add(chunk)
         return [Reduce(chunk, tuple(sorted(self._parts[chunk])))]
 
-    def _hold(self, chunk: int, entry: ChunkEntry, to: Sequence[PeerId]) -> list[Effect]:
+    def _hold(self, chunk: int, entry: ChunkEntry, to: Sequence[PeerId]) -> list[ExchangeEffect]:
         self.entries[chunk] = entry
         self._parts.pop(chunk, None)
         if to:
             self._mine.append(chunk)
         wishes = [peer for peer in self._wanted_by.pop(chunk, []) if peer not in to]
-        effects: list[Effect] = [SendResult(peer, chunk) for peer in [*to, *wishes]]
+        effects: list[ExchangeEffect] = [SendResult(peer, chunk) for peer in [*to, *wishes]]
         return [*effects, Done()] if len(self.entries) == self.chunks else effects
 
     def _want(self, peer: PeerId, chunk: int) -> None:

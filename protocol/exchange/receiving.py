@@ -12,7 +12,7 @@ from protocol.events import Dropped, Event
 from protocol.exchange.averaging import examine
 from protocol.exchange.buffers import BufferPool, WaitingParts
 from protocol.exchange.chunks import Results
-from protocol.exchange.events import PartArrived, ResultArrived
+from protocol.exchange.events import Heard, PartArrived, ResultArrived
 from protocol.exchange.machine import ExchangeMachine
 from protocol.exchange.messages import PushHeader, read_header
 from protocol.network.interface import Landing
@@ -45,7 +45,7 @@ class Receiver:
             return None
         if size != self._layout[header.chunk].size or self._results.released:
             return None
-        self._machine.heard(peer, trio.current_time())
+        self._machine.handle(Heard(peer), trio.current_time())
         if header.statement is None:
             if (header.chunk, peer) in self._parts:
                 return None

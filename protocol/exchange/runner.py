@@ -20,8 +20,9 @@ from protocol.events import MemberLost
 from protocol.exchange.averaging import Averager
 from protocol.exchange.buffers import BufferPool, WaitingParts
 from protocol.exchange.chunks import OwnParts, Results
-from protocol.exchange.events import PartArrived
-from protocol.exchange.machine import Ask, Done, Effect, ExchangeMachine, Lost, Reduce, SendPart, SendResult
+from protocol.exchange.effects import Ask, Done, ExchangeEffect, Lost, Reduce, SendPart, SendResult
+from protocol.exchange.events import Asked, ExchangeEvent, PeerBack, PeerDead, Started, Tick
+from protocol.exchange.machine import ExchangeMachine
 from protocol.exchange.messages import ExchangeAsk
 from protocol.exchange.progress import ProgressReport
 from protocol.exchange.receiving import Receiver
@@ -67,9 +68,9 @@ class ExchangeRunner:
                 self._nursery = nursery
                 for peer in self.machine.others:
                     nursery.start_soon(self._sender.serve, peer)
-                self._apply(self.machine.start())
+                self._handle(Started())
                 while True:
-                    self._apply(self.machine.tick(trio.current_time()))
+                    self._handle(Tick())
                     await trio.sleep(TICK_S)
         finally:
             self._nursery = None  # what is still on its way here starts nothing any more
@@ -97,15 +98,15 @@ class ExchangeRunner:
 
     def peer_dead(self, peer: PeerId) -> None:
         """Membership says so: nobody waits for it any more."""
-        self._apply(self.machine.peer_dead(peer))
+        self._handle(PeerDead(peer))
 
     def peer_alive(self, peer: PeerId) -> None:
         """A member that was lost is heard again."""
-        self._apply(self.machine.peer_back(peer))
+        self._handle(PeerBack(peer))
 
     def asked(self, peer: PeerId, chunk: int) -> None:
         """A successor asks for the result of a chunk, or our part."""
-        self._apply(self.machine.asked(peer, chunk))
+        self._handle(Asked(peer, chunk))
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         """As `Handlers.open_push` of the network."""
@@ -113,21 +114,20 @@ class ExchangeRunner:
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         """As `Handlers.finish_push` of the network."""
-        arrived, now = self._receiver.finish(peer, header, landing), trio.current_time()
-        if isinstance(arrived, PartArrived):
-            self._apply(self.machine.part_arrived(arrived.peer, arrived.chunk, now))
-        elif arrived is not None:
-            self._apply(self.machine.result_arrived(arrived.peer, arrived.chunk, arrived.entry, now))
+        arrived = self._receiver.finish(peer, header, landing)
+        if arrived is not None:
+            self._handle(arrived)
 
-    # -- effects ------------------------------------------------------------------------------------------------------
+    # -- the machine ------------------------------------------------------------------------------------------------------
 
-    def _apply(self, effects: Sequence[Effect]) -> None:
+    def _handle(self, event: ExchangeEvent) -> None:
+        effects = self.machine.handle(event, trio.current_time())
         for effect in effects:
             self._perform(effect)
         if effects:
             self._progress.show()
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: ExchangeEffect) -> None:
         if isinstance(effect, SendPart | SendResult):
             self._sender.order(effect)
         elif isinstance(effect, Reduce):
@@ -146,7 +146,7 @@ class ExchangeRunner:
     async def _reduce(self, effect: Reduce) -> None:
         averaged = await self._averager.reduce(effect)
         if averaged is not None:
-            self._apply(self.machine.reduced(averaged.chunk, averaged.entry))
+            self._handle(averaged)
 
     async def _ask(self, effect: Ask) -> None:
         question = ExchangeAsk(plan=self.machine.name, chunk=effect.chunk).encode()

@@ -8,7 +8,8 @@ import trio
 
 from protocol.exchange.buffers import share_of_buffers
 from protocol.exchange.chunks import OwnParts, Results
-from protocol.exchange.machine import ExchangeMachine, SendPart, SendResult
+from protocol.exchange.effects import SendPart, SendResult
+from protocol.exchange.machine import ExchangeMachine
 from protocol.exchange.messages import PushHeader
 from protocol.network.interface import Network, NetworkError, Refused
 from protocol.wire.identity import PeerId

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from protocol.exchange.averaging import entry_of
-from protocol.exchange.machine import Ask, ExchangeMachine, Lost, Reduce, SendPart, SendResult
+from protocol.exchange.effects import Ask, Lost, Reduce, SendPart, SendResult
+from protocol.exchange.events import Asked, Heard, PartArrived, PeerDead, ResultArrived, Started, Tick
+from protocol.exchange.machine import ExchangeMachine
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Member, Plan
@@ -21,7 +23,12 @@ def machine(me: PeerId, owners: bytes) -> ExchangeMachine:
 def finish(exchange: ExchangeMachine, chunk: int, now: float) -> None:
     """Its owner's average arrives."""
     entry = entry_of(chunk_hash(bytes([chunk])), range(4), 4)
-    exchange.result_arrived(exchange.owner(chunk), chunk, entry, now)
+    exchange.handle(ResultArrived(exchange.owner(chunk), chunk, entry), now)
+
+
+def lost_at(exchange: ExchangeMachine, now: float) -> list[PeerId]:
+    """Who is given up at this tick."""
+    return [effect.peer for effect in exchange.handle(Tick(), now) if isinstance(effect, Lost)]
 
 
 def test_the_patience_with_a_debt_begins_when_the_debt_does() -> None:
@@ -29,59 +36,59 @@ def test_the_patience_with_a_debt_begins_when_the_debt_does() -> None:
     me = PEERS[0]
     for chunk in range(8):
         exchange = machine(me, bytes([3] * 8))
-        exchange.start()
+        exchange.handle(Started(), 0.0)
         for other in range(8):
             if other != chunk:
                 finish(exchange, other, 1.0)
-        exchange.heard(PEERS[3], 50.0)
-        exchange.tick(50.0)
-        exchange.peer_dead(PEERS[3])
+        exchange.handle(Heard(PEERS[3]), 50.0)
+        exchange.handle(Tick(), 50.0)
+        exchange.handle(PeerDead(PEERS[3]), 50.0)
         if exchange.owner(chunk) == me:
             break
     assert exchange.owner(chunk) == me, "one of the chunks falls to us"
     assert set(exchange.waiting_for()) == {PEERS[1], PEERS[2]}
-    assert not [effect for effect in exchange.tick(50.25) if isinstance(effect, Lost)], "they were silent with good reason"
-    assert not [effect for effect in exchange.tick(50.0 + STALL_S) if isinstance(effect, Lost)]
-    lost = [effect.peer for effect in exchange.tick(51.0 + STALL_S) if isinstance(effect, Lost)]
-    assert lost == [PEERS[1], PEERS[2]]
+    assert not lost_at(exchange, 50.25), "they were silent with good reason"
+    assert not lost_at(exchange, 50.0 + STALL_S)
+    assert lost_at(exchange, 51.0 + STALL_S) == [PEERS[1], PEERS[2]]
 
 
 def test_everybody_else_dead_before_the_start_leaves_an_average_of_our_own() -> None:
     exchange = machine(PEERS[0], bytes([0]))
     for peer in PEERS[1:]:
-        assert not [effect for effect in exchange.peer_dead(peer) if isinstance(effect, Reduce)], "not without our own part"
-    assert Reduce(0, (0,)) in exchange.start()
+        assert exchange.handle(PeerDead(peer), 0.0) == [Lost(peer)], "nothing is averaged without our own part"
+    assert Reduce(0, (0,)) in exchange.handle(Started(), 0.0)
 
 
 def test_parts_that_come_before_the_start_wait_for_our_own() -> None:
     exchange = machine(PEERS[0], bytes([0]))
     for peer in PEERS[1:]:
-        assert exchange.part_arrived(peer, 0, 1.0) == []
-    assert exchange.start() == [Reduce(0, (0, 1, 2, 3))]
+        assert exchange.handle(PartArrived(peer, 0), 1.0) == []
+    assert exchange.handle(Started(), 0.0) == [Reduce(0, (0, 1, 2, 3))]
 
 
 def test_a_successor_asks_for_what_it_misses_and_is_sent_it() -> None:
     exchanges = {peer: machine(peer, bytes([3])) for peer in PEERS[:3]}
     for exchange in exchanges.values():
-        assert exchange.start() == [SendPart(PEERS[3], 0)]
-    effects = {peer: exchange.peer_dead(PEERS[3]) for peer, exchange in exchanges.items()}
+        assert exchange.handle(Started(), 0.0) == [SendPart(PEERS[3], 0)]
+    effects = {peer: exchange.handle(PeerDead(PEERS[3]), 0.0) for peer, exchange in exchanges.items()}
     (successor,) = {exchange.owner(0) for exchange in exchanges.values()}
     others = [peer for peer in exchanges if peer != successor]
     assert [effect for effect in effects[successor] if isinstance(effect, Ask)] == [Ask(peer, 0) for peer in others]
     for peer in others:
         assert SendPart(successor, 0) in effects[peer]
-        assert exchanges[peer].asked(successor, 0) == [SendPart(successor, 0)]
+        assert exchanges[peer].handle(Asked(successor, 0), 0.0) == [SendPart(successor, 0)]
 
 
 def test_a_successor_that_is_sent_the_dead_owners_average_hands_it_on() -> None:
     """The owner died when it had served one member only: that one has no part to send, the other waits for an average."""
     exchanges = {peer: machine(peer, bytes([3])) for peer in PEERS[:3]}
     for exchange in exchanges.values():
-        exchange.start()
-    (successor,) = {exchange.owner(0) for exchange in exchanges.values() if not exchange.peer_dead(PEERS[3]) == []}
+        exchange.handle(Started(), 0.0)
+        exchange.handle(PeerDead(PEERS[3]), 0.0)
+    (successor,) = {exchange.owner(0) for exchange in exchanges.values()}
     served, waiting = [peer for peer in exchanges if peer != successor]
     entry = entry_of(chunk_hash(b"average"), range(4), 4)
-    exchanges[served].result_arrived(PEERS[3], 0, entry, 1.0)
-    assert exchanges[served].asked(successor, 0) == [SendResult(successor, 0)]
-    assert exchanges[successor].part_arrived(waiting, 0, 2.0) == []
-    assert SendResult(waiting, 0) in exchanges[successor].result_arrived(served, 0, entry, 3.0)
+    exchanges[served].handle(ResultArrived(PEERS[3], 0, entry), 1.0)
+    assert exchanges[served].handle(Asked(successor, 0), 0.0) == [SendResult(successor, 0)]
+    assert exchanges[successor].handle(PartArrived(waiting, 0), 2.0) == []
+    assert SendResult(waiting, 0) in exchanges[successor].handle(ResultArrived(served, 0, entry), 3.0)
