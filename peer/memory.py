@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kernels.codec import encoded_bytes
 from kernels.layout import chunk_layout, payload_bytes
 from peer.sentences import size
-from protocol.exchange.runner import PART_BUFFERS
+from protocol.exchange.buffers import PART_BUFFERS
 from protocol.run.manifest import RunManifest
 from protocol.wire.messages import Role
 from trainer.config import TrainingConfig

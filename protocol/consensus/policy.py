@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protocol.consensus.terms import Effect, Send, View
+from protocol.consensus.effects import RoundEffect, Send
+from protocol.consensus.terms import View
 from protocol.exchange.assignment import assign_owners
 from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import quorum_size
@@ -62,7 +63,7 @@ class Closing:
         """Whether, as we see it, at least half of the live trainers are ready: before that nobody has to stop."""
         return sum(self.lives(peer, view) for peer in self.readys) >= len(self.waiting_for(view))
 
-    def gather(self, view: View, now: float) -> tuple[list[Effect], bool]:
+    def gather(self, view: View, now: float) -> tuple[list[RoundEffect], bool]:
         """Whether the round may be closed, and whom to ask to finish."""
         ready = [peer for peer in self.readys if self.lives(peer, view)]
         waiting = self.waiting_for(view)
@@ -88,6 +89,7 @@ class Closing:
         return ([Send(ask, finish)] if ask else []), late_s >= FINISH_S
 
     def proposer(self, view: View, attempt: int) -> PeerId | None:
+        """The peer whose turn it is to propose in this attempt; None when nobody is ready."""
         agreed = self.agreed(view)
         electors = [peer for peer in self.base.electors if peer in agreed]
         return min(electors or agreed, key=lambda peer: self._draw(peer, attempt), default=None)
@@ -129,9 +131,11 @@ class Closing:
                    ((peer in view and view[peer].left) or self.long_silent(peer, view)) for peer in named)
 
     def lives(self, peer: PeerId, view: View) -> bool:
+        """Whether a peer is alive; we are."""
         return peer == self.me or (peer in view and view[peer].live)
 
     def long_silent(self, peer: PeerId, view: View) -> bool:
+        """Whether a peer is not alive and has been silent for `eviction_s`."""
         seen = view.get(peer)
         return peer != self.me and seen is not None and not seen.live and seen.silent_s >= self.settings.eviction_s
 

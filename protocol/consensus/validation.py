@@ -1,6 +1,6 @@
-"""What makes sense in a round: checks of plans, records and motions that need nothing but the statement and its base.
+"""Checks of plans, records and motions that need nothing but the statement, the base and the settings of the round.
 
-Pure.  Who may propose, and who is promised to, is `protocol.consensus.machine`' matter.
+Pure.  A flaw is a phrase for the log.  Which proposer is promised to is `protocol.consensus.acceptor`'s matter.
 """
 
 from __future__ import annotations
@@ -14,28 +14,40 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Plan, Provenance, Ready, Record
 
 
-def plan_fits(settings: RoundSettings, base: Base, plan: Plan) -> bool:
-    """A plan for this round, with sorted members of a lawful number, and an owner for each chunk."""
+def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
+    """Why this cannot be a plan of the round on `base`; None when it can be."""
     peers = [member.peer for member in plan.members]
     if plan.round != base.round or plan.base != base.tip:
-        return False
-    if peers != sorted(set(peers)) or not settings.min_members <= len(peers) <= settings.max_members:
-        return False
+        return "its plan is for another round"
+    if peers != sorted(set(peers)):
+        return "the members of its plan are not sorted, or not distinct"
+    if not settings.min_members <= len(peers) <= settings.max_members:
+        return f"its plan has {len(peers)} members, not {settings.min_members} to {settings.max_members}"
     if any(member.tokens > settings.max_tokens for member in plan.members):
-        return False
-    return len(plan.owners) == settings.chunks and max(plan.owners) < len(peers)
+        return f"a member of its plan has more than {settings.max_tokens} tokens"
+    if len(plan.owners) != settings.chunks:
+        return f"its plan has {len(plan.owners)} chunks, not {settings.chunks}"
+    if max(plan.owners) >= len(peers):
+        return "a chunk of its plan has an owner that is no member"
+    return None
 
 
-def motion_fits(settings: RoundSettings, base: Base, record: Record, index: Sequence[ChunkEntry],
-                provenance: Provenance) -> bool:
-    """A record that could be the next one, and a provenance of its shape.  Signatures are the auditor's to check."""
+def flaw_of_motion(settings: RoundSettings, base: Base, record: Record, index: Sequence[ChunkEntry],
+                   provenance: Provenance) -> str | None:
+    """Why this cannot be the next record with its provenance; None when it can be.
+
+    The signatures of the provenance are not checked: that is the auditor's matter.
+    """
     try:
         verify_record(settings, record, index, base)
-    except Malformed:
-        return False
-    members, sizes = len(record.members), (provenance.owners, provenance.signers, provenance.signatures)
-    return (all(len(size) == settings.chunks for size in sizes)
-            and max(provenance.owners) < members and max(provenance.signers) < members)
+    except Malformed as error:
+        return str(error)
+    sizes = (provenance.owners, provenance.signers, provenance.signatures)
+    if any(len(size) != settings.chunks for size in sizes):
+        return "its provenance is not of this many chunks"
+    if max(*provenance.owners, *provenance.signers) >= len(record.members):
+        return "its provenance names an owner or a signer that is no member"
+    return None
 
 
 def plan_of(record: Record, provenance: Provenance) -> Plan:
@@ -45,7 +57,7 @@ def plan_of(record: Record, provenance: Provenance) -> Plan:
 
 
 def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:
-    """The plan has this contribution: not one of an earlier life, and not somebody's invention."""
+    """Whether the plan has the contribution that `peer` said READY for: not one of an earlier life, nor an invented one."""
     return ready is not None and any(
         member.peer == peer and (member.root, member.tokens) == (ready.root, ready.tokens) for member in plan.members)
 

@@ -3,7 +3,7 @@
 Performs what the machine decides: `Sender` pushes chunks, `Receiver` checks every byte that comes in, `Averager` averages
 in worker threads.
 
-Memory: parts that wait for their chunk's average are limited to `PART_BUFFERS` in all, shared out equally among the
+Memory: parts that wait for their chunk's average are limited to `buffers.PART_BUFFERS` in all, shared out equally among the
 senders.  Each sender sends in the same order, and no push starts while the one so many places before it is under way as a
 sender has buffers at the receiver: so the lowest unfinished chunk always finds room and nothing deadlocks.
 """

@@ -13,7 +13,7 @@ import trio
 
 from kernels.layout import payload_bytes
 from protocol.audit.auditor import Auditor, Unaccountable
-from protocol.consensus.terms import HoldResult
+from protocol.consensus.effects import ObtainResult
 from protocol.consensus.validation import plan_of
 from protocol.events import Notice
 from protocol.exchange.assignment import plan_hash
@@ -62,7 +62,7 @@ class Holding:
         self._certified: dict[bytes, None] = {}
         self._motion: _Motion | None = None
 
-    async def hold(self, effect: HoldResult) -> None:
+    async def hold(self, effect: ObtainResult) -> None:
         """Until it is on disk, or the record is not to be voted for.  Asked twice for the same, it does it once."""
         root, under_way = Hash(effect.record.result_root), self._motion
         if effect.provenance is None:
@@ -94,17 +94,17 @@ class Holding:
             if self._motion is mine:
                 self._motion = None
 
-    async def _check(self, effect: HoldResult) -> None:
+    async def _check(self, effect: ObtainResult) -> None:
         assert effect.provenance is not None
         running = self._exchanges.get(plan_hash(plan_of(effect.record, effect.provenance)))
         await self._auditor.check(effect.record, effect.index, effect.provenance, running.exchange if running else None)
 
-    async def _bring(self, effect: HoldResult, root: Hash) -> None:
+    async def _bring(self, effect: ObtainResult, root: Hash) -> None:
         if self._replica.store.open_result(effect.record.round, root) is None:
             await self._assemble(effect, root)
         self._on_held(root)
 
-    async def _assemble(self, effect: HoldResult, root: Hash) -> None:
+    async def _assemble(self, effect: ObtainResult, root: Hash) -> None:
         """Our exchange's chunks where they are the same, the others fetched, and looked at if it is not certified."""
         replica, record, index = self._replica, effect.record, effect.index
         running = next(reversed(self._exchanges.values()), None)

@@ -16,8 +16,30 @@ import trio
 from kernels.layout import payload_bytes
 from protocol.audit.auditor import Auditor
 from protocol.audit.evidence import Evidence, Verdict
+from protocol.consensus.effects import (
+    BeginExchange,
+    Committed,
+    FinishCompute,
+    ObtainResult,
+    Persist,
+    Reject,
+    Repair,
+    RoundEffect,
+    Send,
+)
+from protocol.consensus.events import (
+    Arrived,
+    AuditFailed,
+    AverageDisproved,
+    ExchangeDone,
+    ExchangeMoved,
+    ResultObtained,
+    RoundEvent,
+    StateHashed,
+    Tick,
+)
 from protocol.consensus.machine import RoundMachine
-from protocol.consensus.terms import BeginExchange, Committed, Effect, FinishCompute, HoldResult, Keep, Repair, Send, View
+from protocol.consensus.terms import View
 from protocol.events import ComputeProgress, Dropped, Notice, ReadySent, RoundProposed, RoundVoted
 from protocol.exchange.assignment import contribution_leaves, plan_hash
 from protocol.exchange.runner import ExchangeRunner
@@ -41,14 +63,11 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     Body,
     Commit,
-    Finish,
-    Motion,
     Phase,
     Plan,
     Promise,
     Proposal,
     Ready,
-    Refusal,
     Vote,
     WhyIdle,
     decode_body,
@@ -127,7 +146,8 @@ class RoundRunner:
         self.work = Work(replica.layout)
         self.warmed_pid = warmed_pid
         self._catch_up, self._pause, self._set_phase = catch_up, pause, set_phase
-        self._put, self._take = trio.open_memory_channel[Callable[[], list[Effect]]](QUEUE)
+        self._put, self._take = trio.open_memory_channel[tuple[RoundEvent, PeerId, int]](QUEUE)
+        self._noted: dict[type[RoundEvent], tuple[RoundEvent, float]] = {}
         self._waiting_bytes: Counter[PeerId] = Counter()
         self._exchanges: dict[Hash, RunningExchange] = {}
         auditor = Auditor(session, replica, offload, self._lives, self.work, convict)
@@ -191,16 +211,13 @@ class RoundRunner:
             self.session.emit(Dropped(bringer, "statement", "too many bytes are waiting"))
             return
 
-        def handle() -> list[Effect]:
-            held[bringer] -= size
-            return self._handle(sender, body, envelope)
-
-        if self._post(handle):
+        if self._post(Arrived(sender, body, envelope.signature), bringer, size):
             held[bringer] += size
 
-    def _post(self, handle: Callable[[], list[Effect]]) -> bool:
+    def _post(self, event: RoundEvent, bringer: PeerId, size: int = 0) -> bool:
+        """Queue an event for the machine.  size: bytes of a statement, charged to its bringer until it is handled."""
         try:
-            self._put.send_nowait(handle)
+            self._put.send_nowait((event, bringer, size))
             return True
         except trio.BrokenResourceError:
             return False  # the round is over
@@ -208,51 +225,41 @@ class RoundRunner:
             self.session.emit(Dropped(self.session.me, "statement", "too many are waiting"))
             return False
 
-    def _handle(self, sender: PeerId, body: Body, envelope: Envelope) -> list[Effect]:
-        machine, now = self.machine, trio.current_time()
-        if isinstance(body, Ready):
-            machine.on_ready(sender, body)
-            return machine.tick(self.view(), now)
-        if isinstance(body, Proposal):
-            return machine.on_proposal(sender, body, self.view(), now)
-        if isinstance(body, Promise):
-            return machine.on_promise(sender, body, now)
-        if isinstance(body, Motion):
-            return machine.on_motion(sender, body, self.view(), now)
-        if isinstance(body, Vote):
-            return machine.on_vote(sender, body, envelope)
-        if isinstance(body, Commit):
-            return self._handle_commit(sender, body)
-        if isinstance(body, Refusal):
-            return machine.on_refusal(sender, body, now)
-        if isinstance(body, Finish):
-            return machine.on_finish(sender, body, self.view())
-        return []
+    def _tell(self, event: RoundEvent) -> None:
+        """Queue an event of our own."""
+        self._post(event, self.session.me)
 
-    def _handle_commit(self, sender: PeerId, commit: Commit) -> list[Effect]:
-        sources = [sender, *(PeerId(member.peer) for member in commit.record.members)]
-        try:
-            return self.machine.on_commit(commit, [peer for peer in dict.fromkeys(sources) if peer != self.session.me])
-        except Malformed as error:
-            self.session.emit(Dropped(sender, "commit", str(error)))
-            return []
+    def _note(self, event: StateHashed | ExchangeMoved) -> None:
+        """Tell the machine before the next queued event.
+
+        Of what asks for nothing only the newest of a kind counts: chunks arrive by hundreds, and must not fill the queue.
+        """
+        self._noted[type(event)] = (event, trio.current_time())
+
+    def _handle(self, event: RoundEvent) -> list[RoundEffect]:
+        view, now = self.view(), trio.current_time()
+        for noted, at in self._noted.values():
+            self.machine.handle(noted, view, at)
+        self._noted.clear()
+        return self.machine.handle(event, view, now)
 
     async def _drive(self) -> None:
         async with self._take:
-            async for handle in self._take:
-                for effect in handle():
+            async for event, bringer, size in self._take:
+                self._waiting_bytes[bringer] -= size
+                for effect in self._handle(event):
                     await self._perform(effect)
 
     async def _tick(self) -> None:
         while True:
-            self._post(lambda: self.machine.tick(self.view(), trio.current_time()))
+            self._tell(Tick())
             self._show_waiting()
             await trio.sleep(TICK_S)
 
     def _show_waiting(self) -> None:
         if self.work.ready is None or self._exchanges or self._pause.on:
             return
-        waiting = self.machine.closing.waiting_for(self.view()) or self.machine.closing.coming(self.view())
+        waiting = self.machine.waiting_for(self.view())
         ready = len(self.machine.readys)
         least = self.replica.rounds.min_members
         if ready < least and not waiting:
@@ -269,9 +276,9 @@ class RoundRunner:
 
     # -- effects ------------------------------------------------------------------------------------------------------
 
-    async def _perform(self, effect: Effect) -> None:
+    async def _perform(self, effect: RoundEffect) -> None:
         assert self._nursery is not None
-        if isinstance(effect, Keep):
+        if isinstance(effect, Persist):
             await self._offload(self.replica.store.save_promise, effect.promise.encode())
         elif isinstance(effect, Send):
             self._send(effect)
@@ -280,10 +287,12 @@ class RoundRunner:
         elif isinstance(effect, FinishCompute):
             if self._trainer is not None:
                 self._trainer.finish()
-        elif isinstance(effect, HoldResult):
+        elif isinstance(effect, ObtainResult):
             self._nursery.start_soon(self._holding.hold, effect)
         elif isinstance(effect, Committed):
             self.end(effect.commit)
+        elif isinstance(effect, Reject):
+            self.session.emit(Dropped(effect.sender, effect.what, effect.reason))
         elif isinstance(effect, Repair) and not self._state_verified:
             self.end(Wrong(effect.digest))
 
@@ -320,7 +329,8 @@ class RoundRunner:
 
     async def _work(self) -> None:
         """Train, and say READY; again from the start when the trainer dies."""
-        self.machine.state_digest = await self._offload(self.replica.state.digest)
+        state_digest = await self._offload(self.replica.state.digest)
+        self._note(StateHashed(state_digest))
         if self._trainer is None:
             self._set_phase(Phase.SEEDING, WhyIdle.NOT_A_TRAINER, "this peer keeps and serves the state, it does not train")
             return
@@ -334,7 +344,7 @@ class RoundRunner:
             except TrainerDied as death:
                 self._set_phase(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
                 continue
-            await self._say_ready(contribution)
+            await self._say_ready(contribution, state_digest)
             return
 
     async def _compute(self) -> Contribution:
@@ -365,14 +375,13 @@ class RoundRunner:
         self.session.emit(ComputeProgress(progress.round, progress.steps, total, progress.loss, pace.tokens_per_s,
                                         pace.left_s(total - progress.steps) or 0.0))
 
-    async def _say_ready(self, contribution: Contribution) -> None:
+    async def _say_ready(self, contribution: Contribution, state_digest: Hash) -> None:
         work = self.work
         leaves = await self._offload(contribution_leaves, contribution.data, self.replica.layout)
-        assert self.machine.state_digest is not None
         ready = Ready(round=self.base.round, base=self.base.tip, incarnation=self._settings.incarnation,
                       serial=next(self._serials), tokens=contribution.tokens, steps=contribution.steps,
                       loss=contribution.loss, norm=contribution.norm, root=tree_root(leaves),
-                      state_digest=self.machine.state_digest)
+                      state_digest=state_digest)
         envelope = self.session.seal(ready)
         work.leaves = leaves
         work.contribution, work.ready, work.ready_raw = contribution, ready, envelope.raw
@@ -408,7 +417,7 @@ class RoundRunner:
         self._nursery.start_soon(running.exchange.run)
         await running.exchange.done.wait()
         entries, provenance = running.exchange.entries(), running.exchange.provenance()
-        self._post(lambda: self.machine.on_exchange_done(name, entries, provenance, trio.current_time()))
+        self._tell(ExchangeDone(name, entries, provenance))
 
     async def exchange_for(self, plan: Hash) -> ExchangeRunner | None:
         """The exchange of this plan; waits a little for a plan that is on its way."""
@@ -419,7 +428,7 @@ class RoundRunner:
         return running.exchange if running else None
 
     def exchange_moved(self) -> None:
-        self.machine.on_progress(trio.current_time())
+        self._note(ExchangeMoved())
 
     def peer_dead(self, peer: PeerId) -> None:
         for running in self._exchanges.values():
@@ -430,16 +439,16 @@ class RoundRunner:
         self.peer_dead(verdict.peer)
         if verdict.false_chunk is not None:
             chunk, hash = verdict.false_chunk
-            self._post(lambda: self.machine.on_false_chunk(verdict.peer, chunk, hash, trio.current_time()))
+            self._tell(AverageDisproved(verdict.peer, chunk, hash))
 
     def _lives(self, peer: PeerId) -> bool:
         return self._membership.is_live(peer)
 
     def _on_held(self, root: Hash) -> None:
-        self._post(lambda: self.machine.on_result_held(root))
+        self._tell(ResultObtained(root))
 
     def _on_refused(self, root: Hash) -> None:
-        self._post(lambda: self.machine.on_refused(root, trio.current_time()))
+        self._tell(AuditFailed(root))
 
     def peer_alive(self, peer: PeerId) -> None:
         for running in self._exchanges.values():

@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 import trio
 
-from protocol.consensus.terms import Effect, Send
+from protocol.consensus.effects import RoundEffect, Send
 from protocol.exchange.runner import ExchangeRunner
 from protocol.exchange.sending import Sender
 from protocol.node.node import Node
@@ -39,7 +39,8 @@ from tests.simulation.world import World, simulated_run
 
 ROLES = ("proposer", "owner", "member", "joiner")
 SENT = ("Finish", "Proposal", "Promise", "Motion", "Vote", "Commit", "Ready", "Refusal")
-ROUND_EFFECTS = (*(f"Send {kind}" for kind in SENT), "Keep", "BeginExchange", "FinishCompute", "HoldResult", "Committed")
+ROUND_EFFECTS = (*(f"Send {kind}" for kind in SENT), "Persist", "BeginExchange", "FinishCompute", "ObtainResult",
+                 "Committed")
 EXCHANGE_EFFECTS = ("SendPart", "SendResult", "Reduce", "Ask", "Lost", "Done", "push")
 SHELL_ACTS = ("say ready", "append", "apply", "checkpoint")
 RESTART_S = 3.0
@@ -105,7 +106,7 @@ class Trap:
         me, machine = runner.session.me, runner.machine
         if runner.base.round and me not in runner.base.electors:
             self.roles[me] = "joiner"
-        elif machine._mine is not None:
+        elif machine.is_proposing:
             self.roles[me] = "proposer"
         elif machine.plan is not None and me in {machine.plan.members[owner].peer for owner in machine.plan.owners}:
             self.roles[me] = "owner"
@@ -119,7 +120,7 @@ def laid(trap: Trap) -> Iterator[None]:
     perform, exchange, push = RoundRunner._perform, ExchangeRunner._perform, Sender._push_until_over
     say_ready, append, apply_result, checkpoint = RoundRunner._say_ready, History.append, CatchUp.apply, Node._checkpoint
 
-    async def performs(self: RoundRunner, effect: Effect) -> None:
+    async def performs(self: RoundRunner, effect: RoundEffect) -> None:
         trap.role(self)
         what = f"Send {type(effect.body).__name__}" if isinstance(effect, Send) else type(effect).__name__
         trap.passing(what, "before", self.session.me)

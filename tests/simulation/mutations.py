@@ -15,11 +15,12 @@ from unittest.mock import patch
 import trio
 
 from protocol.audit import evidence
-from protocol.consensus import machine as rounds
-from protocol.consensus import policy as closing
+from protocol.consensus import policy, proposer
+from protocol.consensus.acceptor import Acceptor
+from protocol.consensus.effects import Persist, RoundEffect
 from protocol.consensus.machine import RoundMachine
 from protocol.consensus.policy import Closing
-from protocol.consensus.terms import Effect, Keep
+from protocol.consensus.proposer import Proposer
 from protocol.exchange import averaging
 from protocol.exchange.machine import ExchangeMachine
 from protocol.node.round_runner import RoundRunner
@@ -68,7 +69,7 @@ def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
 
 
 def _quorum_of_one() -> Sequence[Any]:
-    return [patch.object(module, "quorum_size", lambda voters: 1) for module in (chain, closing, rounds)]
+    return [patch.object(module, "quorum_size", lambda voters: 1) for module in (chain, policy, proposer)]
 
 
 def _promise_not_kept() -> Sequence[Any]:
@@ -78,11 +79,11 @@ def _promise_not_kept() -> Sequence[Any]:
 def _carried_vote_ignored() -> Sequence[Any]:
     """The proposer puts its own record to the vote, whatever was voted for before."""
     def forgetful(on_promise: Any) -> Any:
-        def forgets(self: RoundMachine, sender: Any, promise: Promise, now: float) -> list[Effect]:
-            effects: list[Effect] = on_promise(self, sender, promise.model_copy(update={"voted": None}), now)
+        def forgets(self: Proposer, sender: Any, promise: Promise, now: float) -> list[RoundEffect]:
+            effects: list[RoundEffect] = on_promise(self, sender, promise.model_copy(update={"voted": None}), now)
             return effects
         return forgets
-    return [_instead(RoundMachine, "on_promise", forgetful)]
+    return [_instead(Proposer, "on_promise", forgetful)]
 
 
 # -- parity -------------------------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ def _ready_member_dropped() -> Sequence[Any]:
             peers = agreed(self, view)
             return peers[:-1] if len(peers) > 2 else peers
         return fewer
-    return [_instead(Closing, "agreed", short), patch.object(RoundMachine, "_is_left_out", lambda self, plan: False)]
+    return [_instead(Closing, "agreed", short), patch.object(Acceptor, "_is_left_out", lambda self, plan: False)]
 
 
 # -- progress -----------------------------------------------------------------------------------------------------------
@@ -177,8 +178,8 @@ def _unsynced_result_believed() -> Sequence[Any]:
 def _sent_before_kept() -> Sequence[Any]:
     """A vote is on its way a moment before it is on the disk."""
     def hasty(perform: Any) -> Any:
-        async def performs(self: RoundRunner, effect: Effect) -> None:
-            if isinstance(effect, Keep):
+        async def performs(self: RoundRunner, effect: RoundEffect) -> None:
+            if isinstance(effect, Persist):
                 async def later() -> None:
                     await trio.sleep(0.5)
                     await perform(self, effect)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from protocol.consensus.effects import BeginExchange, Committed, ObtainResult, Persist, RoundEffect, Send
+from protocol.consensus.events import Arrived, AuditFailed, ExchangeDone, ResultObtained, RoundEvent, StateHashed, Tick
 from protocol.consensus.machine import RoundMachine
-from protocol.consensus.terms import BeginExchange, Committed, Effect, HoldResult, Keep, PeerView, Send, View
+from protocol.consensus.terms import PeerView, View
 from protocol.exchange.assignment import plan_hash
 from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import genesis_tip, index_root
@@ -21,16 +23,11 @@ from protocol.wire.messages import (
     Body,
     ChunkEntry,
     Commit,
-    Finish,
     Member,
-    Motion,
     Promise,
-    Proposal,
     Provenance,
     Ready,
     Record,
-    Refusal,
-    Vote,
     pack,
 )
 
@@ -77,23 +74,24 @@ class Parliament:
         """Results that nobody can account for."""
         self.queue: list[tuple[PeerId, PeerId, Body]] = []
         self.silent_since: dict[PeerId, float] = {}
-        self.performed: list[Effect] = []
+        self.performed: list[RoundEffect] = []
 
     def _seat(self, identity: Identity, kept: Promise | None) -> Seat:
         machine = RoundMachine(identity.peer_id, settings(), self.base, self.now, kept)
-        machine.state_digest = ZERO_HASH
+        machine.handle(StateHashed(ZERO_HASH), {}, self.now)
         return Seat(identity, machine, kept=kept)
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def ready(self, *peers: PeerId, life: int = 1) -> None:
-        """These peers say READY in their `life`th life, and everybody hears it."""
+    def ready(self, *peers: PeerId, state_digest: Hash = ZERO_HASH, life: int = 1) -> None:
+        """These peers say READY in their `life`th life, and everybody alive hears it."""
         for peer in peers or tuple(self.seats):
             root = chunk_hash(peer.encode() + bytes([life]))
             statement = Ready(round=self.base.round, base=self.base.tip, incarnation=life, serial=0, tokens=1000,
-                              steps=10, loss=2.0, norm=1.0, root=root, state_digest=ZERO_HASH)
+                              steps=10, loss=2.0, norm=1.0, root=root, state_digest=state_digest)
             for seat in self.seats.values():
-                seat.machine.on_ready(peer, statement)
+                if seat.alive:
+                    self.hand_over(peer, seat, statement)
 
     def crash(self, peer: PeerId) -> None:
         self.seats[peer].alive = False
@@ -111,7 +109,7 @@ class Parliament:
             self.now += step
             for seat in list(self.seats.values()):
                 if seat.alive:
-                    self.perform(seat, seat.machine.tick(self.view(seat.me), self.now))
+                    self.tell(seat, Tick())
             self.deliver()
 
     def deliver(self) -> None:
@@ -127,31 +125,20 @@ class Parliament:
             if self.seats[to].alive:
                 self.hand_over(sender, self.seats[to], body)
 
-    def hand_over(self, sender: PeerId, seat: Seat, body: Body) -> None:
-        machine, view = seat.machine, self.view(seat.me)
-        effects: list[Effect] = []
-        if isinstance(body, Proposal):
-            effects = machine.on_proposal(sender, body, view, self.now)
-        elif isinstance(body, Promise):
-            effects = machine.on_promise(sender, body, self.now)
-        elif isinstance(body, Motion):
-            effects = machine.on_motion(sender, body, view, self.now)
-        elif isinstance(body, Vote):
-            effects = machine.on_vote(sender, body, pack(self.seats[sender].identity, RUN, body))
-        elif isinstance(body, Commit):
-            effects = machine.on_commit(body, [sender])
-        elif isinstance(body, Ready):
-            seat.machine.on_ready(sender, body)
-        elif isinstance(body, Refusal):
-            effects = machine.on_refusal(sender, body, self.now)
-        elif isinstance(body, Finish):
-            effects = machine.on_finish(sender, body, self.view(seat.me))
-        self.perform(seat, effects)
+    def hand_over(self, sender: PeerId, seat: Seat, body: Body) -> list[RoundEffect]:
+        """`seat` is told that this statement arrived."""
+        return self.tell(seat, Arrived(sender, body, pack(self.seats[sender].identity, RUN, body).signature))
 
-    def perform(self, seat: Seat, effects: list[Effect]) -> None:
+    def tell(self, seat: Seat, event: RoundEvent) -> list[RoundEffect]:
+        """The machine of `seat` handles an event, and its effects are performed."""
+        effects = seat.machine.handle(event, self.view(seat.me), self.now)
+        self.perform(seat, effects)
+        return effects
+
+    def perform(self, seat: Seat, effects: list[RoundEffect]) -> None:
         self.performed += effects
         for effect in effects:
-            if isinstance(effect, Keep):
+            if isinstance(effect, Persist):
                 seat.kept = effect.promise
             elif isinstance(effect, Send):
                 self.queue.extend((seat.me, to, effect.body) for to in effect.to)
@@ -161,18 +148,18 @@ class Parliament:
                 entries = self.entries(seat, len(effect.plan.members))
                 owners = effect.plan.owners
                 provenance = Provenance(owners=owners, signers=owners, signatures=[bytes(64)] * CHUNKS)
-                self.perform(seat, seat.machine.on_exchange_done(name, entries, provenance, self.now))
-            elif isinstance(effect, HoldResult) and effect.record.result_root in self.refused:
-                self.perform(seat, seat.machine.on_refused(effect.record.result_root, self.now))
-            elif isinstance(effect, HoldResult):
-                self.perform(seat, seat.machine.on_result_held(effect.record.result_root))
+                self.tell(seat, ExchangeDone(name, entries, provenance))
+            elif isinstance(effect, ObtainResult) and effect.record.result_root in self.refused:
+                self.tell(seat, AuditFailed(effect.record.result_root))
+            elif isinstance(effect, ObtainResult):
+                self.tell(seat, ResultObtained(effect.record.result_root))
             elif isinstance(effect, Committed):
                 seat.committed = effect.commit
 
-    def entries(self, seat: Seat, members: int) -> list[ChunkEntry]:
+    def entries(self, seat: Seat, members: int) -> tuple[ChunkEntry, ...]:
         version = seat.me.encode() if self.versions else b"true" if self.lie or self.refused else b""
         mask = bytes([(1 << members) - 1]) if members <= 8 else bytes([255, (1 << (members - 8)) - 1])
-        return [ChunkEntry(hash=chunk_hash(version + bytes([chunk])), mask=mask) for chunk in range(CHUNKS)]
+        return tuple(ChunkEntry(hash=chunk_hash(version + bytes([chunk])), mask=mask) for chunk in range(CHUNKS))
 
     def view(self, me: PeerId) -> View:
         return {peer: PeerView(seat.alive, seat.alive and peer not in self.near, False,

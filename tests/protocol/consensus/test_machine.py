@@ -5,10 +5,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.consensus.terms import FinishCompute, Keep, Send
+from protocol.consensus.effects import FinishCompute, Persist, Reject, RoundEffect, Send
+from protocol.consensus.events import AverageDisproved, StateHashed
+from protocol.consensus.policy import Closing
 from protocol.state.chain import record_hash, verify_commit
-from protocol.wire.hashes import ZERO_HASH
-from protocol.wire.messages import Finish, Motion, Promise, Proposal, Ready, Refusal
+from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Finish, Motion, Promise, Proposal, Refusal
 from tests.protocol.consensus.parliament import Parliament
 from tests.protocol.consensus.parliament import settings as round_settings
 
@@ -102,8 +105,6 @@ def test_a_minority_does_not_commit_before_the_eviction_time_and_does_after() ->
 def test_proposer_dies_after_the_promises_and_the_next_one_finishes_the_round() -> None:
     parliament = Parliament(4)
     parliament.ready()
-    for seat in parliament.seats.values():
-        parliament.perform(seat, seat.machine.tick(parliament.view(seat.me), 0.5))
     proposer = next(sender for sender, _, _ in parliament.queue)
     for sender, to, body in list(parliament.queue):
         parliament.queue.remove((sender, to, body))
@@ -118,20 +119,18 @@ def test_a_contradicting_ready_of_the_same_incarnation_is_refused() -> None:
     parliament = Parliament(2)
     first, second = parliament.seats
     parliament.ready()
-    machine = parliament.seats[first].machine
-    other = machine.readys[second].model_copy(update={"tokens": 999_999})
-    assert isinstance(other, Ready) and not machine.on_ready(second, other)
-    assert machine.readys[second].tokens == 1000
+    seat = parliament.seats[first]
+    parliament.hand_over(second, seat, seat.machine.readys[second].model_copy(update={"tokens": 999}))
+    assert seat.machine.readys[second].tokens == 1000
 
 
 def test_another_state_digest_is_not_averaged() -> None:
     parliament = Parliament(3)
-    odd = list(parliament.seats)[0]
-    parliament.ready()
-    for seat in parliament.seats.values():
-        statement = seat.machine.readys[odd].model_copy(update={"state_digest": b"\x01" * 32})
-        seat.machine.readys[odd] = statement
-    parliament.seats[odd].machine.state_digest = b"\x01" * 32  # type: ignore[assignment]
+    odd, *others = parliament.seats
+    digest = Hash(b"\x01" * 32)
+    parliament.tell(parliament.seats[odd], StateHashed(digest))
+    parliament.ready(*others)
+    parliament.ready(odd, state_digest=digest)
     parliament.run(60)
     commit = next(seat.committed for seat in parliament.seats.values() if seat.committed)
     assert commit.record.state_digest == ZERO_HASH
@@ -158,7 +157,7 @@ def test_agreement_and_progress_with_a_majority_under_loss_crashes_and_restarts(
                 if parliament.seats[other].alive and other != peer:
                     statement = parliament.seats[other].machine.readys.get(other)
                     if statement is not None:
-                        parliament.seats[peer].machine.on_ready(other, statement)
+                        parliament.hand_over(other, parliament.seats[peer], statement)
         elif len(down) + 1 <= (electors - 1) // 2:
             parliament.crash(peer)
         assert len(parliament.records()) <= 1
@@ -172,11 +171,17 @@ def test_agreement_and_progress_with_a_majority_under_loss_crashes_and_restarts(
             assert seat.committed is not None
 
 
+def closing(parliament: Parliament, me: PeerId) -> Closing:
+    """The policy of `me`, who has heard every READY."""
+    policy = Closing(me, round_settings(), parliament.base)
+    for peer, ready in parliament.seats[me].machine.readys.items():
+        assert policy.add(peer, ready)
+    return policy
+
+
 def promises(parliament: Parliament) -> None:
     """Ready, proposed, promised; motions and votes are not delivered yet."""
     parliament.ready()
-    for seat in parliament.seats.values():
-        parliament.perform(seat, seat.machine.tick(parliament.view(seat.me), 0.5))
     for kinds in ((Proposal,), (Promise,)):
         for sender, to, body in list(parliament.queue):
             if isinstance(body, kinds):
@@ -195,7 +200,7 @@ def test_a_record_proven_false_after_one_vote_is_made_anew_without_the_liar() ->
     liar = next(peer for peer in parliament.seats if peer not in (sender, to))
     for seat in parliament.seats.values():
         if seat.me != liar:
-            seat.machine.on_false_chunk(liar, 0, motion.index[0].hash, parliament.now)
+            parliament.tell(seat, AverageDisproved(liar, 0, motion.index[0].hash))
     parliament.crash(liar)
     parliament.lie = motion.index[0].hash
     parliament.run(40)
@@ -209,13 +214,14 @@ def test_nobody_follows_a_plan_that_leaves_most_out() -> None:
     parliament = Parliament(4)
     parliament.ready()
     first, *others = parliament.seats
-    plan = parliament.seats[first].machine.closing.make_plan({first: parliament.view(first)[first]})
+    parliament.queue.clear()
+    plan = closing(parliament, first).make_plan({first: parliament.view(first)[first]})
     assert plan is not None and [member.peer for member in plan.members] == [first]
     for attempt in range(3):
         for peer in others:
-            machine, proposal = parliament.seats[peer].machine, Proposal(attempt=attempt, plan=plan, evicted=[])
-            effects = machine.on_proposal(first, proposal, parliament.view(peer), 1.0)
-            assert not any(isinstance(effect, Keep) for effect in effects), "no promise"
+            effects = parliament.hand_over(first, parliament.seats[peer], Proposal(attempt=attempt, plan=plan, evicted=[]))
+            assert not any(isinstance(effect, Persist) for effect in effects), "no promise"
+            assert any(isinstance(effect, Reject) for effect in effects), "and it says why"
 
 
 def test_a_plan_whose_contributions_were_lost_with_their_makers_is_made_anew() -> None:
@@ -247,10 +253,15 @@ def test_a_rival_does_not_take_over_while_the_proposer_works() -> None:
     plan, view = machine.plan, parliament.view(machine.me)
     assert plan is not None
     rival = next(peer for peer in parliament.seats
-                 if peer not in (proposer, machine.me, machine.closing.proposer(view, 9)))
-    assert not machine.on_proposal(rival, Proposal(attempt=9, plan=plan, evicted=[]), view, parliament.now)
-    assert not machine.on_proposal(rival, Proposal(attempt=10_000, plan=plan, evicted=[]), view, parliament.now + 60)
-    assert machine.on_proposal(rival, Proposal(attempt=9, plan=plan, evicted=[]), view, parliament.now + 60)
+                 if peer not in (proposer, machine.me, closing(parliament, machine.me).proposer(view, 9)))
+
+    def proposes(attempt: int) -> list[RoundEffect]:
+        return parliament.hand_over(rival, parliament.seats[machine.me], Proposal(attempt=attempt, plan=plan, evicted=[]))
+
+    assert proposes(9) == [Reject(rival, "proposal", "the proposer that we promised is at work")]
+    parliament.now += 60
+    assert proposes(10_000) == [Reject(rival, "proposal", "attempt 10000 is too far ahead of attempt 0")]
+    assert any(isinstance(effect, Persist) for effect in proposes(9))
 
 
 def test_refusals_begin_the_next_attempt() -> None:
@@ -263,5 +274,39 @@ def test_refusals_begin_the_next_attempt() -> None:
         if peer != proposer:
             refused = Refusal(round=machine.base.round, base=machine.base.tip, attempt=before, proposer=proposer,
                               record_hash=record_hash(motion.record))
-            machine.on_refusal(peer, refused, parliament.now)
+            parliament.hand_over(peer, parliament.seats[proposer], refused)
     assert machine.attempt == before + 1
+
+
+def test_a_ready_member_that_the_proposer_did_not_hear_protests_and_is_in_the_record() -> None:
+    """Its READY, sent in answer to a plan without it, is delivered like any other statement."""
+    parliament = Parliament(2)
+    proposer, unheard = sorted(parliament.seats, key=lambda peer: peer != first_proposer(parliament))
+    parliament.ready(proposer)
+    statement = parliament.seats[proposer].machine.readys[proposer].model_copy(update={"root": chunk_hash(unheard.encode())})
+    parliament.hand_over(unheard, parliament.seats[unheard], statement)
+    parliament.run(60)
+    assert len(parliament.records()) == 1
+    assert unheard in [member.peer for member in parliament.commits()[0].record.members]
+
+
+def first_proposer(parliament: Parliament) -> PeerId:
+    """Whose turn it is in attempt 0 when everybody is ready."""
+    everybody = Parliament(len(parliament.seats))
+    everybody.ready()
+    return next(sender for sender, _, _ in everybody.queue)
+
+
+def test_a_commit_whose_certificate_does_not_hold_is_rejected_with_the_reason() -> None:
+    parliament = Parliament(3)
+    first, second, _ = parliament.seats
+    parliament.ready()
+    parliament.run(3)
+    commit = parliament.commits()[0]
+    other = Parliament(3)
+    forged = commit.model_copy(update={"certificate": commit.certificate.model_copy(
+        update={"votes": commit.certificate.votes[:1]})})
+    rejected = other.hand_over(second, other.seats[first], forged)
+    assert [type(effect) for effect in rejected] == [Reject] and not other.commits()
+    other.hand_over(second, other.seats[first], commit)
+    assert other.seats[first].committed == commit

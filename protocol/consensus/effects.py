@@ -1,0 +1,76 @@
+"""What the round machine wants done, in the order of the list; `protocol.node.round_runner` performs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Body, ChunkEntry, Commit, Plan, Promise, Provenance, Record
+
+
+@dataclass(frozen=True)
+class Send:
+    """Sign this statement and deliver it to each peer; to ourselves too, where named."""
+
+    to: tuple[PeerId, ...]
+    body: Body
+
+
+@dataclass(frozen=True)
+class Persist:
+    """Write our promise (with our last vote) to disk before anything after this effect happens."""
+
+    promise: Promise
+
+
+@dataclass(frozen=True)
+class BeginExchange:
+    """Exchange by this plan, then say `ExchangeDone`; nothing if that exchange runs already."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class FinishCompute:
+    """Ask our trainer to stop at its step and contribute."""
+
+
+@dataclass(frozen=True)
+class ObtainResult:
+    """Bring the result of this record to disk, then say `ResultObtained`.
+
+    sources: peers that may have it.  provenance: None for a certified record; a record that is only put to the vote is
+    audited first, and may end in `AuditFailed`.
+    """
+
+    record: Record
+    index: tuple[ChunkEntry, ...]
+    sources: tuple[PeerId, ...]
+    provenance: Provenance | None
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The round is over: this record is certified, and its result is on disk."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Our outer state is not the one that the round stands on.  digest: of the state that it is."""
+
+    digest: Hash
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A statement of this sender is not acted on.  what: its kind; reason: a phrase for the log."""
+
+    sender: PeerId
+    what: str
+    reason: str
+
+
+RoundEffect = Send | Persist | BeginExchange | FinishCompute | ObtainResult | Committed | Repair | Reject

@@ -1,0 +1,73 @@
+"""What the round machine is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Body, ChunkEntry, Provenance
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A statement about rounds, ours or another peer's, whose signature was checked.
+
+    signature: of its envelope; a vote's becomes part of a certificate.
+    """
+
+    sender: PeerId
+    body: Body
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class StateHashed:
+    """The digest of our outer state is known.  Until then we take the proposer's word for it."""
+
+    digest: Hash
+
+
+@dataclass(frozen=True)
+class ExchangeMoved:
+    """A chunk arrived: the running exchange makes progress."""
+
+
+@dataclass(frozen=True)
+class ExchangeDone:
+    """Our exchange is complete.  plan: its hash; entries: the index of its result; provenance: the signatures on it."""
+
+    plan: Hash
+    entries: tuple[ChunkEntry, ...]
+    provenance: Provenance
+
+
+@dataclass(frozen=True)
+class ResultObtained:
+    """The result with this root is on disk."""
+
+    root: bytes
+
+
+@dataclass(frozen=True)
+class AuditFailed:
+    """The result with this root cannot be accounted for: we do not vote for its record now."""
+
+    root: bytes
+
+
+@dataclass(frozen=True)
+class AverageDisproved:
+    """It is proven that `liar` signed a wrong average.  hash: of that average."""
+
+    liar: PeerId
+    chunk: int
+    hash: bytes
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+RoundEvent = (Arrived | StateHashed | ExchangeMoved | ExchangeDone | ResultObtained | AuditFailed | AverageDisproved | Tick)
