@@ -45,7 +45,7 @@ def flaw_of_motion(settings: RoundSettings, base: Base, record: Record, index: S
     sizes = (provenance.owners, provenance.signers, provenance.signatures)
     if any(len(size) != settings.chunks for size in sizes):
         return "its provenance is not of this many chunks"
-    if max(*provenance.owners, *provenance.signers) >= len(record.members):
+    if max(max(provenance.owners), max(provenance.signers)) >= len(record.members):
         return "its provenance names an owner or a signer that is no member"
     return None
 

@@ -1,15 +1,18 @@
-"""Owners: shares that make the slowest member as fast as can be, and do not follow noise or lies."""
+"""Owners and their successors: shares that make the slowest member as fast as can be, and do not follow noise or lies."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.exchange.assignment import ALIKE, LARGEST, assign_owners, share_out
-from protocol.wire.hashes import Hash, hash_bytes
+from kernels.codec import encode
+from kernels.layout import chunk_layout, payload_bytes
+from protocol.exchange.assignment import ALIKE, LARGEST, assign_owners, contribution_leaves, share_out, takeover_order
+from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
 from protocol.wire.identity import PeerId
 
 TIP = hash_bytes("record", b"a tip")
@@ -95,3 +98,27 @@ def test_the_chunks_of_an_owner_are_spread_evenly(tip: Hash, bandwidths: list[fl
     for owner, count in counts.items():
         for end in range(1, chunks + 1):
             assert abs(owners[:end].count(owner) - count * end / chunks) <= len(bandwidths)
+
+
+@given(tips, st.integers(1, 12), st.integers(0, 4095))
+def test_the_owner_of_a_chunk_is_followed_by_every_other_member(plan: Hash, members: int, chunk: int) -> None:
+    known = peers(members)
+    owner = known[chunk % members]
+    order = takeover_order(plan, chunk, known, owner)
+    assert order[0] == owner and sorted(order) == sorted(known)
+    assert takeover_order(plan, chunk, list(reversed(known)), owner) == order, "everybody computes the same"
+
+
+def test_the_chunks_of_a_dead_owner_fall_to_several_members() -> None:
+    known = peers(8)
+    successors = Counter(takeover_order(TIP, chunk, known, known[0])[1] for chunk in range(140))
+    assert set(successors) == set(known[1:]) and max(successors.values()) <= 40
+
+
+def test_the_leaves_of_a_contribution_are_the_hashes_of_its_chunks() -> None:
+    layout = chunk_layout(2500, 1024)
+    data = memoryview(bytearray(payload_bytes(layout)))
+    for span in layout:
+        encode(np.full(span.count, span.start, np.float32), data[span.encoded])
+    assert contribution_leaves(data, layout) == [chunk_hash(data[span.encoded]) for span in layout]
+    assert len(set(contribution_leaves(data, layout))) == len(layout) == 3

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocol.exchange.averaging import entry_of
-from protocol.exchange.effects import Ask, Lost, Reduce, SendPart, SendResult
-from protocol.exchange.events import Asked, Heard, PartArrived, PeerDead, ResultArrived, Started, Tick
+from protocol.exchange.effects import Ask, Done, ExchangeEffect, Lost, Reduce, SendPart, SendResult
+from protocol.exchange.events import (
+    Asked,
+    Averaged,
+    ExchangeEvent,
+    Heard,
+    PartArrived,
+    PeerBack,
+    PeerDead,
+    ResultArrived,
+    Started,
+    Tick,
+)
 from protocol.exchange.machine import ExchangeMachine
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId
@@ -92,3 +105,47 @@ def test_a_successor_that_is_sent_the_dead_owners_average_hands_it_on() -> None:
     assert exchanges[served].handle(Asked(successor, 0), 0.0) == [SendResult(successor, 0)]
     assert exchanges[successor].handle(PartArrived(waiting, 0), 2.0) == []
     assert SendResult(waiting, 0) in exchanges[successor].handle(ResultArrived(served, 0, entry), 3.0)
+
+
+ENTRY = entry_of(chunk_hash(b"average"), range(4), 4)
+STRANGER = Identity.from_seed(b"\xff" * 32).peer_id
+
+
+@pytest.mark.parametrize(("event", "effects"), [
+    (Asked(PEERS[1], 1), [SendPart(PEERS[1], 1)]),
+    (Asked(PEERS[1], 2), []),
+    (Asked(PEERS[1], -1), []),
+    (Asked(STRANGER, 0), []),
+    (Asked(PEERS[0], 0), []),
+    (Heard(STRANGER), []),
+    (PeerDead(STRANGER), []),
+    (PeerDead(PEERS[0]), []),
+    (PeerDead(PEERS[3]), [Lost(PEERS[3])]),
+    (PeerBack(PEERS[3]), []),
+    (Averaged(0, ENTRY), [SendResult(peer, 0) for peer in PEERS[1:]]),
+    (ResultArrived(PEERS[1], 1, ENTRY), []),
+    (Tick(), []),
+], ids=str)
+def test_events_after_the_start(event: ExchangeEvent, effects: list[ExchangeEffect]) -> None:
+    """We own the first of two chunks, the second peer owns the other one."""
+    exchange = machine(PEERS[0], bytes([0, 1]))
+    assert exchange.handle(Started(), 0.0) == [SendPart(PEERS[1], 1)]
+    assert exchange.handle(event, 1.0) == effects
+
+
+def test_a_lost_member_that_is_back_is_sent_what_we_averaged() -> None:
+    exchange = machine(PEERS[0], bytes([0, 1]))
+    for event in (Started(), PeerDead(PEERS[3])):
+        exchange.handle(event, 0.0)
+    assert exchange.handle(Averaged(0, ENTRY), 1.0) == [SendResult(PEERS[1], 0), SendResult(PEERS[2], 0)]
+    assert exchange.handle(PeerBack(PEERS[3]), 2.0) == [SendResult(PEERS[3], 0)]
+    assert exchange.is_lost(PEERS[3]), "nobody waits for it"
+
+
+def test_the_last_result_ends_the_exchange_and_later_ones_change_nothing() -> None:
+    exchange = machine(PEERS[0], bytes([1, 1]))
+    assert exchange.handle(ResultArrived(PEERS[1], 0, ENTRY), 0.0) == []
+    assert exchange.handle(ResultArrived(PEERS[1], 1, ENTRY), 0.0) == [Done()]
+    other = entry_of(chunk_hash(b"another"), range(4), 4)
+    assert exchange.handle(ResultArrived(PEERS[2], 1, other), 0.0) == []
+    assert exchange.adopt([ENTRY, other]) == [1] and exchange.adopt([ENTRY, ENTRY]) == []
