@@ -1,4 +1,4 @@
-"""The acceptor's side of a round: what we promise, and what we vote for."""
+"""The acceptor of a round: its promises and its votes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_LEAD = 16
 
 @dataclass(frozen=True)
 class _Objection:
-    """Why a proposal or a motion is not followed.  answer: what is done about it, besides saying so."""
+    """The reason why a proposal or a motion is not followed, and the effects that answer it."""
 
     reason: str
     answer: tuple[RoundEffect, ...] = ()

@@ -1,4 +1,4 @@
-"""What the round machine wants done, in the order of the list; `protocol.node.round_runner` performs it."""
+"""The effects of the round machine: actions that `protocol.node.round_runner` performs, in the order of the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the round machine is told."""
+"""The events of the round machine."""
 
 from __future__ import annotations
 

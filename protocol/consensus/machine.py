@@ -82,7 +82,7 @@ class RoundMachine:
 
     @property
     def readys(self) -> dict[PeerId, Ready]:
-        """The READY of everybody who said it for this round."""
+        """The newest READY of each peer that is ready for this round."""
         return self._state.readys
 
     @property
@@ -107,7 +107,10 @@ class RoundMachine:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def handle(self, event: RoundEvent, view: View, now: float) -> list[RoundEffect]:
-        """What has to be done because of `event`, in this order.  view: how everybody looks now."""
+        """Take an event; returns the actions that follow from it, to be performed in this order.
+
+        view: how everybody looks now.  Never raises for anything that a peer says.
+        """
         match event:
             case Arrived():
                 return self._on_statement(event, view, now)

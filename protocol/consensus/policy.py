@@ -1,12 +1,12 @@
-"""When a round may be closed, by whom, and with whom: the part of the negotiation that is policy.
+"""The policy of a round: when it may be closed, by which proposer, and with which members.
 
 Pure.  Nothing here is needed for safety: two peers may judge differently, and the ballots of
-`protocol.consensus.machine` settle it.
+`protocol.consensus.acceptor` settle it.
 
 * A round is closed when every live trainer on this tip is ready; or when half of them are ready and `grace_s` has
   passed, after which the late ones are asked to finish and get `FINISH_S` more.
-* Whoever is a round or two behind is about to arrive, and gets `grace_s` to do so: where rounds are short, it would
-  otherwise run after the swarm for ever.
+* A trainer that is a round or two behind is about to arrive, and gets `grace_s` to do so: where rounds are short, it
+  would otherwise run after the swarm for ever.
 * The proposer is the live ready elector with the lowest hash(tip, attempt, peer); when no elector is ready, the live
   ready peer with the lowest hash.  Only peers on the most common state count.
 * Evicted are electors that said goodbye; those silent for `eviction_s` only if there is no quorum otherwise.
@@ -31,8 +31,8 @@ RESEND_S = 2.0
 """Seconds between two sendings of an unanswered proposal or motion."""
 
 
-class Closing:
-    """Who is ready for the round on `base`, and what follows from it."""
+class ClosingPolicy:
+    """Collects the READYs of the round on `base`, and says what follows from them.  `now` is trio time."""
 
     def __init__(self, me: PeerId, settings: RoundSettings, base: Base) -> None:
         self.me, self.settings, self.base = me, settings, base
@@ -52,11 +52,11 @@ class Closing:
         return True
 
     def waiting_for(self, view: View) -> list[PeerId]:
-        """Who has to become ready before the round can be closed at once."""
+        """Trainers at work on this tip that are not ready yet: without them the round cannot be closed at once."""
         return sorted(peer for peer, seen in view.items() if seen.on_tip and peer not in self.readys)
 
     def coming(self, view: View) -> list[PeerId]:
-        """Who will soon be at work on this tip."""
+        """Trainers that will soon be at work on this tip."""
         return sorted(peer for peer, seen in view.items() if seen.near and not seen.on_tip and peer not in self.readys)
 
     def may_ask_to_finish(self, view: View) -> bool:
@@ -64,7 +64,7 @@ class Closing:
         return sum(self.lives(peer, view) for peer in self.readys) >= len(self.waiting_for(view))
 
     def gather(self, view: View, now: float) -> tuple[list[RoundEffect], bool]:
-        """Whether the round may be closed, and whom to ask to finish."""
+        """Requests to finish for late trainers, and whether the round may be closed now."""
         ready = [peer for peer in self.readys if self.lives(peer, view)]
         waiting = self.waiting_for(view)
         if len(ready) < self.settings.min_members:
@@ -103,7 +103,7 @@ class Closing:
         return min(by_digest.items(), key=lambda item: (-len(item[1]), item[0]), default=(b"", []))[1]
 
     def make_plan(self, view: View) -> Plan | None:
-        """The plan of those who are ready and stand on the same state."""
+        """The plan of the agreed peers, with their mean loss by tokens; None when they are too few."""
         peers = self.agreed(view)[: self.settings.max_members]
         if len(peers) < self.settings.min_members:
             return None
@@ -117,7 +117,7 @@ class Closing:
                     state_digest=ready[peers[0]].state_digest, loss=loss)
 
     def evictable(self, view: View) -> tuple[PeerId, ...]:
-        """Electors to name as evicted: those who said goodbye; those long silent only if there is no quorum else."""
+        """Electors to evict, sorted: those that said goodbye; those long silent only if there is no quorum otherwise."""
         left = [peer for peer in self.base.electors if peer in view and view[peer].left]
         stay = [peer for peer in self.base.electors if peer not in left]
         if sum(self.lives(peer, view) for peer in stay) >= quorum_size(len(stay)):
@@ -125,7 +125,7 @@ class Closing:
         return tuple(sorted(left + [peer for peer in stay if self.long_silent(peer, view)]))
 
     def may_evict(self, evicted: Sequence[str], view: View) -> bool:
-        """We agree that these electors are gone: they said goodbye, or we have not heard them for long either."""
+        """Whether we agree that these electors are gone: they said goodbye, or we have not heard them for long either."""
         named = [PeerId(peer) for peer in evicted]
         return all(peer in self.base.electors and
                    ((peer in view and view[peer].left) or self.long_silent(peer, view)) for peer in named)

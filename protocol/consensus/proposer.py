@@ -1,4 +1,4 @@
-"""The proposer's side of a round: our own attempt to have a record certified."""
+"""The proposer of a round: our own attempts to have a record certified."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Proposer:
         return [Send(mine.audience(), mine.motion)]
 
     def _carried(self, mine: OwnAttempt, voters: Sequence[PeerId]) -> list[Voted]:
-        """What has been voted for and may be decided.  Votes for a record that we doubt count only if so many have, or
+        """Votes for records that may be decided.  Votes for a record that we doubt count only if so many have, or
         may have, given them that it may be: those who promised us without such a vote keep it from being decided."""
         promises = {peer: promise.voted for peer, promise in mine.promises.items() if peer in voters}
         true = [peer for peer, voted in promises.items() if voted is None or not self._state.doubts.apply_to(voted)]

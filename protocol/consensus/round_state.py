@@ -1,10 +1,10 @@
-"""What the proposer and the acceptor of one peer both read and change while a round is negotiated."""
+"""The state of a round that the proposer and the acceptor of one peer share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protocol.consensus.policy import Closing
+from protocol.consensus.policy import ClosingPolicy
 from protocol.consensus.terms import Ballot, View
 from protocol.consensus.validation import leaves_out
 from protocol.state.base import Base, RoundSettings
@@ -27,7 +27,7 @@ class RoundState:
 
     def __init__(self, me: PeerId, settings: RoundSettings, base: Base, now: float) -> None:
         self.me, self.settings, self.base = me, settings, base
-        self.closing = Closing(me, settings, base)
+        self.closing = ClosingPolicy(me, settings, base)
         self.doubts = Doubts()
         self.attempt = 0
         self.plan: Plan | None = None
@@ -40,11 +40,11 @@ class RoundState:
 
     @property
     def readys(self) -> dict[PeerId, Ready]:
-        """The READY of everybody who said it for this round."""
+        """The newest READY of each peer that is ready for this round."""
         return self.closing.readys
 
     def promise(self) -> Promise:
-        """What we promised last, as a statement; a ballot must have been promised."""
+        """Our last promise as a statement, with our last vote.  There must be one."""
         assert self.promised is not None
         attempt, proposer = self.promised
         return Promise(round=self.base.round, base=self.base.tip, attempt=attempt, proposer=proposer, voted=self.voted)

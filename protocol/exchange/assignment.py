@@ -1,4 +1,4 @@
-"""Who averages which chunk: the layout of a contribution, chunk owners, and who follows a dead owner.
+"""The assignment of chunks to owners and their successors, and the leaves of a contribution.
 
 Pure functions that every member computes alike, from what the plan or the manifest says.
 
@@ -47,7 +47,10 @@ def assign_owners(tip: Hash, members: Sequence[PeerId], chunks: int, bandwidths:
 
 
 def share_out(bandwidths: Sequence[float], chunks: int) -> list[int]:
-    """How many chunks each member owns, so that the slowest is done as early as can be."""
+    """How many chunks each member owns, so that the slowest is done as early as can be.
+
+    bandwidths: bytes a second of each member, 0 where it is not known.
+    """
     members, known = len(bandwidths), sorted(bandwidth for bandwidth in bandwidths if bandwidth > 0)
     if members <= 2 or not known or known[-1] <= ALIKE * known[0]:
         return [chunks // members + (place < chunks % members) for place in range(members)]
@@ -65,12 +68,12 @@ def share_out(bandwidths: Sequence[float], chunks: int) -> list[int]:
 
 
 def plan_hash(plan: Plan) -> Hash:
-    """The name of an exchange."""
+    """The hash of a plan: the name of its exchange."""
     return hash_bytes("plan", plan.encode())
 
 
 def takeover_order(plan: Hash, chunk: int, members: Sequence[PeerId], owner: PeerId) -> list[PeerId]:
-    """The owner of a chunk, then who follows it, in rendezvous order."""
+    """The owner of a chunk, then its successors in rendezvous order."""
     others = [peer for peer in members if peer != owner]
     others.sort(key=lambda peer: hash_bytes("takeover", plan + chunk.to_bytes(4, "big") + peer.encode()))
     return [owner, *others]

@@ -1,4 +1,4 @@
-"""The average of a chunk, as its owner computes it; and what is checked of every chunk that arrives.
+"""The average of a chunk, as its owner computes it, and the examination of every chunk that arrives.
 
 The functions that read whole chunks are for worker threads.
 """

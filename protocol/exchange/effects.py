@@ -1,4 +1,4 @@
-"""What the exchange machine wants done; `protocol.exchange.runner` performs it."""
+"""The effects of the exchange machine: actions that `protocol.exchange.runner` performs, in the order of the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the exchange machine is told.  Peers may be any; a chunk is one of the plan, except in `Asked`."""
+"""The events of the exchange machine.  A chunk is one of the plan's, except in `Asked`."""
 
 from __future__ import annotations
 

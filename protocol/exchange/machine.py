@@ -82,7 +82,7 @@ class ExchangeMachine:
         return chunk in self._reducing
 
     def owner(self, chunk: int) -> PeerId:
-        """Who averages this chunk now."""
+        """The member that averages this chunk now."""
         order = self._orders[chunk]
         if order[0] not in self._lost:
             return order[0]
@@ -91,7 +91,7 @@ class ExchangeMachine:
         return next((peer for peer in order if peer not in self._lost), self.me)
 
     def waiting_for(self) -> list[PeerId]:
-        """Whom the missing results wait for: owners, and members that owe us parts."""
+        """Members that the missing results wait for, sorted: owners, and members that owe us parts."""
         peers: dict[PeerId, None] = {}
         for chunk in range(self.chunks):
             if chunk not in self.entries and self.owner(chunk) != self.me:
@@ -107,7 +107,7 @@ class ExchangeMachine:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def handle(self, event: ExchangeEvent, now: float) -> list[ExchangeEffect]:
-        """What has to be done because of `event`, in this order."""
+        """Take an event; returns the actions that follow from it, to be performed in this order."""
         match event:
             case Started():
                 return [effect for chunk in range(self.chunks) for effect in self._turn_to_owner(chunk)]

@@ -1,4 +1,4 @@
-"""What a person sees of an exchange: events about its chunks, and its time and bytes at the end."""
+"""Events about an exchange for people and programs: its progress, and its time and bytes at the end."""
 
 from __future__ import annotations
 

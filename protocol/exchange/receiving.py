@@ -1,4 +1,4 @@
-"""What other members push to us: room for it, its checks, and where it goes."""
+"""Pushes from other members: room for them, their checks, and where they go."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Receiver:
         return Landing(self._pool.take(size), partial(examine, self._layout[header.chunk].count))
 
     def finish(self, peer: PeerId, raw: bytes, landing: Landing | None) -> PartArrived | ResultArrived | None:
-        """The push that `open` accepted is complete; landing: None when it broke off.  Returns what the machine is told."""
+        """The push that `open` accepted is complete; landing: None when it broke off.  Returns the event for the machine."""
         header = read_header(raw)
         if header.statement is None:
             self._parts.arrived(peer)

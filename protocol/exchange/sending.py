@@ -1,4 +1,4 @@
-"""What we push to other members: one queue a peer, several pushes under way in each."""
+"""Pushes to other members: one queue a peer, several pushes under way in each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Sender:
             self._wake[item.to].set()
 
     async def serve(self, peer: PeerId) -> None:
-        """Push what is queued for this peer, until cancelled."""
+        """Push the queue of this peer, until cancelled."""
         queue, under_way = self._queues[peer], deque[trio.Event]()
         ahead = min(PUSHES_AHEAD, share_of_buffers(len(self._queues)))
         async with trio.open_nursery() as nursery:

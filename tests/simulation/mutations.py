@@ -19,7 +19,7 @@ from protocol.consensus import policy, proposer
 from protocol.consensus.acceptor import Acceptor
 from protocol.consensus.effects import Persist, RoundEffect
 from protocol.consensus.machine import RoundMachine
-from protocol.consensus.policy import Closing
+from protocol.consensus.policy import ClosingPolicy
 from protocol.consensus.proposer import Proposer
 from protocol.exchange import averaging
 from protocol.exchange.machine import ExchangeMachine
@@ -136,11 +136,11 @@ def _divisor_of_all() -> Sequence[Any]:
 def _ready_member_dropped() -> Sequence[Any]:
     """The proposer leaves the last ready member out of its plan, and nobody protests."""
     def short(agreed: Any) -> Any:
-        def fewer(self: Closing, view: Any) -> Any:
+        def fewer(self: ClosingPolicy, view: Any) -> Any:
             peers = agreed(self, view)
             return peers[:-1] if len(peers) > 2 else peers
         return fewer
-    return [_instead(Closing, "agreed", short), patch.object(Acceptor, "_is_left_out", lambda self, plan: False)]
+    return [_instead(ClosingPolicy, "agreed", short), patch.object(Acceptor, "_is_left_out", lambda self, plan: False)]
 
 
 # -- progress -----------------------------------------------------------------------------------------------------------

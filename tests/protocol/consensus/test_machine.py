@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from protocol.consensus.effects import FinishCompute, Persist, Reject, RoundEffect, Send
 from protocol.consensus.events import AverageDisproved, StateHashed
-from protocol.consensus.policy import Closing
+from protocol.consensus.policy import ClosingPolicy
 from protocol.state.chain import record_hash, verify_commit
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import PeerId
@@ -171,9 +171,9 @@ def test_agreement_and_progress_with_a_majority_under_loss_crashes_and_restarts(
             assert seat.committed is not None
 
 
-def closing(parliament: Parliament, me: PeerId) -> Closing:
+def closing(parliament: Parliament, me: PeerId) -> ClosingPolicy:
     """The policy of `me`, who has heard every READY."""
-    policy = Closing(me, round_settings(), parliament.base)
+    policy = ClosingPolicy(me, round_settings(), parliament.base)
     for peer, ready in parliament.seats[me].machine.readys.items():
         assert policy.add(peer, ready)
     return policy

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.consensus.effects import Send
-from protocol.consensus.policy import FINISH_S, RESEND_S, Closing
+from protocol.consensus.policy import FINISH_S, RESEND_S, ClosingPolicy
 from protocol.consensus.terms import PeerView, View
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
@@ -33,9 +33,9 @@ GRACE_S = SETTINGS.grace_s
 OTHER_STATE = Hash(b"\x04" * 32)
 
 
-def a_closing(ready: Sequence[int] = (), **changes: Any) -> Closing:
+def a_closing(ready: Sequence[int] = (), **changes: Any) -> ClosingPolicy:
     """The policy of the first peer, with the READY of these peers."""
-    closing = Closing(ME, SETTINGS, BASE)
+    closing = ClosingPolicy(ME, SETTINGS, BASE)
     for number in ready:
         assert closing.add(PEERS[number], a_ready(**changes))
     return closing
