@@ -79,6 +79,9 @@ QUEUE = 4096
 QUEUE_BYTES = 16 << 20
 QUEUE_BYTES_PER_PEER = 4 << 20
 """Of waiting statements as they travelled; in memory they take up to 16 times as much."""
+REJECTIONS_LOGGED = 1024
+REJECTIONS_LOGGED_PER_PEER = 16
+"""In one round; who sends more must not push everything else out of the log."""
 DELIVER_TIMEOUT_S = 10.0
 DELIVER_RETRY_S = 0.5
 HOLD_RETRY_S = 0.5
@@ -149,6 +152,7 @@ class RoundRunner:
         self._put, self._take = trio.open_memory_channel[tuple[RoundEvent, PeerId, int]](QUEUE)
         self._noted: dict[type[RoundEvent], tuple[RoundEvent, float]] = {}
         self._waiting_bytes: Counter[PeerId] = Counter()
+        self._rejected: Counter[PeerId] = Counter()
         self._exchanges: dict[Hash, RunningExchange] = {}
         auditor = Auditor(session, replica, offload, self._lives, self.work, convict)
         self._holding = Holding(session, replica, offload, catch_up, auditor, self._exchanges, self._on_held,
@@ -292,9 +296,14 @@ class RoundRunner:
         elif isinstance(effect, Committed):
             self.end(effect.commit)
         elif isinstance(effect, Reject):
-            self.session.emit(Dropped(effect.sender, effect.what, effect.reason))
+            self._log_rejection(effect)
         elif isinstance(effect, Repair) and not self._state_verified:
             self.end(Wrong(effect.digest))
+
+    def _log_rejection(self, effect: Reject) -> None:
+        if self._rejected.total() < REJECTIONS_LOGGED and self._rejected[effect.sender] < REJECTIONS_LOGGED_PER_PEER:
+            self._rejected[effect.sender] += 1
+            self.session.emit(Dropped(effect.sender, effect.what, effect.reason))
 
     def _send(self, effect: Send) -> None:
         assert self._nursery is not None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 
+from protocol.node.round_runner import REJECTIONS_LOGGED_PER_PEER
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Accusation, Ready
+from protocol.wire.messages import Accusation, Member, Plan, Proposal, Ready
 from tests.simulation.liars import Ghost, blow_up, flip_one, turn
 from tests.simulation.runs import Finished, simulate
 from tests.simulation.world import World
@@ -134,6 +135,24 @@ def test_a_record_made_up_by_one_member_gets_no_votes(signed: bool) -> None:
 
     run = holds(simulate(3, scenario))
     assert lines(run, "no vote for")
+
+
+def test_rejected_proposals_are_logged_with_the_reason_and_do_not_flood_the_log() -> None:
+    async def scenario(world: World) -> None:
+        await begin(world)
+        ghost = Ghost(world, b"\x6a")
+        seat = world.seats[0]
+        await world.until("a round begins", lambda: bool(ready_roots(world)), within_s=30)
+        example = ready_roots(world).popitem()[1]
+        plan = Plan(round=example.round, base=example.base, members=[Member(peer=ghost.peer, tokens=1, root=ZERO_HASH)],
+                    owners=bytes(world.signed.manifest.chunks), state_digest=example.state_digest, loss=1.0)
+        for attempt in range(3 * REJECTIONS_LOGGED_PER_PEER):
+            world.spawn(ghost.tell, seat.peer, Proposal(attempt=attempt, plan=plan, evicted=[]))
+        await world.until_round(max(world.rounds()) + 1, within_s=60)
+
+    logged = lines(holds(simulate(3, scenario)), "'what': 'proposal'")
+    assert len(logged) == REJECTIONS_LOGGED_PER_PEER
+    assert any("its proposer is neither an elector nor ready" in line for line in logged)
 
 
 def ready_roots(world: World) -> dict[PeerId, Ready]:
