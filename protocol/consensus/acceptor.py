@@ -28,13 +28,13 @@ class _Objection:
 class Acceptor:
     """Promises and votes; restored from the promise on disk, if that is for this round."""
 
-    def __init__(self, state: RoundState, kept: Promise | None) -> None:
+    def __init__(self, state: RoundState, persisted: Promise | None) -> None:
         self._state = state
         self._motion: Motion | None = None
         self._protested: Ballot | None = None
-        if kept is not None and state.is_for_this_round(kept.round, kept.base):
-            state.promised, state.voted = (kept.attempt, PeerId(kept.proposer)), kept.voted
-            state.attempt = kept.attempt + 1
+        if persisted is not None and state.is_for_this_round(persisted.round, persisted.base):
+            state.promised, state.voted = (persisted.attempt, PeerId(persisted.proposer)), persisted.voted
+            state.attempt = persisted.attempt + 1
 
     # -- promising ----------------------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Acceptor:
         return [Send((PeerId(motion.proposer),), refusal)]
 
     def drop_false_motion(self) -> None:
-        """Take no part any more in the vote on a record that was proven false, unless we have voted for it."""
+        """Forget the motion if an average of its record is proven wrong, unless we have voted for it."""
         motion = self._motion
         if motion is not None and self._state.doubts.is_false(motion.index) and not self._has_voted_for(motion):
             self._motion = None

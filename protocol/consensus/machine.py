@@ -59,13 +59,14 @@ from protocol.wire.messages import Commit, Finish, Motion, Plan, Promise, Propos
 class RoundMachine:
     """One round as one peer lives it: what it is told goes to its proposer, its acceptor, or ends the round.
 
-    kept: the promise on disk, of this round or another.  `now` is always trio time.
+    persisted: the promise on disk, of this round or another.  `now` is always trio time.
     """
 
-    def __init__(self, me: PeerId, settings: RoundSettings, base: Base, now: float, kept: Promise | None = None) -> None:
+    def __init__(self, me: PeerId, settings: RoundSettings, base: Base, now: float,
+                 persisted: Promise | None = None) -> None:
         self.me, self.base = me, base
         self._state = RoundState(me, settings, base, now)
-        self._acceptor, self._proposer = Acceptor(self._state, kept), Proposer(self._state)
+        self._acceptor, self._proposer = Acceptor(self._state, persisted), Proposer(self._state)
         self._certified: Commit | None = None
 
     # -- reading ------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Seat:
     identity: Identity
     machine: RoundMachine
     alive: bool = True
-    kept: Promise | None = None
+    persisted: Promise | None = None
     exchanged: set[Hash] = field(default_factory=set)
     committed: Commit | None = None
 
@@ -76,10 +76,10 @@ class Parliament:
         self.silent_since: dict[PeerId, float] = {}
         self.performed: list[RoundEffect] = []
 
-    def _seat(self, identity: Identity, kept: Promise | None) -> Seat:
-        machine = RoundMachine(identity.peer_id, settings(), self.base, self.now, kept)
+    def _seat(self, identity: Identity, persisted: Promise | None) -> Seat:
+        machine = RoundMachine(identity.peer_id, settings(), self.base, self.now, persisted)
         machine.handle(StateHashed(ZERO_HASH), {}, self.now)
-        return Seat(identity, machine, kept=kept)
+        return Seat(identity, machine, persisted=persisted)
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -98,9 +98,9 @@ class Parliament:
         self.silent_since[peer] = self.now
 
     def restart(self, peer: PeerId) -> None:
-        """Back with its disk: the promise it kept."""
+        """Back with its disk: the promise it persisted."""
         old = self.seats[peer]
-        self.seats[peer] = self._seat(old.identity, old.kept)
+        self.seats[peer] = self._seat(old.identity, old.persisted)
         self.silent_since.pop(peer, None)
 
     def run(self, seconds: float, *, step: float = 0.5) -> None:
@@ -139,7 +139,7 @@ class Parliament:
         self.performed += effects
         for effect in effects:
             if isinstance(effect, Persist):
-                seat.kept = effect.promise
+                seat.persisted = effect.promise
             elif isinstance(effect, Send):
                 self.queue.extend((seat.me, to, effect.body) for to in effect.to)
             elif isinstance(effect, BeginExchange) and plan_hash(effect.plan) not in seat.exchanged:
