@@ -96,4 +96,9 @@ def test_a_plan_has_our_contribution(peer: Any, ready: Any, there: bool) -> None
 
 @pytest.mark.parametrize(("peers", "count"), [([], 0), (PEERS[:3], 0), (PEERS[2:], 2), (PEERS[3:], 2)])
 def test_peers_that_a_plan_leaves_out(peers: Any, count: int) -> None:
-    assert leaves_out(a_plan(), peers) == count
+    assert leaves_out(a_plan(), peers, {peer: a_ready() for peer in peers}) == count
+
+
+def test_a_plan_leaves_out_whose_contribution_is_another_one_now() -> None:
+    readys = {PEERS[0]: a_ready(), PEERS[1]: a_ready(incarnation=2, root=ROOT)}
+    assert leaves_out(a_plan(), PEERS[:2], readys) == 1
