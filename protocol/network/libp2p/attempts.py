@@ -33,7 +33,7 @@ class Attempt:
 
 
 def problem_of(error: BaseException) -> str:
-    """Why dialling failed: what the library raised, down to its first cause."""
+    """CloseReason dialling failed: what the library raised, down to its first cause."""
     from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
     from libp2p.security.noise.exceptions import NoiseFailure, PeerIDMismatchesPubkey
 

@@ -12,9 +12,9 @@ import struct
 import trio
 
 from protocol.network.interface import MAX_PUSH_BYTES, Handlers, Landing
-from protocol.network.libp2p.conduct import SLOW, WRONG, Channel, Conduct
 from protocol.network.libp2p.link import FrameKind, Link, LinkBroken
 from protocol.network.libp2p.rates import RateLimit
+from protocol.network.libp2p.reputation import SLOWNESS, VIOLATION, Channel, Reputation
 from protocol.wire.identity import PeerId
 
 MAX_THREADS = 8
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 class BadPush(LinkBroken):
     """The link is ended for what its sender did."""
 
-    def __init__(self, why: str, cost: float = WRONG) -> None:
+    def __init__(self, why: str, cost: float = VIOLATION) -> None:
         super().__init__(why)
         self.cost = cost
 
 
 class Receiving:
-    def __init__(self, handlers: Handlers, limit: RateLimit, conduct: Conduct) -> None:
-        self._handlers, self._conduct = handlers, conduct
+    def __init__(self, handlers: Handlers, limit: RateLimit, reputation: Reputation) -> None:
+        self._handlers, self._reputation = handlers, reputation
         self._limit = limit
         self._threads = trio.CapacityLimiter(MAX_THREADS)
         self.down_bytes = 0
@@ -51,11 +51,11 @@ class Receiving:
         except LinkBroken as error:
             log.debug("the bulk link from %s ended: %s", peer, error)
             if isinstance(error, BadPush):
-                self._conduct.offend(peer, error.cost, str(error))
+                self._reputation.penalise(peer, error.cost, str(error))
 
     async def _one(self, peer: PeerId, link: Link) -> None:
         number, size, header = await self._opening(link)
-        if not self._conduct.spend(peer, Channel.PUSH):
+        if not self._reputation.spend(peer, Channel.PUSH):
             raise LinkBroken("more pushes than its allowance")
         try:
             landing = await self._handlers.open_push(peer, header, size)
@@ -89,7 +89,7 @@ class Receiving:
             if kind is FrameKind.ABANDON and not plain:  # crossed the last data of a push that was refused
                 kind, number, plain = await link.receive_small()
         if scope.cancelled_caught:
-            raise BadPush("a push that does not begin", SLOW)
+            raise BadPush("a push that does not begin", SLOWNESS)
         if kind is not FrameKind.OPEN or len(plain) < 8:
             raise BadPush("a push without a beginning")
         (size,) = struct.unpack_from(">Q", plain)
@@ -117,7 +117,7 @@ class Receiving:
                 offset += length
                 self.down_bytes += length
         if scope.cancelled_caught:
-            raise BadPush("a push that comes too slowly", SLOW)
+            raise BadPush("a push that comes too slowly", SLOWNESS)
         if landing is not None and size <= AT_ONCE_BYTES:
             landing.complete()
         elif landing is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import trio
 import trio.testing
 
 from protocol.network.libp2p.dialer import LASTING_S, MAX_PAUSE_S, Dialer
+from protocol.network.libp2p.library import Host
 from protocol.wire.identity import Identity, PeerId
 
 
@@ -18,7 +21,7 @@ class Unwelcoming:
         self.there = Identity.generate().peer_id
         self.connected = False
         self.connections: dict[object, object] = {}
-        self.dialer = Dialer(self, Identity.generate().peer_id, lambda peer: self.connected, lambda peer: False,
+        self.dialer = Dialer(cast(Host, self), Identity.generate().peer_id, lambda peer: self.connected, lambda peer: False,
                              lambda peer: None)
 
     def get_network(self) -> Unwelcoming:

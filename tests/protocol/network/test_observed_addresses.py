@@ -23,10 +23,10 @@ from protocol.network.libp2p.attempts import (
     Attempt,
     problem_of,
 )
-from protocol.network.libp2p.reached import MAX_CLAIMS, ReachedBy, is_public_form
+from protocol.network.libp2p.observed_addresses import MAX_CLAIMS, ObservedAddresses, is_public_form
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
-from tests.protocol.network.recorder import PATIENCE_S, Recorder, network
+from tests.protocol.network.recorder import LOOPBACK, PATIENCE_S, Recorder, network
 
 ME = Identity.generate().peer_id
 
@@ -105,7 +105,7 @@ def test_both_ends_know_the_address_that_was_dialled_and_only_a_live_one_answers
 def test_a_peer_of_another_run_is_told_apart() -> None:
     async def main() -> None:
         other = hash_bytes("manifest", b"another run")
-        foreign = open_network(Identity.generate(), other, Recorder(), listen_host="127.0.0.1", mdns=False)
+        foreign = open_network(Identity.generate(), other, Recorder(), LOOPBACK)
         async with network(Recorder()) as one, foreign as two:
             await dialled(one, two.addresses()[0])
             with pytest.raises(Unreachable, match="another run"):
@@ -116,18 +116,34 @@ def test_a_peer_of_another_run_is_told_apart() -> None:
 
 
 class Connection:
-    """As the library shows one."""
+    """As the library shows one; it is its own multiplexed connection and peer ID."""
+
+    is_closed = False
 
     def __init__(self, peer: PeerId, direction: str = "inbound") -> None:
-        self.direction, self.muxed_conn, self.peer_id = direction, self, self
+        self.direction = direction
         self._peer = peer
+
+    @property
+    def muxed_conn(self) -> Connection:
+        return self
+
+    @property
+    def peer_id(self) -> Connection:
+        return self
 
     def to_base58(self) -> str:
         return self._peer
 
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return None
+
+    async def close(self) -> None:
+        return
+
 
 def test_claims_count_as_whoever_asks_says_one_for_each_peer_and_have_an_end() -> None:
-    reached, peers = ReachedBy(), [PeerId(f"peer {number}") for number in range(MAX_CLAIMS + 9)]
+    reached, peers = ObservedAddresses(), [PeerId(f"peer {number}") for number in range(MAX_CLAIMS + 9)]
     for number, peer in enumerate(peers):
         for port in (1, 2):
             reached.on_claim(Connection(peer), f"/ip4/203.0.113.{number % 200}/tcp/{port}")
