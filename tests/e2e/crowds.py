@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import logging
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -170,6 +171,8 @@ class Crowd:
 
     async def run(self) -> None:
         """Until standard input ends; prints how many connections there were."""
+        # every connection that the peer closes during a handshake is an error to the library
+        logging.getLogger("libp2p.protocol_muxer.multiselect_client").setLevel(logging.CRITICAL)
         async with trio.open_nursery() as nursery:
             for number in range(CROWD):
                 nursery.start_soon(self._outsider, self._sources[number % len(self._sources)])

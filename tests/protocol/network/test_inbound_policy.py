@@ -15,8 +15,8 @@ LIMITS = replace(InboundLimits(), handshakes=Allowance(1000, math.inf, 10))
 """With handshakes that cost nothing."""
 
 
-class Lobby:
-    """InboundPolicy, their clock, and what became of each."""
+class Driver:
+    """A policy, its clock, and what became of each connection."""
 
     def __init__(self, limits: InboundLimits = LIMITS) -> None:
         self.now = 0.0
@@ -35,19 +35,19 @@ class Lobby:
         self.again_at = decision.again_at
         return decision
 
-    def knock(self, address: str = "there") -> int:
+    def open(self, address: str = "there") -> int:
         self._next += 1
         self.policy.opened(self._next, address, self.now)
         return self._next
 
-    def come(self, address: str = "there") -> int:
-        """One that says something at once."""
-        number = self.knock(address)
+    def queue(self, address: str = "there") -> int:
+        """A connection that sends a byte at once."""
+        number = self.open(address)
         self.policy.received(number, self.now)
         return number
 
     def crowd(self, count: int, address: str = "there") -> list[int]:
-        numbers = [self.come(address) for _ in range(count)]
+        numbers = [self.queue(address) for _ in range(count)]
         self.step()
         return numbers
 
@@ -55,8 +55,8 @@ class Lobby:
         self.policy.closed(number)
         self.inside.discard(number)
 
-    def guest(self, name: str, address: str = "home") -> int:
-        number = self.come(address)
+    def greeted(self, name: str, address: str = "home") -> int:
+        number = self.queue(address)
         self.step()
         assert number in self.inside
         self.policy.authenticated(number, PeerId(name), self.now)
@@ -64,202 +64,202 @@ class Lobby:
         return number
 
 
-def test_who_does_not_greet_in_time_goes_and_who_does_stays() -> None:
-    lobby = Lobby()
-    silent, guest = lobby.come(), lobby.guest("member")
-    assert lobby.step().close == {} and lobby.again_at == LIMITS.greeting_s
-    lobby.step(LIMITS.greeting_s - 0.01)
-    assert silent in lobby.inside
-    assert lobby.step(0.01).close == {silent: CloseReason.SILENT}
-    lobby.step(1e6)
-    assert guest in lobby.inside and lobby.again_at == math.inf
+def test_a_stranger_that_does_not_greet_in_time_is_closed_and_a_greeted_peer_stays() -> None:
+    driver = Driver()
+    silent, greeted = driver.queue(), driver.greeted("member")
+    assert driver.step().close == {} and driver.again_at == LIMITS.greeting_s
+    driver.step(LIMITS.greeting_s - 0.01)
+    assert silent in driver.inside
+    assert driver.step(0.01).close == {silent: CloseReason.SILENT}
+    driver.step(1e6)
+    assert greeted in driver.inside and driver.again_at == math.inf
 
 
-def test_a_connection_that_says_nothing_gets_no_handshake_and_goes() -> None:
-    lobby = Lobby()
-    knocks = [lobby.knock() for _ in range(3)]
-    assert lobby.step().handshake == []
-    lobby.policy.received(knocks[0], lobby.now)
-    assert lobby.step().handshake == knocks[:1]
-    assert lobby.step(LIMITS.first_byte_s).close == dict.fromkeys(knocks[1:], CloseReason.SILENT)
+def test_a_connection_that_sends_nothing_gets_no_handshake_and_is_closed() -> None:
+    driver = Driver()
+    opened = [driver.open() for _ in range(3)]
+    assert driver.step().handshake == []
+    driver.policy.received(opened[0], driver.now)
+    assert driver.step().handshake == opened[:1]
+    assert driver.step(LIMITS.first_byte_s).close == dict.fromkeys(opened[1:], CloseReason.SILENT)
 
 
 def test_a_place_is_free_again_when_its_connection_ends() -> None:
-    lobby = Lobby()
+    driver = Driver()
     for _ in range(2000):
-        number = lobby.come()
-        assert lobby.step(0.1).handshake == [number]
-        lobby.policy.closed(number)
-    assert not lobby.closed and lobby.policy.count(*Stage) == 0
+        number = driver.queue()
+        assert driver.step(0.1).handshake == [number]
+        driver.policy.closed(number)
+    assert not driver.closed and driver.policy.count(*Stage) == 0
 
 
 def test_strangers_are_limited_for_each_address_and_for_all_together() -> None:
-    lobby = Lobby()
-    lobby.crowd(200)
-    assert len(lobby.inside) == LIMITS.strangers_per_address
+    driver = Driver()
+    driver.crowd(200)
+    assert len(driver.inside) == LIMITS.strangers_per_address
     for number in range(100):
-        lobby.crowd(2, f"address {number}")
-    assert len(lobby.inside) == LIMITS.strangers == lobby.policy.count(Stage.STRANGER)
+        driver.crowd(2, f"address {number}")
+    assert len(driver.inside) == LIMITS.strangers == driver.policy.count(Stage.STRANGER)
 
 
-def test_a_full_house_makes_room_by_the_oldest_stranger_of_the_busiest_address() -> None:
-    lobby = Lobby()
-    many, few = lobby.crowd(LIMITS.strangers_per_address), lobby.crowd(LIMITS.strangers // 4, "elsewhere")
+def test_when_all_places_are_taken_the_oldest_stranger_of_the_busiest_address_is_closed() -> None:
+    driver = Driver()
+    many, few = driver.crowd(LIMITS.strangers_per_address), driver.crowd(LIMITS.strangers // 4, "elsewhere")
     for number in range(LIMITS.strangers - len(many) - len(few)):
-        lobby.crowd(1, f"address {number}")
-    newcomer = lobby.come("fresh")
-    assert lobby.step().handshake == [], "they have just come, and may be about to greet"
-    decision = lobby.step(LIMITS.protected_s)
+        driver.crowd(1, f"address {number}")
+    newcomer = driver.queue("fresh")
+    assert driver.step().handshake == [], "they have just come, and may be about to greet"
+    decision = driver.step(LIMITS.protected_s)
     assert decision.handshake == [newcomer] and decision.close == {many[0]: CloseReason.CROWDED}
 
 
 def test_a_newcomer_of_a_full_address_displaces_one_of_its_own() -> None:
-    lobby = Lobby()
-    elsewhere = lobby.crowd(10, "elsewhere")
-    many = lobby.crowd(LIMITS.strangers_per_address)
-    lobby.step(LIMITS.protected_s)
-    newcomer = lobby.come()
-    decision = lobby.step()
+    driver = Driver()
+    elsewhere = driver.crowd(10, "elsewhere")
+    many = driver.crowd(LIMITS.strangers_per_address)
+    driver.step(LIMITS.protected_s)
+    newcomer = driver.queue()
+    decision = driver.step()
     assert decision.handshake == [newcomer] and decision.close == {many[0]: CloseReason.CROWDED}
-    assert lobby.inside.issuperset(elsewhere)
+    assert driver.inside.issuperset(elsewhere)
 
 
-def test_guests_take_no_place_of_strangers_however_many_are_behind_one_address() -> None:
-    lobby = Lobby()
-    guests = [lobby.guest(f"peer {number}") for number in range(2 * LIMITS.strangers_per_address)]
-    strangers = lobby.crowd(LIMITS.strangers_per_address, "home")
-    lobby.step()
-    assert lobby.inside == {*guests, *strangers} and not lobby.closed
+def test_greeted_peers_take_no_place_of_strangers_though_all_share_an_address() -> None:
+    driver = Driver()
+    greeted = [driver.greeted(f"peer {number}") for number in range(2 * LIMITS.strangers_per_address)]
+    strangers = driver.crowd(LIMITS.strangers_per_address, "home")
+    driver.step()
+    assert driver.inside == {*greeted, *strangers} and not driver.closed
 
 
-def test_a_member_comes_in_at_once_from_where_it_has_been_whoever_fills_the_house() -> None:
-    lobby = Lobby()
-    lobby.leave(lobby.guest("member", "its home"))
+def test_a_member_gets_a_handshake_at_once_from_an_address_it_has_used_though_all_places_are_taken() -> None:
+    driver = Driver()
+    driver.leave(driver.greeted("member", "its home"))
     for number in range(LIMITS.strangers + LIMITS.queue):
-        lobby.come(f"address {number}")
-        lobby.step()
-    member = lobby.come("its home")
-    assert member in lobby.step().handshake
-    lobby.policy.authenticated(member, PeerId("member"), lobby.now)
-    lobby.step(1e6)
-    assert lobby.inside == {member}, "it has greeted before"
+        driver.queue(f"address {number}")
+        driver.step()
+    member = driver.queue("its home")
+    assert member in driver.step().handshake
+    driver.policy.authenticated(member, PeerId("member"), driver.now)
+    driver.step(1e6)
+    assert driver.inside == {member}, "it has greeted before"
 
 
-def test_somebody_new_comes_in_too_in_the_time_that_a_crowd_may_stay() -> None:
-    lobby = Lobby()
+def test_a_newcomer_gets_a_handshake_within_the_time_that_strangers_are_protected() -> None:
+    driver = Driver()
     for _ in range(50):  # 254 strangers from one address that come back as soon as they are closed
-        gone = 254 - lobby.policy.count(*Stage)
-        lobby.crowd(gone)
-        lobby.step(0.1)
-    newcomer = lobby.come()
-    began = lobby.now
-    while newcomer not in lobby.inside:
-        assert newcomer not in lobby.closed and lobby.now < began + LIMITS.queued_s
-        lobby.crowd(254 - lobby.policy.count(*Stage))
-        lobby.step(0.1)
-    assert lobby.now - began < 4 * LIMITS.protected_s
+        gone = 254 - driver.policy.count(*Stage)
+        driver.crowd(gone)
+        driver.step(0.1)
+    newcomer = driver.queue()
+    began = driver.now
+    while newcomer not in driver.inside:
+        assert newcomer not in driver.closed and driver.now < began + LIMITS.queued_s
+        driver.crowd(254 - driver.policy.count(*Stage))
+        driver.step(0.1)
+    assert driver.now - began < 4 * LIMITS.protected_s
 
 
-def test_one_address_keeps_nobody_else_out_though_a_guest_has_been_there() -> None:
-    lobby = Lobby(replace(LIMITS, handshakes=Allowance(10, math.inf, 1)))
-    lobby.guest("member", "trusted")
+def test_a_crowd_at_a_trusted_address_does_not_keep_others_out() -> None:
+    driver = Driver(replace(LIMITS, handshakes=Allowance(10, math.inf, 1)))
+    driver.greeted("member", "trusted")
     for _ in range(20):
-        lobby.crowd(2 * LIMITS.queue, "trusted")
-        lobby.step(0.1)
-    newcomer = lobby.come("fresh")
-    lobby.crowd(2 * LIMITS.queue, "trusted")
-    lobby.step(0.1)
-    assert newcomer in lobby.inside
+        driver.crowd(2 * LIMITS.queue, "trusted")
+        driver.step(0.1)
+    newcomer = driver.queue("fresh")
+    driver.crowd(2 * LIMITS.queue, "trusted")
+    driver.step(0.1)
+    assert newcomer in driver.inside
 
 
-def test_who_took_long_over_its_handshake_still_has_time_to_greet() -> None:
-    lobby = Lobby()
-    crowd = lobby.crowd(LIMITS.strangers_per_address)
-    lobby.step(LIMITS.protected_s - 0.1)
-    lobby.policy.authenticated(crowd[0], PeerId("slow"), lobby.now)
-    lobby.step(0.1)
-    newcomer = lobby.come()
-    assert lobby.step().close == {crowd[1]: CloseReason.CROWDED} and newcomer in lobby.inside
+def test_a_stranger_with_a_slow_handshake_still_has_time_to_greet() -> None:
+    driver = Driver()
+    crowd = driver.crowd(LIMITS.strangers_per_address)
+    driver.step(LIMITS.protected_s - 0.1)
+    driver.policy.authenticated(crowd[0], PeerId("slow"), driver.now)
+    driver.step(0.1)
+    newcomer = driver.queue()
+    assert driver.step().close == {crowd[1]: CloseReason.CROWDED} and newcomer in driver.inside
 
 
-def test_the_line_is_bounded_and_drops_the_silent_and_then_the_newest_of_the_busiest_address() -> None:
-    lobby = Lobby(replace(LIMITS, handshakes=Allowance(1e-9, math.inf, 0)))  # nobody comes in
-    silent, first = [lobby.knock() for _ in range(10)], lobby.come("elsewhere")
-    crowd = lobby.crowd(LIMITS.queue)
-    assert lobby.closed == dict.fromkeys([*silent, crowd[-1]], CloseReason.CROWDED)
-    assert lobby.policy.count(Stage.QUEUED) == LIMITS.queue and first not in lobby.closed
-    lobby.step(LIMITS.queued_s)
-    assert lobby.policy.count(*Stage) == 0
+def test_the_queue_is_bounded_and_drops_silent_connections_and_then_the_newest_of_the_busiest_address() -> None:
+    driver = Driver(replace(LIMITS, handshakes=Allowance(1e-9, math.inf, 0)))  # nobody comes in
+    silent, first = [driver.open() for _ in range(10)], driver.queue("elsewhere")
+    crowd = driver.crowd(LIMITS.queue)
+    assert driver.closed == dict.fromkeys([*silent, crowd[-1]], CloseReason.CROWDED)
+    assert driver.policy.count(Stage.QUEUED) == LIMITS.queue and first not in driver.closed
+    driver.step(LIMITS.queued_s)
+    assert driver.policy.count(*Stage) == 0
 
 
-def test_handshakes_have_a_pace_and_each_address_its_turn() -> None:
-    lobby = Lobby(replace(LIMITS, handshakes=Allowance(10, math.inf, 1)))
-    lobby.crowd(50)
-    assert len(lobby.inside) == 10
-    other = lobby.come("elsewhere")
-    assert lobby.step(0.1).handshake == [other]
-    assert len(lobby.step(0.5).handshake) == 5
+def test_handshakes_keep_their_rate_and_go_by_address() -> None:
+    driver = Driver(replace(LIMITS, handshakes=Allowance(10, math.inf, 1)))
+    driver.crowd(50)
+    assert len(driver.inside) == 10
+    other = driver.queue("elsewhere")
+    assert driver.step(0.1).handshake == [other]
+    assert len(driver.step(0.5).handshake) == 5
 
 
-def test_handshakes_are_rarer_when_the_computer_is_short() -> None:
+def test_fewer_handshakes_begin_while_the_processor_is_overloaded() -> None:
     limits = replace(LIMITS, handshakes=Allowance(10, math.inf, 1))
-    lobby = Lobby(limits)
+    driver = Driver(limits)
     for _ in range(20):
-        lobby.come()
-    assert len(lobby.policy.step(0.0, overloaded=True).handshake) == 10 / limits.overload_price
-    assert not lobby.policy.step(0.4, overloaded=True).handshake
-    assert len(lobby.policy.step(0.5, overloaded=True).handshake) == 1
-    assert len(lobby.policy.step(1.0).handshake) == 5
+        driver.queue()
+    assert len(driver.policy.step(0.0, overloaded=True).handshake) == 10 / limits.overload_price
+    assert not driver.policy.step(0.4, overloaded=True).handshake
+    assert len(driver.policy.step(0.5, overloaded=True).handshake) == 1
+    assert len(driver.policy.step(1.0).handshake) == 5
 
 
-def test_when_turns_are_rare_they_go_to_those_who_still_wait_for_them() -> None:
-    lobby = Lobby(replace(LIMITS, handshakes=Allowance(1, math.inf, 1)))
+def test_when_handshakes_are_few_they_go_to_fresh_connections() -> None:
+    driver = Driver(replace(LIMITS, handshakes=Allowance(1, math.inf, 1)))
     served: dict[int, float] = {}
     came: dict[int, float] = {}
     for _ in range(600):  # ten times as many as there are turns
-        came[lobby.come()] = lobby.now
-        for number in lobby.step(0.1).handshake:
-            served[number] = lobby.now - came[number]
-            lobby.leave(number)
+        came[driver.queue()] = driver.now
+        for number in driver.step(0.1).handshake:
+            served[number] = driver.now - came[number]
+            driver.leave(number)
     late = [wait for number, wait in served.items() if came[number] > 10]
     assert len(late) > 40 and max(late) <= LIMITS.fresh_s + 0.2
 
 
-def test_one_peer_has_few_connections_and_its_oldest_go() -> None:
-    lobby = Lobby()
+def test_the_oldest_connections_of_one_peer_are_closed() -> None:
+    driver = Driver()
     numbers = []
     for _ in range(LIMITS.per_peer + 2):
-        numbers.append(lobby.come())
-        lobby.step()
-        lobby.policy.authenticated(numbers[-1], PeerId("one key"), lobby.now)
-        lobby.step()
-    assert lobby.closed == dict.fromkeys(numbers[:2], CloseReason.SURPLUS)
+        numbers.append(driver.queue())
+        driver.step()
+        driver.policy.authenticated(numbers[-1], PeerId("one key"), driver.now)
+        driver.step()
+    assert driver.closed == dict.fromkeys(numbers[:2], CloseReason.SURPLUS)
 
 
-def test_guests_are_limited_too_and_those_who_came_in_numbers_go_first() -> None:
-    lobby = Lobby()
-    friends = [lobby.guest(f"friend {number}", f"home {number}") for number in range(10)]
-    crowd = [lobby.guest(f"key {number}", "hall") for number in range(LIMITS.greeted)]
-    lobby.step()
-    assert lobby.closed == dict.fromkeys(crowd[-10:], CloseReason.CROWDED) and lobby.inside.issuperset(friends)
+def test_greeted_peers_are_limited_too_and_the_busiest_address_loses_its_newest() -> None:
+    driver = Driver()
+    friends = [driver.greeted(f"friend {number}", f"home {number}") for number in range(10)]
+    crowd = [driver.greeted(f"key {number}", "hall") for number in range(LIMITS.greeted)]
+    driver.step()
+    assert driver.closed == dict.fromkeys(crowd[-10:], CloseReason.CROWDED) and driver.inside.issuperset(friends)
 
 
-def test_who_was_shut_out_is_a_stranger_again() -> None:
-    lobby = Lobby()
-    lobby.policy.closed(lobby.guest("member"))
-    lobby.policy.revoke(PeerId("member"))
-    number = lobby.come()
-    lobby.step()
-    lobby.policy.authenticated(number, PeerId("member"), lobby.now)
-    assert lobby.step(LIMITS.greeting_s).close == {number: CloseReason.SILENT}
+def test_a_revoked_peer_is_a_stranger_again() -> None:
+    driver = Driver()
+    driver.policy.closed(driver.greeted("member"))
+    driver.policy.revoke(PeerId("member"))
+    number = driver.queue()
+    driver.step()
+    driver.policy.authenticated(number, PeerId("member"), driver.now)
+    assert driver.step(LIMITS.greeting_s).close == {number: CloseReason.SILENT}
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    lobby = Lobby()
+    driver = Driver()
     for number in range(MAX_REMEMBERED + 100):
-        lobby.policy.closed(lobby.guest(f"peer {number}", f"address {number}"))
-        lobby.step(0.01)
-    assert len(lobby.policy._greeted) == len(lobby.policy._trusted) == MAX_REMEMBERED
+        driver.policy.closed(driver.greeted(f"peer {number}", f"address {number}"))
+        driver.step(0.01)
+    assert len(driver.policy._greeted) == len(driver.policy._trusted) == MAX_REMEMBERED
 
 
 def test_events_are_sums_and_come_once_a_minute() -> None:
