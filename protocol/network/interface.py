@@ -1,7 +1,7 @@
 """The seam between the protocol and the wire.
 
 Protocol code talks to a `Network` and is called back through `Handlers`; it cannot tell libp2p
-(`protocol.network.libp2p`) from the simulated network (`protocol.network.simulated.network`).  Four things travel:
+(`protocol.network.libp2p`) from the simulated network (`protocol.network.simulated`).  Four things travel:
 
 * gossip: small signed envelopes to everyone in the run, validated before they are forwarded;
 * requests: one question, one answer, between two peers, with a deadline;
