@@ -19,23 +19,25 @@ from protocol.wire.identity import PeerId
 
 MAX_THREADS = 8
 AT_ONCE_BYTES = 2 << 20
-"""What has to be found out about so many bytes costs less than the way to a thread and back."""
+"""A push of at most this size is checked in the event loop: that costs less than handing it to a thread and back."""
 SLOWEST_BYTES_PER_S = 32 << 10
-"""A push that comes slower than this (after a grace of `GRACE_S`) is given up, to free its buffer."""
+"""A push that comes slower than this (after a grace of `GRACE_S`) is abandoned, to free its buffer."""
 GRACE_S = 30.0
 
 log = logging.getLogger(__name__)
 
 
 class BadPush(LinkBroken):
-    """The link is ended for what its sender did."""
+    """The sender broke the rules of a link, which ends.  penalty: what that takes from its reputation."""
 
-    def __init__(self, why: str, cost: float = VIOLATION) -> None:
+    def __init__(self, why: str, penalty: float = VIOLATION) -> None:
         super().__init__(why)
-        self.cost = cost
+        self.penalty = penalty
 
 
 class Receiving:
+    """Receives the pushes of all peers.  down_bytes: of data, since the start."""
+
     def __init__(self, handlers: Handlers, limit: RateLimit, reputation: Reputation) -> None:
         self._handlers, self._reputation = handlers, reputation
         self._limit = limit
@@ -43,7 +45,7 @@ class Receiving:
         self.down_bytes = 0
 
     async def serve(self, peer: PeerId, link: Link) -> None:
-        """Until the link breaks or this is cancelled."""
+        """Receive pushes until the link breaks or this is cancelled; raises nothing."""
         try:
             while True:
                 await self._one(peer, link)
@@ -51,7 +53,7 @@ class Receiving:
         except LinkBroken as error:
             log.debug("the bulk link from %s ended: %s", peer, error)
             if isinstance(error, BadPush):
-                self._reputation.penalise(peer, error.cost, str(error))
+                self._reputation.penalise(peer, error.penalty, str(error))
 
     async def _one(self, peer: PeerId, link: Link) -> None:
         number, size, header = await self._opening(link)
@@ -98,7 +100,7 @@ class Receiving:
         return number, size, plain[8:]
 
     async def _data(self, link: Link, number: int, size: int, landing: Landing | None) -> bool:
-        """Read the data of one push, into its place or past; False when it broke off in good order."""
+        """Read the data of one push into its landing, or past it if there is none; False when its sender abandoned it."""
         dest = landing.buffer.cast("B") if landing is not None else None
         offset = 0
         with trio.move_on_after(GRACE_S + size / self._limit.slowest(SLOWEST_BYTES_PER_S)) as scope:

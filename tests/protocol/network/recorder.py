@@ -11,6 +11,7 @@ import trio
 
 from protocol.network.interface import Landing, Network, NetworkError, Refused, Verdict
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
+from protocol.network.libp2p.attempts import Attempt
 from protocol.network.libp2p.inbound_policy import InboundLimits
 from protocol.network.libp2p.stack import Stack
 from protocol.wire.hashes import Hash, hash_bytes
@@ -120,3 +121,12 @@ def stack(end: Libp2pNetwork) -> Stack:
     """The parts of a started network."""
     assert end._stack is not None
     return end._stack
+
+
+async def dialled(end: Libp2pNetwork, address: str) -> Attempt:
+    """The result of the first attempt at an address."""
+    end.remember([address])
+    with trio.fail_after(PATIENCE_S):
+        while not (found := [attempt for attempt in end.attempts() if attempt.address == address]):
+            await trio.sleep(0.01)
+    return found[0]
