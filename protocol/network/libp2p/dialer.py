@@ -2,9 +2,8 @@
 
 Every peer in the book that is neither connected nor banned is dialled, with a pause that doubles up to a minute; a new
 address makes it due at once.  After a connection that lasted, a peer is dialled again after a second; after one that the
-other end soon closed, when the pause is over, for it may not want us.  The library's own
-dialling (happy eyeballs over two addresses, a cache of failed peers) is bypassed: each address is tried alone, and the
-result is kept.
+other end soon closed, when the pause is over, for it may not want us.  The library's own dialling (happy eyeballs over two
+addresses, a cache of failed peers) is bypassed: each address is tried alone, and the result is kept.
 """
 
 from __future__ import annotations

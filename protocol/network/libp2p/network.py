@@ -67,8 +67,8 @@ class Libp2pNetwork:
 
     def addresses(self) -> Sequence[str]:
         """Multiaddrs that others can dial, each ending in /p2p/<peer ID>."""
-        host = self._settings.listen_host
-        hosts = interface_addresses() if host == "0.0.0.0" else [host]
+        listening = self._settings.listen_host
+        hosts = interface_addresses() if listening == "0.0.0.0" else [listening]
         return [f"/ip4/{host}/tcp/{self._port}/p2p/{self.peer_id}" for host in hosts]
 
     def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]:

@@ -58,7 +58,7 @@ def dials(lasting_s: float) -> list[float]:
     return host.dials
 
 
-def test_who_closes_us_soon_is_dialled_ever_more_rarely() -> None:
+def test_a_peer_that_soon_closes_is_dialled_ever_more_rarely() -> None:
     times = dials(10.0)
     assert len(times) < 3600 / MAX_PAUSE_S + 10
     assert times[1] - times[0] < 15, "once it may have been chance"

@@ -86,7 +86,7 @@ def test_2000_connections_leave_nothing_behind() -> None:
     trio.run(main)
 
 
-def test_a_member_gets_in_beside_254_strangers_who_say_nothing() -> None:
+def test_a_member_gets_in_beside_254_silent_strangers() -> None:
     async def main() -> None:
         a, limits = Recorder(), replace(InboundLimits(), greeting_s=math.inf, protected_s=0.1, queued_s=math.inf)
         async with network(a, limits=limits) as one, trio.open_nursery() as nursery:
@@ -108,7 +108,7 @@ def test_a_member_gets_in_beside_254_strangers_who_say_nothing() -> None:
     trio.run(main)
 
 
-def test_whoever_does_not_greet_is_closed_and_told_of_and_a_member_stays() -> None:
+def test_connections_without_a_greeting_are_closed_and_reported_and_a_member_stays() -> None:
     async def main() -> None:
         a, told, member = Recorder(), list[Event](), Identity.generate()
         short = replace(AT_ANY_PACE, greeting_s=1.0, first_byte_s=1.0)

@@ -31,7 +31,7 @@ class Watched:
         return sum(self.reputation.spend(peer, channel, size) for _ in range(messages))
 
 
-def test_whoever_stays_within_the_allowance_is_never_held_back() -> None:
+def test_a_peer_within_its_allowance_is_never_refused() -> None:
     watched, allowance = Watched(), Channel.GOSSIP.value
     for _ in range(1000):
         watched.now += 0.1
@@ -57,7 +57,7 @@ def test_bytes_count_as_messages_do_and_a_single_large_one_can_always_come() -> 
     assert watched.brought(Channel.QUESTION, 2, large) == 1
 
 
-def test_standing_comes_back_and_a_ban_ends() -> None:
+def test_the_score_recovers_and_a_ban_ends() -> None:
     watched = Watched()
     for _ in range(100):
         watched.reputation.penalise(ONE, VIOLATION, "once in a while")
@@ -71,13 +71,13 @@ def test_standing_comes_back_and_a_ban_ends() -> None:
     assert not watched.reputation.is_banned(ONE) and watched.brought(Channel.QUESTION, 1) == 1
 
 
-def test_an_origin_that_says_too_much_is_not_heard_and_its_bringer_not_blamed() -> None:
+def test_messages_over_an_origins_allowance_are_dropped_without_a_penalty_for_the_forwarder() -> None:
     watched, allowance = Watched(), Channel.ORIGIN.value
     assert watched.brought(Channel.ORIGIN, 10_000) == int(allowance.per_s * allowance.burst_s)
     assert not watched.banned
 
 
-def test_frames_without_end_are_a_ban_at_once() -> None:
+def test_too_many_frames_are_a_ban_at_once() -> None:
     watched, allowance = Watched(), Channel.FRAME.value
     watched.brought(Channel.FRAME, int(allowance.per_s * allowance.burst_s) + 1)
     assert len(watched.banned) == 1
