@@ -21,7 +21,7 @@ from protocol.exchange.assignment import assign_owners, contribution_leaves
 from protocol.exchange.messages import ExchangeAsk, push_plan
 from protocol.exchange.runner import ExchangeRunner
 from protocol.network.interface import Landing, Refused, Verdict
-from protocol.network.libp2p import Libp2pNetwork
+from protocol.network.libp2p import Libp2pNetwork, NetworkSettings
 from protocol.network.session import Session
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity, PeerId
@@ -136,7 +136,7 @@ async def main() -> None:
     peer = Peer(int(sys.argv[1]), int(sys.argv[2]), cast(Rule, sys.argv[3]))
     host = sys.argv[4]
     async with trio.open_nursery() as nursery:
-        network = Libp2pNetwork(peer.identity, RUN, peer, listen_host=host, mdns=False)
+        network = Libp2pNetwork(peer.identity, RUN, peer, NetworkSettings(listen_host=host, mdns=False))
         await nursery.start(network.run)
         say(peer=peer.identity.peer_id, address=network.addresses()[0], root=tree_root(peer.leaves).hex())
         members = (await hear())["peers"]

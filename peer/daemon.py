@@ -42,9 +42,9 @@ from peer.run_source import store_manifest
 from peer.search import Search
 from peer.standing import standing_problem
 from peer.trainer_process import TrainerProcess, TrainerSettings
-from protocol.events import Left, Notice, PeerBanned, PhaseChanged, Started, TrainerStarted, TrainerStopped
+from protocol.events import Left, Notice, PhaseChanged, Started, TrainerStarted, TrainerStopped
 from protocol.network.interface import Network
-from protocol.network.libp2p import Libp2pNetwork, open_network
+from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
 from protocol.network.libp2p.dialer import peer_of
 from protocol.network.session import Session
 from protocol.node.node import Node
@@ -272,10 +272,9 @@ class Daemon:
         async with AsyncExitStack() as stack:
             host = "127.0.0.1" if settings.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
             port = stack.enter_context(chosen_port(settings.port, settings.local))
-            network = await stack.enter_async_context(open_network(
-                self._identity, self._choice.run, self._lobby, listen_host=host, listen_port=port,
-                mdns=not settings.local, up_limit=settings.up_limit, down_limit=settings.down_limit,
-                on_ban=lambda peer, why: self._log.emit(PeerBanned(peer, why)), on_strangers=self._log.emit))
+            how = NetworkSettings(host, port, not settings.local, settings.up_limit, settings.down_limit)
+            network = await stack.enter_async_context(
+                open_network(self._identity, self._choice.run, self._lobby, how, emit=self._log.emit))
             nursery = await stack.enter_async_context(trio.open_nursery())
             self._network = network
             network.remember(self._choice.addresses)

@@ -1,12 +1,12 @@
-"""The seam between the protocol and the wire.
+"""What the protocol needs of a network.
 
-Protocol code talks to a `Network` and is called back through `Handlers`; it cannot tell libp2p
-(`protocol.network.libp2p`) from the simulated network (`protocol.network.simulated.network`).  Four things travel:
+Protocol code calls a `Network` and is called back through `Handlers`; it cannot tell libp2p
+(`protocol.network.libp2p`) from the simulated network (`protocol.network.simulated`).  Four things travel:
 
-* gossip: small signed envelopes to everyone in the run, validated before they are forwarded;
+* gossip: small signed envelopes to every peer of the run, validated before they are forwarded;
 * requests: one question, one answer, between two peers, with a deadline;
 * pushes: large chunks straight into a buffer that the receiver names, over the bulk data plane;
-* peer events: who is connected.
+* peer events: a peer is connected, or is no more.
 
 Nothing here keeps time except the deadlines passed in (trio's clock).
 """
@@ -28,23 +28,23 @@ MAX_PUSH_BYTES = 64 << 20
 
 
 class NetworkError(Exception):
-    """Something between two peers failed; the text is one sentence.  The caller decides what it means."""
+    """Something between two peers failed; the text is one sentence."""
 
 
 class Unreachable(NetworkError):
-    """There is no way to the peer now, or the deadline passed."""
+    """The peer cannot be reached now, or the deadline passed."""
 
 
 class Refused(NetworkError):
-    """The peer answered that it will not; the text is its reason (at most 300 characters)."""
+    """The peer refused; the text is its reason (at most 300 characters)."""
 
 
 class Offence(Refused):
-    """Refused because no honest peer asks such a thing: the network holds it against the asker."""
+    """Refused because no honest peer asks such a thing: the network lowers the reputation of the asker."""
 
 
 class Verdict(Enum):
-    """What a gossip message is worth: forwarded, dropped silently, or dropped and its forwarder scored down."""
+    """What to do with a gossip message: forward it, drop it, or drop it and lower the reputation of its forwarder."""
 
     ACCEPT = "accept"
     IGNORE = "ignore"
@@ -60,6 +60,7 @@ class Bandwidth:
 
     @property
     def least(self) -> float:
+        """The slower direction."""
         return min(self.up_bytes_per_s, self.down_bytes_per_s)
 
 
@@ -72,10 +73,10 @@ class Traffic:
 
 
 class Landing:
-    """Where a push goes: a writable `buffer` of exactly its size.
+    """The destination of a push: a writable `buffer` of exactly its size.
 
-    When the push is complete, the network runs `check` on the buffer, in a worker thread if it has some, and leaves what
-    it returned in `found`.
+    When the push is complete, the network runs `check` on the buffer, in a worker thread if it has any, and leaves its
+    result in `found`.
     """
 
     def __init__(self, buffer: memoryview, check: Callable[[memoryview], Any] | None = None) -> None:
@@ -84,20 +85,24 @@ class Landing:
         self._check = check
 
     def complete(self) -> None:
-        """For the network: all bytes are there."""
+        """Called by the network when all bytes have arrived."""
         if self._check is not None:
             self.found = self._check(self.buffer)
 
 
 class Handlers(Protocol):
-    """What a peer does with what arrives.  None of these may raise; `on_request` may raise `Refused`."""
+    """The callbacks for what arrives.  None of them may raise; `on_request` may raise `Refused`."""
 
-    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict: ...
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+        """Judge a gossip message, before it is forwarded."""
+        ...
 
-    async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes: ...
+    async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        """Answer a question.  Raises `Refused` with a reason for the asker."""
+        ...
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
-        """A place for a push of `size` bytes that is about to arrive, or None to refuse it.
+        """The destination of a push of `size` bytes that is about to arrive, or None to refuse it.
 
         May wait (bounded) for a free buffer; the sender is held back meanwhile.
         """
@@ -107,19 +112,25 @@ class Handlers(Protocol):
         """The push that `open_push` accepted is complete; None when it broke off half-way."""
         ...
 
-    def on_peer_connected(self, peer: PeerId) -> None: ...
+    def on_peer_connected(self, peer: PeerId) -> None:
+        """We have reached a peer, or it has greeted us."""
+        ...
 
-    def on_peer_disconnected(self, peer: PeerId) -> None: ...
+    def on_peer_disconnected(self, peer: PeerId) -> None:
+        """The last connection to a connected peer has ended."""
+        ...
 
 
 class Network(Protocol):
-    """One peer's end of the network.  Made running by its owner's nursery; stops when that is cancelled."""
+    """One peer's end of the network."""
 
     @property
-    def peer_id(self) -> PeerId: ...
+    def peer_id(self) -> PeerId:
+        """Our peer ID."""
+        ...
 
     def addresses(self) -> Sequence[str]:
-        """Multiaddrs others can dial, each ending in /p2p/<peer ID>."""
+        """Multiaddrs that others can dial, each ending in /p2p/<peer ID>."""
         ...
 
     def connected(self) -> Sequence[PeerId]:
@@ -127,15 +138,19 @@ class Network(Protocol):
         ...
 
     def welcome(self, peer: PeerId) -> None:
-        """`peer` has greeted us and takes part: from now on its connections are no stranger's."""
+        """`peer` has greeted us and takes part: none of its connections is a stranger's any more."""
         ...
 
-    def traffic(self) -> Traffic: ...
+    def traffic(self) -> Traffic:
+        """The payload moved since the start."""
+        ...
 
-    def bandwidth(self) -> Bandwidth: ...
+    def bandwidth(self) -> Bandwidth:
+        """What our links have lately been seen to carry, or may carry."""
+        ...
 
     def remember(self, addresses: Sequence[str]) -> None:
-        """Addresses worth dialling, now and again (with backoff) while their peer is not connected."""
+        """Dial these addresses while their peer is not connected, with backoff."""
         ...
 
     def known_addresses(self) -> Sequence[str]:
@@ -147,7 +162,7 @@ class Network(Protocol):
         ...
 
     async def publish(self, data: bytes) -> None:
-        """Gossip an envelope (at most MAX_GOSSIP_BYTES).  Not delivered to ourselves."""
+        """Gossip an envelope of at most MAX_GOSSIP_BYTES.  It is not delivered to ourselves.  Raises `NetworkError`."""
         ...
 
     async def request(self, peer: PeerId, kind: str, data: bytes, *, timeout_s: float) -> bytes:

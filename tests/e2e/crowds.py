@@ -1,4 +1,4 @@
-"""Crowds at the door of a peer: `python -m tests.e2e.crowds` prints what each kind costs it, and who gets in meanwhile.
+"""Crowds of outsiders: `python -m tests.e2e.crowds` prints what each kind costs a peer, and who gets in meanwhile.
 
 The peer is a bare network end, the crowd comes from one address and from a hundred; each is a process of its own.  A member
 that is in asks the peer something all the time; newcomers come in one after the other.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import logging
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -18,7 +19,7 @@ import trio
 
 from protocol.network.interface import NetworkError
 from protocol.wire.identity import Identity
-from tests.protocol.network.outsiders import HALF_A_HANDSHAKE, Stranger, socket_to, stranger_to
+from tests.protocol.network.outsiders import HALF_A_HANDSHAKE, socket_to, stranger_to
 from tests.protocol.network.recorder import Recorder, network
 
 CROWD = 254
@@ -31,35 +32,37 @@ Attack = Callable[[str, str], Awaitable[None]]
 
 async def knock(address: str, source: str) -> None:
     """TCP that says nothing."""
-    sock = await socket_to(address, source)
-    while await sock.receive_some(1000):
-        pass
+    async with socket_to(address, source) as sock:
+        while await sock.receive_some(1000):
+            pass
 
 
 async def knock_and_run(address: str, source: str) -> None:
     """TCP that is opened and closed."""
-    await trio.aclose_forcefully(await socket_to(address, source))
+    async with socket_to(address, source):
+        return
 
 
 async def half_open(address: str, source: str) -> None:
     """A handshake that goes no further."""
-    sock = await socket_to(address, source)
-    await sock.send_all(HALF_A_HANDSHAKE)
-    while await sock.receive_some(1000):
-        pass
+    async with socket_to(address, source) as sock:
+        await sock.send_all(HALF_A_HANDSHAKE)
+        while await sock.receive_some(1000):
+            pass
 
 
 async def dripping(address: str, source: str) -> None:
     """A handshake of a byte at a time."""
-    sock = await socket_to(address, source)
-    for byte in itertools.cycle(HALF_A_HANDSHAKE):
-        await sock.send_all(bytes([byte]))
-        await trio.sleep(0.3)
+    async with socket_to(address, source) as sock:
+        for byte in itertools.cycle(HALF_A_HANDSHAKE):
+            await sock.send_all(bytes([byte]))
+            await trio.sleep(0.3)
 
 
 async def silent(address: str, source: str) -> None:
     """A complete handshake with a fresh key, and then nothing."""
-    await (await stranger_to(address, source)).closed()
+    async with stranger_to(address, source) as stranger:
+        await stranger.closed()
 
 
 ONE_KEY = Identity.generate()
@@ -67,27 +70,28 @@ ONE_KEY = Identity.generate()
 
 async def one_key(address: str, source: str) -> None:
     """The same with one key."""
-    await (await stranger_to(address, source, ONE_KEY)).closed()
+    async with stranger_to(address, source, ONE_KEY) as stranger:
+        await stranger.closed()
 
 
 async def streams(address: str, source: str) -> None:
     """Opens streams and never says what for."""
-    await _on_streams(await stranger_to(address, source), b"")
+    await _on_streams(address, source, b"")
 
 
 async def idle_pings(address: str, source: str) -> None:
     """Opens the ping protocol, as a libp2p program does, and says nothing more."""
-    await _on_streams(await stranger_to(address, source), b"\x13/multistream/1.0.0\n\x11/ipfs/ping/1.0.0\n")
+    await _on_streams(address, source, b"\x13/multistream/1.0.0\n\x11/ipfs/ping/1.0.0\n")
 
 
 async def wrong_run(address: str, source: str) -> None:
     """Wants to greet in a run that is not ours."""
     words = b"/manyhands/1/0123456789abcdef/request\n"
-    await _on_streams(await stranger_to(address, source), b"\x13/multistream/1.0.0\n" + bytes([len(words)]) + words)
+    await _on_streams(address, source, b"\x13/multistream/1.0.0\n" + bytes([len(words)]) + words)
 
 
-async def _on_streams(stranger: Stranger, words: bytes, count: int = 8) -> None:
-    async with trio.open_nursery() as nursery:
+async def _on_streams(address: str, source: str, words: bytes, count: int = 8) -> None:
+    async with stranger_to(address, source) as stranger, trio.open_nursery() as nursery:
         nursery.start_soon(stranger.muxed.start)
         await stranger.muxed.event_started.wait()
         for _ in range(count):
@@ -167,6 +171,8 @@ class Crowd:
 
     async def run(self) -> None:
         """Until standard input ends; prints how many connections there were."""
+        # every connection that the peer closes during a handshake is an error to the library
+        logging.getLogger("libp2p.protocol_muxer.multiselect_client").setLevel(logging.CRITICAL)
         async with trio.open_nursery() as nursery:
             for number in range(CROWD):
                 nursery.start_soon(self._outsider, self._sources[number % len(self._sources)])

@@ -35,7 +35,7 @@ from protocol.wire.messages import Goodbye, Heartbeat, Phase, Role, WhyIdle, pac
 from protocol.wire.questions import TipsRequest
 from tests.e2e.swarm import PATIENCE_S, Peer, Swarm
 from tests.fuzz.mutations import BOMBS
-from tests.protocol.network.recorder import Recorder
+from tests.protocol.network.recorder import LOOPBACK, Recorder, stack
 
 MEMORY_BYTES = 160 << 20
 """What a peer's memory may grow by under all of this."""
@@ -53,10 +53,10 @@ class Cast(Recorder):
         self.network: Libp2pNetwork | None = None
 
     def take(self, network: Libp2pNetwork, nursery: trio.Nursery) -> None:
-        """Use this network, and mind nobody's conduct."""
+        """Use this network, and penalise nobody."""
         self.network, self.nursery = network, nursery
-        conduct: Any = network._conduct
-        conduct.spend, conduct.offend = lambda *anything: True, lambda *anything: None
+        reputation: Any = stack(network).reputation
+        reputation.spend, reputation.penalise = lambda *anything: True, lambda *anything: None
 
     async def greet(self, peer: PeerId) -> None:
         """As everybody may in an open run: it is a member that attacks."""
@@ -72,7 +72,7 @@ class Cast(Recorder):
     @property
     def host(self) -> Any:
         assert self.network is not None
-        return self.network._host
+        return stack(self.network).host
 
     def connection(self) -> Any:
         from libp2p.peer.id import ID
@@ -92,11 +92,12 @@ class Cast(Recorder):
         from libp2p.pubsub.pb import rpc_pb2
         from libp2p.pubsub.pubsub import PUBSUB_SIGNING_PREFIX  # type: ignore[attr-defined]
 
-        assert self.network is not None and self.network._gossip is not None
-        pubsub: Any = self.network._gossip._pubsub
+        assert self.network is not None
+        gossip = stack(self.network).gossip
+        pubsub: Any = gossip._pubsub
         rpc = rpc_pb2.RPC()
         for data in messages:
-            message = rpc_pb2.Message(data=data, topicIDs=[self.network._gossip._topic], from_id=pubsub.my_id.to_bytes(),
+            message = rpc_pb2.Message(data=data, topicIDs=[gossip._topic], from_id=pubsub.my_id.to_bytes(),
                                       seqno=pubsub._next_seqno())
             message.signature = pubsub.sign_key.sign(PUBSUB_SIGNING_PREFIX.encode() + message.SerializeToString())
             message.key = self.host.get_public_key().serialize()
@@ -226,9 +227,9 @@ async def streams(cast: Cast) -> None:
 
 async def unfinished_pushes(cast: Cast) -> None:
     """Bulk sockets that begin one push after the other out of order."""
-    assert cast.network is not None and cast.network._bulk is not None
+    assert cast.network is not None
     while not cast.out:
-        link: Link = await cast.network._bulk._dial(cast.target)
+        link: Link = await stack(cast.network).bulk._dial(cast.target)
 
         link.put(FrameKind.OPEN, 0, struct.pack(">Q", 1 << 20) + b"header")
         link.put(FrameKind.DATA, 12345, bytes(1000))
@@ -320,7 +321,7 @@ class Assault:
             nursery.cancel_scope.cancel()
 
     async def _play(self, cast: Cast, addresses: list[str], task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        async with open_network(cast.identity, cast.run, cast, listen_host="127.0.0.1", mdns=False) as network, \
+        async with open_network(cast.identity, cast.run, cast, LOOPBACK) as network, \
                 trio.open_nursery() as nursery:
             cast.take(network, nursery)
             network.remember(addresses)
@@ -331,7 +332,7 @@ class Assault:
             await trio.sleep_forever()
 
     def _meshed(self, cast: Cast) -> bool:
-        gossip = cast.network._gossip if cast.network is not None else None
+        gossip = stack(cast.network).gossip if cast.network is not None else None
         return gossip is not None and cast.target in {peer.to_base58() for peer in gossip._pubsub.peers}
 
     async def _one(self, cast: Cast, name: str, attack: Attack) -> Outcome:

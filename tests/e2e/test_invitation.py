@@ -22,7 +22,7 @@ from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Goodbye, Role, pack
 from protocol.wire.questions import TipsRequest
 from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm
-from tests.protocol.network.recorder import Recorder
+from tests.protocol.network.recorder import LOOPBACK, Recorder
 
 ADMISSION = 'admission = "{}"\n'
 
@@ -57,7 +57,7 @@ async def refused(signed: SignedManifest, invitation: Invitation, intruder: Iden
     """The answer to a peer that does not ask its own software whether it may: it knocks, and then asks all the same."""
     recorder = Recorder()
     with trio.fail_after(PATIENCE_S):
-        async with open_network(intruder, signed.run, recorder, listen_host="127.0.0.1", mdns=False) as network:
+        async with open_network(intruder, signed.run, recorder, LOOPBACK) as network:
             network.remember(invitation.addresses)
             await recorder.until(lambda: recorder.connected)
             peer = recorder.connected[0]

@@ -17,7 +17,7 @@ from functools import lru_cache
 import trio
 
 from protocol.events import Event, MemberLost, RoundCommitted, RoundProposed
-from protocol.network.simulated.network import Weather
+from protocol.network.simulated.weather import Weather
 from protocol.run.manifest import DataSection, ModelSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.wire.identity import Identity
 from protocol.wire.masks import members_in

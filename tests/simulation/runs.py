@@ -12,7 +12,7 @@ from random import Random
 import trio
 from trio.testing import MockClock
 
-from protocol.network.simulated.network import Weather
+from protocol.network.simulated.weather import Weather
 from protocol.run.manifest import SignedManifest
 from tests.simulation.determinism import deterministic_trio
 from tests.simulation.mutations import mutated

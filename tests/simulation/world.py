@@ -20,7 +20,9 @@ import trio
 
 from protocol.events import PROGRESS, Event, PhaseChanged
 from protocol.network.session import Session
-from protocol.network.simulated.network import MemoryNetwork, MemoryWire, Weather
+from protocol.network.simulated.network import MemoryNetwork
+from protocol.network.simulated.weather import Weather
+from protocol.network.simulated.wire import MemoryWire
 from protocol.node.node import Node
 from protocol.offload import Offload
 from protocol.run.manifest import DataSection, ModelSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign

@@ -1,4 +1,4 @@
-"""What came of dialling an address, in words for a person."""
+"""The result of dialling an address, in words for a user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_ERRNO = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """An address that was dialled.  times: since the start.  problem: of the last time; "" when it answered."""
+    """The last attempt at an address.  times: attempts since the start.  problem: "" when the peer answered."""
 
     address: str
     times: int
@@ -33,7 +33,7 @@ class Attempt:
 
 
 def problem_of(error: BaseException) -> str:
-    """Why dialling failed: what the library raised, down to its first cause."""
+    """The reason why dialling failed, from an exception of the library and its causes."""
     from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
     from libp2p.security.noise.exceptions import NoiseFailure, PeerIDMismatchesPubkey
 

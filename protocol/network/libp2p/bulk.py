@@ -1,8 +1,7 @@
 """The bulk data plane: pushes of large chunks over their own TCP sockets, straight into the receiver's buffer.
 
-A socket is agreed over a libp2p stream that has authenticated both peer IDs.  Decides how many sockets there may be, and
-how long a handshake may take; how pushes go over them is `sending` and `receiving`, what a push means, and which buffer
-takes it, is the handlers' business.
+A socket is agreed over a libp2p stream that has authenticated both peer IDs.  Decides how many sockets there may be, and how
+long a handshake may take; `sending` and `receiving` move pushes over them, and the handlers choose the buffers.
 """
 
 from __future__ import annotations
@@ -13,22 +12,15 @@ import os
 import socket
 import struct
 from collections import Counter
-from typing import Any
 
 import trio
 
 from protocol.network.interface import MAX_PUSH_BYTES, MAX_PUSH_HEADER_BYTES, Bandwidth, Handlers, NetworkError, Unreachable
-from protocol.network.libp2p.conduct import OVER, Conduct
-from protocol.network.libp2p.link import (
-    MAC_BYTES,
-    NONCE_BYTES,
-    TOKEN_BYTES,
-    Keys,
-    Link,
-    LinkBroken,
-)
+from protocol.network.libp2p.library import Host, Stream, TaskStatus, library_id, peer_id_of
+from protocol.network.libp2p.link import MAC_BYTES, NONCE_BYTES, TOKEN_BYTES, Keys, Link, LinkBroken
 from protocol.network.libp2p.rates import WINDOW_S, Gauge, RateLimit
 from protocol.network.libp2p.receiving import Receiving
+from protocol.network.libp2p.reputation import EXCESS, Reputation
 from protocol.network.libp2p.sending import MAX_LANES, Sending
 from protocol.network.libp2p.streams import discard, finish, read_exactly
 from protocol.wire.hashes import Hash
@@ -39,26 +31,26 @@ MAX_LINKS = 256
 MAX_LINKS_PER_PEER = 2 * MAX_LANES
 """Accepted from one peer: those it uses, and those that broke and we have not noticed."""
 MAX_PENDING = 64
-"""Sockets that have not proved who they are, at one time.  The next one takes the place of the one that has waited longest
-from the address with the most of them: a proof takes milliseconds, so whoever means it is through."""
+"""Sockets that have not authenticated themselves, at one time.  The next one replaces the oldest from the address with the
+most of them: authentication takes milliseconds, so an honest peer is through with it."""
 log = logging.getLogger(__name__)
 _GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
 
 
 class Bulk:
-    def __init__(self, host: Any, run: Hash, handlers: Handlers, conduct: Conduct, listen_host: str,
-                 up: RateLimit, down: RateLimit) -> None:
-        from libp2p.custom_types import TProtocol
+    """Pushes to and from all peers, for as long as `run` runs.  up, down: the limits of both directions."""
 
+    def __init__(self, host: Host, run: Hash, handlers: Handlers, reputation: Reputation, listen_host: str,
+                 up: RateLimit, down: RateLimit) -> None:
         self._host = host
-        self._me = PeerId(host.get_id().to_base58())
+        self._me = peer_id_of(host.get_id())
         self._run = run
         self._listen_host = listen_host
-        self._protocol = TProtocol(f"/manyhands/1/{bytes(run).hex()[:16]}/bulk")
-        self._conduct = conduct
+        self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/bulk"
+        self._reputation = reputation
         self._up, self._down, self._gauge = up, down, Gauge()
         self._sending = Sending(self._dial, up)
-        self._receiving = Receiving(handlers, down, conduct)
+        self._receiving = Receiving(handlers, down, reputation)
         self._links: dict[PeerId, list[Link]] = {}
         self._granted: dict[bytes, tuple[PeerId, Keys]] = {}
         self._unproved: dict[trio.socket.SocketType, str] = {}
@@ -68,13 +60,16 @@ class Bulk:
 
     @property
     def up_bytes(self) -> int:
+        """Bytes of data pushed since the start."""
         return self._sending.up_bytes
 
     @property
     def down_bytes(self) -> int:
+        """Bytes of data that were pushed to us since the start."""
         return self._receiving.down_bytes
 
     def bandwidth(self) -> Bandwidth:
+        """What the links have lately been seen to carry, within our limits."""
         return Bandwidth(self._up.at_most(self._gauge.up_bytes_per_s), self._down.at_most(self._gauge.down_bytes_per_s))
 
     async def _watch_bandwidth(self) -> None:
@@ -86,7 +81,8 @@ class Bulk:
             self._sending.share_out(self._gauge.line_bytes_per_s)
             await trio.sleep(WINDOW_S)
 
-    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen for sockets and serve them until cancelled.  Raises `OSError` when it cannot listen."""
         listener = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with listener:
             await listener.bind((self._listen_host, 0))
@@ -115,14 +111,16 @@ class Bulk:
             oldest.close()
 
     def cut_off(self, peer: PeerId) -> None:
-        """End what `peer` pushes to us."""
+        """End the sockets on which `peer` pushes to us; it is banned."""
         for link in self._links.get(peer, []):
             link.abort("the peer is banned")
 
     def disconnected(self, peer: PeerId) -> None:
+        """Close our sockets to a peer that is not connected any more."""
         self._sending.disconnected(peer)
 
     async def push(self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float) -> None:
+        """Push `data` to `peer`.  Raises `Refused`, `Unreachable`, and `NetworkError` for more than the limits."""
         data = data.cast("B")
         if len(header) > MAX_PUSH_HEADER_BYTES or len(data) > MAX_PUSH_BYTES:
             raise NetworkError(f"a push of {len(header)} + {len(data)} bytes is over the limit")
@@ -133,11 +131,9 @@ class Bulk:
             raise Unreachable(f"{peer} did not take a push of {len(data)} bytes within {timeout_s:g} s")
 
     async def _dial(self, peer: PeerId) -> Link:
-        from libp2p.peer.id import ID
-
         with trio.move_on_after(HANDSHAKE_S):
             try:
-                stream = await self._host.new_stream(ID.from_string(peer), [self._protocol])
+                stream = await self._host.new_stream(library_id(peer), [self._protocol])
             except Exception as error:
                 raise LinkBroken(f"no bulk connection: {error}") from error
             try:
@@ -173,13 +169,13 @@ class Bulk:
             sock.close()
             raise
 
-    async def _grant(self, stream: Any) -> None:
+    async def _grant(self, stream: Stream) -> None:
         """libp2p's stream handler: no exception may leave it."""
         try:
-            peer = PeerId(stream.muxed_conn.peer_id.to_base58())
+            peer = peer_id_of(stream.muxed_conn.peer_id)
             mine = len(self._links.get(peer, [])) + sum(other == peer for other, _ in self._granted.values())
             if mine >= MAX_LINKS_PER_PEER or len(self._granted) + sum(map(len, self._links.values())) >= MAX_LINKS:
-                self._conduct.offend(peer, OVER, "too many bulk connections")
+                self._reputation.penalise(peer, EXCESS, "too many bulk connections")
                 raise LinkBroken("too many bulk connections")
             token, nonce = os.urandom(TOKEN_BYTES), os.urandom(NONCE_BYTES)
             with trio.fail_after(HANDSHAKE_S):
@@ -198,7 +194,7 @@ class Bulk:
         self._granted.pop(token, None)
 
     async def _accept(self, sock: trio.socket.SocketType) -> None:
-        """From a raw socket to a served link; a stranger costs 48 bytes and five seconds."""
+        """Authenticate a socket and serve its pushes; a stranger costs 48 bytes and five seconds."""
         try:
             try:
                 with trio.fail_after(HANDSHAKE_S):

@@ -1,9 +1,9 @@
-"""The address book and who is dialled when.
+"""The address book, and when each of its peers is dialled.
 
 Every peer in the book that is neither connected nor banned is dialled, with a pause that doubles up to a minute; a new
-address makes it due at once.  A connection that lasted is dialled again after a second; one that the other end soon
-closed, after the pause, for it may not want us.  The library's own dialling (happy eyeballs over two addresses, a cache of
-failed peers) is bypassed: each address is tried alone, and what came of it is kept.
+address makes it due at once.  After a connection that lasted, a peer is dialled again after a second; after one that the
+other end soon closed, when the pause is over, for it may not want us.  The library's own dialling (happy eyeballs over two
+addresses, a cache of failed peers) is bypassed: each address is tried alone, and the result is kept.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import trio
 
 from protocol.network.libp2p.attempts import BANNED, OTHER_RUN, SILENT, Attempt, problem_of
+from protocol.network.libp2p.library import Host, library_id
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId, public_key_of
 
@@ -40,18 +40,19 @@ class _Entry:
     due_at: float = 0.0
     dialling: bool = False
     tried: dict[str, Attempt] = field(default_factory=dict)
-    """What came of each address."""
-    foreign: bool = False
-    """Connected once, it did not speak our run."""
+    """The last attempt at each address."""
+    other_run: bool = False
+    """It was connected and did not know our run."""
 
 
 class Dialer:
-    """leave_alone: whether there is nothing to do about a peer now.
+    """Dials the peers of its address book, for as long as `run` runs.
 
-    on_came: told of a peer that was to be dialled and had connected to us itself.
+    leave_alone: whether there is nothing to do about a peer now.  on_came: told of a peer that was to be dialled and had
+    connected to us itself.
     """
 
-    def __init__(self, host: Any, me: PeerId, leave_alone: Callable[[PeerId], bool],
+    def __init__(self, host: Host, me: PeerId, leave_alone: Callable[[PeerId], bool],
                  is_banned: Callable[[PeerId], bool], on_came: Callable[[PeerId], None]) -> None:
         self._host = host
         self._me = me
@@ -62,6 +63,7 @@ class Dialer:
         self._random = random.Random(me)
 
     def remember(self, addresses: Sequence[str]) -> None:
+        """Add addresses to the book; anything that `peer_of` does not accept is ignored."""
         for address in addresses:
             peer = peer_of(address)
             if peer is None or peer == self._me or peer in self._forgotten:
@@ -77,15 +79,16 @@ class Dialer:
                 self._make_due(entry)
 
     def known(self) -> list[str]:
+        """All addresses in the book."""
         return [address for entry in self._book.values() for address in entry.addresses]
 
     def attempts(self) -> list[Attempt]:
-        """What came of all addresses that were tried."""
+        """The last attempt at each address that was dialled."""
         return [self._seen_as(peer, entry, attempt)
                 for peer, entry in self._book.items() for attempt in entry.tried.values()]
 
     def _seen_as(self, peer: PeerId, entry: _Entry, attempt: Attempt) -> Attempt:
-        if attempt.problem == "" and entry.foreign:
+        if attempt.problem == "" and entry.other_run:
             return replace(attempt, problem=OTHER_RUN)
         return replace(attempt, problem=BANNED) if self._is_banned(peer) else attempt
 
@@ -93,12 +96,13 @@ class Dialer:
         """Addresses whose last dialling led to their peer, of our run."""
         return [attempt.address for attempt in self.attempts() if attempt.problem == ""]
 
-    def on_foreign(self, peer: PeerId) -> None:
+    def mark_other_run(self, peer: PeerId) -> None:
         """This peer is connected, and does not know our run."""
         if peer in self._book:
-            self._book[peer].foreign = True
+            self._book[peer].other_run = True
 
     def forget(self, peer: PeerId) -> None:
+        """Remove a peer from the book for good."""
         self._book.pop(peer, None)
         if len(self._forgotten) < MAX_PEERS:
             self._forgotten.add(peer)
@@ -118,6 +122,7 @@ class Dialer:
         self._changed.set()
 
     async def run(self) -> None:
+        """Dial until cancelled."""
         limiter = trio.CapacityLimiter(MAX_AT_ONCE)
         async with trio.open_nursery() as nursery:
             while True:
@@ -144,7 +149,7 @@ class Dialer:
                 if self._leave_alone(peer) or peer in self._forgotten:
                     break
                 problem: str | None = SILENT
-                entry.foreign = False
+                entry.other_run = False
                 with trio.move_on_after(DIAL_S):
                     problem = await self._try(peer, address)
                 if problem is not None:
@@ -166,11 +171,10 @@ class Dialer:
 
     async def _connect(self, peer: PeerId, address: str) -> bool:
         """Whether this made a connection; False when there was one."""
-        from libp2p.peer.id import ID
         from libp2p.peer.peerinfo import PeerInfo
         from multiaddr import Multiaddr
 
-        identity = ID.from_string(peer)
+        identity = library_id(peer)
         if self._host.get_network().connections.get(identity):
             return False
         self._host.get_network().unblock_peer(identity)
@@ -180,7 +184,6 @@ class Dialer:
 
     async def answers(self, address: str) -> bool:
         """Whether the peer of this address answers there now: it proves its identity, and the connection is closed."""
-        from libp2p.peer.id import ID
         from multiaddr import Multiaddr
 
         peer, swarm = peer_of(address), self._host.get_network()
@@ -189,8 +192,11 @@ class Dialer:
         connection = None
         try:
             where = Multiaddr(address)
-            connection = await swarm.transport_manager.transport_for_dialing(where).dial(where)
-            await swarm.upgrader.upgrade_security(connection, True, ID.from_string(peer))
+            transport = swarm.transport_manager.transport_for_dialing(where)
+            if transport is None:
+                return False
+            connection = await transport.dial(where)
+            await swarm.upgrader.upgrade_security(connection, True, library_id(peer))
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody was reached
             log.debug("%s does not answer: %r", address, error)
             return False

@@ -9,12 +9,15 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import trio
 
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
+
+if TYPE_CHECKING:
+    from zeroconf import Zeroconf
 
 LOOK_UP_MS = 2000
 
@@ -45,7 +48,7 @@ async def discover(
             await trio.to_thread.run_sync(service.close)
 
 
-def _start(run: Hash, me: PeerId, addresses: list[str], report: Callable[[list[str]], None]) -> Any:
+def _start(run: Hash, me: PeerId, addresses: list[str], report: Callable[[list[str]], None]) -> Zeroconf:
     from zeroconf import ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
 
     kind = f"_mh-{bytes(run).hex()[:10]}._tcp.local."

@@ -1,69 +1,83 @@
-"""Gossip: one gossipsub topic per run; every message is judged by the handlers before it is forwarded.
+"""Gossip: one gossipsub topic per run; the handlers judge every message before it is forwarded.
 
-Three allowances keep a flood from spreading: of each neighbour (what is over it is dropped before its signature is
-checked), of each origin (one identity's messages, whoever brings them), and our own of what we hand on, which is smaller
-than a neighbour's: so whoever keeps the rules never brings others more than they take.
+Three allowances keep a flood from spreading: of each neighbour (messages over it are dropped before their signatures are
+checked), of each origin (the messages of one identity, whoever forwards them), and our own for what we forward, which is
+smaller than a neighbour's: a peer within its allowance never sends others more than they accept.
 
-The library would open a stream to whoever connects, and try again for as long as it is not taken; here it is told of peers
-that are no strangers (`met`).
+The library would open a stream to every peer that connects, and try again for as long as it is not accepted; here it is told
+of peers that are no strangers (`met`).
 
-What we say ourselves goes to every neighbour, not to the mesh alone: strangers who come in numbers can fill a mesh of a
-few places, and nobody else would hear us any more (the flood publishing of gossipsub 1.1).
+Our own messages go to every neighbour, not only to the mesh: many strangers can fill a mesh of a few places, and nobody else
+would hear us any more (the flood publishing of gossipsub 1.1).
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import trio
 
 from protocol.network.interface import Handlers, NetworkError, Verdict
-from protocol.network.libp2p.conduct import WRONG, Allowance, Bucket, Channel, Conduct
+from protocol.network.libp2p.library import Host, LibraryId, library_id, peer_id_of
+from protocol.network.libp2p.reputation import VIOLATION, Channel, Reputation
+from protocol.network.libp2p.token_bucket import Allowance, TokenBucket
 from protocol.wire.envelope import MAX_GOSSIP_BYTES
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
+if TYPE_CHECKING:
+    from libp2p.abc import IHost, ISubscriptionAPI
+    from libp2p.peer.id import ID
+    from libp2p.pubsub.gossipsub import GossipSub
+    from libp2p.pubsub.pb.rpc_pb2 import Message
+    from libp2p.pubsub.pubsub import Pubsub
+    from libp2p.pubsub.pubsub_notifee import PubsubNotifee
+
 HEARTBEAT_S = 1
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 4, 3, 6
 FORWARDED = Allowance(100, 1e6, 5)
-"""What we hand on, all neighbours together.  What is over it is still heard here."""
+"""What we forward to all neighbours together; messages over it are still handled here."""
 
 log = logging.getLogger(__name__)
 
 
 class Gossip:
-    def __init__(self, host: Any, run: Hash, handlers: Handlers, conduct: Conduct) -> None:
+    """The gossip of one run.  up_bytes, down_bytes: of payload, since the start."""
+
+    def __init__(self, host: Host, run: Hash, handlers: Handlers, reputation: Reputation) -> None:
+        self._me = host.get_id()
+        self._handlers = handlers
+        self._reputation = reputation
+        self._forwarded = TokenBucket(FORWARDED.burst_s, FORWARDED.burst_s, trio.current_time())
+        self._topic = f"manyhands/1/{bytes(run).hex()}"
+        self.up_bytes = 0
+        self.down_bytes = 0
+        self._router = self._new_router()
+        self._pubsub = self._new_pubsub(host)
+        self._queues = _take_notifee(host)
+        self._pubsub.set_topic_validator(self._topic, self._validate, False)
+
+    def _new_router(self) -> GossipSub:
+        """The library's router, which also sends our own messages to neighbours outside the mesh."""
         from libp2p.custom_types import TProtocol
         from libp2p.pubsub.gossipsub import GossipSub
-        from libp2p.pubsub.pubsub import Pubsub
-        from libp2p.pubsub.pubsub_notifee import PubsubNotifee
 
         gossip = self
 
         class FloodPublish(GossipSub):
-            def _get_peers_to_send(self, topic_ids: Any, msg_forwarder: Any, origin: Any, msg_id: Any = None) -> Any:
+            def _get_peers_to_send(self, topic_ids: Iterable[str], msg_forwarder: ID, origin: ID,
+                                   msg_id: bytes | None = None) -> Iterable[ID]:
                 peers = set(super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id))
                 if origin == gossip._me:
                     peers |= gossip._pubsub.peer_topics.get(gossip._topic, set()) - {origin}
                 return peers
 
-        class JudgedPubsub(Pubsub):
-            async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
-                if gossip._may_bring(msg_forwarder, msg):
-                    await super().push_msg(msg_forwarder, msg)
-
-        self._me = host.get_id()
-        self._handlers = handlers
-        self._conduct = conduct
-        self._forwarded = Bucket(FORWARDED.burst_s, FORWARDED.burst_s, trio.current_time())
-        self._topic = f"manyhands/1/{bytes(run).hex()}"
-        self.up_bytes = 0
-        self.down_bytes = 0
         # The library's adaptive interval slowed 1 s to 60 s after deaths, its spam limit counts our own messages, and
         # its eclipse protection prunes peers that share an address, as on one computer: all three are off.
-        self._router = FloodPublish(
+        return FloodPublish(
             protocols=[TProtocol("/meshsub/1.1.0")],
             degree=DEGREE,
             degree_low=DEGREE_LOW,
@@ -73,13 +87,22 @@ class Gossip:
             spam_protection_enabled=False,
             eclipse_protection_enabled=False,
         )
-        self._pubsub = JudgedPubsub(host, self._router, allowed_topics=frozenset({self._topic}))
-        swarm: Any = host.get_network()
-        self._queues = next(notifee for notifee in swarm.notifees if isinstance(notifee, PubsubNotifee))
-        swarm.remove_notifee(self._queues)
-        self._pubsub.set_topic_validator(self._topic, self._validate, False)
+
+    def _new_pubsub(self, host: Host) -> Pubsub:
+        """The library's publish and subscribe, which drops messages over a neighbour's allowance unchecked."""
+        from libp2p.pubsub.pubsub import Pubsub
+
+        gossip = self
+
+        class LimitedPubsub(Pubsub):
+            async def push_msg(self, msg_forwarder: ID, msg: Message) -> None:
+                if gossip._may_forward(msg_forwarder, msg):
+                    await super().push_msg(msg_forwarder, msg)
+
+        return LimitedPubsub(cast("IHost", host), self._router, allowed_topics=frozenset({self._topic}))
 
     async def start(self, stack: AsyncExitStack, nursery: trio.Nursery) -> None:
+        """Run the library's services in `stack`, and join the topic."""
         from libp2p.tools.anyio_service import background_trio_service
 
         await stack.enter_async_context(background_trio_service(self._pubsub))
@@ -88,43 +111,44 @@ class Gossip:
         subscription = await self._pubsub.subscribe(self._topic)
         nursery.start_soon(self._drain, subscription)
 
-    async def met(self, identity: Any) -> None:
+    async def met(self, peer: PeerId) -> None:
         """Gossip with a peer from now on."""
-        await _put(self._queues.initiator_peers_queue, identity)
+        await _put(self._queues.initiator_peers_queue, peer)
 
-    async def lost(self, identity: Any) -> None:
+    async def lost(self, peer: PeerId) -> None:
         """The last connection of a peer has ended."""
-        await _put(self._queues.dead_peers_queue, identity)
+        await _put(self._queues.dead_peers_queue, peer)
 
-    async def _drain(self, subscription: Any) -> None:
-        """The validator has already handed the message over; a full subscription would only log and drop."""
+    async def _drain(self, subscription: ISubscriptionAPI) -> None:
+        """Empty the subscription, which drops messages when it is full; the validator has handled them already."""
         while True:
             await subscription.get()
 
     async def publish(self, data: bytes) -> None:
+        """Send `data` to all neighbours.  Raises `NetworkError` when it is larger than MAX_GOSSIP_BYTES."""
         if len(data) > MAX_GOSSIP_BYTES:
             raise NetworkError(f"a gossip message of {len(data)} bytes is over the limit of {MAX_GOSSIP_BYTES}")
         await self._pubsub.publish(self._topic, data)
         self.up_bytes += len(data)
 
-    def _may_bring(self, forwarder: Any, message: Any) -> bool:
-        """Before anything else is done about a message: whether its bringer may, and it is of a size that may be."""
+    def _may_forward(self, forwarder: LibraryId, message: Message) -> bool:
+        """Whether a message is within the limits of size and of its forwarder's allowance; asked before all other checks."""
         if forwarder == self._me:
             return True
-        peer = PeerId(forwarder.to_base58())
+        peer = peer_id_of(forwarder)
         if len(message.data) > MAX_GOSSIP_BYTES:
-            self._conduct.offend(peer, WRONG, "an oversized message")
+            self._reputation.penalise(peer, VIOLATION, "an oversized message")
             return False
-        return self._conduct.spend(peer, Channel.GOSSIP, len(message.data))
+        return self._reputation.spend(peer, Channel.GOSSIP, len(message.data))
 
-    def _validate(self, forwarder: Any, message: Any) -> bool:
+    def _validate(self, forwarder: LibraryId, message: Message) -> bool:
         """libp2p's topic validator, after it has checked the origin's signature: True forwards the message."""
         from libp2p.peer.id import ID
 
         if forwarder == self._me:
             return True
-        peer, origin = PeerId(forwarder.to_base58()), PeerId(ID(message.from_id).to_base58())
-        if not self._conduct.spend(origin, Channel.ORIGIN, len(message.data)):
+        peer, origin = peer_id_of(forwarder), peer_id_of(ID(message.from_id))
+        if not self._reputation.spend(origin, Channel.ORIGIN, len(message.data)):
             return False
         self.down_bytes += len(message.data)
         try:
@@ -133,12 +157,22 @@ class Gossip:
             log.exception("the gossip handler failed")
             return False
         if verdict is Verdict.REJECT:
-            self._conduct.offend(peer, WRONG, "gossip that is malformed")
+            self._reputation.penalise(peer, VIOLATION, "gossip that is malformed")
         return verdict is Verdict.ACCEPT and self._forwarded.take(FORWARDED, trio.current_time(), 1, len(message.data))
 
 
-async def _put(queue: Any, identity: Any) -> None:
+def _take_notifee(host: Host) -> PubsubNotifee:
+    """Keep the swarm from telling gossip of every connection; returns the queues in which gossip hears of peers."""
+    from libp2p.pubsub.pubsub_notifee import PubsubNotifee
+
+    swarm = host.get_network()
+    found = next(notifee for notifee in swarm.notifees if isinstance(notifee, PubsubNotifee))
+    swarm.remove_notifee(found)
+    return found
+
+
+async def _put(queue: trio.MemorySendChannel[ID], peer: PeerId) -> None:
     try:
-        await queue.send(identity)
+        await queue.send(library_id(peer))
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         return  # gossip has ended

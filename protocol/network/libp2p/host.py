@@ -1,6 +1,6 @@
 """A libp2p host with our settings: TCP, Noise and yamux only, quiet, and without the library's own connection policy.
 
-Who is dialled and when is `dialer`'s decision; nothing here reconnects.
+Nothing here reconnects: `dialer` decides when a peer is dialled.
 """
 
 from __future__ import annotations
@@ -8,19 +8,24 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 from protocol.network.interface import NetworkError
 from protocol.network.libp2p import patches
-from protocol.network.libp2p.conduct import Conduct
-from protocol.network.libp2p.guard import Bounds, guard_connections
+from protocol.network.libp2p.connection_limits import ResourceLimits, limit_connections
+from protocol.network.libp2p.library import Connection, Host, LibraryId
+from protocol.network.libp2p.reputation import Reputation
 from protocol.wire.identity import Identity
 
+if TYPE_CHECKING:
+    from libp2p.rcmgr.manager import ResourceManager
+
 MAX_CONNECTIONS = 1024
-"""More than `visitors` lets in and `dialer` reaches together: the library would close the newest, whoever it is."""
+"""More than `inbound_policy` admits and `dialer` reaches together; above it the library closes the newest connection."""
 STREAM_NEGOTIATION_S = 10
+"""For the other end to accept the protocol of a stream."""
 UPGRADE_S = 5.0
-"""For the handshake of a connection from outside."""
+"""For the handshake of an inbound connection."""
 
 
 class PortBusy(NetworkError):
@@ -47,8 +52,8 @@ def claim_port(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def new_host(identity: Identity, conduct: Conduct, bounds: Bounds) -> Any:
-    """A libp2p `BasicHost` for this identity, not yet listening; its connections answer to `conduct` and `bounds`."""
+def new_host(identity: Identity, reputation: Reputation, limits: ResourceLimits) -> Host:
+    """A libp2p `BasicHost` for this identity, not yet listening, with these limits on its connections and streams."""
     import libp2p
     from libp2p.crypto.ed25519 import create_new_key_pair
     from libp2p.crypto.x25519 import create_new_key_pair as new_noise_key_pair
@@ -65,24 +70,26 @@ def new_host(identity: Identity, conduct: Conduct, bounds: Bounds) -> Any:
         max_connections=MAX_CONNECTIONS, min_connections=0, low_watermark=0, high_watermark=MAX_CONNECTIONS,
         inbound_upgrade_timeout=UPGRADE_S,
     )
-    host = libp2p.new_host(
+    host = cast(Host, libp2p.new_host(
         key_pair=keys,
         sec_opt={PROTOCOL_ID: Transport(keys, noise_privkey=new_noise_key_pair().private_key)},
         muxer_opt={TProtocol(YAMUX_ID): Yamux},
         negotiate_timeout=STREAM_NEGOTIATION_S,
         connection_config=config,
-        resource_manager=cast(Any, bounds),
-    )
-    swarm: Any = host.get_network()
-    guard_connections(swarm, conduct)
+        resource_manager=cast("ResourceManager", limits),
+    ))
+    swarm = host.get_network()
+    limit_connections(swarm, reputation)
     _say_less(host)
     swarm.retry_config = RetryConfig(max_retries=0)
     return host
 
 
-def _say_less(host: Any) -> None:
-    """Whoever connects is asked by the library who it is, may say so again at any time, and is remembered for good.  Here
-    only peers that we have to do with are asked (`ask_who`), and nothing is remembered of who is gone (`forget`)."""
+def _say_less(host: Host) -> None:
+    """Keep the library from asking every peer that connects to identify itself, and from remembering it for good.
+
+    Only connected peers are asked (`identify`), and nothing is remembered of peers that have gone (`forget`).
+    """
     from libp2p.identity.identify_push import ID_PUSH
 
     host.get_mux().remove_handler(ID_PUSH)
@@ -90,24 +97,24 @@ def _say_less(host: Any) -> None:
     host.get_network().auto_connector.record_disconnect = lambda peer: None
 
 
-async def _nothing(connection: Any) -> None:
+async def _nothing(connection: Connection) -> None:
     return
 
 
-def ask_who(host: Any, identity: Any) -> None:
-    """Let the library ask a peer for its addresses and protocols."""
+def identify(host: Host, identity: LibraryId) -> None:
+    """Ask a peer for its addresses and protocols, with the protocol `identify`."""
     host._schedule_identify(identity, reason="met")
 
 
-def forget(host: Any, identity: Any) -> None:
-    """Of a peer whose last connection has ended: the dialer has its own book."""
+def forget(host: Host, identity: LibraryId) -> None:
+    """Forget what the library knows of a peer without connections; the dialer has its own address book."""
     store = host.get_peerstore()
     store.peer_data_map.pop(identity, None)
     store.peer_record_map.pop(identity, None)
 
 
 def _silence() -> None:
-    """The library logs what is normal between strangers; nothing of it belongs on our user's terminal."""
+    """Switch off the library's logging, which reports what is normal between strangers."""
     for name in ("libp2p", "multiaddr", "zeroconf", "async_service", "anyio_service"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.CRITICAL + 1)

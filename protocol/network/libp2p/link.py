@@ -56,10 +56,12 @@ HEAD = struct.Struct(">IBQ")
 
 
 class LinkBroken(Exception):
-    """The link is no more; the text says why."""
+    """The link has ended; the text says why."""
 
 
 class FrameKind(IntEnum):
+    """What a frame carries, and what its value means."""
+
     OPEN = 1
     """A push begins; value: its number; plaintext: size of the data (8 bytes), then the header."""
     DATA = 2
@@ -72,22 +74,24 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True)
 class Keys:
-    """What both ends derive from the handshake; the two nonces travelled inside an authenticated libp2p stream."""
+    """The secrets that both ends derive from the handshake, whose nonces travel inside an authenticated libp2p stream."""
 
     secret: bytes
     context: bytes
 
     @classmethod
     def agree(cls, run: Hash, dialer: PeerId, listener: PeerId, token: bytes, nonces: bytes) -> Keys:
+        """The keys of one bulk socket.  nonces: the dialler's, then the listener's."""
         context = b"|".join((dialer.encode(), listener.encode(), bytes(run), token))
         secret = HKDF(hashes.SHA256(), 32, salt=b"manyhands bulk 1", info=context).derive(nonces)
         return cls(secret, context)
 
     def key(self, purpose: bytes) -> bytes:
+        """32 bytes for one purpose."""
         return HKDFExpand(hashes.SHA256(), 32, purpose + b"|" + self.context).derive(self.secret)
 
     def proof(self, purpose: bytes) -> bytes:
-        """What one end shows on the fresh socket: that it took part in the handshake."""
+        """The proof of one end, on a new socket, that it took part in the handshake (32 bytes)."""
         return hmac.new(self.key(purpose), self.context, hashlib.sha256).digest()
 
 
@@ -110,7 +114,7 @@ class _Direction:
 
 
 class Link:
-    """One task sends and one receives at a time."""
+    """One end of a bulk socket; one task sends and one receives at a time.  why: the reason for its end."""
 
     def __init__(self, sock: socket.socket, keys: Keys, *, dialled: bool, rekey_frames: int = REKEY_FRAMES) -> None:
         _tune(sock)
@@ -129,6 +133,7 @@ class Link:
 
     @property
     def broken(self) -> bool:
+        """Whether the link has ended."""
         return self._broken
 
     @property
@@ -138,17 +143,18 @@ class Link:
 
     @property
     def state(self) -> SocketState | None:
+        """What the kernel knows of the socket; None where it does not tell, and after the end."""
         return socket_state(self._sock) if not self._broken else None
 
     def pace(self, bytes_per_s: float) -> None:
-        """Send no faster than this, where the kernel can."""
+        """Send no faster than this, where the kernel can limit it."""
         pace = int(min(bytes_per_s, UNPACED))
         if pace != self._pace and not self._broken and sys.platform == "linux":
             self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=I", pace))
             self._pace = pace
 
     def abort(self, why: str) -> None:
-        """Whoever waits on the socket goes on, with `LinkBroken`.  The descriptor stays until `close`."""
+        """End the link: tasks that wait on the socket get `LinkBroken`.  The descriptor stays until `close`."""
         if not self._broken:
             self._broken = True
             self.why = why
@@ -158,18 +164,18 @@ class Link:
                 return  # the other end was faster
 
     def close(self) -> None:
-        """Only when nobody waits on the socket."""
+        """End the link and close the socket; no task may be waiting on it."""
         self.abort("closed")
         self._sock.close()
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def put(self, kind: FrameKind, value: int, data: memoryview | bytes) -> None:
-        """Encrypt a frame for the next `flush`.  There is room for a small one and one of data."""
+        """Encrypt a frame for the next `flush`.  There is room for a small frame and one of data."""
         self._out_size += self._seal(kind, value, data, self._out_buffer[self._out_size :])
 
     async def flush(self) -> None:
-        """Send what was put."""
+        """Send what was put.  Raises `LinkBroken`."""
         view, self._out_size = self._out_buffer[: self._out_size], 0
         while len(view):
             try:
@@ -179,7 +185,7 @@ class Link:
         await trio.lowlevel.checkpoint()  # the other flows' turn
 
     def send_small(self, kind: FrameKind, value: int, data: bytes) -> None:
-        """Never waits: a peer that does not read a few bytes of answers is cut off."""
+        """Send a small frame without waiting.  Raises `LinkBroken` when the peer has not read the earlier ones."""
         frame = memoryview(bytearray(HEAD.size + len(data) + TAG_BYTES))
         self._seal(kind, value, data, frame)
         try:
@@ -228,7 +234,7 @@ class Link:
             raise self._break("a frame was altered on the way") from error
 
     async def skip_body(self, size: int) -> None:
-        """Read past a frame that nobody wants."""
+        """Read past the body of a frame."""
         await self._have(HEAD.size + size + TAG_BYTES)
         self._in_start += HEAD.size + size + TAG_BYTES
         self._in.next_nonce()

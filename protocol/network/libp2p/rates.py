@@ -1,13 +1,13 @@
-"""How fast bulk data may go, and how fast it was seen to go.
+"""Limits on the rate of bulk data, and measurements of it.
 
-`RateLimit` is the limit that the person sets, one for each direction.  Everybody who moves data pays for one frame at a
-time, in the order of asking, and waits for those before: so the flows of all peers get equal turns.  Control traffic
-never waits; what it used is paid for by bulk.
+`RateLimit` is the limit that the user sets, one for each direction.  Each flow pays for one frame at a time, in the order of
+asking, and waits for those before it: so the flows of all peers get equal turns.  Control traffic never waits; bulk pays for
+what it used.
 
-`Gauge` says what the links have shown that they can carry: the best of the recent seconds in which data moved, counted
-by the kernel where it tells (acknowledged and received bytes, so that no buffer of ours is taken for bandwidth).
+`Gauge` measures what the links can carry: the best of the recent seconds in which data moved, counted by the kernel where it
+tells (acknowledged and received bytes, so that a full buffer is not taken for bandwidth).
 
-`pace` shares our line out to the sockets that use it.  Left alone, one TCP connection may get a third of what another
+`pace` shares our line out to the sockets that use it.  Without it, one TCP connection may get a third of what another
 gets over a full line, for the length of an exchange, which then ends with one flow alone on lines that idle.
 """
 
@@ -23,24 +23,27 @@ from protocol.network.libp2p.link import SocketState
 
 SMALLEST_FRAME_BYTES = 16 << 10
 FRAMES_A_SECOND = 10
-"""With a limit, a frame takes at most so much of a second."""
+"""With a limit, a frame is at most this fraction of a second of it."""
 BURST_S = 0.25
-"""What was not used in so many seconds may be used later."""
+"""Seconds of the limit that can be saved up."""
 WINDOW_S = 1.0
 WINDOWS = 64
 SMALLEST_SAMPLE_BYTES = 256 << 10
 PACED_BELOW = 125e6
 """Bytes a second from which a line is left to TCP: there the processor is the limit."""
 GROWTH = 1.04
-"""What a line is offered over what it was seen to carry, so that the sight of it grows when it can carry more."""
+"""The line is offered this much more than it was seen to carry, so that the measurement can grow."""
 FORGET_S = 600.0
-"""What a line carried so long ago says nothing of it now."""
+"""Measurements of the line that are older are dropped."""
 USED = 0.9
-"""Of what a line was offered, it has to carry so much to have shown what it can carry; else the flows end elsewhere."""
+"""A window measures the line if it carried so much of what it was offered; otherwise other lines were the limit."""
 
 
 class RateLimit:
-    """`bytes_per_s`: None for no limit.  `control_bytes`: all control traffic in this direction so far."""
+    """A limit on all traffic in one direction.
+
+    bytes_per_s: None for no limit.  control_bytes: all control traffic in this direction so far.
+    """
 
     def __init__(self, bytes_per_s: float | None = None, control_bytes: Callable[[], int] = lambda: 0) -> None:
         assert bytes_per_s is None or bytes_per_s > 0
@@ -50,21 +53,21 @@ class RateLimit:
         self._paid_at = -BURST_S
 
     def frame(self, largest: int) -> int:
-        """Bytes to move before paying again."""
+        """The size of the next frame in bytes, `largest` at most."""
         if self.bytes_per_s is None:
             return largest
         return max(SMALLEST_FRAME_BYTES, min(largest, int(self.bytes_per_s / FRAMES_A_SECOND)))
 
     def at_most(self, bytes_per_s: float) -> float:
-        """What is used of such a bandwidth; the limit itself while none is known."""
+        """The part of such a bandwidth that the limit leaves; the limit itself while no bandwidth is known."""
         return min(bytes_per_s or inf, self.bytes_per_s or inf) if bytes_per_s or self.bytes_per_s else 0.0
 
     def slowest(self, bytes_per_s: float) -> float:
-        """What a peer may be expected to reach at least, if it is `bytes_per_s` without a limit of ours."""
+        """The least rate to expect of a peer, if it is `bytes_per_s` without a limit of ours."""
         return bytes_per_s if self.bytes_per_s is None else min(bytes_per_s, self.bytes_per_s / 64)
 
     async def pay(self, size: int) -> None:
-        """Wait until what was asked for before, and the control traffic of late, are within the limit; then move `size`."""
+        """Wait until earlier payments and control traffic are within the limit; then `size` bytes may move."""
         if self.bytes_per_s is None:
             return
         now, control = trio.current_time(), self._control_bytes()
@@ -75,7 +78,7 @@ class RateLimit:
 
 
 class Gauge:
-    """Bytes a second that the bulk sockets together carry, up and down; 0 while nothing is known."""
+    """Measures the bytes a second that the bulk sockets together carry, up and down; 0 while nothing is known."""
 
     def __init__(self) -> None:
         self._up: deque[float] = deque(maxlen=WINDOWS)
@@ -87,7 +90,7 @@ class Gauge:
         """Bytes a second that each socket sent in the last window."""
 
     def read(self, states: Mapping[Hashable, SocketState], now: float, offered: float) -> None:
-        """To be called about every `WINDOW_S`, with all sockets.  A window in which little moved says nothing.
+        """Take the states of all sockets, about every `WINDOW_S`.  A window in which little moved is ignored.
 
         offered: bytes a second that the sockets were allowed all the time; 0 when there was not always something to send.
         """
@@ -109,15 +112,17 @@ class Gauge:
 
     @property
     def up_bytes_per_s(self) -> float:
+        """The best of the recent windows."""
         return max(self._up, default=0.0)
 
     @property
     def down_bytes_per_s(self) -> float:
+        """The best of the recent windows."""
         return max(self._down, default=0.0)
 
     @property
     def line_bytes_per_s(self) -> float:
-        """What our line carried when it was used all the time; 0 while that is not known."""
+        """The rate of our line in windows in which it was always in use; 0 while that is not known."""
         return max((rate for _, rate in self._full), default=0.0)
 
 

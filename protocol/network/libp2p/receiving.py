@@ -12,38 +12,40 @@ import struct
 import trio
 
 from protocol.network.interface import MAX_PUSH_BYTES, Handlers, Landing
-from protocol.network.libp2p.conduct import SLOW, WRONG, Channel, Conduct
 from protocol.network.libp2p.link import FrameKind, Link, LinkBroken
 from protocol.network.libp2p.rates import RateLimit
+from protocol.network.libp2p.reputation import SLOWNESS, VIOLATION, Channel, Reputation
 from protocol.wire.identity import PeerId
 
 MAX_THREADS = 8
 AT_ONCE_BYTES = 2 << 20
-"""What has to be found out about so many bytes costs less than the way to a thread and back."""
+"""A push of at most this size is checked in the event loop: that costs less than handing it to a thread and back."""
 SLOWEST_BYTES_PER_S = 32 << 10
-"""A push that comes slower than this (after a grace of `GRACE_S`) is given up, to free its buffer."""
+"""A push that comes slower than this (after a grace of `GRACE_S`) is abandoned, to free its buffer."""
 GRACE_S = 30.0
 
 log = logging.getLogger(__name__)
 
 
 class BadPush(LinkBroken):
-    """The link is ended for what its sender did."""
+    """The sender broke the rules of a link, which ends.  penalty: what that takes from its reputation."""
 
-    def __init__(self, why: str, cost: float = WRONG) -> None:
+    def __init__(self, why: str, penalty: float = VIOLATION) -> None:
         super().__init__(why)
-        self.cost = cost
+        self.penalty = penalty
 
 
 class Receiving:
-    def __init__(self, handlers: Handlers, limit: RateLimit, conduct: Conduct) -> None:
-        self._handlers, self._conduct = handlers, conduct
+    """Receives the pushes of all peers.  down_bytes: of data, since the start."""
+
+    def __init__(self, handlers: Handlers, limit: RateLimit, reputation: Reputation) -> None:
+        self._handlers, self._reputation = handlers, reputation
         self._limit = limit
         self._threads = trio.CapacityLimiter(MAX_THREADS)
         self.down_bytes = 0
 
     async def serve(self, peer: PeerId, link: Link) -> None:
-        """Until the link breaks or this is cancelled."""
+        """Receive pushes until the link breaks or this is cancelled; raises nothing."""
         try:
             while True:
                 await self._one(peer, link)
@@ -51,11 +53,11 @@ class Receiving:
         except LinkBroken as error:
             log.debug("the bulk link from %s ended: %s", peer, error)
             if isinstance(error, BadPush):
-                self._conduct.offend(peer, error.cost, str(error))
+                self._reputation.penalise(peer, error.penalty, str(error))
 
     async def _one(self, peer: PeerId, link: Link) -> None:
         number, size, header = await self._opening(link)
-        if not self._conduct.spend(peer, Channel.PUSH):
+        if not self._reputation.spend(peer, Channel.PUSH):
             raise LinkBroken("more pushes than its allowance")
         try:
             landing = await self._handlers.open_push(peer, header, size)
@@ -89,7 +91,7 @@ class Receiving:
             if kind is FrameKind.ABANDON and not plain:  # crossed the last data of a push that was refused
                 kind, number, plain = await link.receive_small()
         if scope.cancelled_caught:
-            raise BadPush("a push that does not begin", SLOW)
+            raise BadPush("a push that does not begin", SLOWNESS)
         if kind is not FrameKind.OPEN or len(plain) < 8:
             raise BadPush("a push without a beginning")
         (size,) = struct.unpack_from(">Q", plain)
@@ -98,7 +100,7 @@ class Receiving:
         return number, size, plain[8:]
 
     async def _data(self, link: Link, number: int, size: int, landing: Landing | None) -> bool:
-        """Read the data of one push, into its place or past; False when it broke off in good order."""
+        """Read the data of one push into its landing, or past it if there is none; False when its sender abandoned it."""
         dest = landing.buffer.cast("B") if landing is not None else None
         offset = 0
         with trio.move_on_after(GRACE_S + size / self._limit.slowest(SLOWEST_BYTES_PER_S)) as scope:
@@ -117,7 +119,7 @@ class Receiving:
                 offset += length
                 self.down_bytes += length
         if scope.cancelled_caught:
-            raise BadPush("a push that comes too slowly", SLOW)
+            raise BadPush("a push that comes too slowly", SLOWNESS)
         if landing is not None and size <= AT_ONCE_BYTES:
             landing.complete()
         elif landing is not None:

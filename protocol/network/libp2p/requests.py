@@ -1,21 +1,20 @@
 """One question, one answer, each on its own libp2p stream.
 
-Decides size limits, deadlines and how many questions of one peer are answered at once.  What is answered is the
-handlers' business; whatever they raise ends the one stream and nothing else.
+Decides size limits, deadlines and how many questions of one peer are answered at once.  The handlers give the answers; an
+exception of theirs ends the one stream and nothing else.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import trio
 
 from protocol.network.interface import MAX_REQUEST_BYTES, Handlers, NetworkError, Offence, Refused, Unreachable
 from protocol.network.libp2p.attempts import OTHER_RUN, is_foreign
-from protocol.network.libp2p.conduct import OVER, SLOW, WRONG, Channel, Conduct
+from protocol.network.libp2p.library import Host, Stream, library_id, peer_id_of
+from protocol.network.libp2p.reputation import EXCESS, SLOWNESS, VIOLATION, Channel, Reputation
 from protocol.network.libp2p.streams import BadFrame, discard, finish, read_exactly, read_frame, read_length, write_frame
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
@@ -23,38 +22,42 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 ENVELOPE_BYTES = 4096
-"""Room for the fields around the data."""
+"""For the fields around the data."""
 MAX_CONCURRENT_PER_PEER = 16
 MAX_KIND_CHARS = 64
 MAX_REASON_CHARS = 300
 READ_QUESTION_S = 5.0
-"""For a question to begin; then as long as its bytes take at `SLOWEST_BYTES_PER_S`."""
+"""Until a question begins; the rest of it may take what it takes at `SLOWEST_BYTES_PER_S`."""
 SLOWEST_BYTES_PER_S = 32 << 10
 MAX_ANSWER_S = 120.0
-"""No question is worked on longer than this, whatever its asker would wait."""
+"""The longest time spent on one question, however long its asker would wait."""
 
 log = logging.getLogger(__name__)
 
 
+class OtherRun(Unreachable):
+    """The peer is connected, and does not know our run."""
+
+
 class Requests:
-    """on_foreign: told of a peer that is connected and does not know the run."""
+    """The questions that we ask and answer.  up_bytes, down_bytes: of payload, since the start."""
 
-    def __init__(self, host: Any, run: Hash, handlers: Handlers, conduct: Conduct,
-                 on_foreign: Callable[[PeerId], None] = lambda peer: None) -> None:
-        from libp2p.custom_types import TProtocol
-
+    def __init__(self, host: Host, run: Hash, handlers: Handlers, reputation: Reputation) -> None:
         self._host = host
         self._handlers = handlers
-        self._conduct = conduct
-        self._on_foreign = on_foreign
-        self._protocol = TProtocol(f"/manyhands/1/{bytes(run).hex()[:16]}/request")
+        self._reputation = reputation
+        self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/request"
         self._open: Counter[PeerId] = Counter()
         self.up_bytes = 0
         self.down_bytes = 0
         host.set_stream_handler(self._protocol, self._serve)
 
     async def ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
-        """Raises `Refused` with the peer's reason, `Unreachable` for everything else that can go wrong."""
+        """Ask a question and return the answer.
+
+        Raises `Refused` with the peer's reason, `OtherRun`, `NetworkError` when the question is too large, and `Unreachable`
+        for everything else that can go wrong.
+        """
         if len(data) > MAX_REQUEST_BYTES:
             raise NetworkError(f"a question of {len(data)} bytes is over the limit of {MAX_REQUEST_BYTES}")
         with trio.move_on_after(timeout_s) as scope:
@@ -64,16 +67,13 @@ class Requests:
                 raise
             except Exception as error:
                 if is_foreign(error):
-                    self._on_foreign(peer)
-                    raise Unreachable(f"{peer}: {OTHER_RUN}") from error
+                    raise OtherRun(f"{peer}: {OTHER_RUN}") from error
                 raise Unreachable(f"the question '{kind}' to {peer} failed: {error}") from error
         assert scope.cancelled_caught
         raise Unreachable(f"{peer} did not answer '{kind}' within {timeout_s:g} s")
 
     async def _ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
-        from libp2p.peer.id import ID
-
-        stream = await self._host.new_stream(ID.from_string(peer), [self._protocol])
+        stream = await self._host.new_stream(library_id(peer), [self._protocol])
         try:
             await write_frame(stream, encode_question(kind, data, max(1, int(timeout_s * 1000))))
             raw = await read_frame(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
@@ -86,11 +86,11 @@ class Requests:
         self.down_bytes += len(answer)
         return answer
 
-    async def _serve(self, stream: Any) -> None:
+    async def _serve(self, stream: Stream) -> None:
         """libp2p's stream handler: an exception here would bring down the whole host, so none leaves."""
-        peer = PeerId(stream.muxed_conn.peer_id.to_base58())
+        peer = peer_id_of(stream.muxed_conn.peer_id)
         if self._open[peer] >= MAX_CONCURRENT_PER_PEER:
-            self._conduct.offend(peer, OVER, "too many questions at once")
+            self._reputation.penalise(peer, EXCESS, "too many questions at once")
             await discard(stream)
             return
         self._open[peer] += 1
@@ -99,7 +99,7 @@ class Requests:
         except Exception as error:  # noqa: BLE001 - see above
             log.debug("a question of %s failed: %r", peer, error)
             if isinstance(error, Malformed | BadFrame):
-                self._conduct.offend(peer, WRONG, f"a question that is none: {error}")
+                self._reputation.penalise(peer, VIOLATION, f"a question that is none: {error}")
             await discard(stream)
         else:
             await finish(stream)
@@ -108,41 +108,42 @@ class Requests:
             if not self._open[peer]:
                 del self._open[peer]
 
-    async def _answer(self, peer: PeerId, stream: Any) -> None:
+    async def _answer(self, peer: PeerId, stream: Stream) -> None:
         raw = await self._read_question(peer, stream)
-        if not self._conduct.spend(peer, Channel.QUESTION, len(raw)):
+        if not self._reputation.spend(peer, Channel.QUESTION, len(raw)):
             raise Unreachable("over its allowance")
         kind, data, milliseconds = decode_question(raw)
         self.down_bytes += len(data)
         with trio.fail_after(max(0.0, min(milliseconds / 1000, MAX_ANSWER_S))):
             try:
-                answer: dict[str, Any] = {"data": await self._handlers.on_request(peer, kind, data)}
+                found = await self._handlers.on_request(peer, kind, data)
+                answer: dict[str, bytes | str] = {"data": found}
             except Refused as refusal:
                 if isinstance(refusal, Offence):
-                    self._conduct.offend(peer, WRONG, str(refusal))
-                answer = {"reason": str(refusal)[:MAX_REASON_CHARS]}
-            data_bytes = len(answer.get("data", b""))
-            if data_bytes > MAX_REQUEST_BYTES:
-                answer = {"reason": f"the answer has {data_bytes} bytes, more than {MAX_REQUEST_BYTES}"}
+                    self._reputation.penalise(peer, VIOLATION, str(refusal))
+                found, answer = b"", {"reason": str(refusal)[:MAX_REASON_CHARS]}
+            if len(found) > MAX_REQUEST_BYTES:
+                answer = {"reason": f"the answer has {len(found)} bytes, more than {MAX_REQUEST_BYTES}"}
             await write_frame(stream, canonical.encode(answer))
-        self.up_bytes += data_bytes
+        self.up_bytes += len(found)
 
-    async def _read_question(self, peer: PeerId, stream: Any) -> bytes:
-        """A question whose bytes keep coming; one that does not is held against its asker."""
+    async def _read_question(self, peer: PeerId, stream: Stream) -> bytes:
+        """Read a question.  Raises `Unreachable`, at a penalty for its asker, when its bytes come too slowly."""
         with trio.move_on_after(READ_QUESTION_S) as scope:
             size = await read_length(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
             scope.deadline += size / SLOWEST_BYTES_PER_S
             return await read_exactly(stream, size)
-        self._conduct.offend(peer, SLOW, "a question that did not come to its end")
+        self._reputation.penalise(peer, SLOWNESS, "a question that did not come to its end")
         raise Unreachable("a question that did not come to its end")
 
 
 def encode_question(kind: str, data: bytes, milliseconds: int) -> bytes:
+    """A question in its form on the wire.  milliseconds: how long the asker waits for the answer."""
     return canonical.encode({"kind": kind, "data": data, "ms": milliseconds})
 
 
 def decode_question(raw: bytes) -> tuple[str, bytes, int]:
-    """Kind, data, and how long its asker waits (ms); raises `Malformed` or `BadFrame`."""
+    """Kind, data, and how long the asker waits (ms).  Raises `Malformed` or `BadFrame`."""
     question = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
     if not isinstance(question, dict) or set(question) != {"kind", "data", "ms"}:
         raise BadFrame("not a question")
@@ -155,7 +156,7 @@ def decode_question(raw: bytes) -> tuple[str, bytes, int]:
 
 
 def decode_answer(raw: bytes) -> bytes:
-    """The answer's data; raises `Refused` with the peer's reason, `Malformed` or `BadFrame` for anything else."""
+    """The data of an answer.  Raises `Refused` with the peer's reason; `Malformed` or `BadFrame` if it is not an answer."""
     answer = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
     if isinstance(answer, dict) and set(answer) == {"data"} and isinstance(answer["data"], bytes):
         return answer["data"]

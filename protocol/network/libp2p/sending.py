@@ -1,4 +1,4 @@
-"""The sending end of bulk links: pushes to one peer, over one socket or, when the way is long, several.
+"""The sending end of bulk links: pushes to one peer, over one socket or, when its round-trip time is long, several.
 
 A socket carries its pushes one after the other; the next ones start while the answers to those before are still on
 their way.  Decides how many sockets a peer gets, and which of them takes a push.  Sockets stay open for the next round,
@@ -21,28 +21,28 @@ from protocol.wire.identity import PeerId
 
 MAX_LANES = 4
 LONG_WAY_S = 0.010
-"""A round-trip time from which one socket alone may not fill the link: it waits for its window, and for what was lost."""
+"""From this round-trip time on, one socket may not fill the link: it waits for its window, and for retransmissions."""
 LANE_PER_RTT_S = 0.040
 NEAR_BYTES, FAR_BYTES = 0, 16 << 20
-"""Sent and not answered, above which no push starts.  Near by, what lies in buffers gains nothing and gets cold."""
+"""No push starts while more than this is sent and not answered.  On a short way, data waiting in buffers gains nothing."""
 
 Dial = Callable[[PeerId], Awaitable[Link]]
-"""Raises `LinkBroken` or `OSError` when there is no way."""
+"""Opens a link to a peer.  Raises `LinkBroken` or `OSError` when it cannot."""
 
 
 def lanes_for(rtt_s: float) -> int:
-    """Sockets to a peer at this distance: 1 near by, 2 from 10 ms, one more for each 40 ms, 4 at most."""
+    """How many sockets a peer at this round-trip time gets: 1 near by, 2 from 10 ms, one more for each 40 ms, 4 at most."""
     return 1 if rtt_s < LONG_WAY_S else min(MAX_LANES, 2 + int(rtt_s / LANE_PER_RTT_S))
 
 
 def rtt_of(link: Link) -> float:
-    """The round-trip time as it is now, with what queues on the way; 0 where the kernel does not tell."""
+    """The round-trip time now, queues on the way included (s); 0 where the kernel does not tell."""
     state = link.state
     return state.rtt_s if state is not None else 0.0
 
 
 class _Push:
-    """One push on its way.  `over`: it is known how it ended, or was refused: `outcome` is None for success."""
+    """One push under way.  over: set when it has ended, or was refused.  outcome: its error, None for success."""
 
     def __init__(self, header: bytes, data: memoryview) -> None:
         self.header, self.data = header, data
@@ -56,7 +56,7 @@ class _Push:
 
 
 class Sending:
-    """Our sockets to all peers."""
+    """Our sockets to all peers.  up_bytes: of data, since the start."""
 
     def __init__(self, dial: Dial, limit: RateLimit) -> None:
         self.dial, self.limit = dial, limit
@@ -67,16 +67,16 @@ class Sending:
         self._lanes: dict[PeerId, list[Lane]] = {}
 
     async def push(self, nursery: trio.Nursery, peer: PeerId, header: bytes, data: memoryview) -> None:
-        """Raises `Refused` or `Unreachable`.  Cancelled in the middle, it breaks the socket it was on."""
+        """Push `data` to `peer`.  Raises `Refused` or `Unreachable`.  Cancelling it half-way breaks its socket."""
         push = _Push(header, data)
         await self._choose(nursery, peer).carry(push)
         if push.outcome is not None:
             raise push.outcome
 
     def share_out(self, line_bytes_per_s: float | None = None) -> None:
-        """Equal shares of our line for the peers that have something to get, and of a peer's share for its sockets.
+        """Share our line out equally to the peers with pushes under way, and the share of a peer to its sockets.
 
-        line_bytes_per_s: what the line is now known to carry; 0 when that is not known.
+        line_bytes_per_s: the measured rate of the line; 0 when it is not known.
         """
         if line_bytes_per_s is not None:
             self._line = line_bytes_per_s
@@ -89,13 +89,12 @@ class Sending:
                 link.pace(each / len(links))
 
     def offered(self) -> float:
-        """Bytes a second that our sockets were allowed since this was asked before; 0 when there was a moment without
-        anything to send."""
+        """Bytes a second that our sockets were allowed since the last call; 0 if there was ever nothing to send."""
         always, self._idle = not self._idle, not any(lane.busy for lane in self._all())
         return self._offered if always and not self._idle else 0.0
 
     def turned(self) -> None:
-        """A socket got something to do, or has nothing more to do."""
+        """A socket has become busy or idle."""
         self._idle = self._idle or not any(lane.busy for lane in self._all())
         if self._line:
             self.share_out()
@@ -104,14 +103,16 @@ class Sending:
         return (lane for lanes in self._lanes.values() for lane in lanes)
 
     def links(self) -> list[Link]:
+        """All open links."""
         return [lane.link for lanes in self._lanes.values() for lane in lanes if lane.link is not None]
 
     def disconnected(self, peer: PeerId) -> None:
+        """End the sockets to a peer, and the pushes on them."""
         for lane in self._lanes.pop(peer, []):
             lane.scope.cancel()
 
     def _choose(self, nursery: trio.Nursery, peer: PeerId) -> Lane:
-        """A free socket, else a new one if the way is long, else the one with the least to do."""
+        """An idle socket, else a new one if the round-trip time is long, else the one with the least to send."""
         lanes = self._lanes.setdefault(peer, [])
         best = min(lanes, key=lambda lane: lane.backlog, default=None)
         if best is None or (best.backlog and len(lanes) < lanes_for(max(lane.rtt_s for lane in lanes))):
@@ -122,7 +123,7 @@ class Sending:
 
 
 class Lane:
-    """One socket to a peer, dialled when there is something to send."""
+    """One socket to a peer, opened when there is something to send.  rtt_s: when it was opened."""
 
     def __init__(self, sending: Sending, peer: PeerId) -> None:
         self.scope = trio.CancelScope()
@@ -138,15 +139,17 @@ class Lane:
 
     @property
     def backlog(self) -> int:
-        """Bytes that are waiting or being sent."""
+        """Bytes that wait or are being sent."""
         current = [self._current] if self._current is not None else []
         return sum(len(push.data) - push.sent for push in (*current, *self._waiting))
 
     @property
     def busy(self) -> bool:
+        """Whether a push waits, is being sent, or is not answered."""
         return bool(self._current or self._waiting or self._unanswered)
 
     async def carry(self, push: _Push) -> None:
+        """Send a push and wait for its end."""
         rested = not self.busy
         self._waiting.append(push)
         self._wake.set()
@@ -162,7 +165,7 @@ class Lane:
             raise
 
     async def run(self) -> None:
-        """Until its scope is cancelled; then every push ends."""
+        """Send pushes until its scope is cancelled; then every push ends."""
         try:
             with self.scope:
                 while True:

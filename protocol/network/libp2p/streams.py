@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import trio
 
 from protocol.network.interface import NetworkError, Unreachable
+from protocol.network.libp2p.library import Stream
 
 _LENGTH = struct.Struct(">I")
 
 
 class BadFrame(NetworkError):
-    """The other end sent something that is no frame."""
+    """The other end sent something that is not a frame, or not the expected content of one."""
 
 
-async def read_exactly(stream: Any, size: int) -> bytes:
-    """`size` bytes; raises whatever the stream raises, or `Unreachable` at its end."""
+async def read_exactly(stream: Stream, size: int) -> bytes:
+    """Read exactly `size` bytes.  Raises whatever the stream raises, and `Unreachable` at its end."""
     parts = bytearray()
     while len(parts) < size:
         data = await stream.read(min(size - len(parts), 1 << 16))
@@ -27,24 +27,26 @@ async def read_exactly(stream: Any, size: int) -> bytes:
     return bytes(parts)
 
 
-async def read_length(stream: Any, max_bytes: int) -> int:
-    """How many bytes the frame that begins here has; raises `BadFrame` for more than `max_bytes`."""
+async def read_length(stream: Stream, max_bytes: int) -> int:
+    """Read the size of the next frame in bytes.  Raises `BadFrame` for more than `max_bytes`."""
     (size,) = _LENGTH.unpack(await read_exactly(stream, _LENGTH.size))
     if size > max_bytes:
         raise BadFrame(f"a frame of {size} bytes is over the limit of {max_bytes}")
     return int(size)
 
 
-async def read_frame(stream: Any, max_bytes: int) -> bytes:
+async def read_frame(stream: Stream, max_bytes: int) -> bytes:
+    """Read one frame of at most `max_bytes`.  Raises as `read_exactly` and `read_length` do."""
     return await read_exactly(stream, await read_length(stream, max_bytes))
 
 
-async def write_frame(stream: Any, data: bytes) -> None:
+async def write_frame(stream: Stream, data: bytes) -> None:
+    """Write `data` as one frame.  Raises whatever the stream raises."""
     await stream.write(_LENGTH.pack(len(data)) + data)
 
 
-async def discard(stream: Any) -> None:
-    """Reset a stream, whatever state it is in; never raises, at most two seconds."""
+async def discard(stream: Stream) -> None:
+    """Reset a stream in any state.  Never raises; takes at most two seconds."""
     with trio.CancelScope(deadline=trio.current_time() + 2, shield=True):
         try:
             await stream.reset()
@@ -52,8 +54,8 @@ async def discard(stream: Any) -> None:
             return
 
 
-async def finish(stream: Any) -> None:
-    """Close a stream in good order, at most two seconds."""
+async def finish(stream: Stream) -> None:
+    """Close a stream in good order.  Never raises; takes at most two seconds."""
     with trio.CancelScope(deadline=trio.current_time() + 2, shield=True):
         try:
             await stream.close()

@@ -1,4 +1,4 @@
-"""The links of the simulated network: who may send when, on access links that flows share.
+"""The links of the simulated network: access links that flows share.
 
 Every peer has one link up and one down.  Small messages go first, as control traffic does, and cost their own time only;
 what is larger waits in a queue of its flow (one for each other peer), and the flows of a link take turns, a slice each.  A
@@ -27,7 +27,7 @@ Action = Callable[[], None]
 
 
 class Agenda:
-    """What happens when.  Things due at one time happen in the order they were put on."""
+    """Actions by the time at which they are due; those of one time run in the order in which they were added."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Action]] = []
@@ -35,6 +35,7 @@ class Agenda:
         self._nap = trio.CancelScope()
 
     def put(self, delay_s: float, action: Action) -> None:
+        """Run `action` after `delay_s`."""
         at = trio.lowlevel.current_clock().current_time() + delay_s
         self._serial += 1
         heapq.heappush(self._due, (at, self._serial, action))
@@ -42,6 +43,7 @@ class Agenda:
             self._nap.deadline = at
 
     async def run(self) -> None:
+        """Run the actions until cancelled."""
         clock = trio.lowlevel.current_clock()
         while True:
             while self._due and self._due[0][0] <= clock.current_time():
@@ -68,17 +70,20 @@ class Pipe:
         self._busy = self._stopped = False
 
     def slice_bytes(self) -> int:
+        """The most that one flow sends in its turn."""
         return max(LEAST_SLICE, int(self.bytes_per_s * TURN_S))
 
     def put(self, transfer: Transfer, size: int, through: Action) -> None:
+        """Queue a slice of `size` bytes; `through` is called when it has passed."""
         self._flows.setdefault(transfer.flow, deque()).append((size, transfer, through))
         self._next()
 
     def stop(self) -> None:
-        """Nothing more goes in: its owner sleeps.  What is on its way stays on its way."""
+        """Let nothing more in: its owner is stopped.  What is under way arrives."""
         self._stopped = True
 
     def go_on(self) -> None:
+        """End a stop."""
         self._stopped = False
         self._next()
 
@@ -109,6 +114,7 @@ class Transfer:
         self._left = 0
 
     def begin(self, sender: Access, receiver: Access) -> None:
+        """Queue all slices on the sender's link up."""
         step = min(sender.up.slice_bytes(), receiver.down.slice_bytes())
         sizes = [min(step, self._size - at) for at in range(0, self._size, step)]
         self._left = len(sizes)
@@ -116,7 +122,7 @@ class Transfer:
             sender.up.put(self, size, partial(self._travel, receiver, size))
 
     def abandon(self) -> None:
-        """The sender gives up: what has not left yet takes no time of the links any more."""
+        """The sender gives up: slices that have not left yet take no time of the links any more."""
         self.abandoned = True
 
     def _travel(self, receiver: Access, size: int) -> None:

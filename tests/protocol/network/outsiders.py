@@ -1,27 +1,40 @@
-"""Outsiders with real sockets: what reaches a peer's door without being a peer, from any address of the loopback network."""
+"""Inbound connections of outsiders that are no peers, on real sockets, from any address of the loopback network."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
 
 import trio
 
 from protocol.wire.identity import Identity
 
+if TYPE_CHECKING:
+    from libp2p.stream_muxer.yamux.yamux import Yamux
+
 HALF_A_HANDSHAKE = b"\x13/multistream/1.0.0\n\x07/noise\n"
-"""What a handshake begins with."""
+"""The beginning of a handshake."""
 
 
-async def socket_to(address: str, source: str = "127.0.0.1") -> trio.SocketStream:
-    """TCP and nothing else.  address: a multiaddr; source: where it comes from."""
+@asynccontextmanager
+async def socket_to(address: str, source: str = "127.0.0.1") -> AsyncIterator[trio.SocketStream]:
+    """A TCP connection and nothing else, closed at the end of the block.
+
+    address: a multiaddr; source: the IP address that it comes from.
+    """
     _, _, host, _, port, *_ = address.split("/")
-    return await trio.open_tcp_stream(host, int(port), local_address=source)
+    stream = await trio.open_tcp_stream(host, int(port), local_address=source)
+    try:
+        yield stream
+    finally:
+        await trio.aclose_forcefully(stream)
 
 
 class Stranger:
     """A libp2p connection that says nothing after its handshake: Noise and yamux, and no host around them."""
 
-    def __init__(self, stream: trio.SocketStream, muxed: Any) -> None:
+    def __init__(self, stream: trio.SocketStream, muxed: Yamux) -> None:
         self._stream, self.muxed = stream, muxed
 
     async def closed(self) -> None:
@@ -32,12 +45,10 @@ class Stranger:
         except trio.BrokenResourceError:
             return
 
-    async def close(self) -> None:
-        await trio.aclose_forcefully(self._stream)
 
-
-async def stranger_to(address: str, source: str = "127.0.0.1", identity: Identity | None = None) -> Stranger:
-    """Raises whatever the library raises when the other end will not."""
+@asynccontextmanager
+async def stranger_to(address: str, source: str = "127.0.0.1", identity: Identity | None = None) -> AsyncIterator[Stranger]:
+    """A connection that is closed at the end of the block.  Raises whatever the library raises when it is refused."""
     from libp2p.crypto.ed25519 import create_new_key_pair
     from libp2p.crypto.x25519 import create_new_key_pair as new_noise_key_pair
     from libp2p.custom_types import TProtocol
@@ -54,10 +65,6 @@ async def stranger_to(address: str, source: str = "127.0.0.1", identity: Identit
     noise = Transport(keys, noise_privkey=new_noise_key_pair().private_key)
     upgrader = TransportUpgrader({PROTOCOL_ID: noise}, {TProtocol(YAMUX_ID): Yamux})
     peer = ID.from_string(address.rsplit("/", 1)[1])
-    stream = await socket_to(address, source)
-    try:
+    async with socket_to(address, source) as stream:
         secured = await upgrader.upgrade_security(RawConnection(TrioTCPStream(stream), True), True, peer)
-        return Stranger(stream, await upgrader.upgrade_connection(secured, peer))
-    except BaseException:
-        await trio.aclose_forcefully(stream)
-        raise
+        yield Stranger(stream, cast(Yamux, await upgrader.upgrade_connection(secured, peer)))

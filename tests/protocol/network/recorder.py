@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import trio
 
 from protocol.network.interface import Landing, Network, NetworkError, Refused, Verdict
-from protocol.network.libp2p import Libp2pNetwork, open_network
-from protocol.network.libp2p.visitors import Places
+from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
+from protocol.network.libp2p.attempts import Attempt
+from protocol.network.libp2p.inbound_policy import InboundLimits
+from protocol.network.libp2p.stack import Stack
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 
 RUN: Hash = hash_bytes("manifest", b"a run of the tests")
+LOOPBACK = NetworkSettings(listen_host="127.0.0.1", mdns=False)
 PATIENCE_S = 300.0
 
 
@@ -101,13 +105,28 @@ async def _echo(kind: str, data: bytes) -> bytes:
 
 @asynccontextmanager
 async def network(
-    handlers: Recorder, identity: Identity | None = None, places: Places = Places()  # noqa: B008 - frozen
+    handlers: Recorder, identity: Identity | None = None, limits: InboundLimits = InboundLimits()  # noqa: B008 - frozen
 ) -> AsyncIterator[Libp2pNetwork]:
-    """On loopback; greets whom it meets, and lets in who greets."""
+    """A network on loopback that greets every peer and admits every peer that greets."""
     me = identity or Identity.generate()
     async with trio.open_nursery() as nursery:
-        async with open_network(me, RUN, handlers, listen_host="127.0.0.1", mdns=False, places=places) as end:
+        async with open_network(me, RUN, handlers, replace(LOOPBACK, inbound=limits)) as end:
             handlers.end, handlers.nursery = end, nursery
             yield end
         handlers.nursery = None
         nursery.cancel_scope.cancel()
+
+
+def stack(end: Libp2pNetwork) -> Stack:
+    """The parts of a started network."""
+    assert end._stack is not None
+    return end._stack
+
+
+async def dialled(end: Libp2pNetwork, address: str) -> Attempt:
+    """The result of the first attempt at an address."""
+    end.remember([address])
+    with trio.fail_after(PATIENCE_S):
+        while not (found := [attempt for attempt in end.attempts() if attempt.address == address]):
+            await trio.sleep(0.01)
+    return found[0]

@@ -10,7 +10,7 @@ import trio
 from protocol.network.interface import MAX_PUSH_BYTES, NetworkError, Refused, Unreachable
 from protocol.network.libp2p import link as link_module
 from protocol.network.libp2p.link import FrameKind, Link, SocketState
-from tests.protocol.network.recorder import PATIENCE_S, Recorder, network
+from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, stack
 
 DATA = os.urandom(3 << 20)
 
@@ -98,7 +98,7 @@ async def _pushes_use(sockets: int) -> None:
         async with trio.open_nursery() as nursery:
             for number in range(8):
                 nursery.start_soon(lambda n=number: one.push(two.peer_id, b"%d" % n, memoryview(DATA), timeout_s=PATIENCE_S))
-        assert one._bulk is not None and len(one._bulk._sending.links()) == sockets
+        assert len(stack(one).bulk._sending.links()) == sockets
         assert sorted(b.finished) == sorted([(b"first", True), *((b"%d" % number, True) for number in range(8))])
         await one.push(two.peer_id, b"last", memoryview(DATA), timeout_s=PATIENCE_S)
-        assert len(one._bulk._sending.links()) == sockets, "idle sockets are kept"
+        assert len(stack(one).bulk._sending.links()) == sockets, "idle sockets are kept"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import trio
 import trio.testing
 
 from protocol.network.libp2p.dialer import LASTING_S, MAX_PAUSE_S, Dialer
+from protocol.network.libp2p.library import Host
 from protocol.wire.identity import Identity, PeerId
 
 
@@ -18,7 +21,7 @@ class Unwelcoming:
         self.there = Identity.generate().peer_id
         self.connected = False
         self.connections: dict[object, object] = {}
-        self.dialer = Dialer(self, Identity.generate().peer_id, lambda peer: self.connected, lambda peer: False,
+        self.dialer = Dialer(cast(Host, self), Identity.generate().peer_id, lambda peer: self.connected, lambda peer: False,
                              lambda peer: None)
 
     def get_network(self) -> Unwelcoming:
@@ -55,7 +58,7 @@ def dials(lasting_s: float) -> list[float]:
     return host.dials
 
 
-def test_who_closes_us_soon_is_dialled_ever_more_rarely() -> None:
+def test_a_peer_that_soon_closes_is_dialled_ever_more_rarely() -> None:
     times = dials(10.0)
     assert len(times) < 3600 / MAX_PAUSE_S + 10
     assert times[1] - times[0] < 15, "once it may have been chance"

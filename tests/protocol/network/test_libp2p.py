@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import socket
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 import trio
 
 from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError, Refused, Unreachable, Verdict
 from protocol.network.libp2p import PortBusy, open_network
-from protocol.network.libp2p.visitors import Places
+from protocol.network.libp2p.inbound_policy import InboundLimits
 from protocol.wire.identity import Identity, PeerId
-from tests.protocol.network.recorder import PATIENCE_S, RUN, Recorder, network
+from tests.protocol.network.recorder import LOOPBACK, PATIENCE_S, RUN, Recorder, network
 
 
 async def gossip_until(sender, recorder: Recorder, data: bytes, copies: int = 1) -> None:  # type: ignore[no-untyped-def]
@@ -52,7 +53,7 @@ def test_two_hosts_connect_gossip_ask_refuse_and_survive_a_failing_handler() -> 
     trio.run(main)
 
 
-def test_whom_we_would_dial_is_no_stranger_when_it_comes_by_itself() -> None:
+def test_a_peer_in_the_address_book_is_no_stranger_when_it_connects_first() -> None:
     """A newcomer that has no manifest yet can answer no greeting, and asks whoever is connected: also the peer of its
     invitation that has found it first."""
     class Newcomer(Recorder):
@@ -61,7 +62,7 @@ def test_whom_we_would_dial_is_no_stranger_when_it_comes_by_itself() -> None:
 
     async def main() -> None:
         a, b = Newcomer(), Recorder()
-        async with network(a, places=Places(greeting_s=math.inf)) as newcomer, network(b) as member:
+        async with network(a, limits=InboundLimits(greeting_s=math.inf)) as newcomer, network(b) as member:
             member.remember(newcomer.addresses())
             await b.until(lambda: b.connected == [newcomer.peer_id])
             newcomer.remember(member.addresses())
@@ -136,9 +137,7 @@ def test_a_busy_port_is_said_plainly() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             with pytest.raises(PortBusy, match=f"port {port} is in use"):
-                async with open_network(
-                    Identity.generate(), RUN, Recorder(), listen_host="127.0.0.1", listen_port=port, mdns=False
-                ):
+                async with open_network(Identity.generate(), RUN, Recorder(), replace(LOOPBACK, listen_port=port)):
                     raise AssertionError("it listens on a busy port")
 
     trio.run(main)

@@ -10,7 +10,9 @@ import trio
 from trio.testing import MockClock
 
 from protocol.network.interface import Landing, Refused, Unreachable, Verdict
-from protocol.network.simulated.network import MemoryNetwork, MemoryWire, Weather
+from protocol.network.simulated.network import MemoryNetwork
+from protocol.network.simulated.weather import Weather
+from protocol.network.simulated.wire import MemoryWire
 from protocol.wire.identity import PeerId
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")

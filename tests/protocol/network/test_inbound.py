@@ -1,25 +1,26 @@
-"""The door of a real network on loopback: thousands come and go, some stay and say nothing, and members get in."""
+"""Inbound connections of a real network on loopback: thousands open and close, some stay silent, and members get in."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import psutil
 import trio
 
-from protocol.events import StrangersClosed
+from protocol.events import Event, StrangersClosed
 from protocol.network.libp2p import Libp2pNetwork, open_network
-from protocol.network.libp2p.conduct import Allowance
-from protocol.network.libp2p.door import neighbourhood
+from protocol.network.libp2p.inbound import address_group
+from protocol.network.libp2p.inbound_policy import InboundLimits, Stage
 from protocol.network.libp2p.patches import agent_version
-from protocol.network.libp2p.visitors import Places, Stage
+from protocol.network.libp2p.token_bucket import Allowance
 from protocol.wire.identity import Identity
 from tests.protocol.network.outsiders import HALF_A_HANDSHAKE, socket_to, stranger_to
-from tests.protocol.network.recorder import PATIENCE_S, RUN, Recorder, network
+from tests.protocol.network.recorder import LOOPBACK, PATIENCE_S, RUN, Recorder, network, stack
 
-AT_ANY_PACE = replace(Places(), handshakes=Allowance(10_000, math.inf, 1))
+AT_ANY_PACE = replace(InboundLimits(), handshakes=Allowance(10_000, math.inf, 1))
 HANDSHAKES = 20
 """One connection in so many goes through with its handshake; the others end earlier."""
 
@@ -27,19 +28,18 @@ HANDSHAKES = 20
 async def empty(end: Libp2pNetwork) -> None:
     """Until nobody from outside is here."""
     with trio.fail_after(PATIENCE_S):
-        while end._door.count(*Stage):
+        while stack(end).inbound.count(*Stage):
             await trio.sleep(0.01)
 
 
 async def come_and_go(address: str, number: int) -> None:
     """One connection, ended by its maker at one point or another."""
     if number % HANDSHAKES == 0:
-        await (await stranger_to(address)).close()
-        return
-    sock = await socket_to(address)
-    if number % 3:
-        await sock.send_all(HALF_A_HANDSHAKE if number % 3 == 1 else bytes(range(256)))
-    await trio.aclose_forcefully(sock)
+        async with stranger_to(address):
+            return
+    async with socket_to(address) as sock:
+        if number % 3:
+            await sock.send_all(HALF_A_HANDSHAKE if number % 3 == 1 else bytes(range(256)))
 
 
 async def many(address: str, count: int, at_once: int) -> None:
@@ -57,7 +57,8 @@ async def many(address: str, count: int, at_once: int) -> None:
 async def stay_silent(address: str) -> None:
     """For as long as it is let."""
     try:
-        await (await stranger_to(address)).closed()
+        async with stranger_to(address) as stranger:
+            await stranger.closed()
     except Exception:  # noqa: BLE001 - closed in the middle of the handshake, by which the library raises anything
         return
 
@@ -65,7 +66,7 @@ async def stay_silent(address: str) -> None:
 def test_2000_connections_leave_nothing_behind() -> None:
     async def main() -> None:
         a = Recorder()
-        async with network(a, places=AT_ANY_PACE) as one:
+        async with network(a, limits=AT_ANY_PACE) as one:
             address = one.addresses()[0]
             await many(address, 100, 10)
             await empty(one)
@@ -75,7 +76,7 @@ def test_2000_connections_leave_nothing_behind() -> None:
             await many(address, 1000, 50)
             await empty(one)
             with trio.fail_after(PATIENCE_S):
-                while trio.lowlevel.current_statistics().tasks_living > tasks or one._host.get_network().connections:
+                while trio.lowlevel.current_statistics().tasks_living > tasks or stack(one).host.get_network().connections:
                     await trio.sleep(0.01)
             assert process.num_fds() <= files and not a.connected
             async with network(Recorder()) as two:
@@ -85,17 +86,17 @@ def test_2000_connections_leave_nothing_behind() -> None:
     trio.run(main)
 
 
-def test_a_member_gets_in_beside_254_strangers_who_say_nothing() -> None:
+def test_a_member_gets_in_beside_254_silent_strangers() -> None:
     async def main() -> None:
-        a, places = Recorder(), replace(Places(), greeting_s=math.inf, staying_s=0.1, waiting_s=math.inf)
-        async with network(a, places=places) as one, trio.open_nursery() as nursery:
+        a, limits = Recorder(), replace(InboundLimits(), greeting_s=math.inf, protected_s=0.1, queued_s=math.inf)
+        async with network(a, limits=limits) as one, trio.open_nursery() as nursery:
             address = one.addresses()[0]
             for _ in range(254):
                 nursery.start_soon(stay_silent, address)
             with trio.fail_after(8 * PATIENCE_S):
-                while len(nursery.child_tasks) > places.strangers_per_address or one._door.count(Stage.WAITING):
+                while len(nursery.child_tasks) > limits.strangers_per_address or stack(one).inbound.count(Stage.QUEUED):
                     await trio.sleep(0.05)
-                assert 0 < one._door.count(Stage.STRANGER) <= places.strangers_per_address
+                assert 0 < stack(one).inbound.count(Stage.STRANGER) <= limits.strangers_per_address
                 assert not a.connected, "whoever says nothing is nobody's peer"
                 async with network(Recorder()) as two:
                     two.remember([address])
@@ -107,26 +108,26 @@ def test_a_member_gets_in_beside_254_strangers_who_say_nothing() -> None:
     trio.run(main)
 
 
-def test_whoever_does_not_greet_is_closed_and_told_of_and_a_member_stays() -> None:
+def test_connections_without_a_greeting_are_closed_and_reported_and_a_member_stays() -> None:
     async def main() -> None:
-        a, told, member = Recorder(), list[StrangersClosed](), Identity.generate()
-        short = replace(AT_ANY_PACE, greeting_s=1.0, knocking_s=1.0)
-        async with open_network(Identity.generate(), RUN, a, listen_host="127.0.0.1", mdns=False, places=short,
-                                on_strangers=told.append) as one, network(Recorder(), member) as two:
+        a, told, member = Recorder(), list[Event](), Identity.generate()
+        short = replace(AT_ANY_PACE, greeting_s=1.0, first_byte_s=1.0)
+        opening = open_network(Identity.generate(), RUN, a, replace(LOOPBACK, inbound=short), emit=told.append)
+        async with opening as one, network(Recorder(), member) as two:
             a.end = one
             two.remember(one.addresses())
             await a.until(lambda: a.connected == [member.peer_id])
             address = one.addresses()[0]
-            silent, handshaking = await socket_to(address), await socket_to(address)
-            await handshaking.send_all(HALF_A_HANDSHAKE)
-            stranger = await stranger_to(address)
-            with trio.fail_after(PATIENCE_S):
-                await stranger.closed()
-                for sock in (silent, handshaking):
-                    await until_closed(sock)
-                while not told:
-                    await trio.sleep(0.01)
-            assert told[0].silent >= 1 and told[0].busiest == "127.0.0.1"
+            async with socket_to(address) as silent, socket_to(address) as handshaking:
+                await handshaking.send_all(HALF_A_HANDSHAKE)
+                async with stranger_to(address) as stranger:
+                    with trio.fail_after(PATIENCE_S):
+                        await stranger.closed()
+                        for sock in (silent, handshaking):
+                            await until_closed(sock)
+                        while not told:
+                            await trio.sleep(0.01)
+            assert isinstance(told[0], StrangersClosed) and told[0].silent >= 1 and told[0].busiest == "127.0.0.1"
             assert one.connected() == [member.peer_id] and not a.disconnected
             assert await two.request(one.peer_id, "echo", b"still", timeout_s=PATIENCE_S) == b"still"
 
@@ -141,28 +142,28 @@ def test_a_member_that_comes_back_need_not_greet_again() -> None:
                 two.remember(one.addresses())
                 await a.until(lambda: a.connected == [member.peer_id])
             await a.until(lambda: a.disconnected == [member.peer_id])
-            again = await stranger_to(one.addresses()[0], identity=member)
-            await a.until(lambda: len(a.connected) == 2)
-            with trio.fail_after(PATIENCE_S):
-                while not one._door.count(Stage.GUEST):
-                    await trio.sleep(0.01)
-                one.forget(member.peer_id)
-                await again.closed()
+            async with stranger_to(one.addresses()[0], identity=member) as again:
+                await a.until(lambda: len(a.connected) == 2)
+                with trio.fail_after(PATIENCE_S):
+                    while not stack(one).inbound.count(Stage.GREETED):
+                        await trio.sleep(0.01)
+                    one.forget(member.peer_id)
+                    await again.closed()
 
     trio.run(main)
 
 
 def test_what_counts_as_one_address() -> None:
-    assert neighbourhood(("192.0.2.1", 1)) == neighbourhood(("::ffff:192.0.2.1", 2)) == "192.0.2.1"
-    assert neighbourhood(("2001:db8::1", 1, 0, 0)) == neighbourhood(("2001:db8::ffff:2%eth0", 2, 0, 0)) == "2001:db8::/64"
-    assert neighbourhood(None) == neighbourhood(("nonsense", 1)) == "unknown"
+    assert address_group("192.0.2.1") == address_group("::ffff:192.0.2.1") == "192.0.2.1"
+    assert address_group("2001:db8::1") == address_group("2001:db8::ffff:2%eth0") == "2001:db8::/64"
+    assert address_group(None) == address_group("nonsense") == "unknown"
 
 
 def test_one_key_holds_few_connections() -> None:
     async def main() -> None:
-        async with network(Recorder(), places=AT_ANY_PACE) as one:
-            identity = Identity.generate()
-            strangers = [await stranger_to(one.addresses()[0], identity=identity) for _ in range(20)]
+        async with network(Recorder(), limits=AT_ANY_PACE) as one, AsyncExitStack() as opened:
+            identity, address = Identity.generate(), one.addresses()[0]
+            strangers = [await opened.enter_async_context(stranger_to(address, identity=identity)) for _ in range(20)]
             with trio.fail_after(PATIENCE_S):
                 for stranger in strangers[: -AT_ANY_PACE.per_peer]:
                     await stranger.closed()
@@ -180,7 +181,7 @@ def test_identify_says_what_program_this_is() -> None:
         async with network(a) as one, network(Recorder()) as two:
             one.remember(two.addresses())
             await a.until(lambda: a.connected)
-            stream = await one._host.new_stream(ID.from_string(two.peer_id), [IDENTIFY])
+            stream = await stack(one).host.new_stream(ID.from_string(two.peer_id), [IDENTIFY])
             found = parse_identify_response(await read_all(stream.read))
             assert found.agent_version == agent_version() and found.agent_version.startswith("manyhands/")
             assert found.protocol_version == "manyhands/1"

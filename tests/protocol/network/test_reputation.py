@@ -1,17 +1,17 @@
-"""What peers may use up, and what becomes of those who use up more.  The clock is the test's."""
+"""Allowances, penalties and bans.  The clock is the test's."""
 
 from __future__ import annotations
 
-from protocol.network.libp2p.conduct import (
+from protocol.network.libp2p.reputation import (
     ADDRESS,
     BAN_S,
+    EXCESS,
+    FULL_SCORE,
     MAX_PEERS,
-    OVER,
     PATIENCE_PER_BAN_S,
-    STANDING,
-    WRONG,
+    VIOLATION,
     Channel,
-    Conduct,
+    Reputation,
 )
 from protocol.wire.identity import PeerId
 
@@ -19,18 +19,19 @@ ONE, OTHER = PeerId("one"), PeerId("other")
 
 
 class Watched:
-    """A conduct, its clock, and whom it banned."""
+    """A reputation, its clock, and the peers that it banned."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.banned: list[tuple[PeerId, str]] = []
-        self.conduct = Conduct(lambda: self.now, lambda peer, why: self.banned.append((peer, why)), lambda peer: "address")
+        self.reputation = Reputation(
+            lambda: self.now, lambda peer, why: self.banned.append((peer, why)), lambda peer: "address")
 
     def brought(self, channel: Channel, messages: int, size: int = 0, peer: PeerId = ONE) -> int:
-        return sum(self.conduct.spend(peer, channel, size) for _ in range(messages))
+        return sum(self.reputation.spend(peer, channel, size) for _ in range(messages))
 
 
-def test_whoever_stays_within_the_allowance_is_never_held_back() -> None:
+def test_a_peer_within_its_allowance_is_never_refused() -> None:
     watched, allowance = Watched(), Channel.GOSSIP.value
     for _ in range(1000):
         watched.now += 0.1
@@ -43,7 +44,7 @@ def test_a_burst_is_taken_and_what_is_over_it_dropped_and_counted() -> None:
     burst = int(allowance.per_s * allowance.burst_s)
     assert watched.brought(Channel.GOSSIP, burst + 100) == burst
     assert not watched.banned and watched.brought(Channel.GOSSIP, 1, peer=OTHER) == 1
-    watched.brought(Channel.GOSSIP, int(STANDING / OVER))
+    watched.brought(Channel.GOSSIP, int(FULL_SCORE / EXCESS))
     assert [peer for peer, _ in watched.banned] == [ONE]
     assert watched.brought(Channel.QUESTION, 1) == 0, "a banned peer has no allowance of anything"
 
@@ -56,27 +57,27 @@ def test_bytes_count_as_messages_do_and_a_single_large_one_can_always_come() -> 
     assert watched.brought(Channel.QUESTION, 2, large) == 1
 
 
-def test_standing_comes_back_and_a_ban_ends() -> None:
+def test_the_score_recovers_and_a_ban_ends() -> None:
     watched = Watched()
     for _ in range(100):
-        watched.conduct.offend(ONE, WRONG, "once in a while")
-        watched.now += WRONG
+        watched.reputation.penalise(ONE, VIOLATION, "once in a while")
+        watched.now += VIOLATION
     assert not watched.banned
     while not watched.banned:
-        watched.conduct.offend(ONE, WRONG, "all the time")
-    watched.conduct.offend(ONE, WRONG, "once more")
-    assert watched.banned == [(ONE, "all the time")] and watched.conduct.is_banned(ONE)
+        watched.reputation.penalise(ONE, VIOLATION, "all the time")
+    watched.reputation.penalise(ONE, VIOLATION, "once more")
+    assert watched.banned == [(ONE, "all the time")] and watched.reputation.is_banned(ONE)
     watched.now += BAN_S
-    assert not watched.conduct.is_banned(ONE) and watched.brought(Channel.QUESTION, 1) == 1
+    assert not watched.reputation.is_banned(ONE) and watched.brought(Channel.QUESTION, 1) == 1
 
 
-def test_an_origin_that_says_too_much_is_not_heard_and_its_bringer_not_blamed() -> None:
+def test_messages_over_an_origins_allowance_are_dropped_without_a_penalty_for_the_forwarder() -> None:
     watched, allowance = Watched(), Channel.ORIGIN.value
     assert watched.brought(Channel.ORIGIN, 10_000) == int(allowance.per_s * allowance.burst_s)
     assert not watched.banned
 
 
-def test_frames_without_end_are_a_ban_at_once() -> None:
+def test_too_many_frames_are_a_ban_at_once() -> None:
     watched, allowance = Watched(), Channel.FRAME.value
     watched.brought(Channel.FRAME, int(allowance.per_s * allowance.burst_s) + 1)
     assert len(watched.banned) == 1
@@ -85,25 +86,25 @@ def test_frames_without_end_are_a_ban_at_once() -> None:
 def test_bans_use_up_the_patience_with_their_address_and_it_comes_back() -> None:
     watched = Watched()
     bans = 0
-    while watched.conduct.admits_connection("address"):
-        watched.conduct.offend(PeerId(f"bad {bans}"), STANDING, "bad")
+    while watched.reputation.admits_connection("address"):
+        watched.reputation.penalise(PeerId(f"bad {bans}"), FULL_SCORE, "bad")
         bans += 1
     assert bans == int(ADDRESS.burst_s / PATIENCE_PER_BAN_S) + 1
-    assert watched.conduct.admits_connection("elsewhere")
+    assert watched.reputation.admits_connection("elsewhere")
     watched.now += PATIENCE_PER_BAN_S
-    assert watched.conduct.admits_connection("address")
+    assert watched.reputation.admits_connection("address")
 
 
 def test_connections_alone_use_up_no_patience() -> None:
     watched = Watched()
-    assert all(watched.conduct.admits_connection("address") for _ in range(10_000))
+    assert all(watched.reputation.admits_connection("address") for _ in range(10_000))
 
 
 def test_no_more_is_remembered_than_the_limit() -> None:
     watched = Watched()
     for number in range(2 * MAX_PEERS):
         watched.brought(Channel.GOSSIP, 1, peer=PeerId(str(number)))
-        watched.conduct.admits_connection(str(number))
-        watched.conduct.offend(PeerId(f"bad {number}"), STANDING, "bad")
-    assert len(watched.conduct._peers) <= MAX_PEERS and len(watched.conduct._addresses) <= MAX_PEERS
-    assert len(watched.conduct._banned) <= MAX_PEERS
+        watched.reputation.admits_connection(str(number))
+        watched.reputation.penalise(PeerId(f"bad {number}"), FULL_SCORE, "bad")
+    assert len(watched.reputation._peers) <= MAX_PEERS and len(watched.reputation._addresses) <= MAX_PEERS
+    assert len(watched.reputation._banned) <= MAX_PEERS

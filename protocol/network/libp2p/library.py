@@ -1,0 +1,221 @@
+"""The part of py-libp2p 0.8 that this package uses, as types.
+
+The library is imported when a network starts (0.8 s, 80 MiB), and its own annotations lack the private attributes that we
+need.  So the modules of this package see its objects through these protocols; `host.new_host` casts to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import trio
+
+from protocol.wire.identity import PeerId
+
+if TYPE_CHECKING:
+    from libp2p.abc import INotifee, ISecureConn
+    from libp2p.network.config import RetryConfig
+    from libp2p.network.connection.raw_connection import RawConnection
+    from libp2p.peer.id import ID
+    from libp2p.peer.peerinfo import PeerInfo
+    from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
+
+TaskStatus = Any
+"""trio's, which the stubs that the library brings along for trio lack."""
+Address = object
+"""A multiaddr of the library, which does not export its types."""
+
+
+class LibraryId(Protocol):
+    """A peer ID as the library has it: `libp2p.peer.id.ID`."""
+
+    def to_base58(self) -> str: ...
+
+
+class MuxedConnection(Protocol):
+    """An authenticated and multiplexed connection."""
+
+    @property
+    def peer_id(self) -> LibraryId: ...
+
+    def get_remote_address(self) -> tuple[str, int] | None: ...
+
+
+class LimitedConnection(Protocol):
+    """A connection made by `connection_limits`.  ended: set when it is over, at whichever end."""
+
+    @property
+    def peer_id(self) -> LibraryId: ...
+
+    @property
+    def ended(self) -> trio.Event: ...
+
+
+class Connection(Protocol):
+    """A connection of the swarm.  direction: of the library's enum `Direction`, whose text is "inbound" or "outbound"."""
+
+    @property
+    def muxed_conn(self) -> MuxedConnection: ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def direction(self) -> object: ...
+
+    async def close(self) -> None: ...
+
+
+class Stream(Protocol):
+    """One stream of a connection; its methods raise anything."""
+
+    @property
+    def muxed_conn(self) -> MuxedConnection: ...
+
+    async def read(self, n: int | None = None) -> bytes: ...
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def reset(self) -> None: ...
+
+    def get_remote_address(self) -> tuple[str, int] | None: ...
+
+
+class AcceptedStream(Protocol):
+    """A TCP connection that the library has accepted, before any handshake."""
+
+    @property
+    def stream(self) -> trio.SocketStream: ...
+
+
+StreamHandler = Callable[[Stream], Awaitable[None]]
+AcceptHandler = Callable[[AcceptedStream, Address], Awaitable[None]]
+
+
+class Dialling(Protocol):
+    """A transport that dials."""
+
+    async def dial(self, address: Address) -> RawConnection: ...
+
+
+class TransportManager(Protocol):
+    """The transports by kind of address."""
+
+    def transport_for_dialing(self, address: Address) -> Dialling | None: ...
+
+
+class Upgrader(Protocol):
+    """Turns a TCP connection into an authenticated one, and that into a multiplexed one."""
+
+    muxer_multistream: MuxerMultistream
+
+    async def upgrade_security(self, raw_conn: RawConnection, is_initiator: bool, peer_id: LibraryId) -> ISecureConn: ...
+
+
+class AutoConnector(Protocol):
+    """The library's own redialling."""
+
+    record_disconnect: Callable[[LibraryId], None]
+
+
+class Swarm(Protocol):
+    """All connections of a host."""
+
+    connections: Mapping[LibraryId, Sequence[Connection]]
+    notifees: Sequence[INotifee]
+    retry_config: RetryConfig
+    _handle_inbound_connection: AcceptHandler
+    _stream_semaphore: trio.Semaphore | None
+
+    @property
+    def auto_connector(self) -> AutoConnector: ...
+
+    @property
+    def transport_manager(self) -> TransportManager: ...
+
+    @property
+    def upgrader(self) -> Upgrader: ...
+
+    def register_notifee(self, notifee: INotifee) -> None: ...
+
+    def remove_notifee(self, notifee: INotifee) -> None: ...
+
+    def unblock_peer(self, peer_id: LibraryId) -> None: ...
+
+    async def upgrade_inbound_raw_conn(self, raw_conn: RawConnection, address: Address) -> LimitedConnection: ...
+
+
+class PeerStore(Protocol):
+    """What the library remembers of peers."""
+
+    peer_data_map: MutableMapping[LibraryId, object]
+    peer_record_map: MutableMapping[LibraryId, object]
+
+    def clear_addrs(self, peer_id: LibraryId) -> None: ...
+
+
+class ProtocolHandlers(Protocol):
+    """The handlers of streams by protocol."""
+
+    def remove_handler(self, protocol: str) -> None: ...
+
+
+class ObservedAddressManager(Protocol):
+    """What the library does about the addresses at which others see us."""
+
+    record_observation: Callable[[Connection, Address, Sequence[Address]], None]
+
+
+class Host(Protocol):
+    """A peer of libp2p: a swarm, and protocols on its streams."""
+
+    _on_notifee_connected: Callable[[Connection], Awaitable[None]]
+
+    @property
+    def _observed_addr_manager(self) -> ObservedAddressManager: ...
+
+    def get_id(self) -> LibraryId: ...
+
+    def get_network(self) -> Swarm: ...
+
+    def get_peerstore(self) -> PeerStore: ...
+
+    def get_mux(self) -> ProtocolHandlers: ...
+
+    def run(self, listen_addrs: Sequence[Address]) -> AbstractAsyncContextManager[None]: ...
+
+    def set_stream_handler(self, protocol_id: str, stream_handler: StreamHandler) -> None: ...
+
+    async def new_stream(self, peer_id: LibraryId, protocol_ids: Sequence[str]) -> Stream: ...
+
+    async def connect(self, peer_info: PeerInfo) -> None: ...
+
+    async def disconnect(self, peer_id: LibraryId) -> None: ...
+
+    def _schedule_identify(self, peer_id: LibraryId, *, reason: str) -> None: ...
+
+
+def library_id(peer: PeerId) -> ID:
+    """Our peer ID as the library's."""
+    from libp2p.peer.id import ID
+
+    return ID.from_string(peer)
+
+
+def peer_id_of(identity: LibraryId) -> PeerId:
+    """The library's peer ID as ours."""
+    return PeerId(identity.to_base58())
+
+
+def is_inbound(connection: Connection) -> bool:
+    """Whether the other end opened this connection."""
+    return str(connection.direction) == "inbound"
+
+
+def is_outbound(connection: Connection) -> bool:
+    """Whether we opened this connection."""
+    return str(connection.direction) == "outbound"

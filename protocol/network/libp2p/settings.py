@@ -1,0 +1,24 @@
+"""The settings of one peer's network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.network.libp2p.inbound_policy import InboundLimits
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Where a peer listens, and how much it may move.
+
+    listen_port: 0 for any free one.  mdns: whether to find peers of the run on the local network.  up_limit, down_limit:
+    bytes a second in all, of which pushes get what other traffic leaves; None for no limit.  inbound: for connections that
+    others open to us.
+    """
+
+    listen_host: str = "0.0.0.0"
+    listen_port: int = 0
+    mdns: bool = True
+    up_limit: float | None = None
+    down_limit: float | None = None
+    inbound: InboundLimits = InboundLimits()

@@ -1,0 +1,171 @@
+"""The parts of a started network, and what happens between them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+
+import trio
+from multiaddr import Multiaddr
+
+from protocol.events import Event, PeerBanned
+from protocol.network.interface import Handlers, Traffic, Unreachable
+from protocol.network.libp2p import connections
+from protocol.network.libp2p.bulk import Bulk
+from protocol.network.libp2p.connection_limits import ResourceLimits
+from protocol.network.libp2p.connections import Connections
+from protocol.network.libp2p.dialer import Dialer
+from protocol.network.libp2p.discovery import discover
+from protocol.network.libp2p.gossip import Gossip
+from protocol.network.libp2p.host import forget, identify, new_host
+from protocol.network.libp2p.inbound import InboundConnections
+from protocol.network.libp2p.library import Connection, TaskStatus, library_id, peer_id_of
+from protocol.network.libp2p.observed_addresses import ObservedAddresses
+from protocol.network.libp2p.rates import RateLimit
+from protocol.network.libp2p.reputation import Reputation
+from protocol.network.libp2p.requests import OtherRun, Requests
+from protocol.network.libp2p.settings import NetworkSettings
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity, PeerId
+
+ENOUGH_PEERS = 512
+"""With so many connected, no more are dialled."""
+
+log = logging.getLogger(__name__)
+
+
+class Stack:
+    """Built when a network starts: importing the library takes most of a second."""
+
+    def __init__(self, identity: Identity, run: Hash, handlers: Handlers, settings: NetworkSettings,
+                 emit: Callable[[Event], None]) -> None:
+        self._run, self._handlers, self._emit = run, handlers, emit
+        self._me = identity.peer_id
+        self._nursery: trio.Nursery | None = None
+        self.reputation = Reputation(trio.current_time, self._on_ban, self._address_group_of)
+        self._limits = ResourceLimits(self.reputation)
+        self.host = new_host(identity, self.reputation, self._limits)
+        self.observed = ObservedAddresses()
+        self.observed.watch(self.host)
+        self.requests = Requests(self.host, run, handlers, self.reputation)
+        self.gossip = Gossip(self.host, run, handlers, self.reputation)
+        self.bulk = Bulk(self.host, run, handlers, self.reputation, settings.listen_host,
+                         RateLimit(settings.up_limit, lambda: self._control_traffic().up_bytes),
+                         RateLimit(settings.down_limit, lambda: self._control_traffic().down_bytes))
+        self.dialer = Dialer(self.host, self._me, self._leave_alone, self.reputation.is_banned, self.welcome)
+        self.inbound = InboundConnections(self.reputation, settings.inbound, emit)
+        self.connections = Connections(self.host.get_network(), self.reputation, self.inbound)
+        connections.watch(self.host.get_network(), self._on_opened, self._on_closed)
+        self.inbound.attach(self.host.get_network())
+
+    async def run(self, host: str, port: int, announced: Sequence[str], *,
+                  task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen on `host` and `port` until cancelled.
+
+        announced: our addresses, to announce on the local network; empty to stay silent there.
+        """
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.host.run([Multiaddr(f"/ip4/{host}/tcp/{port}")]))
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self.inbound.run)
+                await nursery.start(self.bulk.run)
+                await self.gossip.start(stack, nursery)
+                nursery.start_soon(self.dialer.run)
+                if announced:
+                    nursery.start_soon(discover, self._run, self._me, announced, self.dialer.remember)
+                task_status.started()
+
+    # -- used by the network ------------------------------------------------------------------------------------------
+
+    def traffic(self) -> Traffic:
+        """Payload of all channels."""
+        control = self._control_traffic()
+        return Traffic(control.up_bytes + self.bulk.up_bytes, control.down_bytes + self.bulk.down_bytes)
+
+    def _control_traffic(self) -> Traffic:
+        return Traffic(self.requests.up_bytes + self.gossip.up_bytes, self.requests.down_bytes + self.gossip.down_bytes)
+
+    def welcome(self, peer: PeerId) -> None:
+        """A peer has greeted us and was admitted, or is one that we were about to dial."""
+        if not self.reputation.is_banned(peer):
+            self.inbound.welcome(peer)
+            self._update(peer)
+
+    def forget(self, peer: PeerId) -> None:
+        """Disconnect a peer and do not dial it again."""
+        if self._nursery is not None:
+            self.dialer.forget(peer)
+            self.inbound.revoke(peer)
+            self._nursery.start_soon(self._disconnect, peer)
+
+    async def request(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
+        """Ask a connected peer; raises `Refused` or `Unreachable`."""
+        if peer not in self.connections:
+            raise Unreachable(f"{peer} is not connected")
+        try:
+            return await self.requests.ask(peer, kind, data, timeout_s)
+        except OtherRun:
+            self.dialer.mark_other_run(peer)
+            raise
+
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float) -> None:
+        """Push to a connected peer; raises `Refused` or `Unreachable`."""
+        if peer not in self.connections:
+            raise Unreachable(f"{peer} is not connected")
+        await self.bulk.push(peer, header, data, timeout_s)
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def _on_opened(self, connection: Connection) -> None:
+        self.observed.on_connection(connection)
+        self._update(peer_id_of(connection.muxed_conn.peer_id))
+
+    def _on_closed(self, connection: Connection) -> None:
+        self._update(peer_id_of(connection.muxed_conn.peer_id))
+
+    def _update(self, peer: PeerId) -> None:
+        if self._nursery is None:
+            return
+        for change in self.connections.update(peer):
+            self._apply(peer, change, self._nursery)
+
+    def _apply(self, peer: PeerId, change: connections.Change, nursery: trio.Nursery) -> None:
+        match change:
+            case connections.Gone():
+                self._limits.disconnected(peer)
+                forget(self.host, library_id(peer))
+                nursery.start_soon(self.gossip.lost, peer)
+            case connections.Banned():
+                nursery.start_soon(self._disconnect, peer)
+            case connections.Connected():
+                identify(self.host, library_id(peer))
+                nursery.start_soon(self.gossip.met, peer)
+                self._handlers.on_peer_connected(peer)
+            case connections.Disconnected(lasted_s):
+                self.bulk.disconnected(peer)
+                self.dialer.lost(peer, lasted_s)
+                self._handlers.on_peer_disconnected(peer)
+
+    def _on_ban(self, peer: PeerId, why: str) -> None:
+        log.warning("banned %s: %s", peer, why)
+        self._emit(PeerBanned(peer, why))
+        self.inbound.revoke(peer)
+        if self._nursery is not None:
+            self.bulk.disconnected(peer)
+            self.bulk.cut_off(peer)
+            self._nursery.start_soon(self._disconnect, peer)
+
+    async def _disconnect(self, peer: PeerId) -> None:
+        try:
+            await self.host.disconnect(library_id(peer))
+        except Exception as error:  # noqa: BLE001 - the connection may be closing already
+            log.debug("disconnecting %s: %r", peer, error)
+
+    def _address_group_of(self, peer: PeerId) -> str | None:
+        return self.connections.address_group_of(peer)
+
+    def _leave_alone(self, peer: PeerId) -> bool:
+        """Whether the dialer has nothing to do about a peer."""
+        return (peer in self.connections or self.reputation.is_banned(peer) or len(self.connections) >= ENOUGH_PEERS)

@@ -1,0 +1,79 @@
+"""The addresses at which peers were reached: those of sockets on loopback, and those that others claim."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from protocol.network.libp2p.observed_addresses import MAX_CLAIMS, ObservedAddresses, is_public_form
+from protocol.wire.identity import Identity, PeerId
+from tests.protocol.network.recorder import Recorder, dialled, network
+
+ME = Identity.generate().peer_id
+
+
+def test_both_ends_know_the_address_that_was_dialled_and_only_a_live_one_answers() -> None:
+    async def main() -> None:
+        b = Recorder()
+        async with network(Recorder()) as one, network(b) as two:
+            address = two.addresses()[0]
+            assert not two.reached_here(lambda peer: True)
+            assert (await dialled(one, address)).problem == ""
+            await b.until(lambda: b.connected)
+            assert two.reached_here(lambda peer: False) == [address] and one.reached_there() == [address]
+            assert not one.reached_here(lambda peer: True) and not two.reached_there(), "who was dialled did not dial"
+            assert await two.answers(one.addresses()[0]), "connected the other way round already"
+            for dead in (f"/ip4/127.0.0.1/tcp/1/p2p/{one.peer_id}", address.split("/p2p/")[0] + f"/p2p/{ME}", "nothing"):
+                assert not await two.answers(dead)
+            assert await one.request(two.peer_id, "echo", b"x", timeout_s=5) == b"x"
+
+    trio.run(main)
+
+
+class Connection:
+    """As the library shows one; it is its own multiplexed connection and peer ID."""
+
+    is_closed = False
+
+    def __init__(self, peer: PeerId, direction: str = "inbound") -> None:
+        self.direction = direction
+        self._peer = peer
+
+    @property
+    def muxed_conn(self) -> Connection:
+        return self
+
+    @property
+    def peer_id(self) -> Connection:
+        return self
+
+    def to_base58(self) -> str:
+        return self._peer
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return None
+
+    async def close(self) -> None:
+        return
+
+
+def test_claims_count_as_whoever_asks_says_one_for_each_peer_and_have_an_end() -> None:
+    reached, peers = ObservedAddresses(), [PeerId(f"peer {number}") for number in range(MAX_CLAIMS + 9)]
+    for number, peer in enumerate(peers):
+        for port in (1, 2):
+            reached.on_claim(Connection(peer), f"/ip4/203.0.113.{number % 200}/tcp/{port}")
+    reached.on_claim(Connection(peers[-1], "outbound"), "/ip4/203.0.113.1/tcp/9")
+    assert len(reached.addresses(lambda peer: True)) <= MAX_CLAIMS and not reached.addresses(lambda peer: False)
+    assert reached.addresses(lambda peer: peer == peers[-1]) == [f"/ip4/203.0.113.{(len(peers) - 1) % 200}/tcp/2"]
+    trusted = peers[-4:-1]
+    for peer in trusted[:2]:
+        reached.on_claim(Connection(peer), "/ip4/198.51.100.1/tcp/4001")
+    assert reached.addresses(lambda peer: peer in trusted)[0] == "/ip4/198.51.100.1/tcp/4001"
+
+
+@pytest.mark.parametrize("address", [
+    "", "/",
+    "/ip4/127.0.0.1/tcp/1", "/ip4/0.0.0.0/tcp/1", "/ip4/224.0.0.1/tcp/1", "/ip6/fe80::1/tcp/1", "/ip4/1.2.3.4/tcp/0",
+    "/ip4/1.2.3.4/udp/1", "/ip4/1.2.3.4/tcp/x", "/dns4/example/tcp/1", "/ip4/1.2.3.4/tcp/1/p2p/x", "/ip4/" + "1" * 5000])
+def test_odd_claims_are_none(address: str) -> None:
+    assert not is_public_form(address)
