@@ -68,6 +68,11 @@ class Membership:
     def get(self, peer: PeerId) -> Neighbour | None:
         return self._peers.get(peer)
 
+    def name(self, peer: PeerId) -> str:
+        """What to call a peer in a sentence: the name in its heartbeats, else the end of its peer ID."""
+        neighbour = self._peers.get(peer)
+        return (neighbour.heartbeat.name if neighbour else "") or peer[-6:]
+
     def is_live(self, peer: PeerId) -> bool:
         neighbour = self._peers.get(peer)
         return peer == self.me or (neighbour is not None and neighbour.liveness is Liveness.ALIVE)
@@ -78,9 +83,6 @@ class Membership:
         known = self._peers.get(peer)
         if known is not None:
             known.liveness = Liveness.LEFT
-
-    def is_barred(self, peer: PeerId) -> bool:
-        return peer in self._barred
 
     def has_left(self, peer: PeerId) -> bool:
         if peer in self._barred:

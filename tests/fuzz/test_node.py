@@ -95,7 +95,7 @@ class Stranger:
 
     async def fire(self, seat: Seat) -> None:
         assert seat.node is not None
-        handlers, random = seat.node.reception, self._random
+        handlers, random = seat.node.dispatcher, self._random
         for _ in range(SHOTS):
             self._identity = random.choice(STRANGERS)
             me = self._identity.peer_id

@@ -73,8 +73,8 @@ class Copying(HostileTrainer):
         return own
 
     def _of_victim(self, round: int) -> Contribution | None:
-        runner = self._victim.node.reception.runner if self._victim.node else None
-        seen = runner.work.contribution if runner is not None else None
+        work = self._victim.node._round.work if self._victim.node else None
+        seen = work.contribution if work is not None else None
         return seen if seen is not None and seen.round == round else None
 
 

@@ -120,7 +120,8 @@ def test_who_came_in_in_time_may_take_its_time_until_its_first_record() -> None:
         invite(slow, EXPIRES_S)
         await begin(world, (one, two, three))
         world.start(slow)
-        await world.until("it is let in", lambda: one.node is not None and one.node._door.may_speak(slow.peer), within_s=20)
+        await world.until("it is let in", lambda: one.node is not None and one.node._handshake.may_speak(slow.peer),
+                          within_s=20)
         assert slow.node is not None
         slow.node.pause()
         await until_expired(world)
@@ -204,7 +205,7 @@ def test_a_member_cannot_bring_in_somebody_whom_the_organiser_did_not_invite() -
         world.listeners.append(lambda seat, event: heard.append(event.what) if isinstance(event, Dropped) else None)
         await begin(world, (one, two, liar))
         assert liar.node is not None
-        door = liar.node._door
+        door = liar.node._handshake
         may_contribute = door.may_contribute
         door.may_contribute = lambda peer: peer == friend.peer or may_contribute(peer)  # type: ignore[method-assign]
         door._let_in(friend.peer, None)
@@ -224,7 +225,7 @@ def test_a_newcomer_that_only_the_proposer_has_met_is_vouched_for_with_its_token
         await begin(world, (one, two, three))
         for seat in (two, three):
             assert seat.node is not None
-            seat.node._door.answer_hello = unheard  # type: ignore[method-assign]
+            seat.node._handshake.answer_hello = unheard  # type: ignore[method-assign]
         world.start(newcomer)
         await world.until("it is a member", lambda: newcomer.peer in newest(two), within_s=200)
 

@@ -155,8 +155,8 @@ def test_a_claim_of_a_member_that_was_not_drawn_is_dropped_once_and_changes_noth
                 liar = next(other for other in world.seats if other is not seat)
                 assert liar.node is not None
                 lies.append((liar, event.rounds))
-                liar.node._pulse.measured = Measurement(rounds=event.rounds, tip=record.tips[event.rounds], loss=0.25)
-                liar.node._pulse.beat_now()
+                liar.node._activity.measured = Measurement(rounds=event.rounds, tip=record.tips[event.rounds], loss=0.25)
+                liar.node._activity.tell_now()
 
         for seat in world.seats:
             seat.step_s = 3.0  # measuring takes several heartbeats

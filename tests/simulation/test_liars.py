@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.node.round_runner import REJECTIONS_LOGGED_PER_PEER
+from protocol.node.round_report import REJECTIONS_LOGGED_PER_PEER
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation, Member, Plan, Proposal, Ready
@@ -162,9 +162,9 @@ def ready_roots(world: World) -> dict[PeerId, Ready]:
     """What the peers said READY with in the running round, as far as they did."""
     found = {}
     for seat in world.seats:
-        runner = seat.node.reception.runner if seat.node else None
-        if runner is not None and runner.work.ready is not None:
-            found[seat.peer] = runner.work.ready
+        work = seat.node._round.work if seat.node else None
+        if work is not None and work.ready is not None:
+            found[seat.peer] = work.ready
     return found
 
 

@@ -6,35 +6,23 @@ when another takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
 
 from kernels.layout import payload_bytes
-from protocol.audit.auditor import Auditor, Unaccountable
+from protocol.audit.auditor import Auditor
 from protocol.consensus.effects import ObtainResult
+from protocol.consensus.events import ResultObtained
 from protocol.consensus.validation import plan_of
-from protocol.events import Notice
 from protocol.exchange.assignment import plan_hash
-from protocol.exchange.runner import ExchangeRunner
-from protocol.network.session import Session
+from protocol.node.exchanges import Exchanges
 from protocol.offload import Offload
 from protocol.state.replica import Replica
-from protocol.state.store import ResultFile
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.hashes import Hash
 
 RETRY_S = 0.5
-
-
-@dataclass
-class RunningExchange:
-    """An exchange and the file it writes to.  taken: the file is being made into the result of some record."""
-
-    exchange: ExchangeRunner
-    file: ResultFile
-    taken: bool = False
 
 
 @dataclass
@@ -46,68 +34,66 @@ class _Motion:
     ended: trio.Event
 
 
-class Holding:
-    """For one round.  `exchanges` are those of the round, by plan.
+class ResultObtainer:
+    """For one round.  `exchanges` are those of the round."""
 
-    on_held, on_refused: told the root of what is on disk, and of what is not to be voted for.
-    """
-
-    def __init__(self, session: Session, replica: Replica, offload: Offload, catch_up: CatchUp, auditor: Auditor,
-                 exchanges: dict[Hash, RunningExchange], on_held: Callable[[Hash], None],
-                 on_refused: Callable[[Hash], None]) -> None:
-        self._session, self._replica, self._offload = session, replica, offload
-        self._catch_up, self._auditor = catch_up, auditor
-        self._exchanges, self._on_held, self._on_refused = exchanges, on_held, on_refused
-        self._complained: dict[str, None] = {}
+    def __init__(self, replica: Replica, offload: Offload, catch_up: CatchUp, auditor: Auditor,
+                 exchanges: Exchanges) -> None:
+        self._replica, self._offload = replica, offload
+        self._catch_up, self._auditor, self._exchanges = catch_up, auditor, exchanges
         self._certified: dict[bytes, None] = {}
         self._motion: _Motion | None = None
 
-    async def hold(self, effect: ObtainResult) -> None:
-        """Until it is on disk, or the record is not to be voted for.  Asked twice for the same, it does it once."""
-        root, under_way = Hash(effect.record.result_root), self._motion
+    async def obtain(self, effect: ObtainResult) -> ResultObtained | None:
+        """Return when it is on disk; None when it is asked for twice, or another motion took its place.
+
+        Raises `Unaccountable` when the record is not to be voted for, `StoreFull`.
+        """
+        root = Hash(effect.record.result_root)
         if effect.provenance is None:
-            if root in self._certified:
-                return
-            self._certified[root] = None
-            if under_way is not None and under_way.root == root:
-                await under_way.ended.wait()
-            elif under_way is not None:
-                under_way.scope.cancel()
-            await self._bring(effect, root)
-            return
+            return await self._obtain_certified(effect, root)
+        under_way, obtained = self._motion, None
         if under_way is not None and under_way.root == root:
-            return
+            return None
         if under_way is not None:
             under_way.scope.cancel()
         self._motion = mine = _Motion(root, trio.CancelScope(), trio.Event())
         try:
             with mine.scope:
                 await self._check(effect)
-                await self._bring(effect, root)
-        except Unaccountable as reason:
-            self._on_refused(root)
-            if str(reason) not in self._complained:
-                self._complained[str(reason)] = None
-                self._session.emit(Notice("warning", f"round {effect.record.round}: no vote for {reason}"))
+                obtained = await self._bring(effect, root)
         finally:
             mine.ended.set()
             if self._motion is mine:
                 self._motion = None
+        return obtained
+
+    async def _obtain_certified(self, effect: ObtainResult, root: Hash) -> ResultObtained | None:
+        """What is under way for the same result is waited for, and for another one given up."""
+        if root in self._certified:
+            return None
+        self._certified[root] = None
+        under_way = self._motion
+        if under_way is not None and under_way.root == root:
+            await under_way.ended.wait()
+        elif under_way is not None:
+            under_way.scope.cancel()
+        return await self._bring(effect, root)
 
     async def _check(self, effect: ObtainResult) -> None:
         assert effect.provenance is not None
-        running = self._exchanges.get(plan_hash(plan_of(effect.record, effect.provenance)))
-        await self._auditor.check(effect.record, effect.index, effect.provenance, running.exchange if running else None)
+        exchange = self._exchanges.of(plan_hash(plan_of(effect.record, effect.provenance)))
+        await self._auditor.check(effect.record, effect.index, effect.provenance, exchange)
 
-    async def _bring(self, effect: ObtainResult, root: Hash) -> None:
+    async def _bring(self, effect: ObtainResult, root: Hash) -> ResultObtained:
         if self._replica.store.open_result(effect.record.round, root) is None:
             await self._assemble(effect, root)
-        self._on_held(root)
+        return ResultObtained(root)
 
     async def _assemble(self, effect: ObtainResult, root: Hash) -> None:
         """Our exchange's chunks where they are the same, the others fetched, and looked at if it is not certified."""
         replica, record, index = self._replica, effect.record, effect.index
-        running = next(reversed(self._exchanges.values()), None)
+        running = self._exchanges.newest
         if running is not None and not running.taken:
             running.taken = True
             file, missing = running.file, running.exchange.adopt(index)
