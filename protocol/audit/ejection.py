@@ -64,8 +64,8 @@ class Ejections:
 
     async def load(self) -> None:
         """Judge again what lies on disk."""
-        for name in await self._offload(self._store.evidence_names):
-            raw = await self._offload(self._store.load_evidence, name)
+        for name in await self._offload(self._store.evidence.names):
+            raw = await self._offload(self._store.evidence.load, name)
             if raw is None:
                 continue
             try:
@@ -125,7 +125,7 @@ class Ejections:
             question = decode_body(EvidenceRequest, data, max_bytes=256)
         except Malformed as error:
             raise Refused(str(error)) from error
-        raw = await self._offload(self._store.load_evidence, Hash(question.evidence))
+        raw = await self._offload(self._store.evidence.load, Hash(question.evidence))
         if raw is None:
             raise Refused("that proof is not here")
         return bytes(raw[question.offset : question.offset + question.length])
@@ -148,8 +148,8 @@ class Ejections:
         """Persist the proof, and act on it.  None when its author was ejected before."""
         if verdict.peer in self:
             return None
-        if await self._offload(self._store.evidence_bytes) + len(raw) <= KEPT_BYTES:
-            await self._offload(self._store.save_evidence, evidence_hash(raw), raw)
+        if await self._offload(self._store.evidence.size_bytes) + len(raw) <= KEPT_BYTES:
+            await self._offload(self._store.evidence.save, evidence_hash(raw), raw)
         if verdict.peer in self:
             return None
         self._take(raw, verdict)

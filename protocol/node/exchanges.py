@@ -16,7 +16,7 @@ from protocol.node.inbox import Inbox
 from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.state.replica import Replica
-from protocol.state.store import ResultFile
+from protocol.state.results import ResultFile
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Plan
@@ -84,7 +84,7 @@ class Exchanges:
         if name in self._running or len(self._running) >= MAX_EXCHANGES:
             return None
         assert work.data is not None, "a plan is taken up after READY"
-        file = await self._offload(replica.store.result_writer, plan.round, payload_bytes(replica.layout))
+        file = await self._offload(replica.store.results.begin, plan.round, payload_bytes(replica.layout))
         exchange = ExchangeRunner(session=self._session, plan=plan, layout=replica.layout, contribution=work.data,
                                   leaves=work.leaves, result=file.view, offload=self._offload,
                                   stall_s=replica.rounds.stall_s, rule=replica.manifest.aggregation)

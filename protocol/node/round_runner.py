@@ -160,7 +160,7 @@ class RoundRunner:
     async def _perform(self, effect: RoundEffect) -> None:
         assert self._nursery is not None
         if isinstance(effect, Persist):
-            await self._offload(self._replica.store.save_promise, effect.promise.encode())
+            await self._offload(self._replica.store.promise.save, effect.promise.encode())
         elif isinstance(effect, Send):
             self._report.sent(effect.body)
             self._delivery.send(effect, self._nursery)

@@ -37,7 +37,7 @@ class Rounds:
         state_verified: the state was just made anew from certified data.  outlasting: goes on when the round is over.
         """
         base = self._replica.base
-        raw = await self._offload(self._replica.store.load_promise)
+        raw = await self._offload(self._replica.store.promise.load)
         runner = RoundRunner(self._session, self._replica, base, self._offload, self._membership, self._activity,
                              self._catch_up, self._ejections, self._contributor, persisted=persisted_promise(raw),
                              state_verified=state_verified, outlasting=outlasting)

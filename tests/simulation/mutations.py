@@ -25,7 +25,7 @@ from protocol.exchange import averaging
 from protocol.exchange.machine import ExchangeMachine
 from protocol.node.round_runner import RoundRunner
 from protocol.state import chain
-from protocol.state.store import Store
+from protocol.state.promise_file import PromiseFile
 from protocol.sync import catch_up
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.hashes import Hash
@@ -73,7 +73,7 @@ def _quorum_of_one() -> Sequence[Any]:
 
 
 def _promise_not_kept() -> Sequence[Any]:
-    return [patch.object(Store, "save_promise", lambda self, raw: None)]
+    return [patch.object(PromiseFile, "save", lambda self, raw: None)]
 
 
 def _carried_vote_ignored() -> Sequence[Any]:
@@ -170,7 +170,7 @@ def _never_synced() -> Sequence[Any]:
 def _unsynced_result_believed() -> Sequence[Any]:
     """A result gets its name before its bytes are safe, and is taken for what its name says."""
     def believing(self: CatchUp, commit: Commit) -> memoryview | None:
-        return self.replica.store.open_result(commit.record.round, Hash(commit.record.result_root))
+        return self.replica.store.results.open(commit.record.round, Hash(commit.record.result_root))
     return [patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
             patch.object(CatchUp, "_stored_result", believing)]
 

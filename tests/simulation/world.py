@@ -26,9 +26,10 @@ from protocol.offload import Offload
 from protocol.run.manifest import DataSection, ModelSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.settings import NodeSettings
 from protocol.state.chain import quorum_size
+from protocol.state.disk import StoreFailed
 from protocol.state.outer_state import OuterState
 from protocol.state.replica import Replica
-from protocol.state.store import Store, StoreFailed
+from protocol.state.store import Store
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready, Role, unpack
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
