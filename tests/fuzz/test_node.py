@@ -23,7 +23,8 @@ from protocol.wire.messages import STATEMENTS
 from tests.fuzz.doors import BODIES, HEADER, QUESTIONS
 from tests.fuzz.mutations import mutated
 from tests.simulation.runs import simulate
-from tests.simulation.world import Seat, World
+from tests.simulation.seat import Seat
+from tests.simulation.world import World
 
 ROUNDS = 3
 SHOTS = 12

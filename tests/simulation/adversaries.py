@@ -22,7 +22,8 @@ from protocol.trainer_link import ComputeTask, Contribution, Progress
 from protocol.wire.identity import Identity
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.determinism import inline
-from tests.simulation.world import Seat, World, simulated_run
+from tests.simulation.seat import Seat
+from tests.simulation.world import World, simulated_run
 
 STALE_ROUNDS = 3
 COPY_WAIT_S = 8.0

@@ -17,7 +17,8 @@ from protocol.wire.messages import Measurement
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.liars import Ghost
 from tests.simulation.runs import Finished, simulate
-from tests.simulation.world import Seat, World
+from tests.simulation.seat import Seat
+from tests.simulation.world import World
 
 
 @dataclass
@@ -125,7 +126,7 @@ def test_when_who_was_drawn_drops_out_the_next_in_the_order_measures(trouble: st
 
         async def strike(seat: Seat) -> None:
             if trouble == "killed":
-                world.kill(seat)
+                world.faults.kill(seat)
             elif trouble == "paused":
                 seat.node.pause()  # type: ignore[union-attr]
             else:

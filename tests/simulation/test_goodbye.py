@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from protocol.events import Event, PeerGone, PeerSuspected
 from tests.simulation.runs import simulate
+from tests.simulation.seat import Seat
 from tests.simulation.test_simulation import holds
-from tests.simulation.world import Seat, World
+from tests.simulation.world import World
 
 
 def test_a_goodbye_arrives_although_gossip_on_its_way_is_lost() -> None:
