@@ -1,4 +1,4 @@
-"""What arrives at a peer, and who it is handed to: the handlers that the network calls.
+"""Handing what arrives at a peer to the component that it concerns: the handlers that the network calls.
 
 Every byte is checked here for form and sender before any part of the peer sees it; nothing here raises, except the
 refusals that `on_request` may.  What a statement means is decided by those it is handed to.
@@ -17,7 +17,7 @@ from protocol.content.serving import Serving
 from protocol.events import Dropped, Notice
 from protocol.exchange.messages import ExchangeAsk, push_plan
 from protocol.membership.activity import Activity
-from protocol.membership.handshake import Doorkeeper
+from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Liveness, Membership
 from protocol.network.interface import Landing, Offence, Refused, Verdict
 from protocol.network.session import Session
@@ -37,12 +37,13 @@ MAX_TOLD = 1024
 
 
 class Dispatcher:
-    """Implements `protocol.network.interface.Handlers`.  While it is not open, nothing that arrives changes anything."""
+    """Implements `protocol.network.interface.Handlers`.  While not open, it ignores gossip."""
 
-    def __init__(self, session: Session, membership: Membership, door: Doorkeeper, activity: Activity, ejections: Ejections,
-                 evaluator: Evaluator, serving: Serving, readys: Readys, current: CurrentRound) -> None:
+    def __init__(self, session: Session, membership: Membership, handshake: Handshake, activity: Activity,
+                 ejections: Ejections, evaluator: Evaluator, serving: Serving, readys: Readys,
+                 current: CurrentRound) -> None:
         self._session, self._membership, self._evaluator = session, membership, evaluator
-        self._door, self._activity, self._ejections, self._serving = door, activity, ejections, serving
+        self._handshake, self._activity, self._ejections, self._serving = handshake, activity, ejections, serving
         self._readys, self._round = readys, current
         self._nursery: trio.Nursery | None = None
         self._told: dict[PeerId, None] = {}
@@ -59,7 +60,7 @@ class Dispatcher:
             self._nursery = None
 
     def _may_speak(self, peer: PeerId) -> bool:
-        return self._door.may_speak(peer) and peer not in self._ejections
+        return self._handshake.may_speak(peer) and peer not in self._ejections
 
     # -- gossip -------------------------------------------------------------------------------------------------------
 
@@ -126,7 +127,7 @@ class Dispatcher:
         return fresh
 
     def _on_ready(self, sender: PeerId, ready: Ready, envelope: Envelope) -> bool:
-        if not self._door.may_contribute(sender):
+        if not self._handshake.may_contribute(sender):
             return False
         news = self._readys.add(sender, ready, envelope, is_known=self._membership.get(sender) is not None)
         if isinstance(news, TwoStatements):
@@ -143,19 +144,19 @@ class Dispatcher:
         if peer in self._ejections:
             raise Refused(f"you were ejected from this run: you {self._ejections.reason(peer)}")
         if kind == "hello":
-            answer = self._door.answer_hello(peer, data)
+            answer = self._handshake.answer_hello(peer, data)
             self._session.network.welcome(peer)
             return answer
         if kind == "manifest":
             return await self._serving.answer(kind, data)
-        if not self._door.may_speak(peer):
+        if not self._handshake.may_speak(peer):
             raise Refused(f"not without a hello: {kind:.40}")
         if self._serving.knows(kind):
             return await self._serving.answer(kind, data)
         if kind == "round":
             return await self._on_round_statement(peer, data)
         if kind == "vouch":
-            return self._door.answer_vouch(data)
+            return self._handshake.answer_vouch(data)
         if kind == "exchange":
             return await self._on_exchange_ask(peer, data)
         if kind == "goodbye":
@@ -183,7 +184,7 @@ class Dispatcher:
     async def _names_only_admitted(self, proposer: PeerId, body: Proposal | Motion) -> bool:
         members = body.plan.members if isinstance(body, Proposal) else body.record.members
         named = [PeerId(member.peer) for member in members]
-        return await self._door.all_admitted(self._session.network, named, proposer)
+        return await self._handshake.all_admitted(self._session.network, named, proposer)
 
     def _on_goodbye_told(self, peer: PeerId, data: bytes) -> bytes:
         """The leaver tells its neighbours itself; the answer is all it waits for."""
@@ -245,7 +246,7 @@ class Dispatcher:
             self._nursery.start_soon(self._greet, peer)
 
     async def _greet(self, peer: PeerId) -> None:
-        refusal = await self._door.greet(self._session.network, peer)
+        refusal = await self._handshake.greet(self._session.network, peer)
         self._activity.tell_now()
         if refusal is not None:
             self._session.emit(Notice("warning", refusal))

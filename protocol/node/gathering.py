@@ -9,7 +9,7 @@ from protocol.membership.liveness import Membership, beat_interval_s
 from protocol.network.session import Session
 from protocol.run.settings import NodeSettings
 from protocol.state.replica import Replica
-from protocol.sync.following import Pursuit
+from protocol.sync.following import Following
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Phase, Role, WhyIdle
 
@@ -26,7 +26,7 @@ class Gathering:
     """Looks at who is here, and shows who is missing."""
 
     def __init__(self, session: Session, replica: Replica, settings: NodeSettings, membership: Membership,
-                 following: Pursuit, activity: Activity) -> None:
+                 following: Following, activity: Activity) -> None:
         self._session, self._replica, self._settings = session, replica, settings
         self._membership, self._following, self._activity = membership, following, activity
 

@@ -12,7 +12,7 @@ import trio
 from protocol.audit.ejection import Ejections
 from protocol.content.serving import Serving
 from protocol.membership.activity import Activity
-from protocol.membership.handshake import Doorkeeper
+from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import Heartbeats
 from protocol.membership.liveness import Membership
 from protocol.membership.pace import Pace
@@ -32,7 +32,7 @@ from protocol.offload import Offload
 from protocol.run.settings import NodeSettings
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp
-from protocol.sync.following import Pursuit
+from protocol.sync.following import Following
 from protocol.trainer_link import StateMark, TrainerLink
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit, Phase, Role
@@ -50,12 +50,12 @@ class Node:
         self._activity = activity = Activity(session.emit)
         self._round = CurrentRound()
         self._pace = Pace(replica.manifest.data.sequences_per_step * replica.manifest.data.sequence_length)
-        self._handshake = Doorkeeper(replica.manifest, session.run, settings, self._history)
+        self._handshake = Handshake(replica.manifest, session.run, settings, self._history)
         self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
         self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity)
         catch_up = CatchUp(session, replica, offload, trainer.initialise if trainer is not None else None)
-        following = Pursuit(session, replica, membership, catch_up)
+        following = Following(session, replica, membership, catch_up)
         ejections, readys = Ejections(session, replica, membership, offload), Readys()
         self._keeper = StateKeeper(session, replica, offload, membership, activity, catch_up, following)
         self.dispatcher = Dispatcher(session, membership, self._handshake, activity, ejections, self._evaluator,

@@ -14,7 +14,7 @@ from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp, WrongState
-from protocol.sync.following import Pursuit
+from protocol.sync.following import Following
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit, Phase, WhyIdle
@@ -26,7 +26,7 @@ class StateKeeper:
     """Changes the state of `replica`; nobody else does."""
 
     def __init__(self, session: Session, replica: Replica, offload: Offload, membership: Membership, activity: Activity,
-                 catch_up: CatchUp, following: Pursuit) -> None:
+                 catch_up: CatchUp, following: Following) -> None:
         self._session, self._replica, self._offload = session, replica, offload
         self._membership, self._activity = membership, activity
         self._catch_up, self._following = catch_up, following

@@ -8,7 +8,7 @@ from protocol.membership.liveness import Liveness, Membership
 from protocol.network.session import Session
 from protocol.node.current_round import CurrentRound
 from protocol.node.round_runner import Behind, RoundRunner
-from protocol.sync.following import Pursuit
+from protocol.sync.following import Following
 from protocol.wire.identity import PeerId
 
 TICK_S = 0.25
@@ -21,7 +21,7 @@ LAG_S = 0.5
 class Watch:
     """Ticks four times a second."""
 
-    def __init__(self, session: Session, membership: Membership, following: Pursuit, current: CurrentRound) -> None:
+    def __init__(self, session: Session, membership: Membership, following: Following, current: CurrentRound) -> None:
         self._session, self._membership, self._following, self._current = session, membership, following, current
         self._ahead: tuple[RoundRunner, float] | None = None
         """The round in which a peer was first seen ahead, and since when."""

@@ -72,7 +72,7 @@ def _quorum_of_one() -> Sequence[Any]:
     return [patch.object(module, "quorum_size", lambda voters: 1) for module in (chain, policy, proposer)]
 
 
-def _promise_not_kept() -> Sequence[Any]:
+def _promise_not_persisted() -> Sequence[Any]:
     return [patch.object(PromiseFile, "save", lambda self, raw: None)]
 
 
@@ -175,7 +175,7 @@ def _unsynced_result_believed() -> Sequence[Any]:
             patch.object(CatchUp, "_stored_result", believing)]
 
 
-def _sent_before_kept() -> Sequence[Any]:
+def _sent_before_persisted() -> Sequence[Any]:
     """A vote is on its way a moment before it is on the disk."""
     def hasty(perform: Any) -> Any:
         async def performs(self: RoundRunner, effect: RoundEffect) -> None:
@@ -209,7 +209,8 @@ def _round_skipped() -> Sequence[Any]:
 
 MUTATIONS = {mutation.name: mutation for mutation in (
     Mutation("quorum-of-one", "agreement", "one vote certifies a record", "agreement:", _quorum_of_one),
-    Mutation("promise-not-kept", "agreement", "promises and votes are not written", "agreement:", _promise_not_kept),
+    Mutation("promise-not-persisted", "agreement", "promises and votes are not written", "agreement:",
+             _promise_not_persisted),
     Mutation("carried-vote-ignored", "agreement", "a proposer overrules a vote", "agreement:", _carried_vote_ignored),
     Mutation("applied-twice", "parity", "a restart applies the newest result again", "parity:", _applied_twice),
     Mutation("own-average-kept", "parity", "a member keeps its version of a chunk", "parity:", _own_average_kept),
@@ -221,6 +222,6 @@ MUTATIONS = {mutation.name: mutation for mutation in (
              _fork_choice_keeps_ours),
     Mutation("never-synced", "crash", "nothing is synced before it is acted on", "", _never_synced),
     Mutation("unsynced-result-believed", "crash", "a result is named before it is safe", "", _unsynced_result_believed),
-    Mutation("sent-before-kept", "crash", "a vote is sent before it is on disk", "", _sent_before_kept),
+    Mutation("sent-before-persisted", "crash", "a vote is sent before it is on disk", "", _sent_before_persisted),
     Mutation("round-skipped", "order", "a missing result counts as applied", "order:", _round_skipped),
 )}

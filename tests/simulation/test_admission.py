@@ -206,10 +206,10 @@ def test_a_member_cannot_bring_in_somebody_whom_the_organiser_did_not_invite() -
         world.listeners.append(lambda seat, event: heard.append(event.what) if isinstance(event, Dropped) else None)
         await begin(world, (one, two, liar))
         assert liar.node is not None
-        door = liar.node._handshake
-        may_contribute = door.may_contribute
-        door.may_contribute = lambda peer: peer == friend.peer or may_contribute(peer)  # type: ignore[method-assign]
-        door._let_in(friend.peer, None)
+        handshake = liar.node._handshake
+        may_contribute = handshake.may_contribute
+        handshake.may_contribute = lambda peer: peer == friend.peer or may_contribute(peer)  # type: ignore[method-assign]
+        handshake._let_in(friend.peer, None)
         world.start(friend)
         reached = max(world.rounds())
         await world.until("rounds go on", lambda: one.node is not None and one.node.rounds >= reached + 8, within_s=400)
