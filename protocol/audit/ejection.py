@@ -40,7 +40,7 @@ KEPT_BYTES = 512 << 20
 FETCH_TIMEOUT_S = 20.0
 ANNOUNCE_EVERY_S = 30.0
 MAX_WAITING = 16
-"""Accusations looked into at a time; more are heard again later."""
+"""Accusations looked into at a time; others are heard again later."""
 
 
 class Ejections:
@@ -81,7 +81,7 @@ class Ejections:
     # -- rumours ------------------------------------------------------------------------------------------------------
 
     def wants(self, accuser: PeerId, accusation: Accusation) -> bool:
-        """Whether to look into it: somebody new is accused, by somebody who has not accused falsely."""
+        """Whether to look into it: the accused is not ejected yet, and the accuser has not accused falsely."""
         if accusation.accused in (self._session.me, accuser) or accusation.accused in self:
             return False
         if accuser in self._not_believed or accuser in self or accusation.evidence in self._looking:
@@ -135,9 +135,14 @@ class Ejections:
         while True:
             for envelope in list(self._accusations):
                 await self._session.network.publish(envelope.raw)
-            with trio.move_on_after(ANNOUNCE_EVERY_S):
-                while True:
-                    await self._session.network.publish((await self._new.receive()).raw)
+            again = trio.current_time() + ANNOUNCE_EVERY_S
+            while (new := await self._next_new(again - trio.current_time())) is not None:
+                await self._session.network.publish(new.raw)
+
+    async def _next_new(self, within_s: float) -> Envelope | None:
+        with trio.move_on_after(max(0.0, within_s)):
+            return await self._new.receive()
+        return None
 
     # -- verdicts -----------------------------------------------------------------------------------------------------
 

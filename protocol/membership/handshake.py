@@ -1,10 +1,10 @@
 """Admitting peers to our run: greetings given and taken, and the peers that they let in.
 
-What a greeting must contain is `protocol.run.admission`'s business.  In an open run everybody may speak at once; otherwise a
-peer may once it is listed, is a member of a record of our chain, or has greeted us with a good token.
+What a greeting must contain is `protocol.run.admission`'s business.  In an open run every peer may speak at once; otherwise
+a peer may once it is listed, is a member of a record of our chain, or has greeted us with a good token.
 
-Being named in a record is admission for good, so who votes for a record must know that its members were admitted: whom
-it has not met, the proposer vouches for with the token that it was shown.
+Being named in a record is admission for good, so a voter must know that the members of a record were admitted.  For members
+that it has not met, the proposer vouches with the tokens that it was shown.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Handshake:
         return self._is_introduced(peer) or self.may_contribute(peer)
 
     def may_contribute(self, peer: PeerId) -> bool:
-        """Whether a record may name `peer` as a member: who is one already, or came in with a token and is on its way.
+        """Whether a record may name `peer` as a member: it is one already, or came in with a token and is on its way.
 
         Fetching the state and a first round take time: a token that was good at the handshake counts for `COMING_IN_S` more.
         """
@@ -61,7 +61,7 @@ class Handshake:
         return admit(self._manifest, peer, token, then, member=self._history.has_member(peer)) is None
 
     def _is_introduced(self, peer: PeerId) -> bool:
-        """Who has no record yet learns the chain, which says who is in, from those whom its invitation names."""
+        """A newcomer without records learns the chain, which names the members, from the peers that its invitation names."""
         by_token = self._manifest.admission is Admission.INVITE
         return by_token and self._history.length == 0 and peer in self._settings.introduced
 

@@ -1,7 +1,7 @@
 """Handing what arrives at a peer to the component that it concerns: the handlers that the network calls.
 
 Every byte is checked here for form and sender before any part of the peer sees it; nothing here raises, except the
-refusals that `on_request` may.  What a statement means is decided by those it is handed to.
+refusals that `on_request` may.  What a statement means is decided by the component that it is handed to.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Dispatcher:
             self._session.emit(Dropped(forwarder, "gossip", f"a {envelope.kind} does not travel by gossip"))
             return Verdict.REJECT
         if sender == self._session.me or self._nursery is None or not self._may_speak(sender):
-            return Verdict.IGNORE  # who has left, or is not here yet, judges nobody
+            return Verdict.IGNORE  # a peer that has left, or is not here yet, judges no forwarder
         return Verdict.ACCEPT if self._on_statement(sender, body, envelope) else Verdict.IGNORE
 
     def _on_statement(self, sender: PeerId, body: Body, envelope: Envelope) -> bool:
@@ -213,7 +213,7 @@ class Dispatcher:
         return b""
 
     def _on_part_request(self, data: bytes) -> bytes:
-        """A slice of what we contributed, for somebody who audits."""
+        """A slice of our contribution, for a peer that audits."""
         try:
             question = decode_body(PartRequest, data, max_bytes=256)
         except Malformed as error:

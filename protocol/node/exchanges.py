@@ -101,7 +101,7 @@ class Exchanges:
             self._inbox.note(ExchangeMoved())
 
     def peer_dead(self, peer: PeerId) -> None:
-        """Nobody waits for this peer any more."""
+        """This peer is not waited for any more."""
         for running in self._running.values():
             running.exchange.peer_dead(peer)
 

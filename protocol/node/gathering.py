@@ -23,7 +23,7 @@ LINGER_S = 20.0
 
 
 class Gathering:
-    """Looks at who is here, and shows who is missing."""
+    """Looks at which peers are here, and shows what is missing."""
 
     def __init__(self, session: Session, replica: Replica, settings: NodeSettings, membership: Membership,
                  following: Following, activity: Activity) -> None:
@@ -40,7 +40,7 @@ class Gathering:
             await trio.sleep(settle_s)
 
     async def may_begin(self) -> bool:
-        """At genesis nobody begins before there are enough, nor alone when an invitation named a peer.
+        """Whether to begin a round: at genesis not before there are enough peers, nor alone when an invitation named a peer.
 
         Waits a moment before it says no.
         """

@@ -1,4 +1,4 @@
-"""Bringing the result of a record to disk: what our exchange has of it, the rest from those who hold it.
+"""Bringing the result of a record to disk: the chunks that our exchange has, and the others from peers that have them.
 
 A certified record's result is fetched until it is here.  One that is only put to the vote is audited first, and given up
 when another takes its place.

@@ -30,7 +30,7 @@ class RoundReport:
         self._proposed = -1
 
     def waiting(self, machine: RoundMachine, view: View, min_members: int) -> None:
-        """We are ready: who is missing."""
+        """We are ready: show the peers that are missing."""
         waiting, ready = machine.waiting_for(view), len(machine.readys)
         if ready < min_members and not waiting:
             self._activity.show(Phase.READY, WhyIdle.WAITING_FOR_PEERS,
