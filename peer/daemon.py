@@ -321,7 +321,7 @@ class Daemon:
         session = Session(self._identity, signed.run, network, self._log.emit)
         node = Node(session, Replica.open(signed, self.store, state), trainer, self._node_settings())
         self._node = node
-        self._lobby.admit(node.reception)
+        self._lobby.admit(node.dispatcher)
         await node.run()
 
     def _node_settings(self) -> NodeSettings:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
 from protocol.network.interface import NetworkError
-from protocol.state.store import StoreFailed
+from protocol.state.disk import StoreFailed
 
 CRASH_LOG = "crash.log"
 

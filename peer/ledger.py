@@ -15,7 +15,7 @@ from protocol.wire.messages import Commit
 
 def ledger(store: Store) -> dict[str, Any]:
     """`{rounds, tokens, members: [{peer, rounds, tokens, share}]}`, the greatest share first."""
-    length = store.length()
+    length = store.records.length()
     credits = chain.ledger(_commits(store, length))
     total = sum(credit.tokens for credit in credits.values())
     members = [{"peer": peer, "rounds": credit.rounds, "tokens": credit.tokens, "share": credit.tokens / max(total, 1)}
@@ -25,6 +25,6 @@ def ledger(store: Store) -> dict[str, Any]:
 
 def _commits(store: Store, length: int) -> Iterator[Commit]:
     for round in range(length):
-        commit = store.commit_at(round)
+        commit = store.records.at(round)
         if commit is not None:  # rolled back meanwhile
             yield commit

@@ -13,7 +13,7 @@ A wrong average is proof against its signer.  A chunk whose members are gone, or
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -22,11 +22,12 @@ import trio
 
 from kernels.codec import is_sane
 from kernels.codec import parts as codec_parts
-from protocol.audit.evidence import AveragedPart, Evidence, WrongAverage, right_hash
+from protocol.audit.evidence import AveragedPart, WrongAverage, right_hash
 from protocol.consensus.validation import plan_of
 from protocol.events import AuditDone
 from protocol.exchange.assignment import plan_hash, takeover_order
 from protocol.exchange.runner import ExchangeRunner
+from protocol.membership.liveness import Membership
 from protocol.network.interface import NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
@@ -64,26 +65,28 @@ class OwnContribution(Protocol):
 
 
 class Unaccountable(Exception):
-    """Not to be voted for; the text says why."""
+    """Not to be voted for; the text says why.  evidence: proof that a member lied, if that is why."""
+
+    def __init__(self, reason: str, evidence: WrongAverage | None = None) -> None:
+        super().__init__(reason)
+        self.evidence = evidence
 
 
 class Finding(Enum):
+    """What looking at one chunk gave, where it is no proof."""
+
     RIGHT = "right"
-    WRONG = "wrong"
     UNKNOWN = "unknown"
 
 
 class Auditor:
-    """Audits for one round.
+    """Audits for one round."""
 
-    lives: whether a peer is alive, as we see it.
-    """
-
-    def __init__(self, session: Session, replica: Replica, offload: Offload, lives: Callable[[PeerId], bool],
-                 own: OwnContribution, convict: Callable[[Evidence], Awaitable[None]]) -> None:
+    def __init__(self, session: Session, replica: Replica, offload: Offload, membership: Membership,
+                 own: OwnContribution) -> None:
         self._session, self._layout, self._offload = session, replica.layout, offload
         self._rule = replica.manifest.aggregation
-        self._lives, self._own, self._convict = lives, own, convict
+        self._membership, self._own = membership, own
 
     async def check(self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance,
                     exchange: ExchangeRunner | None) -> None:
@@ -104,8 +107,8 @@ class Auditor:
         checked = 0
         for chunk in dict.fromkeys([*sorted(out_of_turn, key=case.lot(self._seed(case)))[:MAX_OUT_OF_TURN], *optional]):
             finding = await self._audit(case, chunk)
-            if finding is Finding.WRONG:
-                raise Unaccountable(f"a record with a wrong average of chunk {chunk}")
+            if isinstance(finding, WrongAverage):
+                raise Unaccountable(f"a record with a wrong average of chunk {chunk}", finding)
             if finding is Finding.UNKNOWN and chunk in out_of_turn and case.signer(chunk) == record.proposer:
                 raise Unaccountable(f"a record whose chunk {chunk} was averaged out of turn, and cannot be checked")
             checked += finding is Finding.RIGHT
@@ -118,8 +121,10 @@ class Auditor:
         plan = plan_of(record, provenance)
         case = _Case(plan, plan_hash(plan), index, provenance)
         for chunk in (await self._offload(self._outsized, chunks, result))[:MAX_SUSPECTS]:
-            if await self._audit(case, chunk) is not Finding.RIGHT:
-                raise Unaccountable(f"a record whose chunk {chunk} is far larger than ours, and cannot be checked")
+            finding = await self._audit(case, chunk)
+            if finding is not Finding.RIGHT:
+                raise Unaccountable(f"a record whose chunk {chunk} is far larger than ours, and cannot be checked",
+                                    finding if isinstance(finding, WrongAverage) else None)
 
     def _outsized(self, chunks: Iterable[int], result: memoryview | None) -> list[int]:
         """Those of these chunks whose average is much larger than our own part, the worst first."""
@@ -149,7 +154,7 @@ class Auditor:
             if peer == case.signer(chunk):
                 return True
             lost = exchange is not None and exchange.machine.is_lost(peer)
-            if self._lives(peer) and not lost:
+            if self._membership.is_live(peer) and not lost:
                 return False
         return False
 
@@ -158,14 +163,14 @@ class Auditor:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    async def _audit(self, case: _Case, chunk: int) -> Finding:
+    async def _audit(self, case: _Case, chunk: int) -> Finding | WrongAverage:
         try:
             averaged = members_in(case.index[chunk].mask, len(case.members))
         except Malformed:
             return Finding.UNKNOWN
         if case.signer(chunk) == self._session.me or len(averaged) > MAX_MEMBERS_AUDITED:
             return Finding.UNKNOWN
-        if not all(self._lives(case.members[member]) for member in averaged):
+        if not all(self._membership.is_live(case.members[member]) for member in averaged):
             return Finding.UNKNOWN
         parts = await self._gather(case, chunk, averaged)
         if parts is None:
@@ -173,8 +178,7 @@ class Auditor:
         if await self._offload(self._is_right, case, chunk, parts):
             return Finding.RIGHT
         statement = case.statement(self._session.run, chunk).raw
-        await self._convict(WrongAverage(plan=case.plan, statement=statement, parts=parts))
-        return Finding.WRONG
+        return WrongAverage(plan=case.plan, statement=statement, parts=parts)
 
     def _is_right(self, case: _Case, chunk: int, parts: Sequence[AveragedPart]) -> bool:
         span = self._layout[chunk]

@@ -1,13 +1,13 @@
-"""Who was ejected from this run, and why: proofs kept, announced, fetched and judged.
+"""Ejecting peers that are proven to have lied: proofs are persisted, announced, fetched and judged.
 
-Each peer judges for itself.  An accusation is a rumour with the name of a proof; whoever hears it fetches the proof from the
-accuser, judges it (`protocol.audit.evidence`), keeps it on disk and announces it in turn.  So every honest peer ejects
+Each peer judges for itself.  An accusation is a rumour with the name of a proof; a peer that hears it fetches the proof from
+the accuser, judges it (`protocol.audit.evidence`), persists it and announces it in turn.  So every honest peer ejects
 the same liars, and nobody is ejected by a majority's word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 
 import trio
 
@@ -21,6 +21,7 @@ from protocol.audit.evidence import (
     judge,
 )
 from protocol.events import Dropped, Notice, PeerEjected
+from protocol.membership.liveness import Membership
 from protocol.network.interface import NetworkError, Refused
 from protocol.network.session import Session
 from protocol.offload import Offload
@@ -39,17 +40,18 @@ KEPT_BYTES = 512 << 20
 FETCH_TIMEOUT_S = 20.0
 ANNOUNCE_EVERY_S = 30.0
 MAX_WAITING = 16
-"""Accusations looked into at a time; more are heard again later."""
+"""Accusations looked into at a time; others are heard again later."""
 
 
 class Ejections:
-    """The liars of a run, as proven to this peer.  `on_verdict` is told of each new one."""
+    """The liars of a run, as proven to this peer.  They are not heard, waited for or served any more."""
 
-    def __init__(self, session: Session, replica: Replica, offload: Offload, on_verdict: Callable[[Verdict], None]) -> None:
-        self._session, self._store, self._offload, self._on_verdict = session, replica.store, offload, on_verdict
+    def __init__(self, session: Session, replica: Replica, membership: Membership, offload: Offload) -> None:
+        self._session, self._store, self._membership, self._offload = session, replica.store, membership, offload
         self._law = Law(session.run, replica.layout, replica.manifest.aggregation)
         self._verdicts: dict[PeerId, Verdict] = {}
         self._accusations: list[Envelope] = []
+        self._put_new, self._new = trio.open_memory_channel[Envelope](MAX_EJECTED)
         self._looking: dict[bytes, None] = {}
         self._not_believed: dict[PeerId, None] = {}
 
@@ -62,8 +64,8 @@ class Ejections:
 
     async def load(self) -> None:
         """Judge again what lies on disk."""
-        for name in await self._offload(self._store.evidence_names):
-            raw = await self._offload(self._store.load_evidence, name)
+        for name in await self._offload(self._store.evidence.names):
+            raw = await self._offload(self._store.evidence.load, name)
             if raw is None:
                 continue
             try:
@@ -71,33 +73,30 @@ class Ejections:
             except Malformed as error:
                 self._session.emit(Notice("warning", f"a proof on disk proves nothing: {error}"))
 
-    async def convict(self, evidence: Evidence) -> None:
-        """We found proof ourselves: keep it, and say so."""
+    async def convict(self, evidence: Evidence) -> Verdict | None:
+        """We found proof ourselves: persist it, and announce it.  None when its author was ejected before."""
         raw = encode_evidence(evidence)
-        verdict = await self._offload(judge, self._law, evidence)
-        if verdict.peer not in self:
-            await self._keep(raw, verdict)
+        return await self._eject(raw, await self._offload(judge, self._law, evidence))
 
     # -- rumours ------------------------------------------------------------------------------------------------------
 
     def wants(self, accuser: PeerId, accusation: Accusation) -> bool:
-        """Whether to look into it: somebody new is accused, by somebody who has not accused falsely."""
+        """Whether to look into it: the accused is not ejected yet, and the accuser has not accused falsely."""
         if accusation.accused in (self._session.me, accuser) or accusation.accused in self:
             return False
         if accuser in self._not_believed or accuser in self or accusation.evidence in self._looking:
             return False
         return len(self._looking) < MAX_WAITING and len(self._verdicts) < MAX_EJECTED
 
-    async def look_into(self, accuser: PeerId, accusation: Accusation) -> None:
-        """Fetch the proof and judge it.  Never raises."""
+    async def look_into(self, accuser: PeerId, accusation: Accusation) -> Verdict | None:
+        """Fetch the proof and judge it.  None when it proves nothing, or nothing new.  Never raises for what a peer sent."""
         self._looking[accusation.evidence] = None
         try:
             raw = await self._fetch(accuser, accusation)
             verdict = await self._offload(self._judge_raw, raw)
             if verdict.peer != accusation.accused:
                 raise Malformed("the proof is about somebody else")
-            if verdict.peer not in self:
-                await self._keep(raw, verdict)
+            return await self._eject(raw, verdict)
         except NetworkError as error:
             self._session.emit(Notice("debug", f"no proof from {accuser}: {error}"))
         except Malformed as error:
@@ -105,6 +104,7 @@ class Ejections:
             self._session.emit(Dropped(accuser, "accusation", str(error)))
         finally:
             del self._looking[accusation.evidence]
+        return None
 
     async def _fetch(self, accuser: PeerId, accusation: Accusation) -> bytes:
         name, raw = Hash(accusation.evidence), bytearray()
@@ -125,29 +125,42 @@ class Ejections:
             question = decode_body(EvidenceRequest, data, max_bytes=256)
         except Malformed as error:
             raise Refused(str(error)) from error
-        raw = await self._offload(self._store.load_evidence, Hash(question.evidence))
+        raw = await self._offload(self._store.evidence.load, Hash(question.evidence))
         if raw is None:
             raise Refused("that proof is not here")
         return bytes(raw[question.offset : question.offset + question.length])
 
     async def announce(self) -> None:
-        """Say now and again what we hold proof of: newcomers did not hear it.  Until cancelled."""
+        """Publish new accusations at once, and now and again all of them: newcomers did not hear them.  Until cancelled."""
         while True:
             for envelope in list(self._accusations):
                 await self._session.network.publish(envelope.raw)
-            await trio.sleep(ANNOUNCE_EVERY_S)
+            again = trio.current_time() + ANNOUNCE_EVERY_S
+            while (new := await self._next_new(again - trio.current_time())) is not None:
+                await self._session.network.publish(new.raw)
+
+    async def _next_new(self, within_s: float) -> Envelope | None:
+        with trio.move_on_after(max(0.0, within_s)):
+            return await self._new.receive()
+        return None
 
     # -- verdicts -----------------------------------------------------------------------------------------------------
 
     def _judge_raw(self, raw: bytes) -> Verdict:
         return judge(self._law, decode_evidence(raw))
 
-    async def _keep(self, raw: bytes, verdict: Verdict) -> None:
-        if await self._offload(self._store.evidence_bytes) + len(raw) <= KEPT_BYTES:
-            await self._offload(self._store.save_evidence, evidence_hash(raw), raw)
-        if verdict.peer not in self:
-            self._take(raw, verdict)
-            await self._session.network.publish(self._accusations[-1].raw)
+    async def _eject(self, raw: bytes, verdict: Verdict) -> Verdict | None:
+        """Persist the proof, and act on it.  None when its author was ejected before."""
+        if verdict.peer in self:
+            return None
+        if await self._offload(self._store.evidence.size_bytes) + len(raw) <= KEPT_BYTES:
+            await self._offload(self._store.evidence.save, evidence_hash(raw), raw)
+        if verdict.peer in self:
+            return None
+        self._take(raw, verdict)
+        with suppress(trio.WouldBlock):  # then it is announced with all the others
+            self._put_new.send_nowait(self._accusations[-1])
+        return verdict
 
     def _take(self, raw: bytes, verdict: Verdict) -> None:
         name = evidence_hash(raw)
@@ -155,4 +168,5 @@ class Ejections:
         accusation = Accusation(accused=verdict.peer, evidence=name, size=len(raw))
         self._accusations.append(self._session.seal(accusation))
         self._session.emit(PeerEjected(verdict.peer, verdict.reason, name.hex()))
-        self._on_verdict(verdict)
+        self._membership.bar(verdict.peer)
+        self._session.network.forget(verdict.peer)

@@ -1,7 +1,7 @@
 """How the members agree on one round: single-decree Paxos with signatures, as a pure state machine.
 
 A `RoundMachine` lives from one tip to the next.  It is told what arrived, what became of the exchange and what time it
-is, and answers with effects; `protocol.node.node` performs them.  It does no I/O, reads no clock and holds no key.
+is, and answers with effects; `protocol.node.round_runner` performs them.  It does no I/O, reads no clock and holds no key.
 
     ready     everybody gossips READY when its compute is done: the contribution is committed by its root
     proposal  the proposer closes the round: attempt, plan (members, chunk owners), evicted electors   [Paxos 1a]

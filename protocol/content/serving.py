@@ -80,12 +80,12 @@ class Serving:
     def _have(self, data: bytes) -> bytes:
         decode_body(HaveRequest, data)
         store, history = self._replica.store, self._replica.history
-        return HaveReply(length=history.length, oldest_result=store.oldest_result(),
-                         checkpoints=[rounds for rounds in store.checkpoints()][-16:]).encode()
+        return HaveReply(length=history.length, oldest_result=store.results.oldest(),
+                         checkpoints=store.checkpoints.rounds()[-16:]).encode()
 
     def _leaves(self, data: bytes) -> bytes:
         question = decode_body(LeavesRequest, data)
-        opened = self._replica.store.open_checkpoint(question.rounds)
+        opened = self._replica.store.checkpoints.open(question.rounds)
         if opened is None:
             raise Refused("that checkpoint is not here")
         return LeavesReply(leaves=list(opened[0])).encode()
@@ -102,13 +102,13 @@ class Serving:
         if question.index >= len(layout):
             return None
         span = layout[question.index]
-        result = self._replica.store.open_result(question.round, root)
+        result = self._replica.store.results.open(question.round, root)
         if result is None:
             return None
         return result[span.encoded]
 
     def _checkpoint_chunk(self, question: ChunkRequest) -> memoryview | None:
-        opened = self._replica.store.open_checkpoint(question.round)
+        opened = self._replica.store.checkpoints.open(question.round)
         if opened is None or tree_root(opened[0]) != question.root:
             return None
         step = self._replica.manifest.checkpoint_chunk_bytes

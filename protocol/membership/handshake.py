@@ -1,10 +1,10 @@
-"""Who may speak in our run: greetings given and taken, and the peers they let in.
+"""Admitting peers to our run: greetings given and taken, and the peers that they let in.
 
-What a greeting must contain is `protocol.run.admission`'s business.  In an open run everybody may speak at once; otherwise a
-peer may once it is listed, is a member of a record of our chain, or has greeted us with a good token.
+What a greeting must contain is `protocol.run.admission`'s business.  In an open run every peer may speak at once; otherwise
+a peer may once it is listed, is a member of a record of our chain, or has greeted us with a good token.
 
-Being named in a record is admission for good, so who votes for a record must know that its members were admitted: whom
-it has not met, the proposer vouches for with the token that it was shown.
+Being named in a record is admission for good, so a voter must know that the members of a record were admitted.  For members
+that it has not met, the proposer vouches with the tokens that it was shown.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ VOUCH_TIMEOUT_S = 4.0
 MAX_HELLO_BYTES = 8192
 MAX_VOUCH_BYTES = 128 << 10
 COMING_IN_S = 86_400.0
-"""From the door to the first record."""
+"""Seconds from the handshake to the first record."""
 NO_RECORDS = " (this peer has no records yet; it lets members in as soon as it has them)"
 MAX_WELCOME = 4096
 """Peers remembered as let in; the longest known makes room, and greets again."""
 
 
-class Doorkeeper:
-    """Keeps the door of one run."""
+class Handshake:
+    """Knows the peers that may speak, and those that a record may name."""
 
     def __init__(self, manifest: RunManifest, run: Hash, settings: NodeSettings, history: History) -> None:
         self._manifest, self._run, self._settings, self._history = manifest, run, settings, history
         self._welcome: dict[PeerId, bytes | None] = {}
-        """Who was let in, with the token that it showed."""
+        """The peers let in, with the tokens that they showed."""
 
     def may_speak(self, peer: PeerId) -> bool:
         """Whether statements of `peer` count here."""
@@ -48,9 +48,9 @@ class Doorkeeper:
         return self._is_introduced(peer) or self.may_contribute(peer)
 
     def may_contribute(self, peer: PeerId) -> bool:
-        """Whether a record may name `peer` as a member: who is one already, or came in with a token and is on its way.
+        """Whether a record may name `peer` as a member: it is one already, or came in with a token and is on its way.
 
-        Fetching the state and a first round take time: a token that was good at the door counts for `COMING_IN_S` more.
+        Fetching the state and a first round take time: a token that was good at the handshake counts for `COMING_IN_S` more.
         """
         if self._manifest.admission is Admission.OPEN or self._is_introduced(peer):
             return True
@@ -61,7 +61,7 @@ class Doorkeeper:
         return admit(self._manifest, peer, token, then, member=self._history.has_member(peer)) is None
 
     def _is_introduced(self, peer: PeerId) -> bool:
-        """Who has no record yet learns the chain, which says who is in, from those whom its invitation names."""
+        """A newcomer without records learns the chain, which names the members, from the peers that its invitation names."""
         by_token = self._manifest.admission is Admission.INVITE
         return by_token and self._history.length == 0 and peer in self._settings.introduced
 

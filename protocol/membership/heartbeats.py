@@ -1,17 +1,16 @@
-"""What a peer says of itself: its phase, its heartbeats, its goodbye.
+"""What this peer says of itself to the others: its heartbeats, and its goodbye.
 
 A heartbeat goes out every few seconds, and at once when something changed that others wait for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
 import trio
 
-from protocol.events import PhaseChanged
+from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership, beat_interval_s
 from protocol.membership.pace import Pace
 from protocol.network.interface import NetworkError
@@ -19,59 +18,47 @@ from protocol.network.session import Session
 from protocol.run.settings import NodeSettings
 from protocol.state.history import History
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Goodbye, Heartbeat, Measurement, Phase, WhyIdle
+from protocol.wire.messages import Goodbye, Heartbeat, Phase
 
 GOODBYE_S = 2.0
-"""For the goodbye, to all together: who does not confirm it by then misses our heartbeats."""
-
-WITHIN_A_ROUND = frozenset({Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
-"""Phases that follow from statements the others get anyway.  They need to hear at once who begins a round, or does not."""
+"""For the goodbye, to all together: peers that do not confirm it by then miss our heartbeats later."""
 
 
-class Doing(Protocol):
-    """How far this round's compute is (`protocol.node.round_runner.Work`)."""
+class RoundProgress(Protocol):
+    """How far our compute in the running round is; zeros and no READY between rounds."""
 
-    steps: int
-    loss: float
-    ready_raw: bytes
+    @property
+    def steps(self) -> int:
+        """Inner steps done."""
+        ...
+
+    @property
+    def loss(self) -> float:
+        """Mean loss so far, nats a token."""
+        ...
+
+    @property
+    def ready_raw(self) -> bytes:
+        """Our READY as it was sent; empty before."""
+        ...
 
 
-class Pulse:
-    """Speaks for this peer.  `doing` tells what the running round's compute does, None between rounds.
-
-    measured: the held-out loss to tell the others.
-    """
+class Heartbeats:
+    """Speaks for this peer."""
 
     def __init__(self, session: Session, settings: NodeSettings, history: History, membership: Membership,
-                 pace: Pace, doing: Callable[[], Doing | None]) -> None:
+                 pace: Pace, activity: Activity, progress: RoundProgress) -> None:
         self._session, self._settings, self._history = session, settings, history
-        self._membership, self._pace, self._doing = membership, pace, doing
-        self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, "starting"
-        self.measured: Measurement | None = None
+        self._membership, self._pace, self._activity, self._progress = membership, pace, activity, progress
         self._seq = 0
-        self._now = trio.Event()
-
-    def set_phase(self, phase: Phase, why: WhyIdle, detail: str) -> None:
-        if phase is not self.phase and phase not in WITHIN_A_ROUND:
-            self.beat_now()
-        if (phase, why, detail) != (self.phase, self.why, self.detail):
-            self.phase, self.why, self.detail = phase, why, detail
-            self._session.emit(PhaseChanged(phase.value, why.value, detail))
-
-    def beat_now(self) -> None:
-        """Something changed that others wait for."""
-        self._now.set()
 
     async def run(self) -> None:
         """Until cancelled.  A READY is said again with every beat: gossip may lose it."""
         while True:
             await self._session.publish(self._heartbeat())
-            doing = self._doing()
-            if doing is not None and doing.ready_raw:
-                await self._session.network.publish(doing.ready_raw)
-            with trio.move_on_after(beat_interval_s(len(self._membership.live_peers()) + 1)):
-                await self._now.wait()
-            self._now = trio.Event()
+            if self._progress.ready_raw:
+                await self._session.network.publish(self._progress.ready_raw)
+            await self._activity.until_urgent(beat_interval_s(len(self._membership.live_peers()) + 1))
 
     async def say_goodbye(self) -> int:
         """To everybody by gossip; to those we are connected to also as a question, for the connections close next and
@@ -95,20 +82,20 @@ class Pulse:
     @property
     def tokens_per_s(self) -> float:
         """The last known rate: a round that has just begun has none of its own.  0 while paused."""
-        return 0.0 if self.phase is Phase.PAUSED else self._pace.tokens_per_s
+        return 0.0 if self._activity.phase is Phase.PAUSED else self._pace.tokens_per_s
 
     def _heartbeat(self) -> Heartbeat:
-        settings, history, doing = self._settings, self._history, self._doing()
+        settings, history, activity = self._settings, self._history, self._activity
         bandwidth = self._session.network.bandwidth()
         self._seq += 1
         return Heartbeat(
             incarnation=settings.incarnation, seq=self._seq, name=settings.name[:40], role=settings.role,
-            phase=self.phase, why_idle=self.why, why_detail=self.detail[:200], round=history.length,
-            tip=history.tip, steps=doing.steps if doing else 0, loss=doing.loss if doing else 0.0,
+            phase=activity.phase, why_idle=activity.why, why_detail=activity.detail[:200], round=history.length,
+            tip=history.tip, steps=self._progress.steps, loss=self._progress.loss,
             tokens_per_s=self.tokens_per_s, up_bytes_per_s=bandwidth.up_bytes_per_s,
             down_bytes_per_s=bandwidth.down_bytes_per_s,
             addresses=list(self._session.network.addresses())[:8], version=settings.version[:40],
-            measured=self.measured)
+            measured=activity.measured)
 
     def neighbours(self) -> list[dict[str, Any]]:
         """The other peers, as `peer status` shows them."""

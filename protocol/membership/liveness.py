@@ -1,9 +1,9 @@
-"""Who is here: liveness judged from signed heartbeats with the local clock alone.
+"""The peers of a run and their liveness, judged from signed heartbeats with the local clock alone.
 
 A pure state machine.  A peer is ALIVE while its heartbeats come, SUSPECT after three missed ones (or as soon as its
 connection broke), GONE after five, LEFT on a signed goodbye.  A fresh heartbeat brings it back from anywhere, except
-that nothing older than its goodbye does.  What follows from liveness (who proposes, who is evicted) is decided in
-`protocol.consensus.machine`.
+that nothing older than its goodbye does.  What follows from liveness (the proposer, evictions) is decided in
+`protocol.consensus`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def beat_interval_s(peers: int) -> float:
 
 
 class Liveness(Enum):
+    """What we take a peer for; only an `ALIVE` one is waited for."""
+
     ALIVE = "alive"
     SUSPECT = "suspect"
     GONE = "gone"
@@ -66,9 +68,16 @@ class Membership:
         return iter(self._peers.items())
 
     def get(self, peer: PeerId) -> Neighbour | None:
+        """A peer whose heartbeats we have heard; None for others, and for those forgotten."""
         return self._peers.get(peer)
 
+    def name(self, peer: PeerId) -> str:
+        """What to call a peer in a sentence: the name in its heartbeats, else the end of its peer ID."""
+        neighbour = self._peers.get(peer)
+        return (neighbour.heartbeat.name if neighbour else "") or peer[-6:]
+
     def is_live(self, peer: PeerId) -> bool:
+        """Whether the peer is alive; we are."""
         neighbour = self._peers.get(peer)
         return peer == self.me or (neighbour is not None and neighbour.liveness is Liveness.ALIVE)
 
@@ -79,10 +88,8 @@ class Membership:
         if known is not None:
             known.liveness = Liveness.LEFT
 
-    def is_barred(self, peer: PeerId) -> bool:
-        return peer in self._barred
-
     def has_left(self, peer: PeerId) -> bool:
+        """Whether the peer said goodbye, or is barred."""
         if peer in self._barred:
             return True
         neighbour = self._peers.get(peer)
@@ -93,8 +100,8 @@ class Membership:
         return sorted(peer for peer, neighbour in self._peers.items() if neighbour.liveness is Liveness.ALIVE)
 
     def notice(self, now: float) -> None:
-        """Call often.  When the last call is long ago, it was we who slept (a frozen process, a suspended laptop): that
-        time is nobody's silence."""
+        """Call often.  When the last call is long ago, we slept (a frozen process, a suspended laptop): that time does not
+        count as the others' silence."""
         gap = now - self._awake
         self._awake = now
         if gap > SLEPT_S:
@@ -147,7 +154,7 @@ class Membership:
         return [PeerSuspected(peer, now - known.heard, disconnected=True)]
 
     def tick(self, now: float) -> list[Event]:
-        """Judge everybody's silence."""
+        """Judge the silence of all peers."""
         self.notice(now)
         beat_s = beat_interval_s(len(self._peers) + 1)
         events: list[Event] = []

@@ -1,25 +1,29 @@
-"""What arrives at a peer, and who it is handed to: the handlers that the network calls.
+"""Handing what arrives at a peer to the component that it concerns: the handlers that the network calls.
 
 Every byte is checked here for form and sender before any part of the peer sees it; nothing here raises, except the
-refusals that `on_request` may.  What a statement means is decided by those it is handed to.
+refusals that `on_request` may.  What a statement means is decided by the component that it is handed to.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import trio
 
 from protocol.audit.ejection import Ejections
-from protocol.audit.evidence import TwoStatements, slot
+from protocol.audit.evidence import Evidence, TwoStatements
 from protocol.content.serving import Serving
 from protocol.events import Dropped, Notice
 from protocol.exchange.messages import ExchangeAsk, push_plan
-from protocol.membership.handshake import Doorkeeper
-from protocol.membership.heartbeats import Pulse
+from protocol.membership.activity import Activity
+from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Liveness, Membership
 from protocol.network.interface import Landing, Offence, Refused, Verdict
 from protocol.network.session import Session
+from protocol.node.current_round import CurrentRound
 from protocol.node.evaluator import Evaluator
-from protocol.node.round_runner import RoundRunner
+from protocol.node.readys import Readys
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_GOSSIP_BYTES, Envelope
 from protocol.wire.hashes import Hash
@@ -28,34 +32,35 @@ from protocol.wire.messages import Accusation, Body, Commit, Goodbye, Heartbeat,
 from protocol.wire.questions import PartReply, PartRequest
 
 GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation)
-MAX_READYS = 1024
+MAX_TOLD = 1024
+"""Goodbyes remembered that came as questions."""
 
 
-class Reception:
-    """Implements `protocol.network.interface.Handlers`.  `runner` is the running round, None between rounds."""
+class Dispatcher:
+    """Implements `protocol.network.interface.Handlers`.  While not open, it ignores gossip."""
 
-    def __init__(self, session: Session, membership: Membership, door: Doorkeeper, pulse: Pulse, ejections: Ejections,
-                 evaluator: Evaluator, serving: Serving) -> None:
+    def __init__(self, session: Session, membership: Membership, handshake: Handshake, activity: Activity,
+                 ejections: Ejections, evaluator: Evaluator, serving: Serving, readys: Readys,
+                 current: CurrentRound) -> None:
         self._session, self._membership, self._evaluator = session, membership, evaluator
-        self._door, self._pulse, self._ejections, self._serving = door, pulse, ejections, serving
-        self.runner: RoundRunner | None = None
-        self.nursery: trio.Nursery | None = None
-        self._readys: dict[PeerId, tuple[Ready, Envelope]] = {}
+        self._handshake, self._activity, self._ejections, self._serving = handshake, activity, ejections, serving
+        self._readys, self._round = readys, current
+        self._nursery: trio.Nursery | None = None
         self._told: dict[PeerId, None] = {}
-        """Whose goodbye came as a question, and has yet to be handed on when it comes by gossip."""
+        """Peers whose goodbye came as a question, and has yet to be handed on when it comes by gossip."""
 
-    def open_round(self, runner: RoundRunner) -> None:
-        """From now on statements go to this round; what others said for it already comes first."""
-        self.runner = runner
-        for peer, (ready, envelope) in list(self._readys.items()):
-            if ready.base == runner.base.tip:
-                runner.receive(peer, ready, envelope)
-
-    def close_round(self) -> None:
-        self.runner = None
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[trio.Nursery]:
+        """Within, what arrives is handled, in the nursery that this gives."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                yield nursery
+        finally:
+            self._nursery = None
 
     def _may_speak(self, peer: PeerId) -> bool:
-        return self._door.may_speak(peer) and peer not in self._ejections
+        return self._handshake.may_speak(peer) and peer not in self._ejections
 
     # -- gossip -------------------------------------------------------------------------------------------------------
 
@@ -68,8 +73,8 @@ class Reception:
         if not isinstance(body, GOSSIP_KINDS):
             self._session.emit(Dropped(forwarder, "gossip", f"a {envelope.kind} does not travel by gossip"))
             return Verdict.REJECT
-        if sender == self._session.me or self.nursery is None or not self._may_speak(sender):
-            return Verdict.IGNORE  # who has left, or is not here yet, judges nobody
+        if sender == self._session.me or self._nursery is None or not self._may_speak(sender):
+            return Verdict.IGNORE  # a peer that has left, or is not here yet, judges no forwarder
         return Verdict.ACCEPT if self._on_statement(sender, body, envelope) else Verdict.IGNORE
 
     def _on_statement(self, sender: PeerId, body: Body, envelope: Envelope) -> bool:
@@ -82,16 +87,26 @@ class Reception:
             return self._on_goodbye(sender, body) or told
         if isinstance(body, Accusation):
             wanted = self._ejections.wants(sender, body)
-            if wanted and self.nursery is not None:
-                self.nursery.start_soon(self._ejections.look_into, sender, body)
+            if wanted and self._nursery is not None:
+                self._nursery.start_soon(self._look_into, sender, body)
             return wanted
         assert isinstance(body, Ready)
         return self._on_ready(sender, body, envelope)
 
+    async def _look_into(self, accuser: PeerId, accusation: Accusation) -> None:
+        verdict = await self._ejections.look_into(accuser, accusation)
+        if verdict is not None:
+            self._round.on_verdict(verdict)
+
+    async def _convict(self, evidence: Evidence) -> None:
+        verdict = await self._ejections.convict(evidence)
+        if verdict is not None:
+            self._round.on_verdict(verdict)
+
     def _on_goodbye(self, sender: PeerId, bye: Goodbye) -> bool:
         fresh, events = self._membership.on_goodbye(sender, bye)
-        if fresh and self.runner is not None:
-            self.runner.peer_dead(sender)
+        if fresh:
+            self._round.peer_dead(sender)
         for event in events:
             self._session.emit(event)
         return fresh
@@ -103,8 +118,8 @@ class Reception:
         fresh, events = membership.on_heartbeat(sender, beat, trio.current_time())
         if fresh:
             self._session.network.remember([a for a in beat.addresses if a.endswith(f"/p2p/{sender}")])
-            if was is not Liveness.ALIVE and self.runner is not None:
-                self.runner.peer_alive(sender)
+            if was is not Liveness.ALIVE:
+                self._round.peer_alive(sender)
         for event in events:
             self._session.emit(event)
         if fresh and beat.measured is not None:
@@ -112,21 +127,16 @@ class Reception:
         return fresh
 
     def _on_ready(self, sender: PeerId, ready: Ready, envelope: Envelope) -> bool:
-        if not self._door.may_contribute(sender):
+        if not self._handshake.may_contribute(sender):
             return False
-        known = self._readys.get(sender)
-        if known is not None and known[1].raw == envelope.raw:
+        news = self._readys.add(sender, ready, envelope, is_known=self._membership.get(sender) is not None)
+        if isinstance(news, TwoStatements):
+            if self._nursery is not None:
+                self._nursery.start_soon(self._convict, news)
             return False
-        if known is not None and (ready.incarnation, ready.serial) <= (known[0].incarnation, known[0].serial):
-            if slot(ready) == slot(known[0]) and self.nursery is not None:
-                self.nursery.start_soon(self._ejections.convict, TwoStatements(first=known[1].raw, second=envelope.raw))
-            return False
-        if self._membership.get(sender) is None and len(self._readys) >= MAX_READYS:
-            return False
-        self._readys[sender] = (ready, envelope)
-        if self.runner is not None:
-            self.runner.receive(sender, ready, envelope)
-        return True
+        if news:
+            self._round.receive(sender, ready, envelope)
+        return news
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -134,19 +144,19 @@ class Reception:
         if peer in self._ejections:
             raise Refused(f"you were ejected from this run: you {self._ejections.reason(peer)}")
         if kind == "hello":
-            answer = self._door.answer_hello(peer, data)
+            answer = self._handshake.answer_hello(peer, data)
             self._session.network.welcome(peer)
             return answer
         if kind == "manifest":
             return await self._serving.answer(kind, data)
-        if not self._door.may_speak(peer):
+        if not self._handshake.may_speak(peer):
             raise Refused(f"not without a hello: {kind:.40}")
         if self._serving.knows(kind):
             return await self._serving.answer(kind, data)
         if kind == "round":
             return await self._on_round_statement(peer, data)
         if kind == "vouch":
-            return self._door.answer_vouch(data)
+            return self._handshake.answer_vouch(data)
         if kind == "exchange":
             return await self._on_exchange_ask(peer, data)
         if kind == "goodbye":
@@ -168,14 +178,13 @@ class Reception:
         if isinstance(body, Proposal | Motion) and not await self._names_only_admitted(peer, body):
             self._session.emit(Dropped(peer, envelope.kind, "it names somebody who was not admitted"))
             raise Refused("it names somebody whose token was not shown here")
-        if self.runner is not None:
-            self.runner.receive(sender, body, envelope, by=peer)
+        self._round.receive(sender, body, envelope, by=peer)
         return b""
 
     async def _names_only_admitted(self, proposer: PeerId, body: Proposal | Motion) -> bool:
         members = body.plan.members if isinstance(body, Proposal) else body.record.members
         named = [PeerId(member.peer) for member in members]
-        return await self._door.all_admitted(self._session.network, named, proposer)
+        return await self._handshake.all_admitted(self._session.network, named, proposer)
 
     def _on_goodbye_told(self, peer: PeerId, data: bytes) -> bytes:
         """The leaver tells its neighbours itself; the answer is all it waits for."""
@@ -185,8 +194,8 @@ class Reception:
             raise Offence(str(error)) from error
         if sender != peer or not isinstance(body, Goodbye):
             raise Offence("no goodbye of its own")
-        if self.nursery is not None and self._on_goodbye(peer, body):
-            if len(self._told) >= MAX_READYS:
+        if self._nursery is not None and self._on_goodbye(peer, body):
+            if len(self._told) >= MAX_TOLD:
                 self._told.pop(next(iter(self._told)))
             self._told[peer] = None
         return b""
@@ -196,19 +205,21 @@ class Reception:
             ask = decode_body(ExchangeAsk, data, max_bytes=256)
         except Malformed as error:
             raise Refused(str(error)) from error
-        exchange = await self.runner.exchange_for(Hash(ask.plan)) if self.runner is not None else None
+        exchanges = self._round.exchanges
+        exchange = await exchanges.find(Hash(ask.plan)) if exchanges is not None else None
         if exchange is None:
             raise Refused("no such exchange here")
         exchange.asked(peer, ask.chunk)
         return b""
 
     def _on_part_request(self, data: bytes) -> bytes:
-        """A slice of what we contributed, for somebody who audits."""
+        """A slice of our contribution, for a peer that audits."""
         try:
             question = decode_body(PartRequest, data, max_bytes=256)
         except Malformed as error:
             raise Refused(str(error)) from error
-        part = self.runner.work.part(Hash(question.root), question.chunk) if self.runner is not None else None
+        work = self._round.work
+        part = work.part(Hash(question.root), question.chunk) if work is not None else None
         if part is None:
             raise Refused("that contribution is not here")
         proof, piece = part
@@ -217,37 +228,32 @@ class Reception:
     # -- pushes -------------------------------------------------------------------------------------------------------
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
-        plan, runner = push_plan(header), self.runner
-        if plan is None or runner is None or not self._may_speak(peer):
+        plan, exchanges = push_plan(header), self._round.exchanges
+        if plan is None or exchanges is None or not self._may_speak(peer):
             return None
-        exchange = await runner.exchange_for(plan)
+        exchange = await exchanges.find(plan)
         return await exchange.open_push(peer, header, size) if exchange is not None else None
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        plan, runner = push_plan(header), self.runner
-        if plan is None or runner is None:
-            return
-        exchange = await runner.exchange_for(plan)
-        if exchange is not None:
-            await exchange.finish_push(peer, header, landing)
-            runner.exchange_moved()
+        plan, exchanges = push_plan(header), self._round.exchanges
+        if plan is not None and exchanges is not None:
+            await exchanges.finish_push(plan, peer, header, landing)
 
     # -- connections --------------------------------------------------------------------------------------------------
 
     def on_peer_connected(self, peer: PeerId) -> None:
-        if self.nursery is not None:
-            self.nursery.start_soon(self._greet, peer)
+        if self._nursery is not None:
+            self._nursery.start_soon(self._greet, peer)
 
     async def _greet(self, peer: PeerId) -> None:
-        refusal = await self._door.greet(self._session.network, peer)
-        self._pulse.beat_now()
+        refusal = await self._handshake.greet(self._session.network, peer)
+        self._activity.tell_now()
         if refusal is not None:
             self._session.emit(Notice("warning", refusal))
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
-        if self.nursery is None:
+        if self._nursery is None:
             return  # we close the connections ourselves, and nobody is silent for that
         for event in self._membership.on_disconnected(peer, trio.current_time()):
             self._session.emit(event)
-            if self.runner is not None:
-                self.runner.peer_dead(peer)
+            self._round.peer_dead(peer)

@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from protocol.events import Dropped, EvalLoss, EvalProgress, Notice
-from protocol.membership.heartbeats import Pulse
+from protocol.membership.activity import Activity
 from protocol.membership.liveness import MAX_PEERS, Liveness, Membership
 from protocol.network.session import Session
 from protocol.node.evaluation import Measured, Measurements, State, drawn_order, refusal, whose_turn
@@ -40,9 +40,9 @@ class Evaluator:
     """
 
     def __init__(self, session: Session, replica: Replica, membership: Membership, trainer: TrainerLink | None,
-                 pulse: Pulse) -> None:
+                 activity: Activity) -> None:
         self._session, self._replica, self._membership = session, replica, membership
-        self._trainer, self._pulse = trainer, pulse
+        self._trainer, self._activity = trainer, activity
         self._known = Measurements()
         self._progress: tuple[int, int] | None = None
         self._measuring: tuple[State, trio.CancelScope] | None = None
@@ -62,13 +62,16 @@ class Evaluator:
             await training.wait()
             await self._take_turns(state, lambda text: None, math.inf)
 
-    async def at_the_end(self, show: Show) -> None:
+    async def at_the_end(self) -> None:
         """Get the last state measured, when nobody trains any more; until it is, or `stop`."""
         state = self._open()
         if self._trainer is None:
             return
         with trio.CancelScope() as self._ending:
-            await self._take_turns(state, show, END_PATIENCE_S)
+            await self._take_turns(state, self._show, END_PATIENCE_S)
+
+    def _show(self, text: str) -> None:
+        self._activity.show(Phase.SEEDING, WhyIdle.BUSY, text)
 
     def stop(self) -> None:
         """The person wants to leave: the last state may stay unmeasured."""
@@ -80,8 +83,8 @@ class Evaluator:
         members = tuple(PeerId(member.peer) for member in last.members) if last is not None else ()
         state = State(history.length, history.tip, members)
         self._known.open(state)
-        if self._pulse.measured is not None and self._known.state(Hash(self._pulse.measured.tip)) is None:
-            self._pulse.measured = None
+        if self._activity.measured is not None and self._known.state(Hash(self._activity.measured.tip)) is None:
+            self._activity.measured = None
         return state
 
     async def _take_turns(self, state: State, show: Show, patience_s: float) -> None:
@@ -94,7 +97,8 @@ class Evaluator:
                 if not await self._measure(state):
                     return
                 continue
-            show(f"waiting for {self._name(turn)} to measure the held-out loss")
+            name = self._membership.name(turn) if turn is not None else "somebody"
+            show(f"waiting for {name} to measure the held-out loss")
             with trio.move_on_after(LOOK_S):
                 await self._news.wait()
 
@@ -123,8 +127,8 @@ class Evaluator:
             self._session.emit(Notice("warning", f"the held-out loss after {state.rounds} rounds is {loss}: told to nobody"))
             return False
         self._take(state, loss, self._session.me)
-        self._pulse.measured = Measurement(rounds=state.rounds, tip=state.tip, loss=loss)
-        self._pulse.beat_now()
+        self._activity.measured = Measurement(rounds=state.rounds, tip=state.tip, loss=loss)
+        self._activity.tell_now()
         return True
 
     def _on_progress(self, state: State, done: int, total: int) -> None:
@@ -181,15 +185,11 @@ class Evaluator:
     def _able(self, peer: PeerId, rounds: int) -> bool:
         """Whether it has a trainer at hand, and the state after `rounds` rounds still in its memory, or soon."""
         if peer == self._session.me:
-            return self._trainer is not None and _at_hand(self._pulse.phase, self._pulse.why)
+            return self._trainer is not None and _at_hand(self._activity.phase, self._activity.why)
         known = self._membership.get(peer)
         if known is None or known.liveness is not Liveness.ALIVE or known.heartbeat.role is not Role.TRAINER:
             return False
         return known.heartbeat.round <= rounds and _at_hand(known.heartbeat.phase, known.heartbeat.why_idle)
-
-    def _name(self, peer: PeerId | None) -> str:
-        known = self._membership.get(peer) if peer is not None else None
-        return (known.heartbeat.name if known else "") or (peer or "somebody")[-6:]
 
 
 def _at_hand(phase: Phase, why: WhyIdle) -> bool:

@@ -1,4 +1,4 @@
-"""How everybody looks to a round: what `protocol.consensus.policy` decides by, made from what membership has heard."""
+"""The view that `protocol.consensus.policy` decides by, made from what membership has heard."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTIN
 """Phases of a trainer that is waited for: on our tip, or an elector about to be."""
 ARRIVING = AT_WORK | {Phase.SYNCING}
 NEAR_ROUNDS = 2
-"""Who is no further behind is about to be on our tip."""
+"""A peer that is no further behind is about to be on our tip."""
 
 
 def look_around(me: PeerId, membership: Membership, bytes_per_s: float, base: Base, computing: bool) -> View:
-    """Everybody we know or who is an elector, as they look now to the round on `base`; ourselves too.
+    """All peers that we know and all electors, as they look now to the round on `base`; ourselves too.
 
     bytes_per_s: what our own line carries.  computing: whether we train.
     """
@@ -44,5 +44,5 @@ def _on_tip(beat: Heartbeat, base: Base, elector: bool) -> bool:
 
 
 def _near(beat: Heartbeat, base: Base) -> bool:
-    """About to be at work on our tip; who has as many rounds and another tip is on a fork."""
+    """About to be at work on our tip; a peer with as many rounds and another tip is on a fork."""
     return beat.phase in ARRIVING and (beat.tip == base.tip or 0 < base.round - beat.round <= NEAR_ROUNDS)

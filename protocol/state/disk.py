@@ -103,3 +103,12 @@ def _sentence(error: OSError, path: Path) -> StoreFailed:
         return StoreFull(f"the disk that holds {path.parent} is full: make room there, or choose another --data-dir")
     return StoreFailed(f"the disk that holds {path.parent} failed ({error.strerror or error}): look after it, or choose "
                        f"another --data-dir")
+
+
+def map_file(path: Path) -> memoryview | None:
+    """A file's bytes, read-only; None when it is not there or empty."""
+    try:
+        with open(path, "rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError):
+        return None

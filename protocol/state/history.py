@@ -21,8 +21,8 @@ class History:
         self._tips = [genesis_tip(run)]
         self._last: Record | None = None
         self._member_since: dict[PeerId, int] = {}
-        for round in range(store.length()):
-            commit = store.commit_at(round)
+        for round in range(store.records.length()):
+            commit = store.records.at(round)
             if commit is None or commit.record.previous != self._tips[-1]:
                 store.truncate(round)
                 break
@@ -61,7 +61,7 @@ class History:
 
     def commit_at(self, round: int) -> Commit:
         """The commit of a round below `length`."""
-        commit = self._store.commit_at(round)
+        commit = self._store.records.at(round)
         assert commit is not None, f"record {round} is in the chain but not on disk"
         return commit
 
@@ -72,7 +72,7 @@ class History:
     def append(self, commit: Commit) -> None:
         """Add the next record; it is on disk when this returns.  The caller has verified it."""
         assert commit.record.previous == self.tip and commit.record.round == self.length, "not the next record"
-        self._store.append(commit)
+        self._store.records.append(commit)
         self._take(commit.record)
 
     def roll_back(self, rounds: int) -> None:

@@ -22,7 +22,7 @@ from protocol.offload import Offload
 from protocol.state.base import Base
 from protocol.state.chain import prefer, record_hash, verify_commit
 from protocol.state.replica import Replica
-from protocol.state.store import ResultFile
+from protocol.state.results import ResultFile
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import PeerId
@@ -175,7 +175,7 @@ class CatchUp:
             await self.apply(commit, result)
 
     async def _load_start(self) -> None:
-        for rounds in sorted(self.replica.store.checkpoints(), reverse=True):
+        for rounds in sorted(self.replica.store.checkpoints.rounds(), reverse=True):
             if rounds <= self.replica.history.length and await self._load_checkpoint(rounds):
                 return
         self.replica.state.reset()
@@ -183,7 +183,7 @@ class CatchUp:
             await self.initialise(self.replica.state.theta)
 
     async def _load_checkpoint(self, rounds: int) -> bool:
-        opened = self.replica.store.open_checkpoint(rounds)
+        opened = self.replica.store.checkpoints.open(rounds)
         if opened is None:
             return False
         leaves, view = opened
@@ -196,14 +196,14 @@ class CatchUp:
     def _stored_result(self, commit: Commit) -> memoryview | None:
         """A result from the disk, checked; one whose bytes were altered is dropped."""
         round, root = commit.record.round, Hash(commit.record.result_root)
-        result = self.replica.store.open_result(round, root)
+        result = self.replica.store.results.open(round, root)
         if result is None:
             return None
         whole = len(result) == payload_bytes(self.replica.layout) and all(
             chunk_hash(result[span.encoded]) == entry.hash
             for span, entry in zip(self.replica.layout, commit.index, strict=True))
         if not whole:
-            self.replica.store.drop_result(round, root)
+            self.replica.store.results.drop(round, root)
         return result if whole else None
 
     async def replay(self, sources: Sequence[PeerId]) -> bool:
@@ -256,7 +256,7 @@ class CatchUp:
     async def fetch_result(self, commit: Commit, sources: Sequence[PeerId]) -> memoryview | None:
         """The result of a certified record from whoever has it, on disk when this returns; None when nobody has."""
         record = commit.record
-        file = await self.offload(self.replica.store.result_writer, record.round, payload_bytes(self.replica.layout))
+        file = await self.offload(self.replica.store.results.begin, record.round, payload_bytes(self.replica.layout))
         assert isinstance(file, ResultFile)
         complete = False
         try:
@@ -267,7 +267,7 @@ class CatchUp:
         finally:
             if not complete:
                 file.discard()
-        return self.replica.store.open_result(record.round, Hash(record.result_root)) if complete else None
+        return self.replica.store.results.open(record.round, Hash(record.result_root)) if complete else None
 
     async def fetch_chunks(self, round: int, root: Hash, index: Sequence[ChunkEntry], missing: Sequence[int],
                            into: memoryview, sources: Sequence[PeerId]) -> bool:
@@ -299,8 +299,8 @@ class CatchUp:
         if leaves is None:
             return False
         step = self.replica.manifest.checkpoint_chunk_bytes
-        download = await self.offload(self.replica.store.checkpoint_download, rounds, leaves,
-                                            self.replica.state.size_bytes, step)
+        download = await self.offload(self.replica.store.checkpoints.download, rounds, leaves,
+                                      self.replica.state.size_bytes, step)
         wanted = [BlobChunk(i, i * step, min(step, self.replica.state.size_bytes - i * step), leaves[i])
                   for i in download.missing()]
         complete = await fetch_blob(

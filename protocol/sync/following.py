@@ -1,7 +1,7 @@
-"""Who is ahead of us, and following them: whose claims are believed, and which forks were judged already.
+"""Following peers that are ahead of us: whose claims are believed, and which forks were judged already.
 
-A heartbeat can claim any tip.  Who claims to be ahead and cannot show it with certified records is not believed for a while,
-longer each time.  The looking itself, and the state, are `protocol.sync.catch_up`'s.
+A heartbeat can claim any tip.  A peer that claims to be ahead and cannot show it with certified records is not believed for
+a while, longer each time.  `protocol.sync.catch_up` fetches the records and the state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HOPE_S = 60.0
 T = TypeVar("T")
 
 
-class Pursuit:
+class Following:
     """Compares live peers' tips, as their heartbeats say, with our chain."""
 
     def __init__(self, session: Session, replica: Replica, membership: Membership, catch_up: CatchUp) -> None:

@@ -33,7 +33,7 @@ def proven_liars(swarm: Swarm, peer: Peer, proof: str) -> set[PeerId]:
     law = Law(signed.run, chunk_layout(signed.manifest.parameters, signed.manifest.chunk_parameters),
               signed.manifest.aggregation)
     stores = [Store(path.parent.parent) for path in peer.folder.rglob(f"evidence/{proof}")]
-    found = [store.load_evidence(Hash(bytes.fromhex(proof))) for store in stores]
+    found = [store.evidence.load(Hash(bytes.fromhex(proof))) for store in stores]
     return {judge(law, decode_evidence(raw)).peer for raw in found if raw is not None}
 
 

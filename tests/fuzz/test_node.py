@@ -23,7 +23,8 @@ from protocol.wire.messages import STATEMENTS
 from tests.fuzz.doors import BODIES, HEADER, QUESTIONS
 from tests.fuzz.mutations import mutated
 from tests.simulation.runs import simulate
-from tests.simulation.world import Seat, World
+from tests.simulation.seat import Seat
+from tests.simulation.world import World
 
 ROUNDS = 3
 SHOTS = 12
@@ -95,7 +96,7 @@ class Stranger:
 
     async def fire(self, seat: Seat) -> None:
         assert seat.node is not None
-        handlers, random = seat.node.reception, self._random
+        handlers, random = seat.node.dispatcher, self._random
         for _ in range(SHOTS):
             self._identity = random.choice(STRANGERS)
             me = self._identity.peer_id

@@ -22,7 +22,8 @@ from protocol.trainer_link import ComputeTask, Contribution, Progress
 from protocol.wire.identity import Identity
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.determinism import inline
-from tests.simulation.world import Seat, World, simulated_run
+from tests.simulation.seat import Seat
+from tests.simulation.world import World, simulated_run
 
 STALE_ROUNDS = 3
 COPY_WAIT_S = 8.0
@@ -73,8 +74,8 @@ class Copying(HostileTrainer):
         return own
 
     def _of_victim(self, round: int) -> Contribution | None:
-        runner = self._victim.node.reception.runner if self._victim.node else None
-        seen = runner.work.contribution if runner is not None else None
+        work = self._victim.node._round.work if self._victim.node else None
+        seen = work.contribution if work is not None else None
         return seen if seen is not None and seen.round == round else None
 
 

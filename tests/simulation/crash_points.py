@@ -13,9 +13,10 @@ point, be it the same or another, dies too.  Everybody must end on one tip and o
 from __future__ import annotations
 
 import argparse
+import inspect
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,13 +27,12 @@ import trio
 from protocol.consensus.effects import RoundEffect, Send
 from protocol.exchange.runner import ExchangeRunner
 from protocol.exchange.sending import Sender
-from protocol.node.node import Node
 from protocol.node.round_runner import RoundRunner
+from protocol.node.state_keeper import StateKeeper
 from protocol.run.manifest import RoundSection, SignedManifest, sign
 from protocol.state.history import History
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Commit
 from tests.simulation.processes import PROCESS
 from tests.simulation.runs import Finished, simulate
 from tests.simulation.world import World, simulated_run
@@ -50,6 +50,10 @@ SLOW = ("Send Finish", "FinishCompute")
 PROPOSERS = ("Send Proposal", "Send Motion", "Send Commit")
 BEFORE_A_PLAN = (*SLOW, "say ready")
 OWNERS = ("Reduce", "SendResult")
+
+
+Name = Callable[..., tuple[str, PeerId]]
+"""What a method call does, and the peer that does it."""
 
 
 @dataclass(frozen=True)
@@ -117,60 +121,53 @@ class Trap:
 @contextmanager
 def laid(trap: Trap) -> Iterator[None]:
     """Within, whatever peers do passes by the trap."""
-    perform, exchange, push = RoundRunner._perform, ExchangeRunner._perform, Sender._push_until_over
-    say_ready, append, apply_result, checkpoint = RoundRunner._say_ready, History.append, CatchUp.apply, Node._checkpoint
+    def by_runner(what: Callable[..., str]) -> Name:
+        def name(runner: RoundRunner, *arguments: Any) -> tuple[str, PeerId]:
+            trap.role(runner)
+            return what(*arguments), runner.session.me
+        return name
 
-    async def performs(self: RoundRunner, effect: RoundEffect) -> None:
-        trap.role(self)
-        what = f"Send {type(effect.body).__name__}" if isinstance(effect, Send) else type(effect).__name__
-        trap.passing(what, "before", self.session.me)
-        await perform(self, effect)
-        trap.passing(what, "after", self.session.me)
+    def plain(what: str) -> Name:
+        return lambda *arguments: (what, _running_peer())
 
-    def exchanges(self: ExchangeRunner, effect: Any) -> None:
-        trap.passing(type(effect).__name__, "before", self.machine.me)
-        exchange(self, effect)
-        trap.passing(type(effect).__name__, "after", self.machine.me)
-
-    async def pushes(self: Sender, *arguments: Any) -> bool:
-        trap.passing("push", "before", self._machine.me)
-        done = await push(self, *arguments)
-        trap.passing("push", "after", self._machine.me)
-        return done
-
-    async def says_ready(self: RoundRunner, *arguments: Any) -> None:
-        trap.role(self)
-        trap.passing("say ready", "before", self.session.me)
-        await say_ready(self, *arguments)
-        trap.passing("say ready", "after", self.session.me)
-
-    def appends(self: History, commit: Commit) -> None:
-        trap.passing("append", "before", _running(trap))
-        append(self, commit)
-        trap.passing("append", "after", _running(trap))
-
-    async def applies_result(self: CatchUp, *arguments: Any) -> None:
-        trap.passing("apply", "before", _running(trap))
-        await apply_result(self, *arguments)
-        trap.passing("apply", "after", _running(trap))
-
-    async def checkpoints(self: Node) -> None:
-        trap.passing("checkpoint", "before", _running(trap))
-        await checkpoint(self)
-        trap.passing("checkpoint", "after", _running(trap))
-
+    watched: tuple[tuple[type, str, Name], ...] = (
+        (RoundRunner, "_perform", by_runner(_name_of_round_effect)),
+        (RoundRunner, "_say_ready", by_runner(lambda *arguments: "say ready")),
+        (ExchangeRunner, "_perform", lambda runner, effect: (type(effect).__name__, runner.machine.me)),
+        (Sender, "_push_until_over", lambda sender, *arguments: ("push", sender._machine.me)),
+        (History, "append", plain("append")), (CatchUp, "apply", plain("apply")),
+        (StateKeeper, "checkpoint", plain("checkpoint")))
     with ExitStack() as stack:
-        for owner, name, replacement in (
-                (RoundRunner, "_perform", performs), (ExchangeRunner, "_perform", exchanges),
-                (Sender, "_push_until_over", pushes),
-                (RoundRunner, "_say_ready", says_ready), (History, "append", appends), (CatchUp, "apply", applies_result),
-                (Node, "_checkpoint", checkpoints)):
-            stack.enter_context(patch.object(owner, name, replacement))
+        for owner, method, name in watched:
+            stack.enter_context(patch.object(owner, method, _passing(trap, getattr(owner, method), name)))
         yield
 
 
-def _running(trap: Trap) -> PeerId:
-    """Whose process runs now."""
+def _passing(trap: Trap, act: Callable[..., Any], name: Name) -> Callable[..., Any]:
+    """`act`, a method, with the trap before and after it."""
+    async def acts(*arguments: Any) -> Any:
+        what, peer = name(*arguments)
+        trap.passing(what, "before", peer)
+        done = await act(*arguments)
+        trap.passing(what, "after", peer)
+        return done
+
+    def acts_at_once(*arguments: Any) -> Any:
+        what, peer = name(*arguments)
+        trap.passing(what, "before", peer)
+        done = act(*arguments)
+        trap.passing(what, "after", peer)
+        return done
+
+    return acts if inspect.iscoroutinefunction(act) else acts_at_once
+
+
+def _name_of_round_effect(effect: RoundEffect) -> str:
+    return f"Send {type(effect.body).__name__}" if isinstance(effect, Send) else type(effect).__name__
+
+
+def _running_peer() -> PeerId:
+    """The peer whose process runs now."""
     process = PROCESS.get()
     assert process is not None
     return process.peer

@@ -22,7 +22,8 @@ from protocol.run.manifest import DataSection, ModelSection, RoundSection, RunMa
 from protocol.wire.identity import Identity
 from protocol.wire.masks import members_in
 from tests.simulation.runs import Finished, simulate
-from tests.simulation.world import Seat, World
+from tests.simulation.seat import Seat
+from tests.simulation.world import World
 
 MEMBERS = 4
 ROUND = 1
@@ -104,7 +105,7 @@ def kill_at(victim: str, at_s: float | None) -> Outcome:
         if at_s is not None:
             await trio.sleep_until(watch.proposed + at_s)
             watch.died_at = world.now()
-            world.kill(struck)
+            world.faults.kill(struck)
         survivors = [seat for seat in world.seats if seat.up]
         await world.until("the commit", lambda: all(seat.peer in watch.committed for seat in survivors), within_s=600)
         seconds = max(watch.committed[seat.peer] for seat in survivors) - watch.proposed

@@ -35,7 +35,8 @@ from protocol.wire.messages import (
     pack,
 )
 from tests.simulation.determinism import inline
-from tests.simulation.world import Seat, World
+from tests.simulation.seat import Seat
+from tests.simulation.world import World
 
 Corrupt = Callable[[Any], None]
 

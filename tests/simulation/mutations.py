@@ -25,7 +25,7 @@ from protocol.exchange import averaging
 from protocol.exchange.machine import ExchangeMachine
 from protocol.node.round_runner import RoundRunner
 from protocol.state import chain
-from protocol.state.store import Store
+from protocol.state.promise_file import PromiseFile
 from protocol.sync import catch_up
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.hashes import Hash
@@ -72,8 +72,8 @@ def _quorum_of_one() -> Sequence[Any]:
     return [patch.object(module, "quorum_size", lambda voters: 1) for module in (chain, policy, proposer)]
 
 
-def _promise_not_kept() -> Sequence[Any]:
-    return [patch.object(Store, "save_promise", lambda self, raw: None)]
+def _promise_not_persisted() -> Sequence[Any]:
+    return [patch.object(PromiseFile, "save", lambda self, raw: None)]
 
 
 def _carried_vote_ignored() -> Sequence[Any]:
@@ -170,12 +170,12 @@ def _never_synced() -> Sequence[Any]:
 def _unsynced_result_believed() -> Sequence[Any]:
     """A result gets its name before its bytes are safe, and is taken for what its name says."""
     def believing(self: CatchUp, commit: Commit) -> memoryview | None:
-        return self.replica.store.open_result(commit.record.round, Hash(commit.record.result_root))
+        return self.replica.store.results.open(commit.record.round, Hash(commit.record.result_root))
     return [patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
             patch.object(CatchUp, "_stored_result", believing)]
 
 
-def _sent_before_kept() -> Sequence[Any]:
+def _sent_before_persisted() -> Sequence[Any]:
     """A vote is on its way a moment before it is on the disk."""
     def hasty(perform: Any) -> Any:
         async def performs(self: RoundRunner, effect: RoundEffect) -> None:
@@ -209,7 +209,8 @@ def _round_skipped() -> Sequence[Any]:
 
 MUTATIONS = {mutation.name: mutation for mutation in (
     Mutation("quorum-of-one", "agreement", "one vote certifies a record", "agreement:", _quorum_of_one),
-    Mutation("promise-not-kept", "agreement", "promises and votes are not written", "agreement:", _promise_not_kept),
+    Mutation("promise-not-persisted", "agreement", "promises and votes are not written", "agreement:",
+             _promise_not_persisted),
     Mutation("carried-vote-ignored", "agreement", "a proposer overrules a vote", "agreement:", _carried_vote_ignored),
     Mutation("applied-twice", "parity", "a restart applies the newest result again", "parity:", _applied_twice),
     Mutation("own-average-kept", "parity", "a member keeps its version of a chunk", "parity:", _own_average_kept),
@@ -221,6 +222,6 @@ MUTATIONS = {mutation.name: mutation for mutation in (
              _fork_choice_keeps_ours),
     Mutation("never-synced", "crash", "nothing is synced before it is acted on", "", _never_synced),
     Mutation("unsynced-result-believed", "crash", "a result is named before it is safe", "", _unsynced_result_believed),
-    Mutation("sent-before-kept", "crash", "a vote is sent before it is on disk", "", _sent_before_kept),
+    Mutation("sent-before-persisted", "crash", "a vote is sent before it is on disk", "", _sent_before_persisted),
     Mutation("round-skipped", "order", "a missing result counts as applied", "order:", _round_skipped),
 )}

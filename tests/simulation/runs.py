@@ -62,8 +62,8 @@ def simulate(peers: int, scenario: Scenario, seed: int = 1, weather: Weather | N
         except Exception as error:  # noqa: BLE001 - whatever a peer dies of is this run's result
             failure = _cause(error)
     world = worlds[0]
-    return Finished(seed, failure, world.trace, world.trace_hash(), world.judge.commits_checked, virtual_s,
-                    world.wire.messages, world.met)
+    return Finished(seed, failure, world.trace.lines, world.trace.hash(), world.judge.commits_checked, virtual_s,
+                    world.wire.messages, world.faults.met)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from protocol.events import Event, ReadySent, RoundCommitted
 from protocol.run.manifest import DataSection, ModelSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.wire.identity import Identity
 from tests.simulation.runs import simulate
-from tests.simulation.world import Seat, World
+from tests.simulation.seat import Seat
+from tests.simulation.world import World
 
 SIZES = (10, 20, 50, 100, 200)
 FIRST, ROUNDS = 2, 3

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields, replace
 import trio
 
 from tests.simulation.disks import DISK_FAULTS
-from tests.simulation.world import Seat, World
+from tests.simulation.seat import Seat
+from tests.simulation.world import World
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,12 @@ async def churn(world: World, rounds: int, troubles: Troubles, *, founders: int 
 
 async def calm(world: World) -> None:
     """Everything is mended, and everybody who ever lived comes back."""
-    world.heal()
+    world.faults.heal()
     world.ambush = None
     world.wire.weather = replace(world.wire.weather, request_loss=0.0)
     for seat in world.seats:
-        world.thaw(seat)
-        world.make_room(seat)
+        world.faults.thaw(seat)
+        world.faults.make_room(seat)
         seat.disk_fault = None
         if seat.process is not None:
             seat.process.dies_at, seat.process.slow_s = None, 0.0
@@ -110,50 +111,50 @@ async def _leave(world: World) -> None:
 async def _kill(world: World) -> None:
     seat = _victim(world, 3)
     if seat is not None and world.random.random() < 0.3:
-        world.kill(seat)
+        world.faults.kill(seat)
     elif seat is not None:
-        world.doom(seat, world.random.randint(1, 300))
+        world.faults.doom(seat, world.random.randint(1, 300))
 
 
 async def _power(world: World) -> None:
     seat = _victim(world, 3)
     if seat is not None:
-        world.cut_power(seat)
+        world.faults.cut_power(seat)
 
 
 async def _disk(world: World) -> None:
     seat = _victim(world, 3)
     if seat is not None:
-        world.break_disk(seat, world.random.choice(DISK_FAULTS), world.random.randint(1, 8))
+        world.faults.break_disk(seat, world.random.choice(DISK_FAULTS), world.random.randint(1, 8))
 
 
 async def _full(world: World) -> None:
     seat = _victim(world, 3)
     if seat is not None:
-        world.fill_disk(seat)
+        world.faults.fill_disk(seat)
         await trio.sleep(world.random.choice([2.0, 10.0]))
         assert seat.up or not seat.farewell or " is full: make room " in seat.farewell, seat.farewell
-        world.make_room(seat)
+        world.faults.make_room(seat)
 
 
 async def _freeze(world: World) -> None:
     seat = _victim(world, 3)
     if seat is not None:
-        world.freeze(seat)
+        world.faults.freeze(seat)
         await trio.sleep(world.random.choice([2.0, 8.0, 15.0]))
-        world.thaw(seat)
+        world.faults.thaw(seat)
 
 
 async def _clock(world: World) -> None:
     seat = _victim(world, 2)
     if seat is not None:
-        world.jump_clock(seat, world.random.choice([1.0, 4.0, 30.0, 3600.0]))
+        world.faults.jump_clock(seat, world.random.choice([1.0, 4.0, 30.0, 3600.0]))
 
 
 async def _slow(world: World) -> None:
     seat = _victim(world, 2)
     if seat is not None:
-        world.slow_down(seat, world.random.choice([0.01, 0.1, 0.5]))
+        world.faults.slow_down(seat, world.random.choice([0.01, 0.1, 0.5]))
         await trio.sleep(world.random.choice([2.0, 10.0]))
         if seat.process is not None:
             seat.process.slow_s = 0.0
@@ -162,30 +163,30 @@ async def _slow(world: World) -> None:
 async def _trainer(world: World) -> None:
     seat = _victim(world, 0)
     if seat is not None:
-        world.kill_trainer(seat)
+        world.faults.kill_trainer(seat)
 
 
 async def _one_way(world: World) -> None:
     seat, other = _victim(world, 3), _victim(world, 3)
     if seat is not None and other is not None and seat is not other:
-        world.cut(seat, other)
+        world.faults.cut(seat, other)
         await trio.sleep(world.random.choice([3.0, 15.0]))
-        world.heal()
+        world.faults.heal()
 
 
 async def _partition(world: World) -> None:
     up = world.up()
     if len(up) > 3:
         few = world.random.sample(up, len(up) // 3)
-        world.partition([seat for seat in up if seat not in few], few)
+        world.faults.partition([seat for seat in up if seat not in few], few)
         await trio.sleep(world.random.choice([5.0, 20.0, 45.0]))
-        world.heal()
+        world.faults.heal()
 
 
 async def _blackout(world: World) -> None:
     """The power is cut everywhere at once."""
     for seat in world.up():
-        world.cut_power(seat)
+        world.faults.cut_power(seat)
     await trio.sleep(1.0)
     for seat in world.seats:
         if seat.lives and not seat.up:
@@ -196,10 +197,10 @@ async def _ambush(world: World) -> None:
     """Wait for somebody to enter a phase that passes quickly, and strike then."""
     if len(world.up()) <= 3:
         return
-    random = world.random
+    random, faults = world.random, world.faults
     strikes: list[Callable[[Seat], None]] = [
-        world.kill, world.cut_power, world.freeze, lambda seat: world.doom(seat, random.randint(1, 20)), world.fill_disk,
-        lambda seat: world.break_disk(seat, random.choice(DISK_FAULTS), random.randint(1, 3))]
+        faults.kill, faults.cut_power, faults.freeze, lambda seat: faults.doom(seat, random.randint(1, 20)),
+        faults.fill_disk, lambda seat: faults.break_disk(seat, random.choice(DISK_FAULTS), random.randint(1, 3))]
     world.ambush = random.choice(["starting", "syncing", "exchanging", "voting", "applying"]), random.choice(strikes)
     with trio.move_on_after(6.0):
         while world.ambush is not None:
@@ -207,8 +208,8 @@ async def _ambush(world: World) -> None:
         await trio.sleep(random.choice([1.0, 5.0]))
     world.ambush = None
     for seat in world.seats:
-        world.thaw(seat)
-        world.make_room(seat)
+        world.faults.thaw(seat)
+        world.faults.make_room(seat)
 
 
 async def _orphan(world: World) -> None:
@@ -221,8 +222,8 @@ async def _orphan(world: World) -> None:
         struck.append(seat)
         for other in world.up():
             if other is not seat:
-                world.cut_power(other)
-        world.cut_power(seat)
+                world.faults.cut_power(other)
+        world.faults.cut_power(seat)
 
     world.ambush = "RoundCommitted", strike
     with trio.move_on_after(10.0):

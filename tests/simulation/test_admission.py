@@ -17,8 +17,9 @@ from protocol.run.manifest import Admission, SignedManifest, sign
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Role
 from tests.simulation.runs import simulate
+from tests.simulation.seat import Seat
 from tests.simulation.test_liars import holds
-from tests.simulation.world import Seat, World, simulated_run
+from tests.simulation.world import World, simulated_run
 
 ORGANISER = Identity.from_seed(b"\x2a" * 32)
 EXPIRES_S = 60
@@ -84,7 +85,7 @@ def test_a_member_comes_back_with_the_token_that_has_expired() -> None:
         invite_all((stays, also))
         invite(returns, EXPIRES_S)
         await begin(world, world.seats)
-        world.kill(returns)
+        world.faults.kill(returns)
         await until_expired(world)
         heard = refusals(world)
         world.start(returns)
@@ -101,7 +102,7 @@ def test_members_whose_tokens_have_all_expired_meet_again_after_all_of_them_rest
         invite_all(world.seats, EXPIRES_S)
         await begin(world, world.seats)
         for seat in world.seats:
-            world.kill(seat)
+            world.faults.kill(seat)
         await until_expired(world)
         before = {seat.number: seat.lives for seat in world.seats}
         await begin(world, world.seats)
@@ -120,12 +121,13 @@ def test_who_came_in_in_time_may_take_its_time_until_its_first_record() -> None:
         invite(slow, EXPIRES_S)
         await begin(world, (one, two, three))
         world.start(slow)
-        await world.until("it is let in", lambda: one.node is not None and one.node._door.may_speak(slow.peer), within_s=20)
+        await world.until("it is let in", lambda: one.node is not None and one.node._handshake.may_speak(slow.peer),
+                          within_s=20)
         assert slow.node is not None
         slow.node.pause()
         await until_expired(world)
         assert slow.peer not in members(one)
-        world.kill(three)
+        world.faults.kill(three)
         world.start(three)  # has not met it: the proposer vouches
         slow.node.resume()
         await world.until("it is a member", lambda: slow.peer in newest(one), within_s=120)
@@ -158,15 +160,15 @@ def test_who_was_a_member_of_a_lost_fork_only_is_a_stranger_on_the_chain_that_wo
         invite_all((one, two, three, strays))
         invite(late, EXPIRES_S)
         await begin(world, (one, two, three, strays))
-        world.partition([one, two, three], [strays, late])
+        world.faults.partition([one, two, three], [strays, late])
         world.start(late)
         await world.until("a fork with the newcomer", lambda: strays.node is not None and late.peer in newest(strays),
                           within_s=EXPIRES_S - world.now())
-        world.kill(late)
+        world.faults.kill(late)
         await until_expired(world)
-        world.heal()
+        world.faults.heal()
         await world.until("the fork is given up", lambda: late.peer not in members(strays), within_s=120)
-        world.kill(strays)  # nobody is left who let it in at the door
+        world.faults.kill(strays)  # nobody is left who let it in at the door
         world.start(strays)
         heard = refusals(world)
         world.start(late)
@@ -185,7 +187,7 @@ def test_a_newcomer_learns_who_is_in_from_the_expired_member_that_its_invitation
         invite_all((one, two), EXPIRES_S)
         await begin(world, (one, two))
         for seat in (one, two):
-            world.kill(seat)
+            world.faults.kill(seat)
         await until_expired(world)
         await begin(world, (one, two))
         invite(newcomer, LATER_S)
@@ -204,10 +206,10 @@ def test_a_member_cannot_bring_in_somebody_whom_the_organiser_did_not_invite() -
         world.listeners.append(lambda seat, event: heard.append(event.what) if isinstance(event, Dropped) else None)
         await begin(world, (one, two, liar))
         assert liar.node is not None
-        door = liar.node._door
-        may_contribute = door.may_contribute
-        door.may_contribute = lambda peer: peer == friend.peer or may_contribute(peer)  # type: ignore[method-assign]
-        door._let_in(friend.peer, None)
+        handshake = liar.node._handshake
+        may_contribute = handshake.may_contribute
+        handshake.may_contribute = lambda peer: peer == friend.peer or may_contribute(peer)  # type: ignore[method-assign]
+        handshake._let_in(friend.peer, None)
         world.start(friend)
         reached = max(world.rounds())
         await world.until("rounds go on", lambda: one.node is not None and one.node.rounds >= reached + 8, within_s=400)
@@ -224,7 +226,7 @@ def test_a_newcomer_that_only_the_proposer_has_met_is_vouched_for_with_its_token
         await begin(world, (one, two, three))
         for seat in (two, three):
             assert seat.node is not None
-            seat.node._door.answer_hello = unheard  # type: ignore[method-assign]
+            seat.node._handshake.answer_hello = unheard  # type: ignore[method-assign]
         world.start(newcomer)
         await world.until("it is a member", lambda: newcomer.peer in newest(two), within_s=200)
 

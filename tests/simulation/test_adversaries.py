@@ -14,8 +14,9 @@ from kernels.aggregate import Rule
 from protocol.wire.masks import members_in
 from tests.simulation.adversaries import ATTACKS, REFUSED, Copying, averages_nothing, claiming, distance, run_with, turn
 from tests.simulation.runs import simulate
+from tests.simulation.seat import Seat
 from tests.simulation.test_liars import begin, holds
-from tests.simulation.world import Seat, World
+from tests.simulation.world import World
 
 ROUNDS = 11
 START, NEAR = 2.0, 0.25

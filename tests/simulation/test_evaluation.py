@@ -17,7 +17,8 @@ from protocol.wire.messages import Measurement
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.liars import Ghost
 from tests.simulation.runs import Finished, simulate
-from tests.simulation.world import Seat, World
+from tests.simulation.seat import Seat
+from tests.simulation.world import World
 
 
 @dataclass
@@ -125,7 +126,7 @@ def test_when_who_was_drawn_drops_out_the_next_in_the_order_measures(trouble: st
 
         async def strike(seat: Seat) -> None:
             if trouble == "killed":
-                world.kill(seat)
+                world.faults.kill(seat)
             elif trouble == "paused":
                 seat.node.pause()  # type: ignore[union-attr]
             else:
@@ -155,8 +156,8 @@ def test_a_claim_of_a_member_that_was_not_drawn_is_dropped_once_and_changes_noth
                 liar = next(other for other in world.seats if other is not seat)
                 assert liar.node is not None
                 lies.append((liar, event.rounds))
-                liar.node._pulse.measured = Measurement(rounds=event.rounds, tip=record.tips[event.rounds], loss=0.25)
-                liar.node._pulse.beat_now()
+                liar.node._activity.measured = Measurement(rounds=event.rounds, tip=record.tips[event.rounds], loss=0.25)
+                liar.node._activity.tell_now()
 
         for seat in world.seats:
             seat.step_s = 3.0  # measuring takes several heartbeats

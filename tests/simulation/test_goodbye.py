@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from protocol.events import Event, PeerGone, PeerSuspected
 from tests.simulation.runs import simulate
+from tests.simulation.seat import Seat
 from tests.simulation.test_simulation import holds
-from tests.simulation.world import Seat, World
+from tests.simulation.world import World
 
 
 def test_a_goodbye_arrives_although_gossip_on_its_way_is_lost() -> None:
@@ -42,7 +43,7 @@ def test_who_leaves_says_nothing_about_those_whose_connections_it_closes() -> No
         world.leave(leaver)
         await world.until("the goodbye", lambda: not leaver.up, within_s=5)
         for other in others:
-            node.reception.on_peer_disconnected(other.peer)
+            node.dispatcher.on_peer_disconnected(other.peer)
         assert not [event for event in said if isinstance(event, PeerSuspected)]
 
     holds(simulate(3, scenario))

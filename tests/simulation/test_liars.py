@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.node.round_runner import REJECTIONS_LOGGED_PER_PEER
+from protocol.node.round_report import REJECTIONS_LOGGED_PER_PEER
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation, Member, Plan, Proposal, Ready
@@ -37,7 +37,7 @@ def test_an_owner_that_blows_an_average_up_is_caught_before_the_vote_and_blamed_
             world.start(seat)
         await world.until("everybody honest has ejected the liar",
                           lambda: len(world.judge.ejections.get(liar.peer, {})) == len(honest), within_s=60)
-        world.kill(liar)
+        world.faults.kill(liar)
         reached = max(world.rounds())
         await world.until_round(reached + 3, within_s=90)
         await world.until_equal(within_s=20)
@@ -73,7 +73,7 @@ def test_a_restarted_peer_and_a_newcomer_know_who_lied() -> None:
             world.start(seat)
         judged = world.judge.ejections
         await world.until("the liar ejected", lambda: len(judged.get(liar.peer, {})) == 3, within_s=60)
-        world.kill(one)
+        world.faults.kill(one)
         judged[liar.peer].pop(one.peer)
         world.start(one)
         world.start(newcomer)
@@ -90,7 +90,7 @@ def test_who_claims_to_be_ahead_and_shows_nothing_costs_no_round() -> None:
         for seq in range(60):
             await ghost.gossip(ghost.beat(seq, 1000 + seq, bytes([seq]) * 32))
             await trio.sleep(1.0)
-        calm = [line for line in world.trace if "MemberLost" in line or "RolledBack" in line]
+        calm = [line for line in world.trace.lines if "MemberLost" in line or "RolledBack" in line]
         assert not calm
         assert max(world.rounds()) >= before + (trio.current_time() - started) / 10
 
@@ -162,9 +162,9 @@ def ready_roots(world: World) -> dict[PeerId, Ready]:
     """What the peers said READY with in the running round, as far as they did."""
     found = {}
     for seat in world.seats:
-        runner = seat.node.reception.runner if seat.node else None
-        if runner is not None and runner.work.ready is not None:
-            found[seat.peer] = runner.work.ready
+        work = seat.node._round.work if seat.node else None
+        if work is not None and work.ready is not None:
+            found[seat.peer] = work.ready
     return found
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from protocol.events import ComputeProgress, Event, RoundCommitted
 from tests.simulation.runs import simulate
+from tests.simulation.seat import Seat
 from tests.simulation.test_simulation import holds
-from tests.simulation.world import Seat, World
+from tests.simulation.world import World
 
 
 def test_the_rate_outlives_its_round() -> None:

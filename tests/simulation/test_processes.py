@@ -126,15 +126,15 @@ def test_a_full_disk_says_so_and_changes_nothing(tmp_path: Path) -> None:
 def test_a_promise_that_is_read_at_a_start_outlives_the_next_power_cut(tmp_path: Path, seed: int) -> None:
     """The life before wrote it, and died because the folder could not be synced: it may not be relied on unsynced."""
     platter = Platter(Random(seed))
-    Store(tmp_path, disk(platter)).save_promise(b"old")
+    Store(tmp_path, disk(platter)).promise.save(b"old")
     failing = disk(platter)
     store = Store(tmp_path, failing)
     failing.sync_folder = broken  # type: ignore[method-assign]
     with pytest.raises(StoreFailed, match="Input/output error"):
-        store.save_promise(b"new")
-    relied_on = Store(tmp_path, disk(platter)).load_promise()
+        store.promise.save(b"new")
+    relied_on = Store(tmp_path, disk(platter)).promise.load()
     platter.cut_power()
-    assert Store(tmp_path, disk(platter)).load_promise() == relied_on
+    assert Store(tmp_path, disk(platter)).promise.load() == relied_on
 
 
 def broken(folder: Path) -> None:

@@ -15,7 +15,8 @@ from protocol.run.manifest import Outer, OuterSection, SignedManifest, sign
 from protocol.wire.identity import Identity
 from tests.simulation.runs import Finished, rough, setting_of, simulate
 from tests.simulation.scenarios import GENTLE, churn
-from tests.simulation.world import Seat, World, simulated_run
+from tests.simulation.seat import Seat
+from tests.simulation.world import World, simulated_run
 
 
 def holds(run: Finished) -> Finished:
@@ -101,7 +102,7 @@ def test_a_lone_founder_that_dies_is_succeeded_by_the_joiner() -> None:
         await world.until_round(2, within_s=60)
         world.start(joiner)
         await world.until("the joiner at the tip", lambda: min(world.rounds()) >= 2, within_s=60)
-        world.kill(founder)
+        world.faults.kill(founder)
         await world.until_round(5, within_s=180)
         world.start(founder)
         await world.until_equal(within_s=60)
@@ -113,7 +114,7 @@ def test_everybody_crashes_and_comes_back_on_the_same_tip() -> None:
     async def scenario(world: World) -> None:
         await begin(world, 5)
         for seat in world.up():
-            world.kill(seat)
+            world.faults.kill(seat)
         for seat in world.seats:
             world.start(seat)
         await world.until("everybody at the old tip", lambda: min(world.rounds(), default=0) >= 5, within_s=30)
@@ -127,10 +128,10 @@ def test_a_partition_heals_to_the_majoritys_chain() -> None:
     async def scenario(world: World) -> None:
         await begin(world, 3)
         many, few = world.seats[:3], world.seats[3:]
-        world.partition(many, few)
+        world.faults.partition(many, few)
         await trio.sleep(90)
         many_tip = many[0].node.tip_at(6)  # type: ignore[union-attr]
-        world.heal()
+        world.faults.heal()
         await world.until_equal(within_s=90)
         assert all(seat.node.tip_at(6) == many_tip for seat in world.seats if seat.node)
 
@@ -141,11 +142,11 @@ def test_a_partition_heals_to_the_majoritys_chain() -> None:
 def test_two_founders_merge() -> None:
     async def scenario(world: World) -> None:
         one, other = world.seats
-        world.partition([one], [other])
+        world.faults.partition([one], [other])
         world.start(one)
         world.start(other)
         await world.until_round(3, within_s=60)
-        world.heal()
+        world.faults.heal()
         await world.until_equal(within_s=60)
         await world.until_round(max(world.rounds()) + 2, within_s=60)
         await world.until_equal(within_s=20)
@@ -157,9 +158,9 @@ def test_a_frozen_member_costs_one_round_its_wait_and_catches_up() -> None:
     async def scenario(world: World) -> None:
         await begin(world, 3)
         frozen = world.seats[0]
-        world.freeze(frozen)
+        world.faults.freeze(frozen)
         await world.until("rounds without it", lambda: sorted(world.rounds())[1] >= 5, within_s=90)
-        world.thaw(frozen)
+        world.faults.thaw(frozen)
         await world.until_round(max(world.rounds()) + 2, within_s=60)
         await world.until_equal(within_s=20)
 
@@ -170,7 +171,7 @@ def test_a_killed_trainer_costs_its_peer_nothing_but_the_round() -> None:
     async def scenario(world: World) -> None:
         await begin(world, 2)
         victim = world.seats[1]
-        world.kill_trainer(victim)
+        world.faults.kill_trainer(victim)
         before = max(world.rounds())
         await world.until_round(before + 3, within_s=60)
         last = victim.node.commit_at(before + 2).record  # type: ignore[union-attr]

@@ -1,16 +1,13 @@
-"""N peers of the real protocol: started, killed, restarted, frozen, split, with disks that fail, on a simulated network.
+"""N peers of the real protocol on a simulated network: started, watched, and waited for.
 
-Everything that a peer emits goes, with the virtual time, into one trace; the `Judge` sees it first.  The same seed gives
-the same trace.  Every fault is counted with the phase in which it met its victim.
+Everything that a peer emits goes, with the virtual time, into one trace; the `Judge` sees it first.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
@@ -24,20 +21,21 @@ from protocol.network.simulated.network import MemoryNetwork
 from protocol.network.simulated.weather import Weather
 from protocol.network.simulated.wire import MemoryWire
 from protocol.node.node import Node
-from protocol.offload import Offload
 from protocol.run.manifest import DataSection, ModelSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.settings import NodeSettings
 from protocol.state.chain import quorum_size
+from protocol.state.disk import StoreFailed
 from protocol.state.outer_state import OuterState
 from protocol.state.replica import Replica
-from protocol.state.store import Store, StoreFailed
+from protocol.state.store import Store
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready, Role, unpack
-from tests.simulation.arithmetic_trainer import ArithmeticTrainer
-from tests.simulation.determinism import inline
 from tests.simulation.disks import FaultyDisk, Platter
+from tests.simulation.faults import Faults
 from tests.simulation.judge import Judge
 from tests.simulation.processes import PROCESS, Killed, Process
+from tests.simulation.seat import Seat
+from tests.simulation.trace import Trace, world_time
 
 NOISE = (*PROGRESS, PhaseChanged)
 """Events that would make the trace long and say little."""
@@ -55,48 +53,6 @@ def simulated_run(min_members: int = 1) -> SignedManifest:
         chunk_parameters=1024, checkpoint_interval=4, checkpoint_chunk_bytes=4096, total_tokens=10**9))
 
 
-@dataclass
-class Seat:
-    """A peer's place in the world: what survives its deaths, and its present life.
-
-    farewell: the sentence with which its last life stopped by itself.
-    disk_fault: what its disk will do, `disk_operations` fitting operations from now.
-    """
-
-    identity: Identity
-    number: int
-    folder: Path
-    step_s: float
-    platter: Platter
-    lives: int = 0
-    process: Process | None = None
-    node: Node | None = None
-    trainer: ArithmeticTrainer | None = None
-    make_trainer: Callable[..., ArithmeticTrainer] = ArithmeticTrainer
-    """A hostile peer has its own contributions."""
-    offload: Offload = inline
-    """How its node runs blocking work; a hostile peer has its own ways."""
-    token: bytes | None = None
-    introduced: frozenset[PeerId] = frozenset()
-    disk_fault: str | None = None
-    disk_operations: int = 0
-    farewell: str = ""
-    stop_after: int | None = None
-    died_at: float = 0.0
-
-    @property
-    def peer(self) -> PeerId:
-        return self.identity.peer_id
-
-    @property
-    def up(self) -> bool:
-        return self.process is not None
-
-    @property
-    def phase(self) -> str:
-        return self.node.phase.value if self.node is not None else "starting"
-
-
 class World:
     """Seats for `peers`, none of them started."""
 
@@ -106,15 +62,11 @@ class World:
         self.signed = signed or simulated_run()
         self.wire = MemoryWire(nursery, Random(seed + 1), weather)
         self.judge = Judge(self.signed.manifest)
-        self.trace: list[str] = []
-        self.met: Counter[tuple[str, str]] = Counter()
-        """How often a fault met a peer in a phase."""
+        self.trace = Trace()
         self.listeners: list[Callable[[Seat, Event], None]] = []
         """Told of every event, after the judge."""
         self.ambush: tuple[str, Callable[[Seat], None]] | None = None
         """What happens to the next peer that enters this phase, or emits this event."""
-        self.wire.on_trouble = self._on_weather
-        self.wire.on_gossip = self._on_gossip
         self._nursery = nursery
         self._processes: list[Process] = []
         self.seats: list[Seat] = []
@@ -123,7 +75,8 @@ class World:
             step_s = 0.25 + 0.1 * self.random.random()
             platter = Platter(Random(f"{seed} {number}"))
             self.seats.append(Seat(Identity.from_seed(seed_bytes), number, folder / f"{number:03}", step_s, platter))
-        self._by_peer = {seat.peer: seat for seat in self.seats}
+        self.faults = Faults(self.seats, self.wire, self.judge, self.trace)
+        self.wire.on_trouble, self.wire.on_gossip = self.faults.on_weather, self._on_gossip
 
     def close(self) -> None:
         """Let the remains of all lives end."""
@@ -145,9 +98,9 @@ class World:
         seat.process = Process(seat.peer, lambda: self._killed(seat))
         seat.disk_fault, seat.farewell = None, ""
         self._processes.append(seat.process)
-        self.note(seat, f"starts life {seat.lives}")
+        self.trace.note(seat, f"starts life {seat.lives}")
         if seat.lives > 1 or self.judge.commits_checked:
-            self.meet("join" if seat.lives == 1 else "restart", seat)
+            self.faults.meet("join" if seat.lives == 1 else "restart", seat)
         self.judge.on_start(seat.peer)
         self._nursery.start_soon(self._live, seat, seat.process)
 
@@ -162,7 +115,7 @@ class World:
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             seat.farewell = str(error)
-            self.note(seat, f"stops: {error}".replace(str(seat.folder), "its disk"))
+            self.trace.note(seat, f"stops: {error}".replace(str(seat.folder), "its disk"))
         except* BaseException:
             if process.alive:
                 raise
@@ -170,7 +123,7 @@ class World:
             process.kill()
 
     async def _run_node(self, seat: Seat, process: Process) -> None:
-        store = Store(seat.folder, FaultyDisk(seat.platter, process, lambda what: self._disk_fault(seat, what)))
+        store = Store(seat.folder, FaultyDisk(seat.platter, process, lambda what: self.faults.disk_fault(seat, what)))
         seat.trainer = seat.make_trainer(self.signed.manifest, seat.number, seat.step_s, self.judge.on_contribution)
         settings = NodeSettings(name=f"sim-{seat.number}", role=Role.TRAINER, version="0", incarnation=seat.lives,
                                 stop_after=seat.stop_after, token=seat.token, introduced=seat.introduced,
@@ -179,7 +132,7 @@ class World:
         network = MemoryNetwork(self.wire, seat.peer)
         session = Session(seat.identity, self.signed.run, network, partial(self._on_event, seat, process))
         node = Node(session, Replica.open(self.signed, store, state), seat.trainer, settings, offload=seat.offload)
-        network.handlers = node.reception
+        network.handlers = node.dispatcher
         if not process.alive:
             return  # killed while it read its disk
         seat.node = node
@@ -192,121 +145,13 @@ class World:
         finally:
             state.close()
 
-    def _disk_fault(self, seat: Seat, operation: str) -> str | None:
-        """The fault that was ordered for this disk happens at the first operation that it fits, after some others."""
-        fault = seat.disk_fault
-        if fault is None or (fault == "torn write" and operation != "write") or (
-                fault == "failing fsync" and operation != "sync"):
-            return None
-        seat.disk_operations -= 1
-        if seat.disk_operations > 0:
-            return None
-        seat.disk_fault = None
-        self.meet(fault, seat, operation)
-        return fault
-
-    def kill(self, seat: Seat) -> None:
-        """From one moment to the next; the disk stays as it is."""
-        assert seat.process is not None
-        self.meet("kill", seat)
-        seat.process.kill()
-
-    def doom(self, seat: Seat, steps: int) -> None:
-        """Kill it between two awaits, so many steps of its tasks from now."""
-        assert seat.process is not None
-        seat.process.dies_at = seat.process.steps + steps
-
-    def break_disk(self, seat: Seat, fault: str, operations: int) -> None:
-        """One of `DISK_FAULTS`, so many fitting operations from now."""
-        seat.disk_fault, seat.disk_operations = fault, operations
-
-    def fill_disk(self, seat: Seat) -> None:
-        self.meet("full disk", seat)
-        seat.platter.full = True
-
-    def make_room(self, seat: Seat) -> None:
-        if seat.platter.full:
-            self.note(seat, "has room on its disk")
-            seat.platter.full = False
-
-    def cut_power(self, seat: Seat) -> None:
-        """Kill it, if it is up, and lose what its disk had not synced."""
-        self.meet("power cut", seat)
-        if seat.process is not None:
-            seat.process.kill()
-        seat.platter.cut_power()
-
     def leave(self, seat: Seat) -> None:
+        """It says goodbye, and ends."""
         assert seat.node is not None
-        self.meet("leave", seat)
+        self.faults.meet("leave", seat)
         self.judge.on_separation()
         self.judge.on_disturbance(seat.peer)
         seat.node.leave()
-
-    def freeze(self, seat: Seat) -> None:
-        assert seat.process is not None
-        self.meet("freeze", seat)
-        self.judge.on_separation()
-        self.judge.on_disturbance(seat.peer)
-        seat.process.stop()
-        self.wire.freeze(seat.peer)
-
-    def thaw(self, seat: Seat) -> None:
-        if seat.process is not None and seat.process.stopped:
-            self.note(seat, "thaws")
-            self.judge.on_disturbance(seat.peer)
-            self.wire.thaw(seat.peer)
-            seat.process.go_on()
-
-    def jump_clock(self, seat: Seat, seconds: float) -> None:
-        """Its clock leaps ahead; nothing else happened."""
-        assert seat.process is not None
-        self.meet("clock jump", seat, f"{seconds:+.0f} s")
-        self.judge.on_separation()
-        self.judge.on_disturbance(seat.peer)
-        seat.process.ahead_s += seconds
-
-    def slow_down(self, seat: Seat, slow_s: float) -> None:
-        """Everything that blocks takes it so long; 0 ends it."""
-        if seat.process is not None:
-            self.meet("slow peer", seat, f"{slow_s:.1f} s")
-            self.judge.on_separation()
-            self.judge.on_disturbance(seat.peer)
-            seat.process.slow_s = slow_s
-
-    def kill_trainer(self, seat: Seat) -> None:
-        if seat.trainer is not None:
-            self.meet("trainer death", seat)
-            seat.trainer.kill()
-
-    def partition(self, *sides: list[Seat]) -> None:
-        for seat in self.up():
-            self.met["partition", seat.phase] += 1
-            self.judge.on_disturbance(seat.peer)
-        self.note(None, "splits: " + " | ".join(",".join(str(seat.number) for seat in side) for side in sides))
-        self.judge.on_separation()
-        self.wire.partition(*[[seat.peer for seat in side] for side in sides])
-
-    def cut(self, sender: Seat, receiver: Seat) -> None:
-        """One-way: nothing gets from `sender` to `receiver`."""
-        self.meet("one-way link", sender, f"to peer {receiver.number}")
-        self.judge.on_separation()
-        self.judge.on_disturbance(sender.peer)
-        self.judge.on_disturbance(receiver.peer)
-        self.wire.cut(sender.peer, receiver.peer)
-
-    def heal(self) -> None:
-        self.note(None, "heals")
-        for seat in self.up():
-            self.judge.on_disturbance(seat.peer)
-        self.wire.heal()
-
-    def meet(self, fault: str, seat: Seat, detail: str = "") -> None:
-        self.met[fault, seat.phase] += 1
-        self.note(seat, f"meets in phase {seat.phase}: {fault} {detail}".rstrip())
-
-    def _on_weather(self, trouble: str, peer: PeerId) -> None:
-        self.met[trouble, self._by_peer[peer].phase] += 1
 
     def _on_gossip(self, listener: PeerId, data: bytes) -> None:
         speaker, body, _ = unpack(data, self.signed.run)
@@ -316,8 +161,8 @@ class World:
     def _killed(self, seat: Seat) -> None:
         process = seat.process
         if process is not None and process.dies_at is not None and process.steps >= process.dies_at:
-            self.meet("kill between two awaits", seat, f"at step {process.steps}")
-        self.note(seat, "is gone")
+            self.faults.meet("kill between two awaits", seat, f"at step {process.steps}")
+        self.trace.note(seat, "is gone")
         seat.died_at = self.now()
         self.judge.on_disturbance(seat.peer)
         self.wire.crash(seat.peer)
@@ -326,6 +171,7 @@ class World:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def up(self) -> list[Seat]:
+        """Those whose peer runs, frozen or not."""
         return [seat for seat in self.seats if seat.up]
 
     def rounds(self) -> list[int]:
@@ -365,16 +211,12 @@ class World:
             return len(set(marks)) == 1
         await self.until("one tip and one state everywhere", equal, within_s)
 
-    def note(self, seat: Seat | None, text: str) -> None:
-        who = f"peer {seat.number:3}" if seat else "world   "
-        self.trace.append(f"{self.now():9.3f}  {who}  {text}")
-
     def _on_event(self, seat: Seat, process: Process, event: Event) -> None:
         if not process.alive or seat.process is not process:
             return  # the last words of a dead process
         if not isinstance(event, NOISE):
             fields = {key: value for key, value in event.to_fields().items() if key != "event"}
-            self.note(seat, f"{type(event).__name__} {fields}")
+            self.trace.note(seat, f"{type(event).__name__} {fields}")
         if seat.node is not None:
             self.judge.on_event(seat.peer, seat.node, event, self.now())
         for listener in self.listeners:
@@ -387,10 +229,7 @@ class World:
 
     def now(self) -> float:
         """The world's own time."""
-        return trio.lowlevel.current_clock().current_time()
-
-    def trace_hash(self) -> str:
-        return hashlib.blake2b("\n".join(self.trace).encode(), digest_size=16).hexdigest()
+        return world_time()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The door of a run by token, hour by hour."""
+"""The handshake of a run by token, hour by hour."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.membership.handshake import COMING_IN_S, NO_RECORDS, Doorkeeper
+from protocol.membership.handshake import COMING_IN_S, NO_RECORDS, Handshake
 from protocol.network.interface import Refused, Unreachable
 from protocol.run.admission import make_hello, make_token
 from protocol.run.manifest import RunManifest, run_id
@@ -43,44 +43,44 @@ class Answering:
         return self._answer(data)
 
 
-def door(folder: Path, clock: Clock, introduced: frozenset[PeerId] = frozenset()) -> Doorkeeper:
+def opened(folder: Path, clock: Clock, introduced: frozenset[PeerId] = frozenset()) -> Handshake:
     settings = NodeSettings("me", Role.TRAINER, "1", 1, introduced=introduced, wall_clock=lambda: clock.now)
-    return Doorkeeper(RUN, run_id(RUN), settings, History(run_id(RUN), Store(folder)))
+    return Handshake(RUN, run_id(RUN), settings, History(run_id(RUN), Store(folder)))
 
 
 def token(expiry: int = EXPIRY, role: Role = Role.TRAINER) -> bytes:
     return make_token(ORGANISER, run_id(RUN), role, expiry)
 
 
-def knock(keeper: Doorkeeper, peer: PeerId, shown: bytes | None, role: Role = Role.TRAINER) -> None:
-    keeper.answer_hello(peer, make_hello(run_id(RUN), role, shown, "1").encode())
+def knock(handshake: Handshake, peer: PeerId, shown: bytes | None, role: Role = Role.TRAINER) -> None:
+    handshake.answer_hello(peer, make_hello(run_id(RUN), role, shown, "1").encode())
 
 
-def admitted(keeper: Doorkeeper, answer: Callable[[bytes], bytes], *peers: PeerId) -> bool:
+def admitted(handshake: Handshake, answer: Callable[[bytes], bytes], *peers: PeerId) -> bool:
     async def ask() -> bool:
         network: Any = Answering(answer)
-        return await keeper.all_admitted(network, peers, OTHER)
+        return await handshake.all_admitted(network, peers, OTHER)
 
     return trio.run(ask)
 
 
 def test_a_token_opens_the_door_until_it_expires_and_counts_for_a_day_more(tmp_path: Path) -> None:
     clock = Clock()
-    keeper = door(tmp_path, clock)
-    assert not keeper.may_speak(GUEST)
-    knock(keeper, GUEST, token())
+    handshake = opened(tmp_path, clock)
+    assert not handshake.may_speak(GUEST)
+    knock(handshake, GUEST, token())
     clock.now = EXPIRY + 1
-    assert keeper.may_speak(GUEST) and keeper.may_contribute(GUEST)
+    assert handshake.may_speak(GUEST) and handshake.may_contribute(GUEST)
     with pytest.raises(Refused, match="has expired"):
-        knock(keeper, OTHER, token())
+        knock(handshake, OTHER, token())
     clock.now = EXPIRY + COMING_IN_S + 1
-    assert not keeper.may_contribute(GUEST)
+    assert not handshake.may_contribute(GUEST)
 
 
 def test_a_seed_is_heard_and_in_no_record(tmp_path: Path) -> None:
-    keeper = door(tmp_path, Clock())
-    knock(keeper, GUEST, token(role=Role.SEED), Role.SEED)
-    assert keeper.may_speak(GUEST) and not keeper.may_contribute(GUEST)
+    handshake = opened(tmp_path, Clock())
+    knock(handshake, GUEST, token(role=Role.SEED), Role.SEED)
+    assert handshake.may_speak(GUEST) and not handshake.may_contribute(GUEST)
 
 
 def test_a_voucher_needs_tokens_that_are_good_for_those_it_names(tmp_path: Path) -> None:
@@ -94,20 +94,20 @@ def test_a_voucher_needs_tokens_that_are_good_for_those_it_names(tmp_path: Path)
 
     for number, answer in enumerate((answers(), answers(b""), answers(b"rubbish"), answers(token(EXPIRY - 2 * 86_400)),
                                      answers(token(role=Role.SEED)), lambda data: b"odd", gone)):
-        assert not admitted(door(tmp_path / str(number), clock), answer, GUEST)
-    keeper = door(tmp_path / "good", clock)
-    assert admitted(keeper, gone, ME, ORGANISER.peer_id), "nobody is asked about those"
-    assert admitted(keeper, answers(token()), GUEST) and keeper.may_speak(GUEST)
-    assert not admitted(keeper, answers(token()), *(PeerId(f"peer {number}") for number in range(65)))
+        assert not admitted(opened(tmp_path / str(number), clock), answer, GUEST)
+    handshake = opened(tmp_path / "good", clock)
+    assert admitted(handshake, gone, ME, ORGANISER.peer_id), "nobody is asked about those"
+    assert admitted(handshake, answers(token()), GUEST) and handshake.may_speak(GUEST)
+    assert not admitted(handshake, answers(token()), *(PeerId(f"peer {number}") for number in range(65)))
     asked = VouchRequest(peers=[GUEST, OTHER]).encode()
-    assert keeper.answer_vouch(asked) == VouchReply(tokens=[token(), b""]).encode()
+    assert handshake.answer_vouch(asked) == VouchReply(tokens=[token(), b""]).encode()
     with pytest.raises(Refused):
-        keeper.answer_vouch(b"odd")
+        handshake.answer_vouch(b"odd")
 
 
 def test_who_has_no_record_hears_those_whom_its_invitation_names_and_tells_others_why_not(tmp_path: Path) -> None:
-    keeper = door(tmp_path, Clock(), frozenset({GUEST}))
-    assert keeper.may_speak(GUEST) and not keeper.may_speak(OTHER)
+    handshake = opened(tmp_path, Clock(), frozenset({GUEST}))
+    assert handshake.may_speak(GUEST) and not handshake.may_speak(OTHER)
     with pytest.raises(Refused) as refusal:
-        knock(keeper, OTHER, token(1))
+        knock(handshake, OTHER, token(1))
     assert str(refusal.value).endswith(NO_RECORDS) and len(str(refusal.value)) <= 300

@@ -1,0 +1,54 @@
+"""What this peer is doing, as its heartbeats and its status say: phase, reason, sentence, and the loss that it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from protocol.events import Event, PhaseChanged
+from protocol.wire.messages import Measurement, Phase, WhyIdle
+
+WITHIN_A_ROUND = frozenset({Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
+"""Phases that follow from statements the others get anyway.  The others need to hear at once of every other phase."""
+
+
+class Activity:
+    """Components show here what they do; heartbeats and status read it.
+
+    measured: the held-out loss to tell the others.  emit: gets a `PhaseChanged` for each change.
+    """
+
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
+        self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, "starting"
+        self.measured: Measurement | None = None
+        self._urgent = trio.Event()
+
+    def show(self, phase: Phase, why: WhyIdle, detail: str) -> None:
+        """From now on this is what we do.  While paused only `STOPPING` is taken, and nothing after that."""
+        if self.phase is Phase.STOPPING or (self.phase is Phase.PAUSED and phase is not Phase.STOPPING):
+            return
+        self._change(phase, why, detail)
+
+    def resume(self) -> None:
+        """The pause is over."""
+        if self.phase is Phase.PAUSED:
+            self._change(Phase.COMPUTING, WhyIdle.BUSY, "")
+
+    def _change(self, phase: Phase, why: WhyIdle, detail: str) -> None:
+        if phase is not self.phase and phase not in WITHIN_A_ROUND:
+            self.tell_now()
+        if (phase, why, detail) != (self.phase, self.why, self.detail):
+            self.phase, self.why, self.detail = phase, why, detail
+            self._emit(PhaseChanged(phase.value, why.value, detail))
+
+    def tell_now(self) -> None:
+        """Something changed that others wait for: the next heartbeat goes out at once."""
+        self._urgent.set()
+
+    async def until_urgent(self, within_s: float) -> None:
+        """Return when something changed that others wait for, or after `within_s` seconds."""
+        with trio.move_on_after(within_s):
+            await self._urgent.wait()
+        self._urgent = trio.Event()

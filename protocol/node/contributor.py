@@ -1,0 +1,116 @@
+"""Making this peer's contribution to each round: training, then READY, which commits to what came of it."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+
+from protocol.events import ComputeProgress
+from protocol.exchange.assignment import contribution_leaves
+from protocol.membership.activity import Activity
+from protocol.membership.pace import Pace
+from protocol.network.session import Session
+from protocol.node.pause import Pause
+from protocol.node.work import Work
+from protocol.offload import Offload
+from protocol.run.settings import NodeSettings
+from protocol.state.base import Base
+from protocol.state.replica import Replica
+from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
+from protocol.wire.envelope import Envelope
+from protocol.wire.hashes import Hash, hash_bytes, tree_root
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Phase, Ready, WhyIdle
+
+
+class Contributor:
+    """Trains in round after round.  trainer: None at a peer that does not train."""
+
+    def __init__(self, session: Session, replica: Replica, settings: NodeSettings, trainer: TrainerLink | None,
+                 offload: Offload, pace: Pace, activity: Activity) -> None:
+        self._session, self._replica, self._settings = session, replica, settings
+        self._trainer, self._offload, self._pace, self._activity = trainer, offload, pace, activity
+        self._pause = Pause()
+        self._serials = count()
+        self._warmed_pid: int | None = None
+        """The trainer process that has computed before; another one warms up its learning rate."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether a contribution is to be expected of us now."""
+        return self._trainer is not None and not self._pause.on
+
+    def pause(self) -> None:
+        """Compute nothing until `resume`."""
+        self._pause.begin()
+        if self._trainer is not None:
+            self._trainer.pause()
+        self._activity.show(Phase.PAUSED, WhyIdle.PAUSED, "paused by you; `peer resume` goes on")
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        self._pause.end()
+        if self._trainer is not None:
+            self._trainer.resume()
+        self._activity.resume()
+
+    def finish(self) -> None:
+        """Stop the running compute at the end of its step."""
+        if self._trainer is not None:
+            self._trainer.finish()
+
+    async def compute(self, base: Base, work: Work) -> Contribution | None:
+        """Train in the round on `base`, again from the start when the trainer dies.  `work` tells how far it is.
+
+        None when there is no trainer, or none any more.
+        """
+        if self._trainer is None:
+            self._activity.show(Phase.SEEDING, WhyIdle.NOT_A_TRAINER,
+                                "this peer keeps and serves the state, it does not train")
+            return None
+        while True:
+            await self._pause.wait()
+            try:
+                return await self._train(self._trainer, base, work)
+            except TrainerGaveUp as end:
+                self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"no trainer any more: {end}"[:200])
+                return None
+            except TrainerDied as death:
+                self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
+
+    async def _train(self, trainer: TrainerLink, base: Base, work: Work) -> Contribution:
+        inner_steps = self._replica.manifest.rounds.inner_steps
+        fresh = trainer.pid != self._warmed_pid and base.round > 0
+        self._warmed_pid = trainer.pid
+        task = ComputeTask(base.round, self._lane(base), inner_steps, base.round * inner_steps,
+                           self._replica.manifest.inner.joiner_warmup_steps if fresh else 0)
+        self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
+        work.training.set()
+        return await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
+
+    def _lane(self, base: Base) -> int:
+        """Which samples are ours: electors by their place in the last record, others by a hash above those."""
+        lanes = self._replica.manifest.rounds.max_members
+        electors: list[PeerId] = sorted(base.electors)
+        if self._session.me in electors:
+            return electors.index(self._session.me)
+        draw = hash_bytes("lane", base.tip + self._session.me.encode())
+        return lanes + int.from_bytes(draw[:8], "big") % lanes
+
+    def _on_progress(self, work: Work, progress: Progress) -> None:
+        work.steps, work.tokens, work.loss = progress.steps, progress.tokens, progress.loss
+        pace, total = self._pace, self._replica.manifest.rounds.inner_steps
+        pace.observe(progress)
+        self._session.emit(ComputeProgress(progress.round, progress.steps, total, progress.loss, pace.tokens_per_s,
+                                           pace.left_s(total - progress.steps) or 0.0))
+
+    async def commit(self, base: Base, work: Work, contribution: Contribution, state_digest: Hash) -> tuple[Ready, Envelope]:
+        """Our READY, sealed; `work` holds it and the contribution from now on.  state_digest: of the state on `base`."""
+        leaves = await self._offload(contribution_leaves, contribution.data, self._replica.layout)
+        ready = Ready(round=base.round, base=base.tip, incarnation=self._settings.incarnation,
+                      serial=next(self._serials), tokens=contribution.tokens, steps=contribution.steps,
+                      loss=contribution.loss, norm=contribution.norm, root=tree_root(leaves), state_digest=state_digest)
+        envelope = self._session.seal(ready)
+        work.leaves = leaves
+        work.contribution, work.ready, work.ready_raw = contribution, ready, envelope.raw
+        return ready, envelope

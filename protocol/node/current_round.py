@@ -1,0 +1,84 @@
+"""The round that runs now, as the parts of a peer that outlive rounds see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from protocol.audit.evidence import Verdict
+from protocol.node.exchanges import Exchanges
+from protocol.node.round_runner import RoundRunner
+from protocol.node.work import Work
+from protocol.wire.envelope import Envelope
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Body
+
+
+class CurrentRound:
+    """Opened by `protocol.node.rounds`.  Between rounds, what is asked gives nothing, and what is told goes nowhere."""
+
+    def __init__(self) -> None:
+        self._runner: RoundRunner | None = None
+
+    @contextmanager
+    def open(self, runner: RoundRunner) -> Iterator[None]:
+        """Within, this is the current round."""
+        self._runner = runner
+        try:
+            yield
+        finally:
+            self._runner = None
+
+    @property
+    def runner(self) -> RoundRunner | None:
+        """What runs it."""
+        return self._runner
+
+    @property
+    def work(self) -> Work | None:
+        """What we have done in it."""
+        return self._runner.work if self._runner is not None else None
+
+    @property
+    def exchanges(self) -> Exchanges | None:
+        """Its exchanges, for chunks and questions that arrive."""
+        return self._runner.exchanges if self._runner is not None else None
+
+    # -- implements `protocol.membership.heartbeats.RoundProgress` ----------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Inner steps done."""
+        return self._runner.work.steps if self._runner is not None else 0
+
+    @property
+    def loss(self) -> float:
+        """Mean loss so far, nats a token."""
+        return self._runner.work.loss if self._runner is not None else 0.0
+
+    @property
+    def ready_raw(self) -> bytes:
+        """Our READY as it was sent; empty before."""
+        return self._runner.work.ready_raw if self._runner is not None else b""
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def receive(self, sender: PeerId, body: Body, envelope: Envelope, *, by: PeerId | None = None) -> None:
+        """A statement about rounds arrived.  by: the peer that brought it, if not its sender."""
+        if self._runner is not None:
+            self._runner.inbox.receive(sender, body, envelope, by=by)
+
+    def peer_dead(self, peer: PeerId) -> None:
+        """A peer is silent, gone or has left."""
+        if self._runner is not None:
+            self._runner.exchanges.peer_dead(peer)
+
+    def peer_alive(self, peer: PeerId) -> None:
+        """A peer is heard again."""
+        if self._runner is not None:
+            self._runner.exchanges.peer_alive(peer)
+
+    def on_verdict(self, verdict: Verdict) -> None:
+        """A peer is proven to have lied."""
+        if self._runner is not None:
+            self._runner.on_verdict(verdict)

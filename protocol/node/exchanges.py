@@ -1,0 +1,116 @@
+"""The exchanges of one round: one for each plan that was taken up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+
+from kernels.layout import payload_bytes
+from protocol.consensus.events import ExchangeDone, ExchangeMoved
+from protocol.exchange.assignment import plan_hash
+from protocol.exchange.runner import ExchangeRunner
+from protocol.network.interface import Landing
+from protocol.network.session import Session
+from protocol.node.inbox import Inbox
+from protocol.node.work import Work
+from protocol.offload import Offload
+from protocol.state.replica import Replica
+from protocol.state.results import ResultFile
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Plan
+
+MAX_EXCHANGES = 6
+"""Plans taken up in one round: each costs a result's room on disk, and a hostile proposer could make many."""
+PLAN_WAIT_S = 5.0
+"""How long a chunk that arrives before its plan is held back."""
+
+
+@dataclass
+class RunningExchange:
+    """An exchange and the file it writes to.
+
+    plan: its hash.  taken: the file is being made into the result of some record.
+    """
+
+    plan: Hash
+    exchange: ExchangeRunner
+    file: ResultFile
+    taken: bool = False
+
+    async def outcome(self) -> ExchangeDone:
+        """What came of it, once it is complete."""
+        await self.exchange.done.wait()
+        return ExchangeDone(self.plan, self.exchange.entries(), self.exchange.provenance())
+
+
+class Exchanges:
+    """Finds the exchange that a chunk belongs to.  inbox: of the round; it hears of progress."""
+
+    def __init__(self, session: Session, replica: Replica, offload: Offload, inbox: Inbox) -> None:
+        self._session, self._replica, self._offload, self._inbox = session, replica, offload, inbox
+        self._running: dict[Hash, RunningExchange] = {}
+        self._begun = trio.Event()
+
+    @property
+    def any(self) -> bool:
+        """Whether a plan was taken up in this round."""
+        return bool(self._running)
+
+    @property
+    def newest(self) -> RunningExchange | None:
+        """The one that was begun last."""
+        return next(reversed(self._running.values()), None)
+
+    def of(self, plan: Hash) -> ExchangeRunner | None:
+        """The exchange of this plan, if it was taken up."""
+        running = self._running.get(plan)
+        return running.exchange if running else None
+
+    async def find(self, plan: Hash) -> ExchangeRunner | None:
+        """The exchange of this plan; waits a little for a plan that is on its way."""
+        with trio.move_on_after(PLAN_WAIT_S):
+            while plan not in self._running:
+                await self._begun.wait()
+        return self.of(plan)
+
+    async def begin(self, plan: Plan, work: Work) -> RunningExchange | None:
+        """Take up a plan with our contribution: the exchange is to be run by the caller.
+
+        None when it was taken up before, or too many were.  Raises `StoreFull`.
+        """
+        name, replica = plan_hash(plan), self._replica
+        if name in self._running or len(self._running) >= MAX_EXCHANGES:
+            return None
+        assert work.data is not None, "a plan is taken up after READY"
+        file = await self._offload(replica.store.results.begin, plan.round, payload_bytes(replica.layout))
+        exchange = ExchangeRunner(session=self._session, plan=plan, layout=replica.layout, contribution=work.data,
+                                  leaves=work.leaves, result=file.view, offload=self._offload,
+                                  stall_s=replica.rounds.stall_s, rule=replica.manifest.aggregation)
+        running = self._running[name] = RunningExchange(name, exchange, file)
+        self._begun.set()
+        self._begun = trio.Event()
+        return running
+
+    async def finish_push(self, plan: Hash, peer: PeerId, header: bytes, landing: Landing | None) -> None:
+        """A push that an exchange has accepted is complete, or broke off."""
+        exchange = await self.find(plan)
+        if exchange is not None:
+            await exchange.finish_push(peer, header, landing)
+            self._inbox.note(ExchangeMoved())
+
+    def peer_dead(self, peer: PeerId) -> None:
+        """This peer is not waited for any more."""
+        for running in self._running.values():
+            running.exchange.peer_dead(peer)
+
+    def peer_alive(self, peer: PeerId) -> None:
+        """A peer that was lost is heard again."""
+        for running in self._running.values():
+            running.exchange.peer_alive(peer)
+
+    def discard(self) -> None:
+        """The round is over: forget the files that became no record's result."""
+        for running in self._running.values():
+            running.file.discard()

@@ -1,0 +1,83 @@
+"""The life of a node: restore from disk, listen, catch up with the swarm, one round after another, linger, leave."""
+
+from __future__ import annotations
+
+import trio
+
+from protocol.audit.ejection import Ejections
+from protocol.membership.activity import Activity
+from protocol.membership.heartbeats import Heartbeats
+from protocol.network.session import Session
+from protocol.node.dispatcher import Dispatcher
+from protocol.node.evaluator import Evaluator
+from protocol.node.gathering import Gathering
+from protocol.node.round_runner import Outcome, Wrong
+from protocol.node.rounds import Rounds
+from protocol.node.state_keeper import StateKeeper
+from protocol.node.watch import Watch
+from protocol.state.history import History
+from protocol.wire.messages import Commit, Phase, WhyIdle
+
+
+class Life:
+    """Runs once.  stop_after: leave after so many rounds of the run; None to go on."""
+
+    def __init__(self, session: Session, history: History, stop_after: int | None, *, dispatcher: Dispatcher,
+                 heartbeats: Heartbeats, ejections: Ejections, watch: Watch, keeper: StateKeeper, gathering: Gathering,
+                 rounds: Rounds, evaluator: Evaluator, activity: Activity) -> None:
+        self._session, self._history, self._stop_after = session, history, stop_after
+        self._dispatcher, self._heartbeats, self._ejections, self._watch = dispatcher, heartbeats, ejections, watch
+        self._keeper, self._gathering, self._rounds, self._evaluator = keeper, gathering, rounds, evaluator
+        self._activity = activity
+        self._leaving = trio.Event()
+        self._finishing = False
+
+    async def run(self) -> int:
+        """Until `leave`, the goodbye said: returns how many peers confirmed it.  Raises `StoreFull`."""
+        async with self._dispatcher.open() as nursery:
+            await self._ejections.load()
+            nursery.start_soon(self._heartbeats.run)
+            nursery.start_soon(self._ejections.announce)
+            nursery.start_soon(self._watch.run, nursery)
+            nursery.start_soon(self._live, nursery)
+            for peer in self._session.network.connected():
+                self._dispatcher.on_peer_connected(peer)
+            await self._leaving.wait()
+            nursery.cancel_scope.cancel()
+        return await self._heartbeats.say_goodbye()
+
+    def leave(self) -> None:
+        """Stop now, with a goodbye; `run` returns."""
+        self._activity.show(Phase.STOPPING, WhyIdle.BUSY, "leaving")
+        self._leaving.set()
+
+    def finish(self) -> None:
+        """Stop when the running round is complete."""
+        self._finishing = True
+        self._evaluator.stop()
+
+    async def _live(self, nursery: trio.Nursery) -> None:
+        self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "reading the state from disk")
+        await self._keeper.restore()
+        await self._gathering.listen()
+        while True:
+            await self._keeper.reach_tip()
+            if self._is_done():
+                if not self._finishing:
+                    await self._evaluator.at_the_end()
+                await self._gathering.linger()
+                self.leave()
+                return
+            if await self._gathering.may_begin():
+                outcome = await self._rounds.run_next(state_verified=self._keeper.is_verified, outlasting=nursery)
+                await self._conclude(outcome, nursery)
+
+    def _is_done(self) -> bool:
+        return self._finishing or (self._stop_after is not None and self._history.length >= self._stop_after)
+
+    async def _conclude(self, outcome: Outcome, nursery: trio.Nursery) -> None:
+        if isinstance(outcome, Commit):
+            if await self._keeper.advance(outcome):
+                nursery.start_soon(self._keeper.checkpoint)
+        elif isinstance(outcome, Wrong):
+            await self._keeper.repair(outcome.digest)

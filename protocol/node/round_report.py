@@ -1,0 +1,72 @@
+"""What the user of this peer learns about a round: events, and the sentence that says what it waits for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from protocol.audit.auditor import Unaccountable
+from protocol.consensus.effects import Reject
+from protocol.consensus.machine import RoundMachine
+from protocol.consensus.terms import View
+from protocol.events import Dropped, Notice, ReadySent, RoundProposed, RoundVoted
+from protocol.membership.activity import Activity
+from protocol.membership.liveness import Membership
+from protocol.network.session import Session
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Body, Phase, Plan, Proposal, Ready, Vote, WhyIdle
+
+REJECTIONS_LOGGED = 1024
+REJECTIONS_LOGGED_PER_PEER = 16
+"""In one round; a peer that sends more must not push everything else out of the log."""
+
+
+class RoundReport:
+    """For one round.  Changes nothing but what is shown."""
+
+    def __init__(self, session: Session, membership: Membership, activity: Activity) -> None:
+        self._session, self._membership, self._activity = session, membership, activity
+        self._rejected: Counter[PeerId] = Counter()
+        self._complained: dict[str, None] = {}
+        self._proposed = -1
+
+    def waiting(self, machine: RoundMachine, view: View, min_members: int) -> None:
+        """We are ready: show the peers that are missing."""
+        waiting, ready = machine.waiting_for(view), len(machine.readys)
+        if ready < min_members and not waiting:
+            self._activity.show(Phase.READY, WhyIdle.WAITING_FOR_PEERS,
+                                f"waiting for {min_members - ready} more peers ({ready} of {min_members})")
+        else:
+            names = ", ".join(self._membership.name(peer) for peer in waiting[:4]) or "the proposer"
+            self._activity.show(Phase.READY, WhyIdle.WAITING_FOR_MEMBERS,
+                                f"round {machine.base.round}: {ready} ready, waiting for {names}")
+
+    def exchanging(self, plan: Plan) -> None:
+        """An exchange begins."""
+        self._activity.show(Phase.EXCHANGING, WhyIdle.EXCHANGING,
+                            f"round {plan.round}: exchanging with {len(plan.members)} members")
+
+    def ready(self, ready: Ready) -> None:
+        """We have contributed."""
+        self._session.emit(ReadySent(ready.round, ready.tokens, ready.steps, ready.loss))
+
+    def sent(self, body: Body) -> None:
+        """A statement of ours goes out: votes and new proposals are shown."""
+        if isinstance(body, Vote):
+            self._activity.show(Phase.VOTING, WhyIdle.COMMITTING, f"round {body.round}: voted, waiting for the quorum")
+            self._session.emit(RoundVoted(body.round, body.attempt, body.record_hash.hex()))
+        elif isinstance(body, Proposal) and body.attempt != self._proposed:
+            plan, self._proposed = body.plan, body.attempt
+            self._session.emit(RoundProposed(plan.round, body.attempt, self._session.me,
+                                             [member.peer for member in plan.members], list(body.evicted)))
+
+    def rejected(self, effect: Reject) -> None:
+        """A statement is not acted on."""
+        if self._rejected.total() < REJECTIONS_LOGGED and self._rejected[effect.sender] < REJECTIONS_LOGGED_PER_PEER:
+            self._rejected[effect.sender] += 1
+            self._session.emit(Dropped(effect.sender, effect.what, effect.reason))
+
+    def unaccountable(self, round: int, problem: Unaccountable) -> None:
+        """We do not vote for a record; each reason is told once."""
+        if str(problem) not in self._complained:
+            self._complained[str(problem)] = None
+            self._session.emit(Notice("warning", f"round {round}: no vote for {problem}"))

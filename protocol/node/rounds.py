@@ -1,0 +1,61 @@
+"""One round after another: each is begun on what is on disk, and is the current round while it runs."""
+
+from __future__ import annotations
+
+import trio
+
+from protocol.audit.ejection import Ejections
+from protocol.membership.activity import Activity
+from protocol.membership.liveness import Membership
+from protocol.network.session import Session
+from protocol.node.contributor import Contributor
+from protocol.node.current_round import CurrentRound
+from protocol.node.evaluator import Evaluator
+from protocol.node.readys import Readys
+from protocol.node.round_runner import Outcome, RoundRunner
+from protocol.offload import Offload
+from protocol.state.replica import Replica
+from protocol.sync.catch_up import CatchUp
+from protocol.wire.canonical import Malformed
+from protocol.wire.messages import Promise, decode_body
+
+
+class Rounds:
+    """Keeps what the rounds of one node share."""
+
+    def __init__(self, session: Session, replica: Replica, offload: Offload, membership: Membership, activity: Activity,
+                 catch_up: CatchUp, ejections: Ejections, contributor: Contributor, evaluator: Evaluator, readys: Readys,
+                 current: CurrentRound) -> None:
+        self._session, self._replica, self._offload = session, replica, offload
+        self._membership, self._activity, self._catch_up = membership, activity, catch_up
+        self._ejections, self._contributor, self._evaluator = ejections, contributor, evaluator
+        self._readys, self._current = readys, current
+
+    async def run_next(self, *, state_verified: bool, outlasting: trio.Nursery) -> Outcome:
+        """Live the round on our tip; returns how it ended.  Raises `StoreFull`.
+
+        state_verified: the state was just made anew from certified data.  outlasting: goes on when the round is over.
+        """
+        base = self._replica.base
+        raw = await self._offload(self._replica.store.promise.load)
+        runner = RoundRunner(self._session, self._replica, base, self._offload, self._membership, self._activity,
+                             self._catch_up, self._ejections, self._contributor, persisted=persisted_promise(raw),
+                             state_verified=state_verified, outlasting=outlasting)
+        with self._current.open(runner):
+            for peer, ready, envelope in self._readys.on(base.tip):
+                runner.inbox.receive(peer, ready, envelope)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._evaluator.during_round, runner.work.training)
+                outcome = await runner.run()
+                nursery.cancel_scope.cancel()
+        return outcome
+
+
+def persisted_promise(raw: bytes | None) -> Promise | None:
+    """The promise on disk, if there is a readable one."""
+    if raw is None:
+        return None
+    try:
+        return decode_body(Promise, raw)
+    except Malformed:
+        return None

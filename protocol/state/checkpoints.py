@@ -1,0 +1,85 @@
+"""The outer state on disk as it was after some rounds, with the hashes of its pieces."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+
+from protocol.state.disk import Disk, map_file
+from protocol.state.guarded import read_guarded, write_guarded
+from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes
+
+
+class CheckpointDownload:
+    """A checkpoint being fetched into place; survives a restart, since every piece is checked against its hash."""
+
+    def __init__(self, checkpoints: Checkpoints, rounds: int, leaves: Sequence[Hash], path: Path, mapping: mmap.mmap,
+                 piece: int) -> None:
+        self._checkpoints, self._rounds, self._leaves = checkpoints, rounds, list(leaves)
+        self._path, self._mapping, self._piece = path, mapping, piece
+        self.view = memoryview(mapping)
+
+    def missing(self) -> list[int]:
+        """The pieces that are not here yet."""
+        step = self._piece
+        return [i for i, leaf in enumerate(self._leaves) if chunk_hash(self.view[i * step : (i + 1) * step]) != leaf]
+
+    def commit(self) -> None:
+        """All pieces are here: fsync and rename.  Raises `StoreFailed`."""
+        self._checkpoints.write_leaves(self._rounds, self._leaves)
+        self._checkpoints.disk.publish(self._path, self._mapping, self._checkpoints.path(self._rounds))
+
+
+class Checkpoints:
+    """Named by the number of rounds applied.  Blocking."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self.disk, self._folder = disk, folder
+
+    def write(self, rounds: int, leaves: Sequence[Hash], state: memoryview) -> None:
+        """Raises `StoreFull`; an older checkpoint stays then."""
+        self.write_leaves(rounds, leaves)
+        self.disk.write_file(self.path(rounds), state)
+
+    def write_leaves(self, rounds: int, leaves: Sequence[Hash]) -> None:
+        """Write the hashes of a checkpoint's pieces.  Raises `StoreFull`."""
+        write_guarded(self.disk, self._leaves_path(rounds), b"".join(leaves))
+
+    def rounds(self) -> list[int]:
+        """After how many rounds there are checkpoints, ascending."""
+        return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdigit())
+
+    def open(self, rounds: int) -> tuple[list[Hash], memoryview] | None:
+        """(hashes of the pieces, bytes) of a checkpoint; None when it is not here."""
+        raw = read_guarded(self.disk, self._leaves_path(rounds))
+        view = map_file(self.path(rounds))
+        if raw is None or view is None or not raw or len(raw) % HASH_BYTES:
+            return None
+        return [Hash(raw[at : at + HASH_BYTES]) for at in range(0, len(raw), HASH_BYTES)], view
+
+    def download(self, rounds: int, leaves: Sequence[Hash], size: int, piece: int) -> CheckpointDownload:
+        """Begin, or go on with, fetching a checkpoint of `size` bytes in pieces of `piece` bytes.  Raises `StoreFull`."""
+        name = hash_bytes("download", b"".join(leaves))[:8].hex()
+        path = self._folder / f"part-{name}"
+        for other in self._folder.glob("part-*"):
+            if other != path:
+                self.disk.remove(other)
+        if path.exists() and path.stat().st_size == size:
+            with open(path, "r+b") as file:
+                mapping = mmap.mmap(file.fileno(), size)
+        else:
+            mapping = self.disk.allocate(path, size)
+        return CheckpointDownload(self, rounds, leaves, path, mapping, piece)
+
+    def remove(self, rounds: int) -> None:
+        """Remove a checkpoint."""
+        self.disk.remove(self.path(rounds))
+        self.disk.remove(self._leaves_path(rounds))
+
+    def path(self, rounds: int) -> Path:
+        """Where a checkpoint lies."""
+        return self._folder / f"{rounds:08}"
+
+    def _leaves_path(self, rounds: int) -> Path:
+        return self._folder / f"{rounds:08}.leaves"

@@ -1,0 +1,72 @@
+"""The results of rounds on disk: averaged codec bytes, written in place and published under their root."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from pathlib import Path
+
+from protocol.state.disk import Disk, map_file
+from protocol.wire.hashes import Hash
+
+_NAME = re.compile(r"(\d{8})-([0-9a-f]{16})")
+
+
+class ResultFile:
+    """A result on its way to the disk.  `view` is its bytes, writable until `commit` or `discard`."""
+
+    def __init__(self, results: Results, round: int, path: Path, mapping: mmap.mmap) -> None:
+        self._results, self._round, self._path, self._mapping = results, round, path, mapping
+        self.view = memoryview(mapping)
+        self._done = False
+
+    def commit(self, root: Hash) -> None:
+        """The bytes are the result named `root`: fsync and rename.  Raises `StoreFailed`."""
+        assert not self._done
+        self._results.disk.publish(self._path, self._mapping, self._results.path(self._round, root))
+        self._done = True
+
+    def discard(self) -> None:
+        """Forget it, unless it was committed."""
+        if not self._done:
+            self._done = True
+            self._results.disk.remove(self._path)
+
+
+class Results:
+    """There may be several of a round: a result is on disk before its record is voted for.  Blocking."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self.disk, self._folder = disk, folder
+        self._serial = 0
+
+    def begin(self, round: int, size: int) -> ResultFile:
+        """A new file of `size` bytes for a result of `round`.  Raises `StoreFull`."""
+        self._serial += 1
+        path = self._folder / f".part-{round:08}-{self._serial}"
+        return ResultFile(self, round, path, self.disk.allocate(path, size))
+
+    def open(self, round: int, root: Hash) -> memoryview | None:
+        """The bytes of a result, read-only; None when it is not here.  Their hashes are the reader's to check."""
+        return map_file(self.path(round, root))
+
+    def path(self, round: int, root: Hash) -> Path:
+        """Where a result lies."""
+        return self._folder / f"{round:08}-{root[:8].hex()}"
+
+    def drop(self, round: int, root: Hash) -> None:
+        """Remove a result whose bytes turned out to be altered."""
+        self.disk.remove(self.path(round, root))
+
+    def oldest(self) -> int:
+        """The first round whose result is here, 0 when there is none."""
+        return min((int(match[1]) for match in self._names()), default=0)
+
+    def drop_before(self, round: int) -> None:
+        """Remove the results of earlier rounds."""
+        for match in self._names():
+            if int(match[1]) < round:
+                self.disk.remove(self._folder / match[0])
+
+    def _names(self) -> list[re.Match[str]]:
+        return [match for path in self._folder.iterdir() if (match := _NAME.fullmatch(path.name))]

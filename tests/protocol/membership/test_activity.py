@@ -1,0 +1,59 @@
+"""What a peer shows: pauses and the end are not painted over, and what others wait for is told at once."""
+
+from __future__ import annotations
+
+import trio
+import trio.testing
+
+from protocol.events import Event, PhaseChanged
+from protocol.membership.activity import Activity
+from protocol.wire.messages import Phase, WhyIdle
+
+
+def show(activity: Activity, phase: Phase) -> Phase:
+    """What it is after it was told to show this."""
+    activity.show(phase, WhyIdle.BUSY, "")
+    return activity.phase
+
+
+def resumed(activity: Activity) -> Phase:
+    """What it is after the pause is over."""
+    activity.resume()
+    return activity.phase
+
+
+def test_while_paused_only_the_end_is_shown() -> None:
+    activity = Activity(lambda event: None)
+    assert show(activity, Phase.PAUSED) is Phase.PAUSED
+    assert show(activity, Phase.COMPUTING) is Phase.PAUSED
+    activity.resume()
+    assert show(activity, Phase.READY) is Phase.READY
+    assert resumed(activity) is Phase.READY, "there was no pause to end"
+    show(activity, Phase.PAUSED)
+    assert show(activity, Phase.STOPPING) is Phase.STOPPING
+    for phase in (Phase.COMPUTING, Phase.PAUSED):
+        assert show(activity, phase) is Phase.STOPPING
+    assert resumed(activity) is Phase.STOPPING
+
+
+def test_only_changes_are_emitted() -> None:
+    events: list[Event] = []
+    activity = Activity(events.append)
+    for text in ("waiting for 2", "waiting for 2", "waiting for 1"):
+        activity.show(Phase.READY, WhyIdle.WAITING_FOR_MEMBERS, text)
+    assert events == [PhaseChanged("ready", "waiting for members", text) for text in ("waiting for 2", "waiting for 1")]
+
+
+def test_phases_within_a_round_are_not_urgent_and_others_are() -> None:
+    async def waited_s(phase: Phase) -> float:
+        activity = Activity(lambda event: None)
+        show(activity, phase)
+        begun = trio.current_time()
+        await activity.until_urgent(2.0)
+        return trio.current_time() - begun
+
+    async def main() -> None:
+        phases = Phase.READY, Phase.VOTING, Phase.COMPUTING, Phase.PAUSED
+        assert [await waited_s(phase) for phase in phases] == [2, 2, 0, 0]
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
