@@ -194,8 +194,13 @@ class InboundPolicy:
             if connection.peer is not None and peers[connection.peer] > self._limits.per_peer:
                 peers[connection.peer] -= 1
                 self._close(connection, CloseReason.SURPLUS, decision)
-        while len(greeted := list(self._in(Stage.GREETED))) > self._limits.greeted:
-            self._close(self._of_busiest(greeted)[-1], CloseReason.CROWDED, decision)
+        greeted = list(self._in(Stage.GREETED))
+        addresses = Counter(connection.address for connection in greeted)
+        for _ in range(len(greeted) - self._limits.greeted):
+            newest = max(greeted, key=lambda each: (addresses[each.address], each.number))
+            greeted.remove(newest)
+            addresses[newest.address] -= 1
+            self._close(newest, CloseReason.CROWDED, decision)
 
     def _shorten_queue(self, decision: Decision) -> None:
         """Close connections that have sent nothing, oldest first, then the newest, each from the busiest address."""

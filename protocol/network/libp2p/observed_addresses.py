@@ -34,7 +34,7 @@ class ObservedAddresses:
     def on_connection(self, conn: Connection) -> None:
         """A connection is complete: take note of its local address if it is inbound."""
         address = _local_address(conn) if is_inbound(conn) else None
-        if address is not None:
+        if address is not None and not _is_of_this_computer(conn, address):
             self._seen[address] = None
             self._seen.move_to_end(address)
             if len(self._seen) > MAX_SEEN:
@@ -58,6 +58,15 @@ class ObservedAddresses:
         seen = list(reversed(self._seen))
         claimed = Counter(address for peer, address in self._claims.items() if counts(peer))
         return seen + [address for address, _ in claimed.most_common() if address not in self._seen]
+
+
+def _is_of_this_computer(conn: Connection, local: str) -> bool:
+    """Whether the other end is a program on this computer, so that nothing says that others can reach `local`.
+
+    On loopback, where no other computer is meant to come in, it says all there is to know.
+    """
+    remote, ip = conn.muxed_conn.get_remote_address(), local.split("/")[2]
+    return remote is not None and remote[0] == ip and not ipaddress.ip_address(ip).is_loopback
 
 
 def is_public_form(address: str) -> bool:

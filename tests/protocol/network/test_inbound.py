@@ -116,19 +116,18 @@ def test_connections_without_a_greeting_are_closed_and_reported_and_a_member_sta
         async with opening as one, network(Recorder(), member) as two:
             a.end = one
             two.remember(one.addresses())
-            await a.until(lambda: a.connected == [member.peer_id])
-            address = one.addresses()[0]
+            await a.until(lambda: len(a.connected) > len(a.disconnected))  # it may take several tries on a busy machine
+            before, address = len(a.disconnected), one.addresses()[0]
             async with socket_to(address) as silent, socket_to(address) as handshaking:
                 await handshaking.send_all(HALF_A_HANDSHAKE)
-                async with stranger_to(address) as stranger:
-                    with trio.fail_after(PATIENCE_S):
-                        await stranger.closed()
-                        for sock in (silent, handshaking):
-                            await until_closed(sock)
-                        while not told:
-                            await trio.sleep(0.01)
+                with trio.fail_after(PATIENCE_S):
+                    await stay_silent(address)
+                    for sock in (silent, handshaking):
+                        await until_closed(sock)
+                    while not told:
+                        await trio.sleep(0.01)
             assert isinstance(told[0], StrangersClosed) and told[0].silent >= 1 and told[0].busiest == "127.0.0.1"
-            assert one.connected() == [member.peer_id] and not a.disconnected
+            assert one.connected() == [member.peer_id] and len(a.disconnected) == before
             assert await two.request(one.peer_id, "echo", b"still", timeout_s=PATIENCE_S) == b"still"
 
     trio.run(main)

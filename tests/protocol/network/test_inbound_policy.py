@@ -244,6 +244,14 @@ def test_greeted_peers_are_limited_too_and_the_busiest_address_loses_its_newest(
     assert driver.closed == dict.fromkeys(crowd[-10:], CloseReason.CROWDED) and driver.inside.issuperset(friends)
 
 
+def test_nobody_who_greeted_is_displaced_by_those_who_come_later_from_elsewhere() -> None:
+    driver = Driver()
+    members = [driver.greeted(f"member {number}", f"home {number}") for number in range(LIMITS.greeted)]
+    later = [driver.greeted(f"key {number}", f"elsewhere {number}") for number in range(4)]
+    driver.step()
+    assert driver.closed == dict.fromkeys(later, CloseReason.CROWDED) and driver.inside.issuperset(members)
+
+
 def test_a_revoked_peer_is_a_stranger_again() -> None:
     driver = Driver()
     driver.policy.closed(driver.greeted("member"))

@@ -57,6 +57,31 @@ class Connection:
         return
 
 
+class AtSocket(Connection):
+    """With sockets at its two ends."""
+
+    def __init__(self, local: str, remote: str) -> None:
+        super().__init__(ME)
+        self.local, self.remote = local, remote
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.local, 4001
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self.remote, 50000
+
+
+@pytest.mark.parametrize(("local", "remote", "seen"), [
+    ("192.0.2.7", "192.0.2.9", ["/ip4/192.0.2.7/tcp/4001"]),
+    ("192.0.2.7", "192.0.2.7", []),
+    ("127.0.0.1", "127.0.0.1", ["/ip4/127.0.0.1/tcp/4001"]),
+], ids=["another computer", "this computer", "loopback"])
+def test_a_program_on_this_computer_does_not_show_that_others_can_reach_it(local: str, remote: str, seen: list[str]) -> None:
+    observed = ObservedAddresses()
+    observed.on_connection(AtSocket(local, remote))
+    assert observed.addresses(lambda peer: True) == seen
+
+
 def test_claims_count_as_whoever_asks_says_one_for_each_peer_and_have_an_end() -> None:
     reached, peers = ObservedAddresses(), [PeerId(f"peer {number}") for number in range(MAX_CLAIMS + 9)]
     for number, peer in enumerate(peers):
