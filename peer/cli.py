@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 
 import peer.commands
+from peer.console.standard_streams import discard, open_standard_streams
 from peer.errors import ExitCode, PeerError
-from peer.rooms import check_rooms
-from peer.standard_streams import discard, open_standard_streams
+from peer.installation import check_rooms
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -86,7 +86,7 @@ def _complain(text: str) -> None:
 
 def explain(error: Exception) -> PeerError:
     """The sentence and the exit code for `error`; what we did not foresee says how to see more."""
-    from peer.control_client import ControlError
+    from peer.control.client import ControlError
     from peer.keyfile import KeyfileError
     from protocol.run.run_file import RunFileError
     from protocol.wire.canonical import Malformed

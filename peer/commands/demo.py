@@ -29,9 +29,9 @@ def run(args: argparse.Namespace) -> int:
     """Start, watch, leave, sum up; exit code 1 when a peer failed or the digests differ."""
     import signal
 
-    from peer.demo import Demo, summary_fields
-    from peer.demo_screen import Screen, summary_lines
-    from peer.plain_json import print_json
+    from peer.console.plain_json import print_json
+    from peer.demo.screen import Screen, summary_lines
+    from peer.demo.swarm import Demo, summary_fields
 
     if args.peers > MAX_PEERS:
         raise PeerError(f"{args.peers} peers do not fit on one computer; at most {MAX_PEERS}", ExitCode.USAGE)

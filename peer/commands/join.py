@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peer.commands import Subparsers
-    from peer.daemon import RunChoice
+    from peer.daemon.daemon import RunChoice
 
 
 def register(subparsers: Subparsers) -> None:
@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
     """Choose the run, hold the identity, and live."""
     import trio
 
-    from peer.console import choose_style
-    from peer.daemon import Daemon, DaemonSettings
-    from peer.ending import problem_of
+    from peer.console.display import choose_style
+    from peer.daemon.daemon import Daemon, DaemonSettings
+    from peer.daemon.failure import problem_of
     from peer.keyfile import IdentityLocked, identity_lock, load_or_create_identity
     from peer.paths import data_dir, make_private
     from protocol.wire.messages import Role
@@ -88,8 +88,8 @@ def _log_to(folder: Path) -> None:
 
 def _choose(what: str | None, folder: Path) -> RunChoice:
     """The run that the command line names."""
-    from peer.daemon import RunChoice
-    from peer.run_source import find_run, stored_manifest
+    from peer.daemon.daemon import RunChoice
+    from peer.joining.run_source import find_run, stored_manifest
     from protocol.run.invitation import Invitation
     from protocol.run.manifest import demo_manifest
     from protocol.wire.hashes import Hash

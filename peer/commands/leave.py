@@ -24,7 +24,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask the peer to leave and wait until it has."""
-    from peer.control_client import ControlError
+    from peer.control.client import ControlError
     from peer.paths import data_dir
 
     try:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_finish(args: argparse.Namespace) -> int:
     """Ask the peer to stop after this round."""
-    from peer.control_client import ControlClient, ControlError
+    from peer.control.client import ControlClient, ControlError
     from peer.paths import data_dir
 
     try:
@@ -52,8 +52,8 @@ def run_finish(args: argparse.Namespace) -> int:
 
 def _leave_and_wait(folder: Path) -> str:
     """Returns the daemon's last word: how it left, or why its stream of events ended."""
-    from peer.control_client import ControlClient
-    from peer.sentences import sentence
+    from peer.console.sentences import sentence
+    from peer.control.client import ControlClient
     from protocol.events import Left
 
     client, left = ControlClient(folder), ""

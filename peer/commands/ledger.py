@@ -23,14 +23,14 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask the running peer, or read the disk when none runs."""
+    from peer.console.plain_json import print_json
     from peer.paths import data_dir
-    from peer.plain_json import print_json
 
     found = _find(data_dir(args.data_dir), args.run_id)
     if args.json:
         print_json(found)
         return ExitCode.OK
-    from peer.sentences import amount
+    from peer.console.sentences import amount
 
     print(f"run {found['run']}: {found['rounds']} rounds, {amount(found['tokens'])} tokens")
     print(f"{'PEER':<54}{'ROUNDS':>8}{'TOKENS':>10}{'SHARE':>9}")
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
     """The ledger, with the run's ID under "run"."""
-    from peer.control_client import ControlClient, ControlError, NotRunning
+    from peer.control.client import ControlClient, ControlError, NotRunning
 
     client = ControlClient(folder)
     try:
@@ -56,7 +56,7 @@ def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
 
 
 def _read(folder: Path, wanted: str | None) -> dict[str, Any]:
-    from peer.ledger import ledger
+    from peer.control.ledger import ledger
     from protocol.state.store import Store
 
     runs = [path for path in (folder / "runs").glob("*") if path.is_dir() and path.name.startswith(wanted or "")]

@@ -24,7 +24,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Pause the peer here."""
-    from peer.sentences import duration
+    from peer.console.sentences import duration
 
     _ask(args, "pause", **({"seconds": args.time} if args.time is not None else {}))
     print(f"Paused {'until `peer resume`' if args.time is None else 'for ' + duration(args.time)}.")
@@ -39,7 +39,7 @@ def run_resume(args: argparse.Namespace) -> int:
 
 
 def _ask(args: argparse.Namespace, command: str, **fields: float) -> None:
-    from peer.control_client import ControlClient, ControlError, NotRunning
+    from peer.control.client import ControlClient, ControlError, NotRunning
     from peer.paths import data_dir
 
     try:

@@ -19,9 +19,9 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the status; exit code 5 when no peer runs here."""
-    from peer.control_client import ControlClient, NotRunning
+    from peer.console.plain_json import print_json
+    from peer.control.client import ControlClient, NotRunning
     from peer.paths import data_dir
-    from peer.plain_json import print_json
 
     try:
         status = ControlClient(data_dir(args.data_dir)).request("status")
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _held_out(status: dict[str, Any]) -> str:
     """The newest held-out loss and whose word that is, and how far this peer is with the next one."""
-    from peer.sentences import naming, number
+    from peer.console.sentences import naming, number
 
     names = {known["peer"]: known["name"] for known in (status, *status["swarm"])}
     value, percent = status["eval_loss"], status["eval_percent"]
@@ -52,7 +52,7 @@ def _held_out(status: dict[str, Any]) -> str:
 
 def describe(status: dict[str, Any]) -> list[str]:
     """The status as lines for a person."""
-    from peer.sentences import amount, clean, duration, number, short, size, to_go
+    from peer.console.sentences import amount, clean, duration, number, short, size, to_go
 
     why = clean(str(status["why_detail"] or status["why_idle"]), 200)
     left = to_go(status["round_left_s"])

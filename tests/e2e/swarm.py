@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import psutil
 
-from peer.control_client import ControlClient, ControlError
+from peer.control.client import ControlClient, ControlError
 from protocol import events as ev
 
 PATIENCE_S = 300.0

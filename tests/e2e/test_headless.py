@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import pytest
 
-from peer.control_client import ControlClient, NotRunning
+from peer.control.client import ControlClient, NotRunning
 from peer.errors import ExitCode
 from protocol import events as ev
 from tests.e2e.swarm import CONNECT_EVERY_S, PATIENCE_S, TINY_RUN, Swarm

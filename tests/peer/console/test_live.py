@@ -1,0 +1,148 @@
+"""The live view: what a person sees at 80x24, with strange names and without anything yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peer.console.live import MIN_HEIGHT, MIN_WIDTH, View, bar, columns, render, sparkline
+from peer.console.sentences import amount, clean, duration, level, naming, sentence, short, size
+from peer.control.client import Stamped
+from protocol import events as ev
+
+ME = "12D3KooWMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeABCDEF"
+OTHER = "12D3KooWOtherOtherOtherOtherOtherOtherOtherOtherUVWXYZ"
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    known = {"peer": OTHER, "name": "kitchen", "role": "trainer", "phase": "ready", "round": 12, "steps": 20,
+             "tokens_per_s": 2048.0, "liveness": "alive", "heard_s": 1.0, "version": "0.1"}
+    return {"peer": ME, "name": "attic", "run": "ab" * 32, "run_name": "demo", "role": "trainer", "phase": "computing",
+            "why_idle": "", "why_detail": "", "round": 12, "tip": "cd" * 32, "state_digest": "ef" * 32, "peers": 1,
+            "members": [ME, OTHER], "tokens": 40960, "steps": 11, "inner_steps": 20, "tokens_per_s": 3200.0,
+            "round_left_s": None, "loss": 2.31, "eval_loss": 2.4, "up_bytes": 3_100_000, "down_bytes": 2_900_000,
+            "trainer_pid": 1234, "version": "0.1", "swarm": [known], **changes}
+
+
+def view_of(*happened: ev.Event, **changes: Any) -> View:
+    view = View()
+    view.update(status(**changes))
+    for event in happened:
+        view.apply(Stamped(0.0, 0.0, event))
+    return view
+
+
+def test_an_evaluation_is_shown_beside_training_and_alone_as_a_bar() -> None:
+    beside = view_of(ev.EvalLoss(11, 2.4, OTHER), ev.ComputeProgress(12, 11, 20, 2.31, 3200.0, 9.0),
+                     ev.EvalProgress(12, 4, 10),
+                     eval_percent=40)
+    text = "\n".join(render(beside, 140, 24))
+    assert "training" in text and "11/20" in text
+    assert f"held out 2.400 after 11, measuring 40 %  by kitchen ({short(OTHER)})" in text
+    alone = view_of(ev.PhaseChanged("seeding", "", "measuring the held-out loss"), ev.EvalProgress(12, 4, 10))
+    assert "4/10" in "\n".join(render(alone, 80, 24))
+    alone.apply(Stamped(0.0, 0.0, ev.EvalLoss(12, 2.3, ME)))
+    assert "4/10" not in "\n".join(render(alone, 80, 24))
+
+
+def test_a_held_out_loss_is_said_with_who_measured_it() -> None:
+    names = naming({OTHER: "kitchen"})
+    assert sentence(ev.EvalLoss(3, 1.8712, OTHER), names) == (
+        f"held-out loss after 3 rounds: 1.871 (measured by kitchen ({short(OTHER)}))")
+
+
+def test_everything_that_matters_fits_80_by_24() -> None:
+    view = view_of(
+        ev.RoundCommitted(10, "aa" * 32, [ME, OTHER], 40960, 4.5, True),
+        ev.RoundCommitted(11, "bb" * 32, [ME, OTHER], 40960, 2.5, True),
+        ev.EvalLoss(11, 2.4, OTHER),
+        ev.ComputeProgress(12, 11, 20, 2.31, 3200.0, 9.0),
+    )
+    lines = render(view, 80, 24, clock="12:00:00")
+    assert len(lines) == 24 and all(columns(line) <= 80 for line in lines)
+    text = "\n".join(lines)
+    for wanted in ("demo", "round 12", "computing", "2 peers", "11/20", "█", "4.500 to 2.500", "held out 2.400",
+                   "3.1 MB", "trainer 1234", "kitchen", "attic (me)", "round 11 committed", "Ctrl-C"):
+        assert wanted in text, wanted
+
+
+def test_the_reason_for_waiting_is_shown_in_full() -> None:
+    detail = "waiting for 2 more peers (1 of 3)"
+    lines = render(view_of(phase="starting", why_idle="waiting for peers", why_detail=detail), 80, 24)
+    assert any(detail in line for line in lines)
+
+
+def test_each_wait_has_its_bar() -> None:
+    waits = [
+        (ev.ExchangeProgress(12, 3, 8, [OTHER]), ["exchanging", "3/8", "waiting for kitchen"]),
+        (ev.SyncProgress("checkpoint", 5, 9), ["fetching checkpoint", "5/9"]),
+        (ev.ComputeProgress(12, 1, 20, float("nan"), 0.0, 9.0), ["training", "1/20", "loss -"]),
+    ]
+    for event, wanted in waits:
+        text = "\n".join(render(view_of(event), 80, 24))
+        assert all(word in text for word in wanted), text
+
+
+def test_a_round_without_a_step_shows_the_last_rate_and_the_time_to_its_end() -> None:
+    fresh = view_of(ev.PhaseChanged("computing", "", ""), steps=0, tokens_per_s=3200.0, round_left_s=130.0)
+    text = "\n".join(render(fresh, 80, 24))
+    assert "0/20" in text and "3.2 k tokens/s" in text and "2 min to go" in text
+    later = "\n".join(render(view_of(ev.ComputeProgress(12, 11, 20, 2.3, 3200.0, 61.0)), 100, 24))
+    assert "11/20" in later and "61 s to go" in later
+
+
+def test_a_departure_is_told_as_what_it_was() -> None:
+    left = ev.Left(goodbye=True, heard_by=2, rounds=5, exit_code=0, problem="")
+    assert sentence(left) == "left: said goodbye to 2 peers, 5 rounds committed, state on disk"
+    assert "with nobody here" in sentence(ev.Left(True, 0, 1, 0, ""))
+    assert sentence(ev.Left(False, 0, 1, 9, "full")).endswith("without a goodbye, 1 round committed, state on disk; full")
+    assert sentence(ev.Left(False, 0, None, 0, "")) == "left: before it had begun"
+    assert sentence(ev.PeerGone(OTHER, True)) == f"{short(OTHER)} said goodbye and left"
+    assert "broke" in sentence(ev.PeerSuspected(OTHER, 1.0, True)) and "silent for 7 s" in sentence(
+        ev.PeerSuspected(OTHER, 7.0, False))
+
+
+def test_nothing_known_yet_still_renders() -> None:
+    lines = render(View(), 80, 24)
+    assert len(lines) == 24 and "starting" in lines[0]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (40, 10), (79, 23), (200, 60)])
+def test_any_size_renders_within_itself(size: tuple[int, int]) -> None:
+    swarm = [{**status()["swarm"][0], "peer": OTHER[:-2] + f"{n:02}", "name": f"peer {n}"} for n in range(40)]
+    view = view_of(*[ev.Notice("info", "x" * 500)] * 30, swarm=swarm, peers=40)
+    lines = render(view, *size)
+    width, height = max(size[0], MIN_WIDTH), max(size[1], MIN_HEIGHT)
+    assert len(lines) == height and all(columns(line) <= width for line in lines)
+
+
+def test_without_unicode_only_ascii_is_drawn() -> None:
+    view = view_of(ev.ComputeProgress(12, 11, 20, 2.31, 3200.0, 9.0), ev.RoundCommitted(11, "bb" * 32, [ME], 1, 2.5, False))
+    for line in render(view, 80, 24, unicode=False):
+        assert line.isascii(), line
+
+
+def test_a_strangers_name_cannot_move_the_cursor_or_break_the_table() -> None:
+    names = ["\x1b[2J\x1b[1;1Hevil\n\u202egnol", "広" * 40]
+    swarm = [{**status()["swarm"][0], "name": name} for name in names]
+    view = view_of(ev.PeerJoined(OTHER, "\x1b[31mred\r\n"), swarm=swarm)
+    lines = render(view, 80, 24)
+    assert all(line.isprintable() and columns(line) <= 80 for line in lines)
+
+
+def test_small_drawings() -> None:
+    assert bar(5, 10, 10) == "█████░░░░░" and bar(0, 0, 4) == "░░░░" and bar(9, 3, 4, unicode=False) == "####"
+    assert sparkline([1, 2, 3], 3) == "▁▅█" and sparkline([], 5) == "" and sparkline([2, 2], 5) == "▁▁"
+    assert sparkline([1, float("nan"), 3], 3) == "▁ █"
+    assert (size(512), size(3_200_000), amount(950), amount(1500)) == ("512 B", "3.2 MB", "950", "1.5 k")
+    assert (duration(45), duration(180), duration(7500)) == ("45 s", "3 min", "2 h 5 min")
+    assert clean("a\x1b[0mb\n") == "a[0mb"
+
+
+def test_every_event_has_a_sentence_and_a_level() -> None:
+    values: dict[str, Any] = {"int": 1, "float": 1.0, "str": "x", "bool": True, "list[str]": [OTHER], "int | None": 1,
+                              "list[dict[str, Any]]": [{"address": "/ip4/192.0.2.1/tcp/1", "times": 1, "problem": "x"}]}
+    for cls in ev.EVENTS.values():
+        event = cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])
+        assert sentence(event) and level(event), cls
