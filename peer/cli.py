@@ -1,7 +1,7 @@
 """The `peer` command: finds the subcommand, runs it, and turns errors into one sentence and an exit code.
 
-Nothing heavy is imported before the command is known, so that `peer --help` answers at once.  What a command does is
-its module's business (`peer.commands`).
+Nothing heavy is imported before the command is known, so that `peer --help` answers at once, and no other package of ours
+before `check_rooms` has found it.  What a command does is its module's business (`peer.commands`).
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def _main(arguments: Sequence[str] | None) -> int:
     parser = build_parser()
     args = parser.parse_args(arguments)
     if args.version:
+        from protocol.version import version
+
         print(f"peer {version()}")
         return ExitCode.OK
     if not hasattr(args, "run"):
@@ -108,17 +110,6 @@ def explain(error: Exception) -> PeerError:
         code = ExitCode.RESOURCES if full else ExitCode.INPUT if error.filename else ExitCode.FAILED
         return PeerError(f"{where}{error.strerror or error}; {remedy}", code)
     return PeerError(f"unexpected {type(error).__name__}: {error}; run it again with --debug to see where")
-
-
-def version() -> str:
-    """The version of the installed package."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("manyhands")
-    except PackageNotFoundError:
-        return "0 (not installed)"
 
 
 if __name__ == "__main__":

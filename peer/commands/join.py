@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peer.commands import Subparsers
-    from peer.daemon.daemon import RunChoice
+    from peer.daemon.settings import RunChoice
 
 
 def register(subparsers: Subparsers) -> None:
@@ -45,8 +45,9 @@ def run(args: argparse.Namespace) -> int:
     import trio
 
     from peer.console.display import choose_style
-    from peer.daemon.daemon import Daemon, DaemonSettings
+    from peer.daemon.daemon import Daemon
     from peer.daemon.failure import problem_of
+    from peer.daemon.settings import DaemonSettings
     from peer.keyfile import IdentityLocked, identity_lock, load_or_create_identity
     from peer.paths import data_dir, make_private
     from protocol.wire.messages import Role
@@ -88,7 +89,7 @@ def _log_to(folder: Path) -> None:
 
 def _choose(what: str | None, folder: Path) -> RunChoice:
     """The run that the command line names."""
-    from peer.daemon.daemon import RunChoice
+    from peer.daemon.settings import RunChoice
     from peer.joining.run_source import find_run, stored_manifest
     from protocol.run.invitation import Invitation
     from protocol.run.manifest import demo_manifest

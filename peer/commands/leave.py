@@ -62,7 +62,7 @@ def _leave_and_wait(folder: Path) -> str:
         while (stamped := stream.next(STOP_DEADLINE_S)) is not None:
             if isinstance(stamped.event, Left):
                 left = sentence(stamped.event)
-    _wait_for_end(int(stream.status.get("pid", 0)))
+    _wait_for_end(stream.status.pid)
     return left or f"left ({stream.end})"
 
 

@@ -45,7 +45,7 @@ def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
 
     client = ControlClient(folder)
     try:
-        running = str(client.request("status")["run"])
+        running = client.status().run
         if wanted is None or running.startswith(wanted):
             return {"run": running, **client.request("ledger")}
     except NotRunning:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
-from typing import Any
 
 import trio
 
@@ -25,6 +24,7 @@ from peer.console.thinning import Thinner
 from peer.control.client import Stamped
 from peer.control.event_log import EventLog, Subscription, to_line
 from protocol.events import PROGRESS, Left, LinesLost, PeerJoined
+from protocol.status import PeerStatus
 
 FRAME_S = 0.25
 ALL = math.inf
@@ -40,7 +40,7 @@ CLEAR_LINE = "\x1b[K"
 CLEAR_BELOW = "\x1b[J"
 BOLD, DIM, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
-Status = Callable[[], dict[str, Any]]
+Status = Callable[[], PeerStatus]
 
 
 class Style(Enum):
@@ -69,8 +69,8 @@ async def show(log: EventLog, style: Style, status: Status, output: Output) -> N
         await _lines(log, output, _human_line(status()), HUMAN_PROGRESS_S)
 
 
-def _human_line(status: dict[str, Any]) -> Callable[[Stamped], str]:
-    names: dict[str, str] = {status["peer"]: status["name"]}
+def _human_line(status: PeerStatus) -> Callable[[Stamped], str]:
+    names: dict[str, str] = {status.peer: status.name}
 
     def line(stamped: Stamped) -> str:
         event = stamped.event

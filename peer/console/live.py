@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from peer.console.sentences import amount, clean, level, naming, number, sentence, short, size, to_go
 from peer.control.client import Stamped
 from protocol import events as ev
+from protocol.status import PeerStatus, SwarmPeer
 
 MIN_WIDTH, MIN_HEIGHT = 40, 10
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -23,6 +23,9 @@ ASCII_BLOCKS = "_.-~=+*#"
 KEPT_EVENTS = 100
 KEPT_LOSSES = 500
 MEASURING = "measuring the held-out loss"
+UNKNOWN = PeerStatus(peer="", name="", run="", run_name="-", role="", phase="starting", why_idle="", why_detail="",
+                     version="", pid=0, uptime_s=0.0)
+"""Stands for the status before the peer has told one."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Bar:
 class View:
     """What a person wants to see of one peer."""
 
-    status: dict[str, Any] = field(default_factory=dict)
+    status: PeerStatus = UNKNOWN
     bar: Bar | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_LOSSES))
     evals: list[tuple[int, float, str]] = field(default_factory=list)
@@ -49,11 +52,10 @@ class View:
     names: dict[str, str] = field(default_factory=dict)
     left: ev.Left | None = None
 
-    def update(self, status: Mapping[str, Any]) -> None:
+    def update(self, status: PeerStatus) -> None:
         """Take the status as it is now."""
-        self.status = dict(status)
-        for known in (self.status, *self.status.get("swarm", ())):
-            self.names[str(known.get("peer", ""))] = str(known.get("name", ""))
+        self.status = status
+        self.names.update(status.names())
 
     def apply(self, stamped: Stamped) -> None:
         """Take note of an event."""
@@ -93,7 +95,7 @@ def render(view: View, width: int, height: int, *, clock: str = "", unicode: boo
     top = [*_header(view, width, clock), rule, *_now(view, width, unicode), *_curve(view, width, unicode), rule]
     footer = "Ctrl-C leaves (twice: at once)   elsewhere: peer status, peer pause, peer leave"
     room = height - len(top) - 2
-    swarm = _swarm(view, max(2, min(room // 2, 1 + len(view.status.get("swarm", ())) + 1)))
+    swarm = _swarm(view, max(2, min(room // 2, 1 + len(view.status.swarm) + 1)))
     recent = _recent(view, room - len(swarm))
     lines = [*top, *swarm, rule, *recent]
     lines = lines[: height - 1] + [""] * (height - 1 - len(lines)) + [footer]
@@ -144,12 +146,11 @@ def _columns_of(character: str) -> int:
 
 def _header(view: View, width: int, clock: str) -> list[str]:
     status = view.status
-    peers = 1 + int(status.get("peers", 0))
-    left = (f"manyhands · {clean(str(status.get('run_name', '-')))} · round {status.get('round', 0)} · "
-            f"{status.get('phase', 'starting')} · {peers} {'peer' if peers == 1 else 'peers'}")
-    me = f"{clean(str(status.get('name', '')), 24)} {short(str(status.get('peer', '')))} · {status.get('role', '')}"
-    run = f"run {str(status.get('run', ''))[:12]}"
-    return [_spread(left, clock, width), _spread(me, run, width)]
+    peers = 1 + status.peers
+    left = (f"manyhands · {clean(status.run_name)} · round {status.round} · {status.phase} · "
+            f"{peers} {'peer' if peers == 1 else 'peers'}")
+    me = f"{clean(status.name, 24)} {short(status.peer)} · {status.role}"
+    return [_spread(left, clock, width), _spread(me, f"run {status.run[:12]}", width)]
 
 
 def _spread(left: str, right: str, width: int) -> str:
@@ -160,10 +161,10 @@ def _spread(left: str, right: str, width: int) -> str:
 def _now(view: View, width: int, unicode: bool) -> list[str]:
     """Two lines: the wait with its bar, and why, when this peer is not computing."""
     status = view.status
-    why = clean(str(status.get("why_detail", "") or status.get("why_idle", "")), 200)
+    why = clean(status.why_detail or status.why_idle, 200)
     shown = view.bar or _about_to_train(status)
     if shown is None:
-        return [f"now     {status.get('phase', 'starting')}", f"        {why}"]
+        return [f"now     {status.phase}", f"        {why}"]
     counts = f"{shown.done}/{shown.total}"
     room = max(8, min(30, width - 8 - columns(shown.what) - len(counts) - columns(shown.detail) - 6))
     line = f"now     {shown.what} {bar(shown.done, shown.total, room, unicode=unicode)} {counts}  {shown.detail}"
@@ -175,12 +176,11 @@ def _training(round: int, steps: int, total: int, loss: float | None, rate: floa
     return Bar(f"round {round}: training", steps, total, "  ".join(part for part in parts if part), f"loss {number(loss)}")
 
 
-def _about_to_train(status: Mapping[str, Any]) -> Bar | None:
+def _about_to_train(status: PeerStatus) -> Bar | None:
     """The bar of a round that has no step yet, with the rate of the round before."""
-    if status.get("phase") != "computing" or status.get("round_left_s") is None:
+    if status.phase != "computing" or status.round_left_s is None:
         return None
-    return _training(status["round"], status["steps"], status["inner_steps"], status.get("loss"), status["tokens_per_s"],
-                     status["round_left_s"])
+    return _training(status.round, status.steps, status.inner_steps, status.loss, status.tokens_per_s, status.round_left_s)
 
 
 def _curve(view: View, width: int, unicode: bool) -> list[str]:
@@ -189,18 +189,16 @@ def _curve(view: View, width: int, unicode: bool) -> list[str]:
     if view.losses:
         loss = f"{curve} {number(view.losses[0])} to {number(view.losses[-1])}"
     else:
-        loss = f"{number(status.get('loss'))} (no round committed yet)"
+        loss = f"{number(status.loss)} (no round committed yet)"
     loss += _held_out(view)
-    trainer = status.get("trainer_pid")
-    moved = f"traffic up {size(status.get('up_bytes', 0))}, down {size(status.get('down_bytes', 0))}"
-    digest = str(status.get("state_digest", ""))[:12] or "-"
-    running = f"trainer {trainer}" if trainer else "no trainer"
-    return [f"loss    {loss}", f"{moved} · {running} · state {digest}"]
+    moved = f"traffic up {size(status.up_bytes)}, down {size(status.down_bytes)}"
+    running = f"trainer {status.trainer_pid}" if status.trainer_pid else "no trainer"
+    return [f"loss    {loss}", f"{moved} · {running} · state {status.state_digest[:12] or '-'}"]
 
 
 def _held_out(view: View) -> str:
     """The newest held-out loss, how far we are with the next one, and whose word it is."""
-    percent = view.status.get("eval_percent")
+    percent = view.status.eval_percent
     measuring = "" if percent is None else f", measuring {percent} %"
     if not view.evals:
         return measuring
@@ -211,17 +209,16 @@ def _held_out(view: View) -> str:
 def _swarm(view: View, lines: int) -> list[str]:
     """A table of the peers, ourselves first."""
     status = view.status
-    rows = [{"peer": status.get("peer", ""), "name": f"{status.get('name', '')} (me)", "role": status.get("role", ""),
-             "phase": status.get("phase", ""), "round": status.get("round", 0), "steps": status.get("steps", 0),
-             "tokens_per_s": status.get("tokens_per_s", 0.0), "liveness": "alive", "heard_s": 0.0}]
-    rows += sorted(status.get("swarm", ()), key=lambda known: (known["liveness"] != "alive", known["peer"]))
+    me = SwarmPeer(peer=status.peer, name=f"{status.name} (me)", role=status.role, phase=status.phase, round=status.round,
+                   steps=status.steps, tokens_per_s=status.tokens_per_s, liveness="alive", heard_s=0.0,
+                   version=status.version)
+    rows = [me, *sorted(status.swarm, key=lambda known: (known.liveness != "alive", known.peer))]
     table = [f"{'PEER':<26}{'PHASE':<12}{'ROUND':>6}{'STEPS':>7}{'TOKENS/S':>10}  SEEN"]
     for known in rows[: lines - 1]:
-        name = _pad(f"{clean(str(known['name']), 16)} {short(str(known['peer']))}", 26)
-        seen = "now" if known["heard_s"] < 3 else f"{known['heard_s']:.0f} s ago"
-        state = known["phase"] if known["liveness"] == "alive" else known["liveness"]
-        table.append(f"{name}{state:<12}{known['round']:>6}{known['steps']:>7}"
-                     f"{amount(known['tokens_per_s']):>10}  {seen}")
+        name = _pad(f"{clean(known.name, 16)} {short(known.peer)}", 26)
+        seen = "now" if known.heard_s < 3 else f"{known.heard_s:.0f} s ago"
+        state = known.phase if known.liveness == "alive" else known.liveness
+        table.append(f"{name}{state:<12}{known.round:>6}{known.steps:>7}{amount(known.tokens_per_s):>10}  {seen}")
     if len(rows) > lines - 1:
         table[-1] = f"… and {len(rows) - lines + 2} more"
     return table

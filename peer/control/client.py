@@ -5,7 +5,7 @@ A frame is four bytes of length (big endian) and a msgpack map.  A question is `
 carries one frame an event, and at last `{"end": reason}`.
 
 Blocking sockets, so that a command, a thread of the TUI or a test can use it alike.  Imports nothing heavy: the TUI
-starts from this module and `protocol.events` alone.  Who may connect is decided by the socket's file mode.
+starts from this module, `protocol.events` and `protocol.status` alone.  The socket's file mode decides who may connect.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, Self
 import msgpack
 
 from protocol.events import Event, from_fields
+from protocol.status import PeerStatus
 
 SOCKET_NAME = "control.sock"
 HEADER_BYTES = 4
@@ -115,12 +116,14 @@ def socket_address(data_dir: Path) -> Iterator[str]:
 class EventStream:
     """Live events of a peer.  `status` and `recent` are the snapshot at its start; iterate for what comes after.
 
+    Raises ControlError when the snapshot holds no status.
+
     `end` says why the stream ended, once it has.  Not for two threads at once, but `close` may come from another.
     """
 
     def __init__(self, connection: socket.socket, buffer: bytearray, snapshot: dict[str, Any]) -> None:
         self._connection, self._buffer = connection, buffer
-        self.status: dict[str, Any] = snapshot.get("status", {})
+        self.status = _status(snapshot.get("status"))
         self.recent = [stamped for fields in snapshot.get("recent", []) if (stamped := _known(fields)) is not None]
         self.end = ""
 
@@ -173,15 +176,18 @@ class ControlClient:
         with connection:
             return self._ask(connection, bytearray(), {"do": command, **fields})
 
+    def status(self) -> PeerStatus:
+        """What the peer is doing.  Raises NotRunning, ControlError."""
+        return _status(self.request("status"))
+
     def events(self) -> EventStream:
         """Subscribe.  Raises NotRunning, ControlError."""
         connection, buffer = self._connect(), bytearray()
         try:
-            snapshot = self._ask(connection, buffer, {"do": "events"})
+            return EventStream(connection, buffer, self._ask(connection, buffer, {"do": "events"}))
         except BaseException:
             connection.close()
             raise
-        return EventStream(connection, buffer, snapshot)
 
     def _connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -225,6 +231,14 @@ def _receive(connection: socket.socket, buffer: bytearray) -> dict[str, Any] | N
             return None
         buffer += data
     return message
+
+
+def _status(fields: Any) -> PeerStatus:
+    """The status in an answer; raises ControlError when it lacks something, as an older version's does."""
+    try:
+        return PeerStatus.from_fields(fields)
+    except ValueError as error:
+        raise ControlError("the peer's status lacks what this version shows; is the peer of another version?") from error
 
 
 def _known(fields: dict[str, Any]) -> Stamped | None:

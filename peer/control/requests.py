@@ -18,6 +18,7 @@ from peer.control.ledger import ledger
 from peer.control.server import Command
 from peer.discovery.contacts import Contacts
 from protocol.state.store import Store
+from protocol.status import PeerStatus
 
 MAX_PAUSE_S = 366 * 86_400.0
 
@@ -25,15 +26,13 @@ MAX_PAUSE_S = 366 * 86_400.0
 class Peer(Protocol):
     """What the commands act on: the daemon."""
 
-    nursery: trio.Nursery
-
     @property
     def store(self) -> Store | None: ...
 
     @property
     def contacts(self) -> Contacts | None: ...
 
-    def status(self) -> dict[str, Any]: ...
+    def status(self) -> PeerStatus: ...
 
     def notice(self, level: str, text: str) -> None: ...
 
@@ -47,25 +46,37 @@ class Peer(Protocol):
 
 
 class Controls:
-    """The commands of one peer."""
+    """The commands of one peer.  `run` ends the pauses that have a length."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
-        self._timer: trio.CancelScope | None = None
+        self._pause_ends = math.inf
+        self._pause_changed = trio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            with trio.move_on_at(self._pause_ends) as wait:
+                await self._pause_changed.wait()
+            if wait.cancelled_caught:
+                self._pause_ends = math.inf
+                self._peer.resume()
+                self._peer.notice("info", "the pause is over")
+            self._pause_changed = trio.Event()
 
     def commands(self) -> dict[str, Command]:
         return {"status": self._status, "ledger": self._ledger, "contacts": self._contacts, "leave": self._leave,
                 "finish": self._finish, "pause": self._pause, "resume": self._resume}
 
     async def _status(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return self._peer.status()
+        return self._peer.status().to_fields()
 
     async def _contacts(self, fields: dict[str, Any]) -> dict[str, Any]:
         contacts = self._peer.contacts
         if contacts is None:
             raise ControlError("the peer is still opening its network; ask again")
         await contacts.dial_back()
-        return {"run": self._peer.status()["run"], **asdict(contacts.known())}
+        return {"run": self._peer.status().run, **asdict(contacts.known())}
 
     async def _ledger(self, fields: dict[str, Any]) -> dict[str, Any]:
         store = self._peer.store
@@ -87,26 +98,17 @@ class Controls:
                                         and 0 < seconds <= MAX_PAUSE_S):
             raise ControlError("a pause lasts between a moment and a year; try `peer pause 30m`")
         self._peer.pause()
-        self._stop_timer()
+        self._end_pause_after(math.inf if seconds is None else float(seconds))
         until = "until `peer resume`" if seconds is None else f"for {duration(seconds)}"
         self._peer.notice("info", f"paused {until}")
-        if seconds is not None:
-            self._peer.nursery.start_soon(self._resume_after, float(seconds))
         return {}
 
     async def _resume(self, fields: dict[str, Any]) -> dict[str, Any]:
-        self._stop_timer()
+        self._end_pause_after(math.inf)
         self._peer.resume()
         self._peer.notice("info", "resumed")
         return {}
 
-    async def _resume_after(self, seconds: float) -> None:
-        with trio.CancelScope() as self._timer:
-            await trio.sleep(seconds)
-            self._peer.resume()
-            self._peer.notice("info", "the pause is over")
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _end_pause_after(self, seconds: float) -> None:
+        self._pause_ends = trio.current_time() + seconds
+        self._pause_changed.set()

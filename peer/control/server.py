@@ -27,6 +27,7 @@ from peer.control.client import (
     take_frame,
 )
 from peer.control.event_log import EventLog, Subscription, TooManyListeners
+from protocol.status import PeerStatus
 
 MAX_CONNECTIONS = 64
 SEND_DEADLINE_S = 5.0
@@ -52,7 +53,7 @@ class ControlServer:
         data_dir: Path,
         log: EventLog,
         commands: Mapping[str, Command],
-        status: Callable[[], dict[str, Any]],
+        status: Callable[[], PeerStatus],
     ) -> None:
         self._data_dir, self._log, self._commands, self._status = data_dir, log, commands, status
         self._connections = 0
@@ -178,7 +179,7 @@ class ControlServer:
         try:
             with self._log.subscribe() as events:
                 recent = [stamped.to_fields() for stamped in self._log.recent()]
-                await _send(stream, {"ok": True, "status": self._status(), "recent": recent})
+                await _send(stream, {"ok": True, "status": self._status().to_fields(), "recent": recent})
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_until_closed, stream, nursery.cancel_scope)
                     await _forward(events, stream)

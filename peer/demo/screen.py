@@ -69,13 +69,11 @@ def progress_lines(demo: Demo, width: int, *, unicode: bool) -> list[str]:
 def member_line(member: Member, *, unicode: bool) -> str:
     """What one peer does now."""
     status, shown = member.view.status, member.view.bar
-    if not status and shown is None:
-        return f"  {member.name}  starting"
     if shown is not None:
         drawn = bar(shown.done, shown.total, 12, unicode=unicode)
         return f"  {member.name}  {shown.what} {drawn} {shown.done}/{shown.total}  {shown.detail}"
-    why = clean(str(status.get("why_detail", "") or status.get("why_idle", "")), 120)
-    return f"  {member.name}  {status.get('phase', 'starting')}" + (f": {why}" if why else "")
+    why = clean(status.why_detail or status.why_idle, 120)
+    return f"  {member.name}  {status.phase}" + (f": {why}" if why else "")
 
 
 def summary_lines(summary: Summary, demo: Demo) -> list[str]:

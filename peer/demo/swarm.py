@@ -234,7 +234,7 @@ class Demo:
                 continue
             except ControlError:
                 return  # it is ending; `_check` tells
-            member.peer = str(member.stream.status.get("peer", ""))
+            member.peer = member.stream.status.peer
             for stamped in member.stream.recent:
                 self._happened.put((member, stamped))
             for stamped in member.stream:
@@ -259,7 +259,7 @@ class Demo:
     def _ask_status(self) -> None:
         for member in self.members:
             try:
-                member.view.update(ControlClient(member.folder, timeout_s=2.0).request("status"))
+                member.view.update(ControlClient(member.folder, timeout_s=2.0).status())
             except ControlError:
                 continue  # not there yet, or gone: `_check` tells
 

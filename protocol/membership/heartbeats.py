@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 import trio
 
@@ -18,6 +18,7 @@ from protocol.network.interface import NetworkError
 from protocol.network.session import Session
 from protocol.run.settings import NodeSettings
 from protocol.state.history import History
+from protocol.status import SwarmPeer
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Goodbye, Heartbeat, Measurement, Phase, WhyIdle
 
@@ -110,12 +111,12 @@ class Pulse:
             addresses=list(self._session.network.addresses())[:8], version=settings.version[:40],
             measured=self.measured)
 
-    def neighbours(self) -> list[dict[str, Any]]:
+    def neighbours(self) -> list[SwarmPeer]:
         """The other peers, as `peer status` shows them."""
         now = trio.current_time()
-        return [{"peer": peer, "name": known.heartbeat.name, "role": known.heartbeat.role.value,
-                 "phase": known.heartbeat.phase.value, "round": known.heartbeat.round, "steps": known.heartbeat.steps,
-                 "tokens_per_s": known.heartbeat.tokens_per_s, "liveness": known.liveness.value,
-                 "heard_s": now - known.heard, "version": known.heartbeat.version,
-                 "addresses": list(known.heartbeat.addresses)}
-                for peer, known in sorted(self._membership, key=lambda item: item[0])]
+        return [SwarmPeer(
+            peer=peer, name=known.heartbeat.name, role=known.heartbeat.role.value, phase=known.heartbeat.phase.value,
+            round=known.heartbeat.round, steps=known.heartbeat.steps, tokens_per_s=known.heartbeat.tokens_per_s,
+            liveness=known.liveness.value, heard_s=now - known.heard, version=known.heartbeat.version,
+            addresses=list(known.heartbeat.addresses))
+            for peer, known in sorted(self._membership, key=lambda item: item[0])]

@@ -144,8 +144,8 @@ class Peer:
                 time.sleep(CONNECT_EVERY_S)
                 continue
             with stream:
-                if stream.status.get("pid") == process.pid:
-                    self.peer_id = str(stream.status["peer"])
+                if stream.status.pid == process.pid:
+                    self.peer_id = stream.status.peer
                     for stamped in stream.recent:
                         self._take(stamped.event, life)
                     for stamped in stream:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import struct
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import trio
+
+from protocol.version import version
 
 STALL_S = 10.0
 IDENTIFY_BYTES = 16 << 10
@@ -146,7 +147,4 @@ def _patch_identify() -> None:
 
 def agent_version() -> str:
     """What identify says that we are."""
-    try:
-        return f"manyhands/{version('manyhands')}"
-    except PackageNotFoundError:  # run from a folder without being installed
-        return "manyhands/unknown"
+    return f"manyhands/{version()}"

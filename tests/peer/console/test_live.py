@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,19 +11,7 @@ from peer.console.live import MIN_HEIGHT, MIN_WIDTH, View, bar, columns, render,
 from peer.console.sentences import amount, clean, duration, level, naming, sentence, short, size
 from peer.control.client import Stamped
 from protocol import events as ev
-
-ME = "12D3KooWMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeABCDEF"
-OTHER = "12D3KooWOtherOtherOtherOtherOtherOtherOtherOtherUVWXYZ"
-
-
-def status(**changes: Any) -> dict[str, Any]:
-    known = {"peer": OTHER, "name": "kitchen", "role": "trainer", "phase": "ready", "round": 12, "steps": 20,
-             "tokens_per_s": 2048.0, "liveness": "alive", "heard_s": 1.0, "version": "0.1"}
-    return {"peer": ME, "name": "attic", "run": "ab" * 32, "run_name": "demo", "role": "trainer", "phase": "computing",
-            "why_idle": "", "why_detail": "", "round": 12, "tip": "cd" * 32, "state_digest": "ef" * 32, "peers": 1,
-            "members": [ME, OTHER], "tokens": 40960, "steps": 11, "inner_steps": 20, "tokens_per_s": 3200.0,
-            "round_left_s": None, "loss": 2.31, "eval_loss": 2.4, "up_bytes": 3_100_000, "down_bytes": 2_900_000,
-            "trainer_pid": 1234, "version": "0.1", "swarm": [known], **changes}
+from tests.protocol.example_status import ME, NEIGHBOUR, OTHER, status
 
 
 def view_of(*happened: ev.Event, **changes: Any) -> View:
@@ -110,7 +99,7 @@ def test_nothing_known_yet_still_renders() -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (40, 10), (79, 23), (200, 60)])
 def test_any_size_renders_within_itself(size: tuple[int, int]) -> None:
-    swarm = [{**status()["swarm"][0], "peer": OTHER[:-2] + f"{n:02}", "name": f"peer {n}"} for n in range(40)]
+    swarm = [replace(NEIGHBOUR, peer=OTHER[:-2] + f"{n:02}", name=f"peer {n}") for n in range(40)]
     view = view_of(*[ev.Notice("info", "x" * 500)] * 30, swarm=swarm, peers=40)
     lines = render(view, *size)
     width, height = max(size[0], MIN_WIDTH), max(size[1], MIN_HEIGHT)
@@ -125,7 +114,7 @@ def test_without_unicode_only_ascii_is_drawn() -> None:
 
 def test_a_strangers_name_cannot_move_the_cursor_or_break_the_table() -> None:
     names = ["\x1b[2J\x1b[1;1Hevil\n\u202egnol", "広" * 40]
-    swarm = [{**status()["swarm"][0], "name": name} for name in names]
+    swarm = [replace(NEIGHBOUR, name=name) for name in names]
     view = view_of(ev.PeerJoined(OTHER, "\x1b[31mred\r\n"), swarm=swarm)
     lines = render(view, 80, 24)
     assert all(line.isprintable() and columns(line) <= 80 for line in lines)

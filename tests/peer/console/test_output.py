@@ -19,6 +19,7 @@ from peer.console.thinning import Thinner
 from peer.control.client import Stamped
 from peer.control.event_log import EventLog
 from protocol.events import ComputeProgress, Event, ExchangeProgress, Left, Notice, PhaseChanged, RoundVoted
+from tests.protocol.example_status import status
 
 PATIENCE_S = 20.0
 
@@ -57,7 +58,7 @@ def shown(body: Callable[[EventLog, Paper], Awaitable[None]], style: Style = Sty
         log, paper = EventLog(wall=lambda: 0.0, mono=trio.current_time), Paper()
         papers.append(paper)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(show, log, style, lambda: {"peer": "me", "name": "kitchen"}, paper)
+            nursery.start_soon(show, log, style, lambda: status(peer="me", name="kitchen"), paper)
             await trio.testing.wait_all_tasks_blocked()
             await body(log, paper)
             log.flush()
@@ -114,7 +115,7 @@ def test_what_happened_before_anybody_listened_comes_first() -> None:
         log, paper = EventLog(first=lambda: Notice("info", "who I am")), Paper()
         log.emit(Notice("info", "early"))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(show, log, Style.JSON, dict, paper)
+            nursery.start_soon(show, log, Style.JSON, status, paper)
             await trio.testing.wait_all_tasks_blocked()
             log.emit(Notice("info", "late"))
             log.flush()
@@ -129,7 +130,7 @@ def test_a_life_that_is_over_before_anybody_listened_is_told_all_the_same() -> N
         log.emit(Left(False, 0, None, 9, "the port is busy"))
         log.flush()
         with trio.fail_after(PATIENCE_S):
-            await show(log, Style.JSON, dict, paper)
+            await show(log, Style.JSON, status, paper)
         assert [event["problem"] for event in paper.events] == ["the port is busy"]
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

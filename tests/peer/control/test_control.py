@@ -18,6 +18,7 @@ from peer.control.client import (
     BadFrame,
     ControlClient,
     ControlError,
+    EventStream,
     NotRunning,
     Stamped,
     pack_frame,
@@ -26,6 +27,7 @@ from peer.control.client import (
 from peer.control.event_log import EventLog
 from peer.control.server import ControlServer
 from protocol.events import ComputeProgress, Notice, PhaseChanged
+from tests.protocol.example_status import status
 
 PATIENCE_S = 300.0
 """Only ends a test that hangs."""
@@ -44,7 +46,7 @@ def with_server(data_dir: Path, body: Callable[[EventLog], Awaitable[None]]) -> 
 
     async def main() -> None:
         log = EventLog()
-        server = ControlServer(data_dir, log, {"echo": _echo, "refuse": _refuse}, lambda: {"phase": "computing"})
+        server = ControlServer(data_dir, log, {"echo": _echo, "refuse": _refuse}, status)
         async with trio.open_nursery() as nursery:
             await server.open()
             nursery.start_soon(server.run)
@@ -159,7 +161,7 @@ def test_the_event_stream_begins_with_a_snapshot(tmp_path: Path) -> None:
         log.emit(ComputeProgress(3, 1, 10, 2.5, 100.0, 9.0))
         log.emit(ComputeProgress(3, 2, 10, 2.4, 100.0, 9.0))
         stream = await trio.to_thread.run_sync(ControlClient(tmp_path).events)
-        assert stream.status == {"phase": "computing"}
+        assert stream.status == status()
         assert [stamped.event for stamped in stream.recent] == [
             Notice("info", "before"),
             ComputeProgress(3, 2, 10, 2.4, 100.0, 9.0),
@@ -173,6 +175,12 @@ def test_the_event_stream_begins_with_a_snapshot(tmp_path: Path) -> None:
         stream.close()
 
     with_server(tmp_path, body)
+
+
+@pytest.mark.parametrize("lacking", [{}, {"status": None}, {"status": {"phase": "computing"}}, {"status": {"swarm": [1]}}])
+def test_a_snapshot_without_a_status_is_a_sentence(lacking: dict[str, Any]) -> None:
+    with socket.socket() as connection, pytest.raises(ControlError, match="of another version"):
+        EventStream(connection, bytearray(), lacking)
 
 
 def test_a_listener_that_does_not_read_is_dropped_and_the_daemon_goes_on(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from peer.control.client import (
 from peer.control.event_log import EventLog
 from peer.control.server import IDLE_DEADLINE_S, MAX_CONNECTIONS, SEND_DEADLINE_S, ControlServer
 from protocol.events import Notice
+from protocol.status import PeerStatus
+from tests.protocol.example_status import status
 
 QUESTION = pack_frame({"do": "echo", "word": "here"}, max_bytes=MAX_REQUEST_BYTES)
 
@@ -49,7 +51,7 @@ async def _unpackable(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def attacked(data_dir: Path, attack: Callable[[EventLog], Awaitable[None]],
-             status: Callable[[], dict[str, Any]] = dict) -> None:
+             status: Callable[[], PeerStatus] = status) -> None:
     """Run `attack` against a server of `data_dir`; afterwards the server must still answer."""
     commands = {"echo": _echo, "huge": _huge, "large": _large, "broken": _broken, "unpackable": _unpackable}
 
@@ -106,7 +108,7 @@ def test_an_answer_that_cannot_be_given_ends_at_most_its_connection(tmp_path: Pa
 
 
 def test_a_snapshot_that_is_too_large_or_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    def failing() -> dict[str, Any]:
+    def failing() -> PeerStatus:
         raise RuntimeError("no status")
 
     async def attack(log: EventLog) -> None:
@@ -114,7 +116,7 @@ def test_a_snapshot_that_is_too_large_or_cannot_be_made_is_refused(tmp_path: Pat
             got = await asked(stream, {"do": "events"})
             assert got is None or got["ok"] is False
 
-    attacked(tmp_path, attack, lambda: {"much": "x" * MAX_ANSWER_BYTES})
+    attacked(tmp_path, attack, lambda: status(why_detail="x" * MAX_ANSWER_BYTES))
     attacked(tmp_path, attack, failing)
 
 
