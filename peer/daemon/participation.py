@@ -29,7 +29,7 @@ from peer.paths import run_dir
 from peer.resources.check import check_resources
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
-from protocol.events import Event, PeerBanned, PhaseChanged, TrainerStarted, TrainerStopped
+from protocol.events import Event, PeerBanned, PhaseChanged
 from protocol.network.interface import Network
 from protocol.network.libp2p import Libp2pNetwork, open_network
 from protocol.network.libp2p.dialer import peer_of
@@ -207,10 +207,7 @@ class Participation:
 
     def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:
         settings = TrainerSettings.for_run(signed.manifest, self._folder / "trainer.log")
-        return TrainerProcess(
-            settings, state.region,
-            on_started=lambda pid: self._emit(TrainerStarted(pid)),
-            on_stopped=lambda reason: self._emit(TrainerStopped(reason)))
+        return TrainerProcess(settings, state.region, self._emit)
 
     async def _keep_trainer(self, trainer: TrainerProcess) -> None:
         """Its end by itself means that it was given up: leave with the reason, instead of a peer that does nothing."""

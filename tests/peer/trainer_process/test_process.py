@@ -21,6 +21,7 @@ import pytest
 import trio
 
 from peer.trainer_process.process import MAX_FAILURES, TrainerProcess, TrainerSettings
+from protocol.events import Event, TrainerStarted, TrainerStopped
 from protocol.state.shared_memory import SharedRegion
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied, TrainerGaveUp
 from tests.trainer import small
@@ -37,12 +38,24 @@ SIZE = contribution_bytes(small.PARAMETERS, small.SECTIONS["chunk_parameters"])
 
 @dataclass
 class Bench:
-    """A trainer with its memory, and what it said about itself."""
+    """A trainer with its memory, and what it said about itself.  scope: of its life."""
 
     trainer: TrainerProcess
     theta: SharedRegion
     started: list[int] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def take(self, event: Event) -> None:
+        match event:
+            case TrainerStarted(pid):
+                self.started.append(pid)
+            case TrainerStopped(reason):
+                self.stopped.append(reason)
+
+    async def run(self) -> None:
+        with self.scope:
+            await self.trainer.run()
 
 
 def nothing(done: int, total: int) -> None:
@@ -71,17 +84,15 @@ def with_trainer(
         bench.trainer = TrainerProcess(
             TrainerSettings(sections, SIZE, folder / "trainer.log", **options),
             theta,
-            on_started=bench.started.append,
-            on_stopped=bench.stopped.append,
+            bench.take,
         )
         with trio.fail_after(DEADLINE_S):
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(bench.run)
                 if starts:
-                    await bench.trainer.start(nursery)
-                else:
-                    nursery.start_soon(bench.trainer.run)
+                    await bench.trainer.until_ready()
                 await scenario(bench)
-                await bench.trainer.stop()
+                bench.scope.cancel()
         theta.close()
         assert bench.trainer.pid is None
         assert not [pid for pid in bench.started if _exists(pid)]
@@ -272,11 +283,8 @@ def test_trainer_that_always_fails_is_given_up_with_the_reason(tmp_path: Path) -
 
 def test_stopping_fails_the_call_in_progress(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
-        async with trio.open_nursery() as nursery:
-            with pytest.raises(TrainerDied, match="stopped"):
-                await bench.trainer.compute(
-                    LONG, bench.theta.view, lambda progress: nursery.start_soon(bench.trainer.stop)
-                )
+        with pytest.raises(TrainerDied, match="stopped"):
+            await bench.trainer.compute(LONG, bench.theta.view, lambda progress: bench.scope.cancel())
 
     with_trainer(tmp_path, scenario)
 
