@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return ExitCode.OK
-    from peer.console.sentences import amount
+    from peer.formatting import amount
 
     print(f"run {found['run']}: {found['rounds']} rounds, {amount(found['tokens'])} tokens")
     print(f"{'PEER':<54}{'ROUNDS':>8}{'TOKENS':>10}{'SHARE':>9}")

@@ -24,7 +24,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Pause the peer here."""
-    from peer.console.sentences import duration
+    from peer.formatting import duration
 
     _ask(args, "pause", **({"seconds": args.time} if args.time is not None else {}))
     print(f"Paused {'until `peer resume`' if args.time is None else 'for ' + duration(args.time)}.")

@@ -46,7 +46,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run_create(args: argparse.Namespace) -> int:
     """Sign and keep a run; the last line printed is the invitation."""
-    from peer.console.sentences import amount
+    from peer.formatting import amount
     from peer.joining.inviting import invite_command
     from peer.joining.run_source import create_run
     from peer.keyfile import write_atomically
@@ -180,7 +180,7 @@ def _invitation(signed: SignedManifest, addresses: list[str], token: bytes | Non
 
 
 def _print_manifest(signed: SignedManifest) -> None:
-    from peer.console.sentences import amount
+    from peer.formatting import amount
     from peer.resources.memory import memory_line
     from protocol.run.run_file import dump
 

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _held_out(status: PeerStatus) -> str:
     """The newest held-out loss and whose word that is, and how far this peer is with the next one."""
-    from peer.console.sentences import naming, number
+    from peer.formatting import naming, number
 
     text = "held out -"
     if status.eval_loss is not None and status.eval_by is not None:
@@ -53,7 +53,7 @@ def _held_out(status: PeerStatus) -> str:
 
 def describe(status: PeerStatus) -> list[str]:
     """The status as lines for a person."""
-    from peer.console.sentences import amount, clean, duration, number, short, size, to_go
+    from peer.formatting import amount, clean, duration, number, short, size, to_go
 
     why = clean(status.why_detail or status.why_idle, 200)
     left = to_go(status.round_left_s)

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from peer.console.sentences import amount, clean, level, naming, number, sentence, short, size, to_go
+from peer.console.sentences import level, sentence
 from peer.control.client import Stamped
+from peer.formatting import amount, clean, naming, number, short, size, to_go
 from protocol import events as ev
 from protocol.status import PeerStatus, SwarmPeer
 

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import trio
 
-from peer.console.sentences import duration
 from peer.control.client import ControlError
 from peer.control.ledger import ledger
 from peer.control.server import Command
 from peer.discovery.contacts import Contacts
+from peer.formatting import duration
 from protocol.state.store import Store
 from protocol.status import PeerStatus
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import trio
 
-from peer.console.sentences import size
 from peer.control.client import (
     MAX_ANSWER_BYTES,
     MAX_REQUEST_BYTES,
@@ -27,6 +26,7 @@ from peer.control.client import (
     take_frame,
 )
 from peer.control.event_log import EventLog, Subscription, TooManyListeners
+from peer.formatting import size
 from protocol.status import PeerStatus
 
 MAX_CONNECTIONS = 64

@@ -8,8 +8,8 @@ import sys
 from typing import Self
 
 from peer.console.live import bar, fit
-from peer.console.sentences import clean, duration, number
 from peer.demo.swarm import Demo, Member, Summary
+from peer.formatting import clean, duration, number
 
 
 class Screen:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import trio
 
-from peer.console.sentences import attempted, duration
+from peer.formatting import attempted, duration
 from protocol.events import Event, NobodyAnswers
 from protocol.network.libp2p.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
 from protocol.network.libp2p.dialer import DIAL_S, peer_of

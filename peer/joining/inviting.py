@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.console.sentences import roughly
 from peer.control.client import ControlClient, ControlError
 from peer.discovery.contacts import Known, is_loopback, read_contacts, read_known
+from peer.formatting import roughly
 from peer.joining.run_source import DEFAULT_PORT, own_addresses
 from peer.paths import data_dir, run_dir
 from protocol.run.admission import read_token

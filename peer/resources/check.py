@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from peer.console.sentences import size
 from peer.errors import ExitCode, PeerError
+from peer.formatting import size
 from peer.resources.computer import available_memory
 from peer.resources.gpu import free_gpu_memory
 from peer.resources.memory import memory_need, memory_problem

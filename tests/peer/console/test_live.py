@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from peer.console.live import MIN_HEIGHT, MIN_WIDTH, View, bar, columns, render, sparkline
-from peer.console.sentences import amount, clean, duration, level, naming, sentence, short, size
 from peer.control.client import Stamped
+from peer.formatting import short
 from protocol import events as ev
 from tests.protocol.example_status import ME, NEIGHBOUR, OTHER, status
 
@@ -34,11 +34,6 @@ def test_an_evaluation_is_shown_beside_training_and_alone_as_a_bar() -> None:
     alone.apply(Stamped(0.0, 0.0, ev.EvalLoss(12, 2.3, ME)))
     assert "4/10" not in "\n".join(render(alone, 80, 24))
 
-
-def test_a_held_out_loss_is_said_with_who_measured_it() -> None:
-    names = naming({OTHER: "kitchen"})
-    assert sentence(ev.EvalLoss(3, 1.8712, OTHER), names) == (
-        f"held-out loss after 3 rounds: 1.871 (measured by kitchen ({short(OTHER)}))")
 
 
 def test_everything_that_matters_fits_80_by_24() -> None:
@@ -81,16 +76,6 @@ def test_a_round_without_a_step_shows_the_last_rate_and_the_time_to_its_end() ->
     assert "11/20" in later and "61 s to go" in later
 
 
-def test_a_departure_is_told_as_what_it_was() -> None:
-    left = ev.Left(goodbye=True, heard_by=2, rounds=5, exit_code=0, problem="")
-    assert sentence(left) == "left: said goodbye to 2 peers, 5 rounds committed, state on disk"
-    assert "with nobody here" in sentence(ev.Left(True, 0, 1, 0, ""))
-    assert sentence(ev.Left(False, 0, 1, 9, "full")).endswith("without a goodbye, 1 round committed, state on disk; full")
-    assert sentence(ev.Left(False, 0, None, 0, "")) == "left: before it had begun"
-    assert sentence(ev.PeerGone(OTHER, True)) == f"{short(OTHER)} said goodbye and left"
-    assert "broke" in sentence(ev.PeerSuspected(OTHER, 1.0, True)) and "silent for 7 s" in sentence(
-        ev.PeerSuspected(OTHER, 7.0, False))
-
 
 def test_nothing_known_yet_still_renders() -> None:
     lines = render(View(), 80, 24)
@@ -124,14 +109,3 @@ def test_small_drawings() -> None:
     assert bar(5, 10, 10) == "█████░░░░░" and bar(0, 0, 4) == "░░░░" and bar(9, 3, 4, unicode=False) == "####"
     assert sparkline([1, 2, 3], 3) == "▁▅█" and sparkline([], 5) == "" and sparkline([2, 2], 5) == "▁▁"
     assert sparkline([1, float("nan"), 3], 3) == "▁ █"
-    assert (size(512), size(3_200_000), amount(950), amount(1500)) == ("512 B", "3.2 MB", "950", "1.5 k")
-    assert (duration(45), duration(180), duration(7500)) == ("45 s", "3 min", "2 h 5 min")
-    assert clean("a\x1b[0mb\n") == "a[0mb"
-
-
-def test_every_event_has_a_sentence_and_a_level() -> None:
-    values: dict[str, Any] = {"int": 1, "float": 1.0, "str": "x", "bool": True, "list[str]": [OTHER], "int | None": 1,
-                              "list[dict[str, Any]]": [{"address": "/ip4/192.0.2.1/tcp/1", "times": 1, "problem": "x"}]}
-    for cls in ev.EVENTS.values():
-        event = cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])
-        assert sentence(event) and level(event), cls
