@@ -46,10 +46,10 @@ def register(subparsers: Subparsers) -> None:
 
 def run_create(args: argparse.Namespace) -> int:
     """Sign and keep a run; the last line printed is the invitation."""
+    from peer.files.atomic import write_atomically
     from peer.formatting import amount
     from peer.joining.inviting import invite_command
     from peer.joining.run_source import create_run
-    from peer.keyfile import write_atomically
     from peer.paths import data_dir
     from peer.resources.memory import memory_line
     from protocol.run.manifest import Admission

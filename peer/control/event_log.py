@@ -14,17 +14,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import trio
 
 from peer.control.client import Stamped
+from peer.files.rotating_file import RotatingFile
 from protocol.events import PROGRESS, Event
 
-LOG_NAME = "events.jsonl"
+LOG_NAMES = ("events.jsonl", "events.1.jsonl", "events.2.jsonl", "events.3.jsonl")
 MAX_FILE_BYTES = 8 << 20
-MAX_FILES = 4
-"""Files kept, the current one included: 32 MiB of events at most."""
+"""Of each: 32 MiB of events at most."""
 MAX_PENDING = 20_000
 """Lines waiting for the disk."""
 REMEMBERED = 500
@@ -76,31 +75,9 @@ class Subscription:
             raise StopAsyncIteration from None
 
 
-class RotatingFile:
-    """Appends lines to `folder`/events.jsonl, at most `max_files` files of about `max_bytes` each."""
-
-    def __init__(self, folder: Path, *, max_bytes: int = MAX_FILE_BYTES, max_files: int = MAX_FILES) -> None:
-        self.folder, self._max_bytes, self._max_files = folder, max_bytes, max_files
-
-    def path(self, age: int = 0) -> Path:
-        return self.folder / (LOG_NAME if age == 0 else f"events.{age}.jsonl")
-
-    def append(self, lines: list[str]) -> None:
-        """Raises OSError when the disk does not take them."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        data = "".join(line + "\n" for line in lines).encode(errors="replace")
-        if self.path().exists() and self.path().stat().st_size + len(data) > self._max_bytes:
-            self._rotate()
-        with self.path().open("ab") as file:
-            file.write(data)
-
-    def _rotate(self) -> None:
-        for age in range(self._max_files - 1, 0, -1):
-            older = self.path(age - 1)
-            if older.exists():
-                older.replace(self.path(age))
-        if self._max_files == 1:
-            self.path().unlink()
+def log_file(folder: Path, max_bytes: int = MAX_FILE_BYTES) -> RotatingFile:
+    """Where the events of the run in `folder` are written, one JSON object a line."""
+    return RotatingFile(folder, LOG_NAMES, max_bytes)
 
 
 class EventLog:
@@ -210,23 +187,6 @@ class EventLog:
         if self._file is None or not lines:
             return
         try:
-            self._file.append(lines)
+            self._file.append("".join(line + "\n" for line in lines).encode(errors="replace"))
         except OSError:
             self.lines_lost += len(lines)  # a full disk is reported by the store; it must not stop the peer here
-
-
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """All logged events of `folder`, oldest first; lines that are torn or not ours are left out."""
-    file = RotatingFile(folder)
-    found: list[dict[str, Any]] = []
-    for age in range(MAX_FILES, -1, -1):
-        if not file.path(age).exists():
-            continue
-        for line in file.path(age).read_text(errors="replace").splitlines():
-            try:
-                fields = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(fields, dict) and "event" in fields:
-                found.append(fields)
-    return found

@@ -13,7 +13,7 @@ import trio
 from peer.console.display import Style, show
 from peer.console.output import Output
 from peer.control.client import ControlError
-from peer.control.event_log import EventLog, RotatingFile
+from peer.control.event_log import EventLog, log_file
 from peer.control.requests import Controls
 from peer.control.server import ControlServer
 from peer.daemon.failure import problem_of
@@ -39,7 +39,7 @@ class Daemon:
 
     def __init__(self, settings: DaemonSettings, identity: Identity, choice: RunChoice) -> None:
         self._settings, self._identity = settings, identity
-        self._log = EventLog(RotatingFile(run_dir(settings.data_dir, choice.run)), first=self._started)
+        self._log = EventLog(log_file(run_dir(settings.data_dir, choice.run)), first=self._started)
         self._participation = Participation(settings, identity, choice, self._log.emit)
         encoding = "utf-8" if settings.style is Style.JSON else sys.stdout.encoding
         self._output = Output(sys.stdout.fileno(), encoding, lambda text: self.notice("warning", text))

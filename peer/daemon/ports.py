@@ -7,13 +7,12 @@ port silently.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from peer.errors import PeerError
+from peer.files.lock import LockHeld, locked
 from peer.joining.run_source import DEFAULT_PORT
 from peer.paths import runtime_dir
 
@@ -29,26 +28,17 @@ def chosen_port(wanted: int | None, local: bool) -> Iterator[int]:
     if wanted is not None or local:
         yield FREE if wanted is None else wanted
         return
-    lock = _take(DEFAULT_PORT)
-    try:
-        yield DEFAULT_PORT if lock is not None and _is_free(DEFAULT_PORT) else FREE
-    finally:
-        if lock is not None:
-            os.close(lock)
+    with ExitStack() as stack:
+        yield DEFAULT_PORT if _take(DEFAULT_PORT, stack) and _is_free(DEFAULT_PORT) else FREE
 
 
-def _take(port: int) -> int | None:
-    """The lock on `port` among this user's peers; None when another one holds it."""
+def _take(port: int, stack: ExitStack) -> bool:
+    """Hold the lock on `port` among this user's peers until `stack` closes; False when another peer holds it."""
     try:
-        descriptor = os.open(runtime_dir() / f"port-{port}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except (OSError, PeerError):
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        stack.enter_context(locked(runtime_dir() / f"port-{port}.lock"))
+    except (LockHeld, OSError, PeerError):
+        return False
+    return True
 
 
 def _is_free(port: int) -> bool:

@@ -14,7 +14,7 @@ import trio
 
 from peer.discovery.rendezvous import REREAD_S, Rendezvous
 from peer.errors import PeerError
-from peer.keyfile import write_atomically
+from peer.files.atomic import write_atomically
 from peer.paths import runtime_dir
 from protocol.events import Event, Notice
 from protocol.network.interface import Network

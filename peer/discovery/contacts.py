@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import trio
 
-from peer.keyfile import write_atomically
+from peer.files.atomic import write_atomically
 from protocol.network.libp2p.dialer import peer_of
 from protocol.run.invitation import MAX_ADDRESSES, can_be_named
 from protocol.wire.identity import PeerId

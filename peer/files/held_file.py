@@ -1,7 +1,8 @@
 """A file that says "its owner lives": the owner keeps it locked (flock) for as long as it does.
 
 The kernel lets go of the lock when the process ends, however it ends, so whether an owner is alive needs no guess; whoever
-finds a file that nobody holds removes it.
+finds a file that nobody holds removes it.  `filelock` does not fit: a file here is locked before it has its name, and
+others look at its lock without taking it.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 
 from peer.errors import ExitCode, PeerError
+from peer.files.atomic import write_atomically
 from peer.joining.mistaken_words import remedy_for
-from peer.keyfile import load_or_create_identity, write_atomically
+from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
 from protocol.run.invitation import Invitation, looks_like_invitation, read_invitation
 from protocol.run.manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest, sign

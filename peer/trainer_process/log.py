@@ -9,8 +9,10 @@ from pathlib import Path
 
 import trio
 
+from peer.files.rotating_file import RotatingFile
+
 MAX_LOG_BYTES = 1 << 20
-"""Then the file is moved aside, over the one moved before."""
+"""Of the file, and of the one before it, whose name ends in .1."""
 MAX_LINE = 300
 DRAIN_DEADLINE_S = 1.0
 
@@ -19,10 +21,9 @@ class TrainerLog:
     """Appends to `path`, and remembers the last line."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = RotatingFile(path.parent, [path.name, f"{path.name}.1"], MAX_LOG_BYTES)
         self._drained = trio.Event()
         self.last_line = ""
-        path.parent.mkdir(parents=True, exist_ok=True)
 
     async def drain(self, output: trio.abc.ReceiveStream) -> None:
         """Keep what comes out of a process until it ends."""
@@ -44,9 +45,6 @@ class TrainerLog:
 
     def _append(self, data: bytes) -> None:
         try:
-            if self._path.exists() and self._path.stat().st_size > MAX_LOG_BYTES:
-                self._path.replace(self._path.with_suffix(self._path.suffix + ".1"))
-            with self._path.open("ab") as file:
-                file.write(data)
+            self._file.append(data)
         except OSError:
             return  # a full disk must not stop the training; the last line is still remembered

@@ -3,7 +3,7 @@
 Decides when a trainer is alive, dead or given up.  A trainer keeps no state that matters, so every failure has the same
 cure: the call in progress raises `TrainerDied`, and a fresh process is started after a pause that doubles with every
 failure in a row; after `MAX_FAILURES` of them without one finished piece of work it is given up (`TrainerGaveUp`), with
-the reason, instead of a crash loop.
+the reason, instead of a crash loop.  A retry library would not help: the pause is one line, and every death is told.
 
 `run` owns the process: when it is cancelled the process is ended and reaped, and when this program dies in any other way
 the trainer sees the end of its socket and ends itself.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from peer.cli import explain, main
 from peer.control.client import ControlError
 from peer.errors import ExitCode
 from peer.keyfile import identity_lock
-from peer.paths import SOCKET_PATH_BYTES, control_socket
 from protocol.run.invitation import read_invitation
 
 
@@ -158,11 +156,3 @@ def test_debug_shows_the_traceback(data: Path) -> None:
 
     with pytest.raises(PeerError):
         main(["run", "show", "nothing", "--debug"])
-
-
-def test_a_long_data_dir_gets_a_short_socket(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert control_socket(Path("/short")) == Path("/short/control.sock")
-    with tempfile.TemporaryDirectory() as runtime:
-        monkeypatch.setenv("PEER_RUNTIME_DIR", runtime)
-        long = [control_socket(tmp_path / ("x" * 100) / name) for name in "ab"]
-    assert long[0] != long[1] and all(len(str(path)) <= SOCKET_PATH_BYTES for path in long)

@@ -10,13 +10,13 @@ import trio
 import trio.testing
 
 from peer.control.client import Stamped
-from peer.control.event_log import MAX_SUBSCRIBERS, EventLog, RotatingFile, TooManyListeners, read_log, to_line
+from peer.control.event_log import MAX_SUBSCRIBERS, EventLog, TooManyListeners, log_file, to_line
 from protocol.events import ComputeProgress, EvalLoss, Notice
 
 
 def test_lines_are_written_in_order_and_progress_is_not(tmp_path: Path) -> None:
     async def main() -> None:
-        log = EventLog(RotatingFile(tmp_path), wall=lambda: 100.0, mono=lambda: 5.0)
+        log = EventLog(log_file(tmp_path), wall=lambda: 100.0, mono=lambda: 5.0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(log.run)
             log.emit(Notice("info", "one"))
@@ -27,31 +27,16 @@ def test_lines_are_written_in_order_and_progress_is_not(tmp_path: Path) -> None:
         log.flush()
 
     trio.run(main)
-    assert read_log(tmp_path) == [
+    assert [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()] == [
         {"at": 100.0, "mono": 5.0, "event": "Notice", "level": "info", "text": "one"},
         {"at": 100.0, "mono": 5.0, "event": "Notice", "level": "info", "text": "two"},
     ]
 
 
-def test_the_files_rotate_and_stay_under_their_cap(tmp_path: Path) -> None:
-    file = RotatingFile(tmp_path, max_bytes=1000, max_files=3)
-    for number in range(200):
-        file.append([json.dumps({"event": "Notice", "number": number})])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["events.1.jsonl", "events.2.jsonl", "events.jsonl"]
-    assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
-    kept = [fields["number"] for fields in read_log(tmp_path)]
-    assert kept == list(range(kept[0], 200))
-
-
-def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").write_text('{"event": "Notice"}\n{"event": "Not')
-    assert read_log(tmp_path) == [{"event": "Notice"}]
-
-
 def test_a_disk_that_refuses_costs_lines_and_nothing_else(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    log = EventLog(RotatingFile(blocked))
+    log = EventLog(log_file(blocked))
     log.emit(Notice("info", "one"))
     log.flush()
     assert log.lines_lost == 1
