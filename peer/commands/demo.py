@@ -16,6 +16,7 @@ MAX_PEERS = 32
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     parser = add_command(subparsers, "demo", "train with several peers on this computer, to see that it works", run)
     parser.add_argument("--peers", type=_count, default=3, metavar="N", help="how many peers (default: 3)")
     parser.add_argument("--rounds", type=_count, default=8, metavar="R", help="how many rounds (default: 8)")

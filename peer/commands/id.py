@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     parser = add_command(subparsers, "id", "show, export or import this peer's identity", run)
     group = parser.add_subparsers(title="commands", metavar="COMMAND")
     export = add_command(group, "export", "write the private key to a file, as a copy to keep safe", run_export)

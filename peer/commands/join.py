@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     parser = add_command(
         subparsers, "join", "train together with others", run,
         epilog="Without WHAT: the demo run, with whoever runs it on this computer or network; the first one founds it.",

@@ -18,6 +18,7 @@ STOP_DEADLINE_S = 30.0
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     add_command(subparsers, "leave", "say goodbye and stop the peer here", run)
     add_command(subparsers, "finish", "complete the running round, then stop the peer here", run_finish)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     parser = add_command(subparsers, "ledger", "show who contributed how much", run)
     parser.add_argument("run_id", metavar="RUN", nargs="?",
                         help="a run ID, also its beginning (default: the running one, else the latest here)")

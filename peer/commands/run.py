@@ -24,6 +24,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     parser = add_command(subparsers, "run", "create a run, show one, invite to one (for organisers)", None)
     group = add_group(parser)
 

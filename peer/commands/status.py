@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     parser = add_command(subparsers, "status", "show what the peer here is doing", run)
     parser.add_argument("--json", action="store_true", help="one JSON object")
 

@@ -37,6 +37,7 @@ class Lines:
         self._closed = False
 
     def put(self, line: str) -> None:
+        """Let a line wait, the oldest go when there are too many."""
         self._waiting.append(line)
         self._chars += len(line)
         while len(self._waiting) > self._max_lines or self._chars > self._max_chars:

@@ -56,6 +56,7 @@ class Stamped:
     event: Event
 
     def to_fields(self) -> dict[str, Any]:
+        """A flat map: the two times, then the event's."""
         return {"at": self.at, "mono": self.mono, **self.event.to_fields()}
 
     @classmethod
@@ -145,9 +146,11 @@ class EventStream:
         return None
 
     def fileno(self) -> int:
+        """The socket's descriptor, for those who wait for several things."""
         return self._connection.fileno()
 
     def close(self) -> None:
+        """End the stream; `next` returns None from now on."""
         self.end = self.end or "closed"
         try:
             self._connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in `next`

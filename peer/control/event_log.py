@@ -63,6 +63,7 @@ class Subscription:
         return True
 
     def close(self) -> None:
+        """No more events: the iteration ends after those that wait."""
         self._send.close()
 
     def __aiter__(self) -> Subscription:
@@ -151,6 +152,7 @@ class EventLog:
 
     @property
     def listeners(self) -> int:
+        """How many subscriptions there are."""
         return len(self._subscribers)
 
     async def run(self) -> None:

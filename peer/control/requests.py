@@ -65,6 +65,7 @@ class Controls:
             self._pause_changed = trio.Event()
 
     def commands(self) -> dict[str, Command]:
+        """What a client may ask, by name."""
         return {"status": self._status, "ledger": self._ledger, "contacts": self._contacts, "leave": self._leave,
                 "finish": self._finish, "pause": self._pause, "resume": self._resume}
 

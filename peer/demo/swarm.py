@@ -62,6 +62,7 @@ class Member:
 
     @property
     def name(self) -> str:
+        """What the peer is called, and its folder."""
         return f"peer-{self.number}"
 
     def apply(self, stamped: Stamped) -> None:
@@ -102,6 +103,7 @@ class Summary:
 
     @property
     def equal(self) -> bool:
+        """Whether all peers came to the same state."""
         return len(set(self.state_digests.values())) == 1
 
 
@@ -152,6 +154,7 @@ class Demo:
 
     @property
     def seconds(self) -> float:
+        """Since the demo was made."""
         return time.monotonic() - self._started
 
     def start(self) -> None:

@@ -144,4 +144,5 @@ def _addresses(found: Any) -> list[str]:
 
 
 def is_loopback(address: str) -> bool:
+    """Whether a multiaddr leads nowhere but to the computer itself."""
     return address.startswith(("/ip4/127.", "/ip6/::1/"))

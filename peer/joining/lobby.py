@@ -33,9 +33,11 @@ class Lobby:
         self._open.set()
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+        """The node's answer; before it runs gossip is ignored, and so not forwarded."""
         return self._node.on_gossip(forwarder, data) if self._node else Verdict.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        """The node's answer; before it runs a greeting waits, and all else raises Refused."""
         if kind == "hello":
             await self._open.wait()  # who greets us now need not do it again; it waits as long as it likes
         if self._node is None:
@@ -43,6 +45,7 @@ class Lobby:
         return await self._node.on_request(peer, kind, data)
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
+        """The node's answer; None, a refusal, before it runs."""
         return await self._node.open_push(peer, header, size) if self._node else None
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
@@ -50,6 +53,7 @@ class Lobby:
             await self._node.finish_push(peer, header, landing)
 
     def on_peer_connected(self, peer: PeerId) -> None:
+        """The node's; when it begins it looks for itself who is connected."""
         if self._node is not None:
             self._node.on_peer_connected(peer)
 

@@ -71,6 +71,7 @@ class CoreShare:
         return sum(name < mine for name in others), len(others) + 1
 
     def give_back(self) -> None:
+        """Take our file away: the others may use our cores."""
         self._file.remove()
 
 

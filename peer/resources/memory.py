@@ -33,6 +33,7 @@ class Need:
 
     @property
     def host(self) -> int:
+        """Bytes of the computer's memory, both processes together."""
         return self.peer + self.trainer
 
 
