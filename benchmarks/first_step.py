@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from peer.demo import Demo, Member
+from peer.demo.swarm import Demo, Member
 
 HUNDRED_MILLION = """
 name = "hundred million"

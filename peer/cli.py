@@ -1,7 +1,7 @@
 """The `peer` command: finds the subcommand, runs it, and turns errors into one sentence and an exit code.
 
-Nothing heavy is imported before the command is known, so that `peer --help` answers at once.  What a command does is
-its module's business (`peer.commands`).
+Nothing heavy is imported before the command is known, so that `peer --help` answers at once, and no other package of ours
+before `check_rooms` has found it.  What a command does is its module's business (`peer.commands`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 
 import peer.commands
+from peer.console.standard_streams import discard, open_standard_streams
 from peer.errors import ExitCode, PeerError
-from peer.rooms import check_rooms
-from peer.standard_streams import discard, open_standard_streams
+from peer.installation import check_rooms
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,6 +52,8 @@ def _main(arguments: Sequence[str] | None) -> int:
     parser = build_parser()
     args = parser.parse_args(arguments)
     if args.version:
+        from protocol.version import version
+
         print(f"peer {version()}")
         return ExitCode.OK
     if not hasattr(args, "run"):
@@ -86,7 +88,7 @@ def _complain(text: str) -> None:
 
 def explain(error: Exception) -> PeerError:
     """The sentence and the exit code for `error`; what we did not foresee says how to see more."""
-    from peer.control_client import ControlError
+    from peer.control.client import ControlError
     from peer.keyfile import KeyfileError
     from protocol.run.run_file import RunFileError
     from protocol.wire.canonical import Malformed
@@ -108,17 +110,6 @@ def explain(error: Exception) -> PeerError:
         code = ExitCode.RESOURCES if full else ExitCode.INPUT if error.filename else ExitCode.FAILED
         return PeerError(f"{where}{error.strerror or error}; {remedy}", code)
     return PeerError(f"unexpected {type(error).__name__}: {error}; run it again with --debug to see where")
-
-
-def version() -> str:
-    """The version of the installed package."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("manyhands")
-    except PackageNotFoundError:
-        return "0 (not installed)"
 
 
 if __name__ == "__main__":

@@ -1,21 +1,18 @@
 """A peer's identity on disk: made at the first start, private to the user, locked while in use.
 
-In the data directory lie `identity.pem` (the Ed25519 key, PKCS #8, mode 0600), `identity.lock` (held with flock by the
-running peer, its process ID inside) and `incarnation` (how often the peer has started).  Everything is written whole
-(temporary file, fsync, rename), so a crash leaves the old or the new file.  The lock guards one data directory; a key
-copied to two directories or computers is not noticed here but by the swarm.
+In the data directory lie `identity.pem` (the Ed25519 key, PKCS #8, mode 0600), `identity.lock` (held by the running peer)
+and `incarnation` (how often the peer has started).  Key and incarnation are written whole, so a crash leaves the old or the
+new file.  The lock guards one data directory; the swarm, not this module, notices a key in two directories or computers.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import fcntl
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -27,6 +24,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from peer.files.atomic import write_atomically
+from peer.files.lock import LockHeld, locked
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity
 
@@ -43,26 +42,6 @@ class KeyfileError(Exception):
 
 class IdentityLocked(KeyfileError):
     """Another process uses the identity."""
-
-
-def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
-    """Write a file of mode 0600 whole or not at all, and durably.
-
-    With `replace=False` raises FileExistsError when `path` exists, also if another process makes it meanwhile.
-    """
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            os.replace(temporary, path)
-        else:
-            _place_new(Path(temporary), path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    _sync_folder(path.parent)
 
 
 def load_identity(data_dir: Path) -> Identity | None:
@@ -158,29 +137,18 @@ def parse_key(data: bytes) -> Identity:
 
 @contextmanager
 def identity_lock(data_dir: Path) -> Iterator[None]:
-    """Hold the identity of a data directory; raises `IdentityLocked` at once when another process does.
-
-    The kernel lets go of it when the process ends, however it ends.
-    """
+    """Hold the identity of a data directory; raises `IdentityLocked` at once when another process does."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = data_dir / LOCK_FILE
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
-            who = f"process {holder}" if holder.isdigit() else "another process"
+            stack.enter_context(locked(data_dir / LOCK_FILE))
+        except LockHeld as error:
+            who = f"process {error.holder}" if error.holder is not None else "another process"
             raise IdentityLocked(
                 f"the identity in {data_dir} is in use by {who}; stop that one with `peer leave`, "
                 "or give this one its own folder with --data-dir"
             ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
-        os.ftruncate(descriptor, 0)
-    finally:
-        os.close(descriptor)
 
 
 def next_incarnation(data_dir: Path, floor: int = 1) -> int:
@@ -204,28 +172,8 @@ def next_incarnation(data_dir: Path, floor: int = 1) -> int:
     return number
 
 
-def _place_new(temporary: Path, path: Path) -> None:
-    """Give a written file its name unless that is taken; the link is atomic, where the file system has links."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:  # no links on a memory stick's file system: look first, then rename
-        if path.exists():
-            raise FileExistsError(f"{path} exists") from None
-        os.replace(temporary, path)
-
-
 def _unused(data_dir: Path) -> Path:
     number = 1
     while (data_dir / f"identity.old-{number}.pem").exists():
         number += 1
     return data_dir / f"identity.old-{number}.pem"
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

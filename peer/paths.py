@@ -1,25 +1,21 @@
 """Where a peer keeps its things on this computer.
 
-* data directory: identity, runs, event log.  `--data-dir`, else PEER_DATA_DIR, else the user's data folder.  One
-  running peer a data directory.
-* runtime directory: sockets and the rendezvous file, gone after a restart of the computer.  PEER_RUNTIME_DIR, else
-  XDG_RUNTIME_DIR, else a folder of this user's in the temp folder.
+* data directory: identity, control socket, runs and their logs.  `--data-dir`, else PEER_DATA_DIR, else the user's data
+  folder.  One running peer a data directory.
+* runtime directory: what the peers of this computer tell each other (addresses, cores, the usual port), gone after a
+  restart of the computer.  PEER_RUNTIME_DIR, else XDG_RUNTIME_DIR, else a folder of this user's in the temp folder.
 
 Decides names and permissions only; nothing here reads or writes contents.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import tempfile
 from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
-
-SOCKET_PATH_BYTES = 100
-"""Longest path of a unix socket; the kernel's limit is 108 on Linux and 104 on others, with the closing zero."""
 
 
 def data_dir(option: str | os.PathLike[str] | None = None) -> Path:
@@ -59,20 +55,6 @@ def runtime_dir() -> Path:
             f"the folder {folder} is not private to this user; remove it or set PEER_RUNTIME_DIR", ExitCode.RESOURCES
         )
     return folder
-
-
-def control_socket(data: Path) -> Path:
-    """The control socket of the peer with this data directory: inside it, or in the runtime directory if too long."""
-    inside = data / "control.sock"
-    if len(os.fsencode(inside)) <= SOCKET_PATH_BYTES:
-        return inside
-    name = hashlib.sha256(os.fsencode(data)).hexdigest()[:16]
-    path = runtime_dir() / f"{name}.sock"
-    if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
-        raise PeerError(
-            f"the path {path} is too long for a socket; set PEER_RUNTIME_DIR to a shorter one", ExitCode.RESOURCES
-        )
-    return path
 
 
 def run_dir(data: Path, run: bytes) -> Path:

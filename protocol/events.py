@@ -1,8 +1,9 @@
 """The one stream of events: everything a person or a test can learn about a running peer.
 
-Small frozen dataclasses that import nothing heavy, so that the status view, the TUI and the tests can read them.
+Small frozen dataclasses that import nothing heavy, so that the live view, the TUI and the tests can read them.
 `to_fields` and `from_fields` are the form on the control socket and in the event log: a flat map with the class's name
-under "event".  Peers are peer IDs, hashes are hexadecimal, sizes are bytes, times are seconds.
+under "event"; docs/events.md is its schema.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes, times are
+seconds, losses are nats a token.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ class Event:
     """Base of all events."""
 
     def to_fields(self) -> dict[str, Any]:
+        """A flat map: the class's name under "event", then the fields."""
         return {"event": type(self).__name__, **asdict(self)}
 
 
@@ -54,7 +56,10 @@ class Left(Event):
 
 @dataclass(frozen=True)
 class LinesLost(Event):
-    """Only on standard output: so many lines are missing here, because they could not be written; they are in the log."""
+    """Lines of standard output are missing here, because they could not be written; they are in the log.
+
+    Only on standard output.  lines: how many.  reason: a sentence.
+    """
 
     lines: int
     reason: str
@@ -62,6 +67,11 @@ class LinesLost(Event):
 
 @dataclass(frozen=True)
 class PhaseChanged(Event):
+    """This peer does something else now, or for another reason.
+
+    phase: a `protocol.wire.messages.Phase`.  why_idle: a `WhyIdle`, empty when it computes.  detail: a sentence.
+    """
+
     phase: str
     why_idle: str
     detail: str
@@ -86,6 +96,8 @@ class PeerSuspected(Event):
 
 @dataclass(frozen=True)
 class PeerGone(Event):
+    """A peer is not counted any more: it said goodbye, or has been silent for too long (`goodbye` is false)."""
+
     peer: str
     goodbye: bool
 
@@ -112,6 +124,8 @@ class StrangersClosed(Event):
 
 @dataclass(frozen=True)
 class TrainerStarted(Event):
+    """The trainer is ready for work, as the process `pid`."""
+
     pid: int
 
 
@@ -124,7 +138,11 @@ class TrainerStopped(Event):
 
 @dataclass(frozen=True)
 class ComputeProgress(Event):
-    """After an inner step.  left_s: seconds until the last one, at the present rate."""
+    """After an inner step of this peer's.
+
+    steps, total_steps: done, and wanted in this round.  loss: mean of the round so far.
+    left_s: seconds until the last step, at the present rate.
+    """
 
     round: int
     steps: int
@@ -136,6 +154,11 @@ class ComputeProgress(Event):
 
 @dataclass(frozen=True)
 class ReadySent(Event):
+    """This peer's contribution to a round is complete, and it told the others.
+
+    tokens, steps: what was trained for it.  loss: mean of its steps.
+    """
+
     round: int
     tokens: int
     steps: int
@@ -144,6 +167,12 @@ class ReadySent(Event):
 
 @dataclass(frozen=True)
 class RoundProposed(Event):
+    """This peer proposes a plan.
+
+    attempt: 0 for the round's first.  proposer: this peer.  members: whose contributions are averaged.
+    evicted: members of the round before that the plan leaves out.
+    """
+
     round: int
     attempt: int
     proposer: str
@@ -153,7 +182,7 @@ class RoundProposed(Event):
 
 @dataclass(frozen=True)
 class ExchangeProgress(Event):
-    """chunks_done of chunks_total results are here; `waiting_for` names who is waited for."""
+    """The averages of `chunks_done` of `chunks_total` chunks are here; `waiting_for` names who is waited for."""
 
     round: int
     chunks_done: int
@@ -163,6 +192,11 @@ class ExchangeProgress(Event):
 
 @dataclass(frozen=True)
 class ExchangeFinished(Event):
+    """This peer's part in an exchange is over, with all results or without.
+
+    seconds: from its start to the last result.  up_bytes, down_bytes: moved for it, all channels together.
+    """
+
     round: int
     seconds: float
     up_bytes: int
@@ -188,7 +222,7 @@ class PeerEjected(Event):
 
 @dataclass(frozen=True)
 class AuditDone(Event):
-    """Averages of others were computed again before the vote: so many, of which so many could be."""
+    """Averages of others were to be computed again before the vote: of `chunks`, and `checked` of them could be."""
 
     round: int
     chunks: int
@@ -197,6 +231,8 @@ class AuditDone(Event):
 
 @dataclass(frozen=True)
 class RoundVoted(Event):
+    """This peer votes for a record.  record: its hash."""
+
     round: int
     attempt: int
     record: str
@@ -204,7 +240,10 @@ class RoundVoted(Event):
 
 @dataclass(frozen=True)
 class RoundCommitted(Event):
-    """A record is certified, on disk and about to be applied.  `mine`: our contribution is in it."""
+    """A record is certified, on disk and about to be applied.
+
+    tip: its hash.  tokens, loss: of all members together.  mine: our contribution is in it.
+    """
 
     round: int
     tip: str
@@ -233,7 +272,7 @@ class EvalLoss(Event):
 
 @dataclass(frozen=True)
 class EvalProgress(Event):
-    """We measure the state after `rounds` rounds: so many of the held-out windows are done."""
+    """This peer measures the state after `rounds` rounds: `done` of `total` held-out windows."""
 
     rounds: int
     done: int
@@ -242,13 +281,15 @@ class EvalProgress(Event):
 
 @dataclass(frozen=True)
 class CheckpointWritten(Event):
+    """The state after `rounds` rounds is on disk, with `size_bytes`."""
+
     rounds: int
     size_bytes: int
 
 
 @dataclass(frozen=True)
 class SyncProgress(Event):
-    """Catching up: `what` is records, results or checkpoint."""
+    """Catching up: `done` of `total` records or chunks of a checkpoint are here; `what` is records or checkpoint."""
 
     what: str
     done: int
@@ -257,8 +298,9 @@ class SyncProgress(Event):
 
 @dataclass(frozen=True)
 class RolledBack(Event):
-    """We were on the losing side of a fork and went back to the common ancestor.
+    """This peer was on the losing side of a fork and went back to the common ancestor.
 
+    to_round: rounds that remain.  abandoned: rounds given up.
     winner: the peer whose chain won; empty when nobody alive has the results of the abandoned rounds.
     """
 
@@ -269,7 +311,7 @@ class RolledBack(Event):
 
 @dataclass(frozen=True)
 class Desynced(Event):
-    """Our outer state's digest is not the swarm's; it is being repaired."""
+    """This peer's outer state before `round` is not the swarm's; it is being repaired.  mine, theirs: the digests."""
 
     round: int
     mine: str
@@ -278,7 +320,7 @@ class Desynced(Event):
 
 @dataclass(frozen=True)
 class Dropped(Event):
-    """Something from a peer was malformed or not allowed, and was dropped."""
+    """Something from a peer was malformed or not allowed, and was dropped.  what: its kind.  reason: a phrase."""
 
     peer: str
     what: str
@@ -299,7 +341,7 @@ class NobodyAnswers(Event):
 
 @dataclass(frozen=True)
 class Notice(Event):
-    """A sentence for the person at the screen."""
+    """A sentence for the person at the screen.  level: info, warning or debug."""
 
     level: str
     text: str

@@ -81,8 +81,19 @@ def test_the_block_of_the_test_above_blocks() -> None:
         run(sys.executable, "-c", BLOCK_OTHERS.format(allowed=GPU_IMAGE, modules=["trio"]))
 
 
-def test_command_line_imports_neither_torch_nor_libp2p() -> None:
-    assert not loaded_after("import peer.cli; peer.cli.build_parser()") & {"torch", "triton", "libp2p", "trainer"}
+def loaded_by(statement: str) -> set[str]:
+    """Top-level modules that `statement` loads, less Python's own, Cython's and what every interpreter here starts with."""
+    loaded = loaded_after(statement) - loaded_after("pass") - sys.stdlib_module_names
+    return {name for name in loaded if "cython" not in name}
+
+
+def test_help_loads_nothing_but_the_command_line() -> None:
+    assert loaded_by("import peer.cli; peer.cli.build_parser()") == {"peer"}
+
+
+def test_a_terminal_interface_starts_from_little() -> None:
+    needed = "import tui, peer.control.client, protocol.events, protocol.status, protocol.version"
+    assert loaded_by(needed) == {"tui", "peer", "protocol", "msgpack"}
 
 
 def test_protocol_never_imports_torch() -> None:

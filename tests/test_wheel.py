@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from peer.rooms import ROOMS
+from peer.installation import ROOMS
 
 ROOT = Path(__file__).parent.parent
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "constraints.txt")

@@ -16,6 +16,7 @@ MAX_PEERS = 32
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     parser = add_command(subparsers, "demo", "train with several peers on this computer, to see that it works", run)
     parser.add_argument("--peers", type=_count, default=3, metavar="N", help="how many peers (default: 3)")
     parser.add_argument("--rounds", type=_count, default=8, metavar="R", help="how many rounds (default: 8)")
@@ -29,9 +30,9 @@ def run(args: argparse.Namespace) -> int:
     """Start, watch, leave, sum up; exit code 1 when a peer failed or the digests differ."""
     import signal
 
-    from peer.demo import Demo, summary_fields
-    from peer.demo_screen import Screen, summary_lines
-    from peer.plain_json import print_json
+    from peer.console.plain_json import print_json
+    from peer.demo.screen import Screen, summary_lines
+    from peer.demo.swarm import Demo, summary_fields
 
     if args.peers > MAX_PEERS:
         raise PeerError(f"{args.peers} peers do not fit on one computer; at most {MAX_PEERS}", ExitCode.USAGE)

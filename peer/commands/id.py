@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     parser = add_command(subparsers, "id", "show, export or import this peer's identity", run)
     group = parser.add_subparsers(title="commands", metavar="COMMAND")
     export = add_command(group, "export", "write the private key to a file, as a copy to keep safe", run_export)
@@ -35,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
 
 def run_export(args: argparse.Namespace) -> int:
     """Write the private key; never over a file that exists."""
-    from peer.keyfile import load_identity, to_pem, write_atomically
+    from peer.files.atomic import write_atomically
+    from peer.keyfile import load_identity, to_pem
     from peer.paths import data_dir
 
     folder = data_dir(args.data_dir)

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peer.commands import Subparsers
-    from peer.daemon import RunChoice
+    from peer.daemon.settings import RunChoice
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     parser = add_command(
         subparsers, "join", "train together with others", run,
         epilog="Without WHAT: the demo run, with whoever runs it on this computer or network; the first one founds it.",
@@ -44,9 +45,10 @@ def run(args: argparse.Namespace) -> int:
     """Choose the run, hold the identity, and live."""
     import trio
 
-    from peer.console import choose_style
-    from peer.daemon import Daemon, DaemonSettings
-    from peer.ending import problem_of
+    from peer.console.display import choose_style
+    from peer.daemon.daemon import Daemon
+    from peer.daemon.failure import problem_of
+    from peer.daemon.settings import DaemonSettings
     from peer.keyfile import IdentityLocked, identity_lock, load_or_create_identity
     from peer.paths import data_dir, make_private
     from protocol.wire.messages import Role
@@ -88,8 +90,8 @@ def _log_to(folder: Path) -> None:
 
 def _choose(what: str | None, folder: Path) -> RunChoice:
     """The run that the command line names."""
-    from peer.daemon import RunChoice
-    from peer.run_source import find_run, stored_manifest
+    from peer.daemon.settings import RunChoice
+    from peer.joining.run_source import find_run, stored_manifest
     from protocol.run.invitation import Invitation
     from protocol.run.manifest import demo_manifest
     from protocol.wire.hashes import Hash

@@ -18,13 +18,14 @@ STOP_DEADLINE_S = 30.0
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     add_command(subparsers, "leave", "say goodbye and stop the peer here", run)
     add_command(subparsers, "finish", "complete the running round, then stop the peer here", run_finish)
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask the peer to leave and wait until it has."""
-    from peer.control_client import ControlError
+    from peer.control.client import ControlError
     from peer.paths import data_dir
 
     try:
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_finish(args: argparse.Namespace) -> int:
     """Ask the peer to stop after this round."""
-    from peer.control_client import ControlClient, ControlError
+    from peer.control.client import ControlClient, ControlError
     from peer.paths import data_dir
 
     try:
@@ -52,8 +53,8 @@ def run_finish(args: argparse.Namespace) -> int:
 
 def _leave_and_wait(folder: Path) -> str:
     """Returns the daemon's last word: how it left, or why its stream of events ended."""
-    from peer.control_client import ControlClient
-    from peer.sentences import sentence
+    from peer.console.sentences import sentence
+    from peer.control.client import ControlClient
     from protocol.events import Left
 
     client, left = ControlClient(folder), ""
@@ -62,7 +63,7 @@ def _leave_and_wait(folder: Path) -> str:
         while (stamped := stream.next(STOP_DEADLINE_S)) is not None:
             if isinstance(stamped.event, Left):
                 left = sentence(stamped.event)
-    _wait_for_end(int(stream.status.get("pid", 0)))
+    _wait_for_end(stream.status.pid)
     return left or f"left ({stream.end})"
 
 

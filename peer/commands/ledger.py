@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     parser = add_command(subparsers, "ledger", "show who contributed how much", run)
     parser.add_argument("run_id", metavar="RUN", nargs="?",
                         help="a run ID, also its beginning (default: the running one, else the latest here)")
@@ -23,14 +24,14 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask the running peer, or read the disk when none runs."""
+    from peer.console.plain_json import print_json
     from peer.paths import data_dir
-    from peer.plain_json import print_json
 
     found = _find(data_dir(args.data_dir), args.run_id)
     if args.json:
         print_json(found)
         return ExitCode.OK
-    from peer.sentences import amount
+    from peer.formatting import amount
 
     print(f"run {found['run']}: {found['rounds']} rounds, {amount(found['tokens'])} tokens")
     print(f"{'PEER':<54}{'ROUNDS':>8}{'TOKENS':>10}{'SHARE':>9}")
@@ -41,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
     """The ledger, with the run's ID under "run"."""
-    from peer.control_client import ControlClient, ControlError, NotRunning
+    from peer.control.client import ControlClient, ControlError, NotRunning
 
     client = ControlClient(folder)
     try:
-        running = str(client.request("status")["run"])
+        running = client.status().run
         if wanted is None or running.startswith(wanted):
             return {"run": running, **client.request("ledger")}
     except NotRunning:
@@ -56,7 +57,7 @@ def _find(folder: Path, wanted: str | None) -> dict[str, Any]:
 
 
 def _read(folder: Path, wanted: str | None) -> dict[str, Any]:
-    from peer.ledger import ledger
+    from peer.control.ledger import ledger
     from protocol.state.store import Store
 
     runs = [path for path in (folder / "runs").glob("*") if path.is_dir() and path.name.startswith(wanted or "")]

@@ -16,6 +16,7 @@ UNITS = {"": 60, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     parser = add_command(subparsers, "pause", "compute nothing for a while, but stay", run)
     parser.add_argument("time", metavar="TIME", nargs="?", type=seconds_of,
                         help="how long: 45s, 30m, 2h, 1d (default: until `peer resume`)")
@@ -24,7 +25,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Pause the peer here."""
-    from peer.sentences import duration
+    from peer.formatting import duration
 
     _ask(args, "pause", **({"seconds": args.time} if args.time is not None else {}))
     print(f"Paused {'until `peer resume`' if args.time is None else 'for ' + duration(args.time)}.")
@@ -39,7 +40,7 @@ def run_resume(args: argparse.Namespace) -> int:
 
 
 def _ask(args: argparse.Namespace, command: str, **fields: float) -> None:
-    from peer.control_client import ControlClient, ControlError, NotRunning
+    from peer.control.client import ControlClient, ControlError, NotRunning
     from peer.paths import data_dir
 
     try:

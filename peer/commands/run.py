@@ -24,6 +24,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     parser = add_command(subparsers, "run", "create a run, show one, invite to one (for organisers)", None)
     group = add_group(parser)
 
@@ -46,12 +47,12 @@ def register(subparsers: Subparsers) -> None:
 
 def run_create(args: argparse.Namespace) -> int:
     """Sign and keep a run; the last line printed is the invitation."""
-    from peer.inviting import invite_command
-    from peer.keyfile import write_atomically
-    from peer.memory import memory_line
+    from peer.files.atomic import write_atomically
+    from peer.formatting import amount
+    from peer.joining.inviting import invite_command
+    from peer.joining.run_source import create_run
     from peer.paths import data_dir
-    from peer.run_source import create_run
-    from peer.sentences import amount
+    from peer.resources.memory import memory_line
     from protocol.run.manifest import Admission
     from protocol.wire.identity import PeerId
 
@@ -75,8 +76,8 @@ def run_create(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print a run as a run file, with its ID and what the invitation adds as comments."""
+    from peer.joining.run_source import find_run, stored_manifest
     from peer.paths import data_dir
-    from peer.run_source import find_run, stored_manifest
     from protocol.run.invitation import Invitation
     from protocol.wire.hashes import Hash
 
@@ -96,9 +97,9 @@ def run_show(args: argparse.Namespace) -> int:
 
 def run_invite(args: argparse.Namespace) -> int:
     """Print an invitation with a token that this data directory's identity signs."""
+    from peer.joining.run_source import find_run
     from peer.keyfile import load_identity
     from peer.paths import data_dir
-    from peer.run_source import find_run
     from protocol.run.admission import make_token
     from protocol.run.invitation import Invitation
     from protocol.wire.canonical import Malformed
@@ -139,8 +140,8 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
 
 def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) -> list[str]:
     """The addresses for an invitation; a person is told when nobody is known to have reached them."""
-    from peer.inviting import find_addresses
-    from peer.run_source import DEFAULT_PORT, dialable
+    from peer.joining.inviting import find_addresses
+    from peer.joining.run_source import DEFAULT_PORT, dialable
 
     given = args.port if args.port is not None else os.environ.get("PEER_PORT")
     if args.address or given:
@@ -180,8 +181,8 @@ def _invitation(signed: SignedManifest, addresses: list[str], token: bytes | Non
 
 
 def _print_manifest(signed: SignedManifest) -> None:
-    from peer.memory import memory_line
-    from peer.sentences import amount
+    from peer.formatting import amount
+    from peer.resources.memory import memory_line
     from protocol.run.run_file import dump
 
     manifest = signed.manifest
@@ -192,7 +193,7 @@ def _print_manifest(signed: SignedManifest) -> None:
 
 
 def _print_invitation(invitation: Invitation) -> None:
-    from peer.inviting import describe_token
+    from peer.joining.inviting import describe_token
 
     print(f"# Invitation to run {invitation.run.hex()}")
     print(f"# organised by {invitation.organiser}")

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from peer.commands import add_command
 from peer.errors import ExitCode
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
+    from protocol.status import PeerStatus
 
 
 def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
     parser = add_command(subparsers, "status", "show what the peer here is doing", run)
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the status; exit code 5 when no peer runs here."""
-    from peer.control_client import ControlClient, NotRunning
+    from peer.console.plain_json import print_json
+    from peer.control.client import ControlClient, NotRunning
     from peer.paths import data_dir
-    from peer.plain_json import print_json
 
     try:
-        status = ControlClient(data_dir(args.data_dir)).request("status")
+        status = ControlClient(data_dir(args.data_dir)).status()
     except NotRunning as error:
         if args.json:
             print_json({"running": False, "reason": str(error)})
@@ -33,49 +35,49 @@ def run(args: argparse.Namespace) -> int:
             print(f"{text[:1].upper()}{text[1:]}; start one with `peer join`")
         return ExitCode.NOT_RUNNING
     if args.json:
-        print_json({"running": True, **status})
+        print_json({"running": True, **status.to_fields()})
     else:
         print("\n".join(describe(status)))
     return ExitCode.OK
 
 
-def _held_out(status: dict[str, Any]) -> str:
+def _held_out(status: PeerStatus) -> str:
     """The newest held-out loss and whose word that is, and how far this peer is with the next one."""
-    from peer.sentences import naming, number
+    from peer.formatting import naming, number
 
-    names = {known["peer"]: known["name"] for known in (status, *status["swarm"])}
-    value, percent = status["eval_loss"], status["eval_percent"]
-    text = "held out -" if value is None else (
-        f"held out {number(value)} after {status['eval_rounds']} rounds (measured by {naming(names)(status['eval_by'])})")
-    return text if percent is None else f"{text}, measuring: {percent} %"
+    text = "held out -"
+    if status.eval_loss is not None and status.eval_by is not None:
+        by = naming(status.names())(status.eval_by)
+        text = f"held out {number(status.eval_loss)} after {status.eval_rounds} rounds (measured by {by})"
+    return text if status.eval_percent is None else f"{text}, measuring: {status.eval_percent} %"
 
 
-def describe(status: dict[str, Any]) -> list[str]:
+def describe(status: PeerStatus) -> list[str]:
     """The status as lines for a person."""
-    from peer.sentences import amount, clean, duration, number, short, size, to_go
+    from peer.formatting import amount, clean, duration, number, short, size, to_go
 
-    why = clean(str(status["why_detail"] or status["why_idle"]), 200)
-    left = to_go(status["round_left_s"])
+    why = clean(status.why_detail or status.why_idle, 200)
+    left = to_go(status.round_left_s)
     lines = [
-        f"peer      {clean(status['name'])} {status['peer']}",
-        f"run       {clean(status['run_name'])} {status['run']}",
-        f"doing     {status['phase']}" + (f": {why}" if why else ""),
-        f"round     {status['round']}, step {status['steps']} of {status['inner_steps']}" + (f", {left}" if left else ""),
-        f"tip       {status['tip'][:32] or '-'}",
-        f"state     after {status['state_rounds']} rounds, digest {status['state_digest'][:32] or '-'}",
-        f"loss      {number(status['loss'])}, {_held_out(status)}",
-        f"speed     {amount(status['tokens_per_s'])} tokens/s",
-        f"traffic   {size(status['up_bytes'])} up, {size(status['down_bytes'])} down",
-        f"trainer   {'process ' + str(status['trainer_pid']) if status['trainer_pid'] else 'not running'}",
-        f"running   for {duration(status['uptime_s'])}, version {status['version']}",
-        f"members   {len(status['members'])} in the last round, {status['peers']} other peers here",
+        f"peer      {clean(status.name)} {status.peer}",
+        f"run       {clean(status.run_name)} {status.run}",
+        f"doing     {status.phase}" + (f": {why}" if why else ""),
+        f"round     {status.round}, step {status.steps} of {status.inner_steps}" + (f", {left}" if left else ""),
+        f"tip       {status.tip[:32] or '-'}",
+        f"state     after {status.state_rounds} rounds, digest {status.state_digest[:32] or '-'}",
+        f"loss      {number(status.loss)}, {_held_out(status)}",
+        f"speed     {amount(status.tokens_per_s)} tokens/s",
+        f"traffic   {size(status.up_bytes)} up, {size(status.down_bytes)} down",
+        f"trainer   {f'process {status.trainer_pid}' if status.trainer_pid else 'not running'}",
+        f"running   for {duration(status.uptime_s)}, version {status.version}",
+        f"members   {len(status.members)} in the last round, {status.peers} other peers here",
     ]
-    if status.get("invite_command"):
-        lines.append(f"invite    with: {clean(status['invite_command'], 500)}")
-    elif status.get("invitation"):
-        lines.append(f"invite    with: {clean(status['invitation'], 8000)}")
-    for known in status["swarm"]:
-        seen = "" if known["liveness"] == "alive" else f" ({known['liveness']})"
-        who = f"{clean(known['name'])} {short(known['peer'])}"
-        lines.append(f"          {who}: {known['phase']}, round {known['round']}{seen}")
+    if status.invite_command:
+        lines.append(f"invite    with: {clean(status.invite_command, 500)}")
+    elif status.invitation:
+        lines.append(f"invite    with: {clean(status.invitation, 8000)}")
+    for known in status.swarm:
+        seen = "" if known.liveness == "alive" else f" ({known.liveness})"
+        who = f"{clean(known.name)} {short(known.peer)}"
+        lines.append(f"          {who}: {known.phase}, round {known.round}{seen}")
     return lines

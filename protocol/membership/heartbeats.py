@@ -6,7 +6,7 @@ A heartbeat goes out every few seconds, and at once when something changed that 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 import trio
 
@@ -17,6 +17,7 @@ from protocol.network.interface import NetworkError
 from protocol.network.session import Session
 from protocol.run.settings import NodeSettings
 from protocol.state.history import History
+from protocol.status import SwarmPeer
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Goodbye, Heartbeat, Phase
 
@@ -97,12 +98,12 @@ class Heartbeats:
             addresses=list(self._session.network.addresses())[:8], version=settings.version[:40],
             measured=activity.measured)
 
-    def neighbours(self) -> list[dict[str, Any]]:
+    def neighbours(self) -> list[SwarmPeer]:
         """The other peers, as `peer status` shows them."""
         now = trio.current_time()
-        return [{"peer": peer, "name": known.heartbeat.name, "role": known.heartbeat.role.value,
-                 "phase": known.heartbeat.phase.value, "round": known.heartbeat.round, "steps": known.heartbeat.steps,
-                 "tokens_per_s": known.heartbeat.tokens_per_s, "liveness": known.liveness.value,
-                 "heard_s": now - known.heard, "version": known.heartbeat.version,
-                 "addresses": list(known.heartbeat.addresses)}
-                for peer, known in sorted(self._membership, key=lambda item: item[0])]
+        return [SwarmPeer(
+            peer=peer, name=known.heartbeat.name, role=known.heartbeat.role.value, phase=known.heartbeat.phase.value,
+            round=known.heartbeat.round, steps=known.heartbeat.steps, tokens_per_s=known.heartbeat.tokens_per_s,
+            liveness=known.liveness.value, heard_s=now - known.heard, version=known.heartbeat.version,
+            addresses=list(known.heartbeat.addresses))
+            for peer, known in sorted(self._membership, key=lambda item: item[0])]

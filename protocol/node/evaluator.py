@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import trio
 
@@ -19,6 +18,7 @@ from protocol.membership.liveness import MAX_PEERS, Liveness, Membership
 from protocol.network.session import Session
 from protocol.node.evaluation import Measured, Measurements, State, drawn_order, refusal, whose_turn
 from protocol.state.replica import Replica
+from protocol.status import HeldOutStatus
 from protocol.trainer_link import NotMeasured, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -159,14 +159,11 @@ class Evaluator:
             self._dropped[sender] = claim
             self._session.emit(Dropped(sender, "held-out loss", problem))
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> HeldOutStatus:
         """The newest held-out loss, who measured it, and how far we are with another one."""
         newest = self._newest()
-        return {
-            "eval_loss": newest.loss if newest else None, "eval_rounds": newest.rounds if newest else None,
-            "eval_by": newest.by if newest else None,
-            "eval_percent": 100 * self._progress[0] // self._progress[1] if self._progress else None,
-        }
+        percent = 100 * self._progress[0] // self._progress[1] if self._progress else None
+        return HeldOutStatus(newest.loss, newest.rounds, newest.by, percent) if newest else HeldOutStatus(percent=percent)
 
     def _newest(self) -> Measured | None:
         history = self._replica.history

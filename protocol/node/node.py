@@ -5,8 +5,6 @@ It wires the parts of the protocol to the network, the disk and the trainer.  Wh
 
 from __future__ import annotations
 
-from typing import Any
-
 import trio
 
 from protocol.audit.ejection import Ejections
@@ -31,6 +29,7 @@ from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.run.settings import NodeSettings
 from protocol.state.replica import Replica
+from protocol.status import NodeStatus
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.following import Following
 from protocol.trainer_link import StateMark, TrainerLink
@@ -124,23 +123,24 @@ class Node:
             return None
         return self._pace.left_s(self._replica.manifest.rounds.inner_steps - work.steps)
 
-    def status(self) -> dict[str, Any]:
-        """What `peer status --json` shows, as far as the protocol knows it."""
+    def status(self) -> NodeStatus:
+        """What `peer status` shows, as far as the protocol knows it."""
         work = self._round.work
-        traffic = self._session.network.traffic()
+        traffic, held_out = self._session.network.traffic(), self._evaluator.status()
         last = self._history.last
-        return {
-            "peer": self._session.me, "name": self._settings.name, "run": self._session.run.hex(),
-            "run_name": self._replica.manifest.name, "role": self._settings.role.value, "phase": self._activity.phase.value,
-            "why_idle": self._activity.why.value, "why_detail": self._activity.detail, "round": self._history.length,
-            "tip": self._history.tip.hex(), "state_rounds": self._state.rounds, "state_digest": self.state_mark.digest.hex(),
-            "peers": len(self._membership.live_peers()),
-            "members": [member.peer for member in last.members] if last else [],
-            "tokens": sum(member.tokens for member in last.members) if last else 0,
-            "steps": work.steps if work else 0, "inner_steps": self._replica.manifest.rounds.inner_steps,
-            "tokens_per_s": self._heartbeats.tokens_per_s, "round_left_s": self._round_left_s(work),
-            "loss": work.loss if work and work.steps else (last.loss if last else None),
-            **self._evaluator.status(), "up_bytes": traffic.up_bytes, "down_bytes": traffic.down_bytes,
-            "trainer_pid": self._trainer.pid if self._trainer else None, "version": self._settings.version,
-            "swarm": self._heartbeats.neighbours(),
-        }
+        return NodeStatus(
+            peer=self._session.me, name=self._settings.name, run=self._session.run.hex(),
+            run_name=self._replica.manifest.name, role=self._settings.role.value, phase=self._activity.phase.value,
+            why_idle=self._activity.why.value, why_detail=self._activity.detail, round=self._history.length,
+            tip=self._history.tip.hex(), state_rounds=self._state.rounds, state_digest=self.state_mark.digest.hex(),
+            peers=len(self._membership.live_peers()),
+            members=[member.peer for member in last.members] if last else [],
+            tokens=sum(member.tokens for member in last.members) if last else 0,
+            steps=work.steps if work else 0, inner_steps=self._replica.manifest.rounds.inner_steps,
+            tokens_per_s=self._heartbeats.tokens_per_s, round_left_s=self._round_left_s(work),
+            loss=work.loss if work and work.steps else (last.loss if last else None),
+            eval_loss=held_out.loss, eval_rounds=held_out.rounds, eval_by=held_out.by, eval_percent=held_out.percent,
+            up_bytes=traffic.up_bytes, down_bytes=traffic.down_bytes,
+            trainer_pid=self._trainer.pid if self._trainer else None, version=self._settings.version,
+            swarm=self._heartbeats.neighbours(),
+        )

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import psutil
 
-from peer.control_client import ControlClient, ControlError
+from peer.control.client import ControlClient, ControlError
 from protocol import events as ev
 
 PATIENCE_S = 300.0
@@ -144,8 +144,8 @@ class Peer:
                 time.sleep(CONNECT_EVERY_S)
                 continue
             with stream:
-                if stream.status.get("pid") == process.pid:
-                    self.peer_id = str(stream.status["peer"])
+                if stream.status.pid == process.pid:
+                    self.peer_id = stream.status.peer
                     for stamped in stream.recent:
                         self._take(stamped.event, life)
                     for stamped in stream:

@@ -20,10 +20,10 @@ import base58
 import trio
 
 from kernels.layout import chunk_layout
-from peer import address_book, rendezvous
-from peer.control_client import MAX_REQUEST_BYTES as MAX_CONTROL_BYTES
-from peer.control_client import BadFrame as BadControlFrame
-from peer.control_client import Stamped, pack_frame, take_frame
+from peer.control.client import MAX_REQUEST_BYTES as MAX_CONTROL_BYTES
+from peer.control.client import BadFrame as BadControlFrame
+from peer.control.client import Stamped, pack_frame, take_frame
+from peer.discovery import address_book, rendezvous
 from protocol.audit.evidence import (
     AveragedPart,
     Law,

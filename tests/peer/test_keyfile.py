@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peer.files.atomic import write_atomically
 from peer.keyfile import (
     IdentityLocked,
     KeyfileError,
@@ -23,7 +24,6 @@ from peer.keyfile import (
     next_incarnation,
     parse_key,
     to_pem,
-    write_atomically,
 )
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity

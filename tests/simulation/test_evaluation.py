@@ -109,7 +109,7 @@ def test_alone_it_measures_itself() -> None:
         await begin(world, 5)
         assert all(record.measured[rounds] == [world.seats[0].peer] for rounds in range(4))
         status = world.seats[0].node.status()  # type: ignore[union-attr]
-        assert status["eval_by"] == world.seats[0].peer and status["eval_rounds"] in (4, 5)
+        assert status.eval_by == world.seats[0].peer and status.eval_rounds in (4, 5)
 
     lived(1, scenario)
 
@@ -230,7 +230,7 @@ def test_finish_does_not_wait_for_the_last_measurement() -> None:
         seat.step_s, seat.stop_after = 30.0, 1
         world.start(seat)
         await world.until("the end is being measured", lambda: seat.node is not None and "measuring" in str(
-            seat.node.status()["why_detail"]), within_s=600)
+            seat.node.status().why_detail), within_s=600)
         assert seat.node is not None
         seat.node.finish()
         await world.until("it has left", lambda: not seat.up, within_s=10)

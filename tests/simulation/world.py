@@ -194,7 +194,7 @@ class World:
             while not condition():
                 await trio.sleep(0.25)
             return
-        state = [(seat.number, seat.node.status()["phase"], seat.node.status()["why_detail"], seat.node.rounds)
+        state = [(seat.number, seat.node.status().phase, seat.node.status().why_detail, seat.node.rounds)
                  for seat in self.up() if seat.node]
         raise AssertionError(f"not within {within_s:.0f} s: {what}; peers: {state}")
 

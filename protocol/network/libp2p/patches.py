@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import struct
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from libp2p.peer.id import ID
     from libp2p.pubsub.pb.rpc_pb2 import RPC
     from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
+from protocol.version import version
 
 STALL_S = 10.0
 IDENTIFY_BYTES = 16 << 10
@@ -174,8 +174,5 @@ def _patch_identify() -> None:
 
 
 def agent_version() -> str:
-    """The name and version of this program, as identify tells it."""
-    try:
-        return f"manyhands/{version('manyhands')}"
-    except PackageNotFoundError:  # run from a folder without being installed
-        return "manyhands/unknown"
+    """What identify says that we are."""
+    return f"manyhands/{version()}"

@@ -1,0 +1,141 @@
+"""Events as a person reads them: a sentence, and how serious it is.
+
+Decides words only; used by the log lines of a headless peer, the live view and `peer leave`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peer.formatting import Naming, amount, attempted, clean, duration, number, short, size, to_go
+from protocol import events as ev
+
+
+def sentence(event: ev.Event, name: Naming = short) -> str:
+    """What happened, in one line; "" for events that are not worth a line."""
+    match event:
+        case ev.Started() | ev.Left() | ev.LinesLost():
+            return _of_a_life(event)
+        case ev.PhaseChanged(phase, why, detail):
+            return f"{phase}: {detail or why}" if detail or why else phase
+        case ev.PeerJoined(peer, called):
+            return f"{clean(called) or 'a peer'} ({short(peer)}) is here"
+        case ev.PeerBanned(peer, reason):
+            return f"{name(peer)} was disconnected and stays out for a while: {clean(reason)}"
+        case ev.StrangersClosed(silent, crowded, busiest):
+            return (f"closed {silent + crowded} connections from outside ({silent} that did not greet in time, "
+                    f"{crowded} for want of room), most of them from {clean(busiest)}")
+        case ev.PeerEjected(peer, reason, evidence):
+            return f"{name(peer)} is shut out for good: {clean(reason)} (proof {evidence[:16]})"
+        case ev.PeerSuspected(peer, silent_s, disconnected):
+            last = f"(last heard {duration(silent_s)} ago)"
+            return f"the connection to {name(peer)} broke {last}" if disconnected else (
+                f"{name(peer)} has been silent for {duration(silent_s)}")
+        case ev.PeerGone(peer, goodbye):
+            return f"{name(peer)} said goodbye and left" if goodbye else f"{name(peer)} is gone: it fell silent"
+        case ev.TrainerStarted(pid):
+            return f"trainer started (process {pid})"
+        case ev.TrainerStopped(reason):
+            return f"trainer stopped: {clean(reason, 300)}"
+        case ev.EvalLoss(rounds, loss, by):
+            return f"held-out loss after {rounds} rounds: {number(loss)} (measured by {name(by)})"
+        case ev.EvalProgress(rounds, done, total):
+            return f"measuring the held-out loss after {rounds} rounds: {100 * done // max(1, total)} %"
+        case ev.CheckpointWritten(rounds, size_bytes):
+            return f"checkpoint after {rounds} rounds is on disk ({size(size_bytes)})"
+        case ev.RolledBack(to_round, abandoned, winner):
+            return (f"the swarm had split and the other side won: went back {abandoned} rounds to {to_round} "
+                    f"(from {name(winner)})")
+        case ev.Desynced(round, mine, theirs):
+            return f"state differs from the swarm's before round {round} ({mine[:8]}, not {theirs[:8]}); repairing"
+        case ev.Dropped(peer, what, reason):
+            return f"dropped a {clean(what)} from {name(peer)}: {clean(reason, 200)}"
+        case ev.NobodyAnswers(seconds, tried, check):
+            return f"no peer of the invitation answers after {duration(seconds)}: {attempted(tried)}; {clean(check, 200)}"
+        case ev.Notice(_, text):
+            return clean(text, 1000)
+        case _:
+            return _of_a_round(event, name)
+
+
+def _of_a_life(event: ev.Event) -> str:
+    match event:
+        case ev.Started(peer, called, run, run_name, version, pid, addresses, data_dir):
+            named = f"{clean(run_name)} ({run[:12]})" if run_name else run[:12]
+            where = f", listening on {clean(', '.join(addresses), 1000)}" if addresses else ""
+            return (f"{clean(called)} {peer} in run {named}{where}; version {version}, process {pid}, "
+                    f"data in {clean(data_dir, 500)}")
+        case ev.Left(goodbye, heard_by, rounds, code, problem):
+            said = "said goodbye, with nobody here to hear it" if goodbye else (
+                "without a goodbye" if code else "before it had met anybody")
+            if heard_by:
+                said = f"said goodbye to {heard_by} {'peer' if heard_by == 1 else 'peers'}"
+            if rounds is None:
+                return f"left: before it had begun; {clean(problem, 1000)}" if problem else "left: before it had begun"
+            kept = f"left: {said}, {rounds} {'round' if rounds == 1 else 'rounds'} committed, state on disk"
+            return f"{kept}; {clean(problem, 1000)}" if problem else kept
+        case ev.LinesLost(lines, reason):
+            return f"{lines} {'line is' if lines == 1 else 'lines are'} missing here: {reason}"
+        case _:
+            return ""
+
+
+def _of_a_round(event: ev.Event, name: Naming) -> str:
+    match event:
+        case ev.ReadySent(round, tokens, steps, loss):
+            return f"round {round}: ready with {amount(tokens)} tokens in {steps} steps, loss {number(loss)}"
+        case ev.RoundProposed(round, attempt, proposer, members, evicted):
+            without = f", without {_listed(evicted, name)}" if evicted else ""
+            again = f" (attempt {attempt})" if attempt else ""
+            return f"round {round}{again}: {name(proposer)} proposes {len(members)} members{without}"
+        case ev.ExchangeFinished(round, seconds, up_bytes, down_bytes):
+            return f"round {round}: exchanged in {seconds:.1f} s ({size(up_bytes)} up, {size(down_bytes)} down)"
+        case ev.MemberLost(round, peer):
+            return f"round {round}: {name(peer)} stopped delivering; averaging without it"
+        case ev.AuditDone(round, chunks, checked):
+            missing = "" if checked == chunks else f" ({chunks - checked} could not be)"
+            return f"round {round}: {checked} averages of others computed again{missing}"
+        case ev.RoundVoted(round, attempt, _):
+            return f"round {round}: voted"
+        case ev.RoundCommitted(round, tip, members, tokens, loss, mine):
+            part = "" if mine else ", without us"
+            return (f"round {round} committed: {len(members)} members{part}, {amount(tokens)} tokens, "
+                    f"loss {number(loss)}, tip {tip[:8]}")
+        case ev.StateApplied(rounds, digest):
+            return f"state after {rounds} rounds: {digest[:16]}"
+        case ev.ComputeProgress(round, steps, total, loss, rate, left_s):
+            return (f"round {round}: step {steps} of {total}, loss {number(loss)}, {amount(rate)} tokens/s, "
+                    f"{to_go(left_s)}")
+        case ev.ExchangeProgress(round, done, total, waiting):
+            waits = f", waiting for {_listed(waiting, name)}" if waiting else ""
+            return f"round {round}: {done} of {total} chunks{waits}"
+        case ev.SyncProgress(what, done, total):
+            return f"fetching {what}: {done} of {total}"
+        case _:
+            return ""
+
+
+def level(event: ev.Event) -> str:
+    """info, warning or debug."""
+    if isinstance(event, ev.PROGRESS):
+        return "debug"
+    match event:
+        case ev.Notice(given, _):
+            return given
+        case ev.TrainerStopped(reason) if reason == "the trainer was stopped":
+            return "info"
+        case ev.TrainerStopped() | ev.MemberLost() | ev.RolledBack() | ev.Desynced() | ev.PeerSuspected():
+            return "warning"
+        case ev.PeerBanned() | ev.PeerEjected() | ev.NobodyAnswers() | ev.LinesLost():
+            return "warning"
+        case ev.Left(problem=problem) if problem:
+            return "error"
+        case ev.Dropped() | ev.RoundVoted() | ev.AuditDone():
+            return "debug"
+        case _:
+            return "info"
+
+
+def _listed(peers: Sequence[str], name: Naming) -> str:
+    listed = ", ".join(name(peer) for peer in peers[:3])
+    return listed + (f" and {len(peers) - 3} more" if len(peers) > 3 else "")

@@ -1,0 +1,194 @@
+"""The one stream of events, kept: stamped, remembered, written as JSON lines, handed to whoever listens.
+
+Decides what is lost when something is slow: never the daemon's time.  `emit` only appends to bounded queues; a listener
+that does not keep up is dropped, a disk that does not (or is full) costs lines of the log, and both are counted.
+What an event means is its class's business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import trio
+
+from peer.control.client import Stamped
+from peer.files.rotating_file import RotatingFile
+from protocol.events import PROGRESS, Event
+
+LOG_NAMES = ("events.jsonl", "events.1.jsonl", "events.2.jsonl", "events.3.jsonl")
+MAX_FILE_BYTES = 8 << 20
+"""Of each: 32 MiB of events at most."""
+MAX_PENDING = 20_000
+"""Lines waiting for the disk."""
+REMEMBERED = 500
+MAX_SUBSCRIBERS = 32
+SUBSCRIBER_EVENTS = 2000
+"""Events a listener may be behind before it is dropped."""
+
+
+def to_line(stamped: Stamped) -> str:
+    """One JSON object, no line break inside; numbers that JSON has no form for become null."""
+    fields = {key: None if isinstance(value, float) and not math.isfinite(value) else value
+              for key, value in stamped.to_fields().items()}
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False, default=str)
+
+
+class TooManyListeners(Exception):
+    """The event stream has as many listeners as it serves."""
+
+
+class Subscription:
+    """One listener.  Iterate asynchronously; the iteration ends when it fell behind (`dropped`) or the log closed."""
+
+    def __init__(self, capacity: float) -> None:
+        self._send, self._receive = trio.open_memory_channel[Stamped](capacity)
+        self.dropped = False
+
+    def offer(self, stamped: Stamped) -> bool:
+        """Queue it; False when the listener is too far behind, or hears nothing any more: it is dropped from now on."""
+        try:
+            self._send.send_nowait(stamped)
+        except trio.WouldBlock:
+            self.dropped = True
+            self._send.close()
+            return False
+        except (trio.BrokenResourceError, trio.ClosedResourceError):  # its log has closed: the last words were said
+            return False
+        return True
+
+    def close(self) -> None:
+        """No more events: the iteration ends after those that wait."""
+        self._send.close()
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Stamped:
+        try:
+            return await self._receive.receive()
+        except (trio.EndOfChannel, trio.ClosedResourceError):
+            raise StopAsyncIteration from None
+
+
+def log_file(folder: Path, max_bytes: int = MAX_FILE_BYTES) -> RotatingFile:
+    """Where the events of the run in `folder` are written, one JSON object a line."""
+    return RotatingFile(folder, LOG_NAMES, max_bytes)
+
+
+class EventLog:
+    """Everything that happens goes through `emit`, from trio's thread.
+
+    file: where to write, None for nowhere.  first: makes the event that every life begins with.
+    wall, mono: the two clocks of the stamps.
+    """
+
+    def __init__(
+        self,
+        file: RotatingFile | None = None,
+        *,
+        first: Callable[[], Event] | None = None,
+        wall: Callable[[], float] = time.time,
+        mono: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._file, self._first, self._wall, self._mono = file, first, wall, mono
+        self._recent: deque[Stamped] = deque(maxlen=REMEMBERED)
+        self._progress: dict[str, Stamped] = {}
+        self._subscribers: list[Subscription] = []
+        self._pending: deque[str] = deque()
+        self._wake = trio.Event()
+        self._closed = False
+        self.lines_lost = 0
+        self.listeners_dropped = 0
+
+    def begin(self) -> None:
+        """Emit the first event, if that has not happened: at the latest it comes before any other."""
+        if self._first is not None:
+            first, self._first = self._first(), None
+            self.emit(first)
+
+    def emit(self, event: Event) -> None:
+        """Stamp and hand out; never blocks, never raises."""
+        self.begin()
+        stamped = self.stamp(event)
+        if isinstance(event, PROGRESS):
+            self._progress[type(event).__name__] = stamped
+        else:
+            self._recent.append(stamped)
+            self._queue_line(stamped)
+        for subscriber in list(self._subscribers):
+            if not subscriber.offer(stamped):
+                self._subscribers.remove(subscriber)
+                self.listeners_dropped += 1
+
+    def stamp(self, event: Event) -> Stamped:
+        """The event with the time that it is now, for those who add something of their own."""
+        return Stamped(self._wall(), self._mono(), event)
+
+    def recent(self) -> list[Stamped]:
+        """The last events in their order, with the newest of each kind of progress."""
+        return sorted([*self._recent, *self._progress.values()], key=lambda stamped: stamped.mono)
+
+    @contextmanager
+    def subscribe(self, capacity: float = SUBSCRIBER_EVENTS) -> Iterator[Subscription]:
+        """Listen from now on; raises TooManyListeners."""
+        if len(self._subscribers) >= MAX_SUBSCRIBERS:
+            raise TooManyListeners(f"{MAX_SUBSCRIBERS} listeners are connected already")
+        subscription = Subscription(capacity)
+        if self._closed:
+            subscription.close()
+        self._subscribers.append(subscription)
+        try:
+            yield subscription
+        finally:
+            subscription.close()
+            if subscription in self._subscribers:
+                self._subscribers.remove(subscription)
+
+    @property
+    def listeners(self) -> int:
+        """How many subscriptions there are."""
+        return len(self._subscribers)
+
+    async def run(self) -> None:
+        """Write to disk what is emitted, until cancelled; what is pending then is written by `flush`."""
+        while True:
+            while not self._pending:
+                self._wake = trio.Event()
+                await self._wake.wait()
+            with trio.CancelScope(shield=True):  # what has been taken must be written, cancelled or not
+                await trio.to_thread.run_sync(self._write, self._take())
+
+    def flush(self) -> None:
+        """Write what is pending, blocking, at the very end; and send everybody home."""
+        self._write(self._take())
+        self._closed = True
+        for subscriber in self._subscribers:
+            subscriber.close()
+
+    def _queue_line(self, stamped: Stamped) -> None:
+        if self._file is None:
+            return
+        if len(self._pending) >= MAX_PENDING:
+            self._pending.popleft()
+            self.lines_lost += 1
+        self._pending.append(to_line(stamped))
+        self._wake.set()
+
+    def _take(self) -> list[str]:
+        lines = list(self._pending)
+        self._pending.clear()
+        return lines
+
+    def _write(self, lines: list[str]) -> None:
+        if self._file is None or not lines:
+            return
+        try:
+            self._file.append("".join(line + "\n" for line in lines).encode(errors="replace"))
+        except OSError:
+            self.lines_lost += len(lines)  # a full disk is reported by the store; it must not stop the peer here

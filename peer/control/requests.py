@@ -1,0 +1,115 @@
+"""What the person may ask of a running peer through the control socket, and what it answers.
+
+Decides how long a pause lasts and what a command means while the peer is still starting (it is refused, with the
+reason); what pausing or leaving does is the node's business.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import trio
+
+from peer.control.client import ControlError
+from peer.control.ledger import ledger
+from peer.control.server import Command
+from peer.discovery.contacts import Contacts
+from peer.formatting import duration
+from protocol.state.store import Store
+from protocol.status import PeerStatus
+
+MAX_PAUSE_S = 366 * 86_400.0
+
+
+class Peer(Protocol):
+    """What the commands act on: the daemon."""
+
+    @property
+    def store(self) -> Store | None: ...
+
+    @property
+    def contacts(self) -> Contacts | None: ...
+
+    def status(self) -> PeerStatus: ...
+
+    def notice(self, level: str, text: str) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class Controls:
+    """The commands of one peer.  `run` ends the pauses that have a length."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._pause_ends = math.inf
+        self._pause_changed = trio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            with trio.move_on_at(self._pause_ends) as wait:
+                await self._pause_changed.wait()
+            if wait.cancelled_caught:
+                self._pause_ends = math.inf
+                self._peer.resume()
+                self._peer.notice("info", "the pause is over")
+            self._pause_changed = trio.Event()
+
+    def commands(self) -> dict[str, Command]:
+        """What a client may ask, by name."""
+        return {"status": self._status, "ledger": self._ledger, "contacts": self._contacts, "leave": self._leave,
+                "finish": self._finish, "pause": self._pause, "resume": self._resume}
+
+    async def _status(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return self._peer.status().to_fields()
+
+    async def _contacts(self, fields: dict[str, Any]) -> dict[str, Any]:
+        contacts = self._peer.contacts
+        if contacts is None:
+            raise ControlError("the peer is still opening its network; ask again")
+        await contacts.dial_back()
+        return {"run": self._peer.status().run, **asdict(contacts.known())}
+
+    async def _ledger(self, fields: dict[str, Any]) -> dict[str, Any]:
+        store = self._peer.store
+        if store is None:
+            raise ControlError("the peer is still fetching the run's manifest; there is no ledger yet")
+        return await trio.to_thread.run_sync(ledger, store)
+
+    async def _leave(self, fields: dict[str, Any]) -> dict[str, Any]:
+        self._peer.leave()
+        return {}
+
+    async def _finish(self, fields: dict[str, Any]) -> dict[str, Any]:
+        self._peer.finish()
+        return {}
+
+    async def _pause(self, fields: dict[str, Any]) -> dict[str, Any]:
+        seconds = fields.get("seconds")
+        if seconds is not None and not (isinstance(seconds, (int, float)) and math.isfinite(seconds)
+                                        and 0 < seconds <= MAX_PAUSE_S):
+            raise ControlError("a pause lasts between a moment and a year; try `peer pause 30m`")
+        self._peer.pause()
+        self._end_pause_after(math.inf if seconds is None else float(seconds))
+        until = "until `peer resume`" if seconds is None else f"for {duration(seconds)}"
+        self._peer.notice("info", f"paused {until}")
+        return {}
+
+    async def _resume(self, fields: dict[str, Any]) -> dict[str, Any]:
+        self._end_pause_after(math.inf)
+        self._peer.resume()
+        self._peer.notice("info", "resumed")
+        return {}
+
+    def _end_pause_after(self, seconds: float) -> None:
+        self._pause_ends = trio.current_time() + seconds
+        self._pause_changed.set()

@@ -1,0 +1,1 @@
+"""The running peer: starts its components, wires them together, and ends them."""

@@ -1,0 +1,167 @@
+"""The process of a running peer: control socket, event log and console around its participation in a run.
+
+Decides how the process ends: told to leave, told once more, or unable to go on, which is a sentence and an exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import trio
+
+from peer.console.display import Style, show
+from peer.console.output import Output
+from peer.control.client import ControlError
+from peer.control.event_log import EventLog, log_file
+from peer.control.requests import Controls
+from peer.control.server import ControlServer
+from peer.daemon.failure import problem_of
+from peer.daemon.leave_triggers import leave_at_eof, leave_with_the_reader, obey_signals, open_signals
+from peer.daemon.participation import Participation
+from peer.daemon.settings import DaemonSettings, RunChoice
+from peer.discovery.contacts import Contacts
+from peer.errors import ExitCode, PeerError
+from peer.paths import run_dir
+from protocol.events import Left, Notice, Started
+from protocol.node.node import Node
+from protocol.state.store import Store
+from protocol.status import PeerStatus
+from protocol.version import version
+from protocol.wire.identity import Identity
+
+LAST_WORDS_S = 5.0
+"""For the listeners of the event log to hear the end; only a slow one takes so long."""
+
+
+class Daemon:
+    """One peer process."""
+
+    def __init__(self, settings: DaemonSettings, identity: Identity, choice: RunChoice) -> None:
+        self._settings, self._identity = settings, identity
+        self._log = EventLog(log_file(run_dir(settings.data_dir, choice.run)), first=self._started)
+        self._participation = Participation(settings, identity, choice, self._log.emit)
+        encoding = "utf-8" if settings.style is Style.JSON else sys.stdout.encoding
+        self._output = Output(sys.stdout.fileno(), encoding, lambda text: self.notice("warning", text))
+        self._at_once = False
+        self._problem: PeerError | None = None
+        self._scope = trio.CancelScope()
+        """Of what a second signal cuts short."""
+        self._shown = trio.Event()
+        self._started_at = trio.current_time()
+
+    async def run(self) -> int:
+        """Live until left, interrupted, or unable to go on; returns the exit code or raises PeerError."""
+        controls = Controls(self)
+        server = ControlServer(self._settings.data_dir, self._log, controls.commands(), self.status)
+        with open_signals() as signals:
+            try:
+                await server.open()
+            except ControlError as error:
+                raise PeerError(str(error), ExitCode.RESOURCES) from error
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._log.run)
+                nursery.start_soon(server.run)
+                nursery.start_soon(controls.run)
+                nursery.start_soon(self._show)
+                nursery.start_soon(obey_signals, self, signals)
+                nursery.start_soon(leave_with_the_reader, self, self._output, self._settings.ignore_closed_output)
+                if self._settings.until_eof:
+                    nursery.start_soon(leave_at_eof, self)
+                await self._participate()
+                code = self._say_how_it_ended()
+                self._log.flush()
+                with trio.move_on_after(LAST_WORDS_S) as self._scope:
+                    await self._shown.wait()
+                    await server.streams_ended()
+                nursery.cancel_scope.cancel()
+        told = self._settings.style is Style.JSON and self._shown.is_set() and not self._output.broken
+        if self._problem is not None and not told:
+            raise self._problem
+        return code
+
+    # -- what the person asks -----------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Say goodbye and stop; `run` returns."""
+        if not self._participation.leave():
+            self._scope.cancel()
+
+    def leave_at_once(self) -> None:
+        """Without waiting for anything, the goodbye included."""
+        self._at_once = True
+        self._scope.cancel()
+
+    def stop(self, problem: PeerError) -> None:
+        """Leave because something cannot go on."""
+        if not self._participation.leaving:
+            self._problem = problem
+            self.leave()
+
+    def finish(self) -> None:
+        """Stop when the running round is complete."""
+        self._node().finish()
+        self.notice("info", "stopping when this round is complete")
+
+    def pause(self) -> None:
+        """Compute nothing until `resume`."""
+        self._node().pause()
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._node().resume()
+
+    def notice(self, level: str, text: str) -> None:
+        """Tell the person a sentence.  level: info or warning."""
+        self._log.emit(Notice(level, text))
+
+    def status(self) -> PeerStatus:
+        """Everything `peer status --json` shows."""
+        part = self._participation
+        return PeerStatus.around(
+            part.status(), pid=os.getpid(), uptime_s=trio.current_time() - self._started_at, addresses=part.addresses(),
+            invitation=part.invitation(), invite_command=part.invite_command())
+
+    @property
+    def store(self) -> Store | None:
+        """The run's store, once it is open."""
+        return self._participation.store
+
+    @property
+    def contacts(self) -> Contacts | None:
+        """Where guests find this swarm, once the network is open."""
+        return self._participation.contacts
+
+    def _node(self) -> Node:
+        node = self._participation.node
+        if node is None:
+            raise ControlError("the peer is still fetching the run's manifest; ask again when it has begun")
+        return node
+
+    # -- the life of the process --------------------------------------------------------------------------------------
+
+    async def _participate(self) -> None:
+        """Until the peer has left or cannot go on; the latter as `_problem`."""
+        with self._scope:
+            try:
+                await self._participation.run(self._log.begin)
+            except* Exception as group:
+                self._problem = problem_of(group, self._settings.data_dir)
+
+    async def _show(self) -> None:
+        await show(self._log, self._settings.style, self.status, self._output)
+        self._shown.set()
+
+    def _started(self) -> Started:
+        part, settings = self._participation, self._settings
+        return Started(self._identity.peer_id, settings.name, part.choice.run.hex(), part.choice.run_name, version(),
+                       os.getpid(), part.addresses(), str(settings.data_dir))
+
+    def _say_how_it_ended(self) -> ExitCode:
+        """With the last event of every life; the only one that tells the problem, if there was one."""
+        node, problem = self._participation.node, self._problem
+        code = ExitCode.INTERRUPTED if self._at_once else ExitCode.OK
+        heard_by = node.goodbye_heard_by if node is not None else None
+        self._log.emit(Left(heard_by is not None, heard_by or 0, node.rounds if node is not None else None,
+                            problem.exit_code if problem else code, problem.text if problem else ""))
+        return problem.exit_code if problem else code

@@ -1,0 +1,217 @@
+"""A peer's part in one run: the network, the manifest, the state, the trainer and the node, opened in this order.
+
+The manifest is fetched through the network when an invitation brought only its hash.  What each component decides is
+decided in it; here is decided what happens when one cannot go on: a sentence, an exit code, and the others closed cleanly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from importlib import import_module
+
+import trio
+
+from peer.daemon.ports import chosen_port
+from peer.daemon.settings import DaemonSettings, RunChoice
+from peer.discovery.address_book import AddressBook
+from peer.discovery.contacts import Contacts
+from peer.discovery.search import Search
+from peer.errors import ExitCode, PeerError
+from peer.joining.inviting import invite_command
+from peer.joining.lobby import Lobby, fetch_manifest
+from peer.joining.run_source import store_manifest
+from peer.joining.standing import standing_problem
+from peer.keyfile import next_incarnation
+from peer.paths import run_dir
+from peer.resources.check import check_resources
+from peer.resources.core_share import chosen_threads, keep_share
+from peer.trainer_process.process import TrainerProcess, TrainerSettings
+from protocol.events import Event, PhaseChanged
+from protocol.network.interface import Network
+from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
+from protocol.network.libp2p.dialer import peer_of
+from protocol.network.session import Session
+from protocol.node.node import Node
+from protocol.run.invitation import make_invitation
+from protocol.run.manifest import Admission, SignedManifest
+from protocol.run.settings import NodeSettings
+from protocol.state.outer_state import OuterState
+from protocol.state.replica import Replica
+from protocol.state.store import Store
+from protocol.status import NodeStatus
+from protocol.version import version
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Phase, Role, WhyIdle
+
+MANIFEST_DEADLINE_S = 120.0
+"""How long the peers of an invitation are tried before it is called unreachable."""
+
+
+class Participation:
+    """`run` it; what happens goes to `emit`.
+
+    choice: with the manifest as soon as that is known.  network, contacts, store, node: None until each is open.
+    leaving: `leave` was called.
+    """
+
+    def __init__(self, settings: DaemonSettings, identity: Identity, choice: RunChoice,
+                 emit: Callable[[Event], None]) -> None:
+        self._settings, self._identity, self._emit = settings, identity, emit
+        self._folder = run_dir(settings.data_dir, choice.run)
+        self._lobby = Lobby()
+        self._search: Search | None = None
+        self._waiting = ""
+        self._trainer_problem: PeerError | None = None
+        self.leaving = False
+        self.choice = choice
+        self.network: Libp2pNetwork | None = None
+        self.contacts: Contacts | None = None
+        self.store: Store | None = None
+        self.node: Node | None = None
+
+    async def run(self, opened: Callable[[], None]) -> None:
+        """Until the node has left; `opened` is called when the network listens.  Raises PeerError, with the remedy."""
+        settings = self._settings
+        self._waiting = "opening the network"
+        await trio.to_thread.run_sync(import_module, "libp2p")  # takes seconds, in which `peer leave` wants its answer
+        async with AsyncExitStack() as stack:
+            host = "127.0.0.1" if settings.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
+            port = stack.enter_context(chosen_port(settings.port, settings.local))
+            how = NetworkSettings(host, port, not settings.local, settings.up_limit, settings.down_limit)
+            self.network = network = await stack.enter_async_context(
+                open_network(self._identity, self.choice.run, self._lobby, how, emit=self._emit))
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            network.remember(self.choice.addresses)
+            self._waiting = ""
+            opened()
+            search = self._discover(network, nursery)
+            signed = await self._manifest(network, search)
+            await self._live(signed, network, nursery)
+            nursery.cancel_scope.cancel()
+        if self._trainer_problem is not None:
+            raise self._trainer_problem
+
+    def leave(self) -> bool:
+        """Let the node say goodbye, after which `run` returns; False when no node runs yet: then cancel `run`."""
+        self.leaving = True
+        if self.node is not None:
+            self.node.leave()
+        return self.node is not None
+
+    # -- what it looks like -------------------------------------------------------------------------------------------
+
+    def status(self) -> NodeStatus:
+        """The node's status; before it runs, what this peer waits for."""
+        known = self.node.status() if self.node is not None else self._early_status()
+        if self._search is not None and self._search.summary and known.phase == Phase.STARTING.value:
+            return replace(known, why_detail=f"no peer of the invitation answers yet: {self._search.summary}")
+        return known
+
+    def addresses(self) -> list[str]:
+        """Where this peer listens."""
+        return list(self.network.addresses()) if self.network is not None else []
+
+    def invitation(self) -> str:
+        """What to paste elsewhere to join this run; empty for a run that does not admit everybody."""
+        signed = self.choice.signed
+        if signed is None or signed.manifest.admission is not Admission.OPEN or self.contacts is None:
+            return ""
+        return make_invitation(self.choice.run, self.choice.organiser, self.contacts.known().for_invitation())
+
+    def invite_command(self) -> str:
+        """How to make an invitation to a run that admits by token; empty at every peer but its organiser's."""
+        signed = self.choice.signed
+        if signed is None or signed.manifest.admission is not Admission.INVITE:
+            return ""
+        ours = signed.manifest.organiser == self._identity.peer_id
+        return invite_command(signed.run, self._settings.data_dir) if ours else ""
+
+    def _early_status(self) -> NodeStatus:
+        settings = self._settings
+        return NodeStatus(
+            peer=self._identity.peer_id, name=settings.name, run=self.choice.run.hex(), run_name=self.choice.run_name,
+            role=settings.role.value, phase=Phase.STARTING.value, why_idle=WhyIdle.CONNECTING.value,
+            why_detail=self._waiting, peers=len(self.network.connected()) if self.network is not None else 0,
+            version=version())
+
+    # -- before the node ----------------------------------------------------------------------------------------------
+
+    def _discover(self, network: Libp2pNetwork, nursery: trio.Nursery) -> Search:
+        """Look for the peers of the run in `nursery`."""
+        book = AddressBook(self._folder, self.choice.run, network, self._emit)
+        nursery.start_soon(book.keep)
+        self.contacts = Contacts(self._folder, network, self._swarm)
+        nursery.start_soon(self.contacts.keep)
+        self._search = Search(network, self.choice.addresses, self._emit, lambda: bool(self._swarm()))
+        if self.choice.addresses:
+            nursery.start_soon(self._search.run)
+        return self._search
+
+    def _swarm(self) -> dict[PeerId, list[str]]:
+        """The live peers of the run, and their addresses as they say."""
+        swarm = self.node.status().swarm if self.node is not None else []
+        return {PeerId(known.peer): known.addresses for known in swarm if known.liveness == "alive"}
+
+    async def _manifest(self, network: Network, search: Search) -> SignedManifest:
+        """The run's manifest, checked: that this software and this peer may take part, and that the run fits here."""
+        signed = self.choice.signed
+        if signed is None:
+            with trio.move_on_after(MANIFEST_DEADLINE_S):
+                signed = await fetch_manifest(network, self.choice.run, self.choice.organiser, self._wait_for)
+        if signed is None:
+            raise PeerError(search.failure(MANIFEST_DEADLINE_S), ExitCode.UNREACHABLE)
+        manifest = signed.manifest
+        problem = await trio.to_thread.run_sync(
+            standing_problem, manifest, signed.run, self._identity.peer_id, self.choice.token, time.time(),
+            self._settings.role, self._folder)
+        if problem is not None:
+            raise PeerError(problem, ExitCode.NOT_ADMITTED)
+        self.choice = replace(self.choice, signed=signed)
+        check_resources(manifest, self._settings.role, self._settings.data_dir)
+        store_manifest(signed, self._settings.data_dir)
+        return signed
+
+    def _wait_for(self, what: str) -> None:
+        if what != self._waiting:
+            self._waiting = what
+            self._emit(PhaseChanged(Phase.STARTING.value, WhyIdle.CONNECTING.value, what))
+
+    # -- the node -----------------------------------------------------------------------------------------------------
+
+    async def _live(self, signed: SignedManifest, network: Network, nursery: trio.Nursery) -> None:
+        settings = self._settings
+        self.store = await trio.to_thread.run_sync(Store, self._folder)
+        state = OuterState(signed.manifest)
+        trainer = self._make_trainer(signed, state) if settings.role is Role.TRAINER else None
+        if trainer is not None:
+            nursery.start_soon(self._keep_trainer, trainer)
+            nursery.start_soon(keep_share, trainer, self._emit, chosen_threads(settings.threads))
+        session = Session(self._identity, signed.run, network, self._emit)
+        node = Node(session, Replica.open(signed, self.store, state), trainer, self._node_settings())
+        self.node = node
+        self._lobby.admit(node.dispatcher)
+        await node.run()
+
+    def _node_settings(self) -> NodeSettings:
+        settings = self._settings
+        introduced = frozenset(peer for address in self.choice.addresses if (peer := peer_of(address)) is not None)
+        return NodeSettings(
+            name=settings.name, role=settings.role, version=version(),
+            incarnation=next_incarnation(settings.data_dir, floor=int(time.time())),
+            wait_for_contact=bool(self.choice.addresses), stop_after=settings.rounds, token=self.choice.token,
+            introduced=introduced, wall_clock=time.time)
+
+    def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:
+        settings = TrainerSettings.for_run(signed.manifest, self._folder / "trainer.log")
+        return TrainerProcess(settings, state.region, self._emit)
+
+    async def _keep_trainer(self, trainer: TrainerProcess) -> None:
+        """Its end by itself means that it was given up: leave with the reason, instead of a peer that does nothing."""
+        await trainer.run()
+        if not self.leaving:
+            log = self._folder / "trainer.log"
+            self._trainer_problem = PeerError(f"the trainer failed again and again; see {log}", ExitCode.TRAINER)
+            self.leave()

@@ -1,0 +1,52 @@
+"""What a running peer is told at its start: the run, and what the person said on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.console.display import Style
+from protocol.run.manifest import SignedManifest
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Role
+
+
+@dataclass(frozen=True)
+class RunChoice:
+    """Which run, and what an invitation added.  `signed` is None while only its hash is known."""
+
+    run: Hash
+    organiser: PeerId
+    signed: SignedManifest | None
+    addresses: tuple[str, ...] = ()
+    token: bytes | None = None
+
+    @property
+    def run_name(self) -> str:
+        """Empty until the manifest is known."""
+        return self.signed.manifest.name if self.signed is not None else ""
+
+
+@dataclass(frozen=True)
+class DaemonSettings:
+    """What the person said on the command line.
+
+    port: None for the usual one, or a free one when that is busy.  rounds: stop when so many are committed.
+    local: meet only peers on this computer.  until_eof: leave when standard input ends.
+    ignore_closed_output: go on when nobody reads standard output any more.
+    up_limit, down_limit: bytes a second.
+    """
+
+    data_dir: Path
+    name: str
+    role: Role
+    style: Style
+    port: int | None = None
+    threads: int = 0
+    rounds: int | None = None
+    local: bool = False
+    until_eof: bool = False
+    ignore_closed_output: bool = False
+    up_limit: float | None = None
+    down_limit: float | None = None

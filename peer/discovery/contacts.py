@@ -1,0 +1,148 @@
+"""Where guests find this swarm: addresses that somebody has reached, this peer's and others'.
+
+What others reached of ours, and what we reached of theirs, the network knows.  A peer that has only dialled us is dialled
+back, at the addresses that it names in its heartbeats, when somebody is to be invited.  The last answer is kept on disk,
+for invitations that are written while no peer runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import trio
+
+from peer.files.atomic import write_atomically
+from protocol.network.libp2p.dialer import peer_of
+from protocol.run.invitation import MAX_ADDRESSES, can_be_named
+from protocol.wire.identity import PeerId
+
+FILE_NAME = "contacts.json"
+MAX_FILE_BYTES = 1 << 16
+SAVE_EVERY_S = 30.0
+MAX_OWN = 6
+MAX_EACH = 2
+"""Addresses of one other peer in an invitation."""
+DIALLED_BACK = 8
+"""Peers that are dialled back for an invitation."""
+DIAL_BACK_S = 4.0
+
+
+class Reaching(Protocol):
+    """What is asked of the network."""
+
+    def addresses(self) -> Sequence[str]: ...
+
+    def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]: ...
+
+    def reached_there(self) -> list[str]: ...
+
+    async def answers(self, address: str) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Known:
+    """listening: this peer's own addresses.  here: those by which others reached it.  there: of others, reached by us."""
+
+    listening: list[str] = field(default_factory=list)
+    here: list[str] = field(default_factory=list)
+    there: list[str] = field(default_factory=list)
+
+    def for_invitation(self) -> list[str]:
+        """What an invitation names: what was reached; where nothing was, where this peer listens."""
+        return ([*self.here, *self.there] or self.listening)[:MAX_ADDRESSES]
+
+
+class Contacts:
+    """folder: the run's.  swarm: the live peers of the run and the addresses that they give."""
+
+    def __init__(self, folder: Path, network: Reaching, swarm: Callable[[], Mapping[PeerId, Sequence[str]]]) -> None:
+        self._path, self._network, self._swarm = folder / FILE_NAME, network, swarm
+        self._dialled_back: dict[PeerId, list[str]] = {}
+        self._saved = read_contacts(folder)
+
+    def known(self) -> Known:
+        """What is known now."""
+        swarm, listening = self._swarm(), list(self._network.addresses())
+        only_here = all(is_loopback(address) for address in listening)
+        here = [address for address in self._network.reached_here(lambda peer: peer in swarm)
+                if only_here or not is_loopback(address)]
+        there: dict[PeerId, list[str]] = {}
+        dialled_back = [address for addresses in self._dialled_back.values() for address in addresses]
+        for address in [*self._network.reached_there(), *dialled_back]:
+            peer = peer_of(address)
+            if peer is not None and peer in swarm and can_be_named(address) and address not in there.get(peer, ()):
+                there.setdefault(peer, []).append(address)
+        turns = [addresses[turn] for turn in range(MAX_EACH) for addresses in there.values() if len(addresses) > turn]
+        return Known(listening, here[:MAX_OWN], turns[:MAX_ADDRESSES])
+
+    async def dial_back(self) -> None:
+        """Find out by which addresses those are reached who have only reached us."""
+        reached = {peer_of(address) for address in self._network.reached_there()}
+        unknown = [(peer, addresses) for peer, addresses in self._swarm().items() if peer not in reached]
+        found: dict[PeerId, list[str]] = {peer: [] for peer, _ in unknown[:DIALLED_BACK]}
+
+        async def dial(peer: PeerId, address: str) -> None:
+            if await self._network.answers(address):
+                found[peer].append(address)
+
+        with trio.move_on_after(DIAL_BACK_S):
+            async with trio.open_nursery() as nursery:
+                for peer, addresses in unknown[:DIALLED_BACK]:
+                    for address in addresses[:MAX_OWN]:
+                        if peer_of(address) == peer:
+                            nursery.start_soon(dial, peer, address)
+        found = {**self._dialled_back, **found}
+        self._dialled_back = {peer: addresses for peer, addresses in found.items() if peer in self._swarm()}
+
+    async def keep(self) -> None:
+        """On disk, until cancelled."""
+        try:
+            while True:
+                await trio.sleep(SAVE_EVERY_S)
+                await trio.to_thread.run_sync(self._save, self.known())
+        finally:
+            self._save(self.known())
+
+    def _save(self, known: Known) -> None:
+        same = known.listening == self._saved.listening  # elsewhere, what was reached before is no longer ours
+        kept = Known(known.listening, known.here or (self._saved.here if same else []), known.there or self._saved.there)
+        if kept == self._saved or not self._path.parent.is_dir():
+            return
+        try:
+            write_atomically(self._path, json.dumps(asdict(kept)).encode())
+            self._saved = kept
+        except OSError:
+            return  # a full disk is told by others; an invitation then names where the peer listens
+
+
+def read_contacts(folder: Path) -> Known:
+    """What was kept of a run; nothing when the file is missing or damaged."""
+    try:
+        with (folder / FILE_NAME).open("rb") as file:
+            fields = json.loads(file.read(MAX_FILE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return Known()
+    return read_known(fields)
+
+
+def read_known(fields: Any) -> Known:
+    """From a file or the control socket; what is no address is left out."""
+    if not isinstance(fields, dict):
+        return Known()
+    return Known(*(_addresses(fields.get(name)) for name in ("listening", "here", "there")))
+
+
+def _addresses(found: Any) -> list[str]:
+    if not isinstance(found, list):
+        return []
+    return [address for address in found[:MAX_ADDRESSES]
+            if isinstance(address, str) and can_be_named(address) and peer_of(address) is not None]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a multiaddr leads nowhere but to the computer itself."""
+    return address.startswith(("/ip4/127.", "/ip6/::1/"))

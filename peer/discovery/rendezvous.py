@@ -1,0 +1,86 @@
+"""Where the peers of one computer find each other: a file a running peer, in the runtime directory.
+
+`<runtime>/<run>/<peer ID>` holds the addresses of a running peer, for as long as it runs (`peer.files.held_file`).  Only
+addresses are exchanged here; who somebody is, the handshake proves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from peer.files.held_file import HeldFile, read_held
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId, public_key_of
+
+REREAD_S = 2.0
+"""Seconds between two looks into the folder."""
+MAX_ENTRIES = 1024
+MAX_ENTRY_BYTES = 8 << 10
+MAX_ADDRESSES = 16
+MAX_ADDRESS_CHARACTERS = 200
+
+
+class Rendezvous:
+    """One peer's place in the folder of a run.
+
+    runtime: the runtime directory.  All methods raise OSError when the folder cannot be used.
+    """
+
+    def __init__(self, runtime: Path, run: Hash, peer: PeerId) -> None:
+        self.folder = runtime / run.hex()[:32]
+        self._file = HeldFile(self.folder / peer)
+        self._peer = peer
+        self._registered: tuple[str, ...] = ()
+
+    def register(self, addresses: Sequence[str]) -> None:
+        """Say where we are; does nothing while that is said already and still there."""
+        wanted = tuple(addresses)[:MAX_ADDRESSES]
+        if wanted != self._registered or not self._file.is_there:
+            self._file.put(json.dumps({"pid": os.getpid(), "addresses": wanted}).encode())
+            self._registered = wanted
+
+    def others(self) -> list[str]:
+        """Addresses of the other running peers of the run; what dead ones left is removed."""
+        try:
+            names = sorted(os.listdir(self.folder))[:MAX_ENTRIES]
+        except FileNotFoundError:
+            return []
+        found: list[str] = []
+        for name in names:
+            if name != self._peer and _is_peer_id(name):
+                found += _addresses(self.folder / name, PeerId(name))
+        return found
+
+    def withdraw(self) -> None:
+        """Take our file away."""
+        self._file.remove()
+
+
+def _is_peer_id(name: str) -> bool:
+    try:
+        public_key_of(PeerId(name))
+    except Malformed:
+        return False
+    return True
+
+
+def _addresses(path: Path, peer: PeerId) -> list[str]:
+    """The addresses in the file of a running peer; a dead one's or an odd one's gives none."""
+    data = read_held(path, MAX_ENTRY_BYTES)
+    return [] if data is None else _parse(data, peer)
+
+
+def _parse(data: bytes, peer: PeerId) -> list[str]:
+    try:
+        addresses = json.loads(data)["addresses"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return []
+    if not isinstance(addresses, list):
+        return []
+    return [address for address in addresses[:MAX_ADDRESSES]
+            if isinstance(address, str) and len(address) <= MAX_ADDRESS_CHARACTERS
+            and address.endswith(f"/p2p/{peer}")]

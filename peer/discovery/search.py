@@ -1,0 +1,128 @@
+"""Looking for the first peer of an invitation, told to the person: what was tried, how often, why not, what to check.
+
+Decides when there is something to say: at once when something changed, else less and less often.  Who is dialled when is
+the network's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+import trio
+
+from peer.formatting import attempted, duration
+from protocol.events import Event, NobodyAnswers
+from protocol.network.libp2p.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
+from protocol.network.libp2p.dialer import DIAL_S, peer_of
+from protocol.wire.identity import PeerId
+
+LOOK_S = 0.5
+FIRST_S = 2.0
+"""Before the first word: most peers are found within it."""
+LEAST_GAP_S = 2.0
+"""Between two words, however much changes."""
+REPEAT_S = 5.0
+MOST_GAP_S = 60.0
+"""When nothing changes, the gaps grow from `REPEAT_S` to this, each by half."""
+TRYING = "being tried"
+CHECKS = (
+    (NO_ROUTE, "check this computer's own network connection"),
+    (SILENT, "check that the peer runs, and that its router and firewall let this port in"),
+    (REFUSED, "check that the peer runs and listens on this port (its `peer status` names its addresses)"),
+    (OTHER_RUN, "ask who invited you to start that peer with this run, or for a newer invitation"),
+    (WRONG_PEER, "ask who invited you for a newer invitation"),
+)
+OTHERWISE = "ask who invited you for a newer invitation"
+
+
+class Dialling(Protocol):
+    """What is asked of the network."""
+
+    def connected(self) -> Sequence[PeerId]: ...
+
+    def attempts(self) -> Sequence[Attempt]: ...
+
+
+@dataclass
+class Rhythm:
+    """When to say something again.  Times are trio times."""
+
+    begun: float
+    _last: float | None = None
+    _gap: float = REPEAT_S
+    _said: tuple[tuple[str, str], ...] = ()
+
+    def is_due(self, now: float, attempts: Sequence[Attempt]) -> bool:
+        """Whether to say this now; it is then taken as said."""
+        what = tuple(sorted((attempt.address, attempt.problem) for attempt in attempts))
+        if self._last is None:
+            due = now - self.begun >= FIRST_S
+        elif what != self._said:
+            due = now - self._last >= LEAST_GAP_S
+        else:
+            due = now - self._last >= self._gap
+        if due:
+            again = self._last is not None and what == self._said
+            self._gap = min(MOST_GAP_S, 1.5 * self._gap) if again else REPEAT_S
+            self._last, self._said = now, what
+        return due
+
+
+class Search:
+    """For the peers at the addresses `wanted`.  met: whether somebody of the run has been heard, which ends it."""
+
+    def __init__(self, network: Dialling, wanted: Sequence[str], emit: Callable[[Event], None],
+                 met: Callable[[], bool]) -> None:
+        self._network, self._wanted, self._emit, self._met = network, tuple(wanted), emit, met
+        self._peers = {peer for address in wanted if (peer := peer_of(address)) is not None}
+        self.summary = ""
+        """What was tried and why not, while nobody answers."""
+
+    async def run(self) -> None:
+        """Until somebody was met, or cancelled."""
+        begun = trio.current_time()
+        rhythm = Rhythm(begun)
+        while not self._met():
+            attempts = self._tried()
+            self.summary = "" if self._answers(attempts) else told(attempts)
+            if self.summary and rhythm.is_due(trio.current_time(), attempts):
+                tried = [asdict(attempt) for attempt in attempts]
+                self._emit(NobodyAnswers(trio.current_time() - begun, tried, check(attempts)))
+            await trio.sleep(LOOK_S)
+        self.summary = ""
+
+    def failure(self, seconds: float) -> str:
+        """Why it is given up, with the remedy."""
+        attempts = self._tried()
+        if self._answers(attempts):
+            return f"peers answer, but none gave the run's manifest in {duration(seconds)}; {OTHERWISE}"
+        return f"no peer of the invitation answered in {duration(seconds)}: {told(attempts)}; {check(attempts)}"
+
+    def _answers(self, attempts: Sequence[Attempt]) -> bool:
+        """Whether somebody is connected who may be of our run."""
+        foreign = {peer_of(attempt.address) for attempt in attempts if attempt.problem == OTHER_RUN}
+        return any(peer not in foreign for peer in self._network.connected())
+
+    def _tried(self) -> list[Attempt]:
+        """What came of the invitation's addresses, and of others that its peers were seen to have."""
+        found = {each.address: each for each in self._network.attempts() if peer_of(each.address) in self._peers}
+        waiting = [Attempt(address, 0, "") for address in self._wanted if address not in found]
+        return [Attempt(each.address, each.times, each.problem or TRYING) for each in [*waiting, *found.values()]]
+
+
+def told(attempts: Sequence[Attempt]) -> str:
+    """The addresses and what came of them, in one line."""
+    return attempted([asdict(attempt) for attempt in attempts])
+
+
+def check(attempts: Sequence[Attempt]) -> str:
+    """What the person can look at, for the problem that most tells."""
+    problems = {attempt.problem for attempt in attempts}
+    if problems == {NO_ROUTE}:
+        return CHECKS[0][1]
+    if problems == {TRYING}:
+        return f"each gets {DIAL_S:.0f} s"
+    return next((advice for problem, advice in CHECKS[1:] if problem in problems), OTHERWISE)
+

@@ -1,0 +1,52 @@
+"""Small files that are written whole or not at all.
+
+No library: `os.replace` is atomic, and what is left to do is four calls; the packages for it are not maintained, and none of
+them refuses to replace a file that another process makes meanwhile.  The store of a run has writes of its own, for tests
+make each of them fail (`protocol.state.disk`).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
+    """Write a file of mode 0600 whole or not at all, and durably.  Raises OSError.
+
+    With `replace=False` raises FileExistsError when `path` exists, also if another process makes it meanwhile.
+    """
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            os.replace(temporary, path)
+        else:
+            _place_new(Path(temporary), path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _place_new(temporary: Path, path: Path) -> None:
+    """Give a written file its name unless that is taken; the link is atomic, where the file system has links."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # no links on a memory stick's file system: look first, then rename
+        if path.exists():
+            raise FileExistsError(f"{path} exists") from None
+        os.replace(temporary, path)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

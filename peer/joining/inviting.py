@@ -1,0 +1,88 @@
+"""What goes into an invitation, and what an invitation says: its addresses and its token.
+
+Addresses come from the running peer, which knows where somebody reached it and where it reached others.  When none runs,
+they come from what the last one left, and the person is told that nobody may be there.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.control.client import ControlClient, ControlError
+from peer.discovery.contacts import Known, is_loopback, read_contacts, read_known
+from peer.formatting import roughly
+from peer.joining.run_source import DEFAULT_PORT, own_addresses
+from peer.paths import data_dir, run_dir
+from protocol.run.admission import read_token
+from protocol.run.invitation import Invitation
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+
+UNREACHED = ("nobody has reached this peer yet at the addresses of the invitation; when guests cannot reach it either, let "
+             "its port in at your router and firewall, or name an address that they can reach with --address")
+REMEMBERED = ("no peer of yours runs for this run now, so the invitation names addresses that were reached last; "
+              "start your peer before your guests do")
+NOBODY = ("no peer of yours runs for this run now, and nobody has reached the addresses of the invitation; start your "
+          "peer, and invite again while it runs")
+LAST_YEAR = 253_402_300_799
+"""End of the year 9999, in unix seconds: what a date can show."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """remark: a sentence for the person, when nobody is known to have reached the addresses."""
+
+    addresses: list[str]
+    remark: str = ""
+
+
+def find_addresses(run: Hash, peer: PeerId, data: Path) -> Found:
+    """Where guests of `run` find a peer; `peer` is ours."""
+    running = _ask_running(run, data)
+    if running is not None:
+        return Found(running.for_invitation(), "" if running.here or running.there else UNREACHED)
+    kept = read_contacts(run_dir(data, run))
+    if kept.here or kept.there:
+        return Found(kept.for_invitation(), REMEMBERED)
+    if kept.listening and all(is_loopback(address) for address in kept.listening):
+        return Found(kept.listening, NOBODY)
+    ports = [int(port) for address in kept.listening if (port := address.split("/tcp/")[1].split("/")[0]).isdecimal()]
+    return Found([f"{address}/p2p/{peer}" for address in own_addresses(ports[0] if ports else DEFAULT_PORT)], NOBODY)
+
+
+def _ask_running(run: Hash, data: Path) -> Known | None:
+    """What the running peer of this data directory knows; None when none takes part in this run."""
+    try:
+        answer = ControlClient(data).request("contacts")
+    except ControlError:
+        return None
+    known = read_known(answer)
+    return known if answer.get("run") == run.hex() and known.for_invitation() else None
+
+
+def invite_command(run: Hash, data: Path) -> str:
+    """What the organiser types to invite somebody to a run that admits by token."""
+    where = "" if data == data_dir() else f" --data-dir {shlex.quote(str(data))}"
+    return f"peer run invite {run.hex()[:12]}{where}"
+
+
+def describe_token(invitation: Invitation, wall_now: float) -> Sequence[str]:
+    """What the token of an invitation is for, whom it is for and until when, a line each; wall_now: unix s."""
+    if invitation.token is None:
+        return ["without a token"]
+    try:
+        token = read_token(invitation.token, Hash(invitation.run), PeerId(invitation.organiser))
+    except Malformed as error:
+        return [f"with a token that is not good: {error}"]
+    left = token.expiry - wall_now
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(token.expiry, LAST_YEAR)))
+    return [
+        f"with a token for the role {token.role.value}",
+        f"for {token.peer} alone" if token.peer is not None else "for anyone who holds it",
+        f"to come in until {at} (in {roughly(left)})" if left > 0 else f"expired at {at} ({roughly(-left)} ago)",
+    ]

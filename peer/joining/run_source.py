@@ -1,0 +1,128 @@
+"""Where a run comes from: a run file, a signed manifest, an invitation, or the data directory of this peer.
+
+Decides what a word on the command line means and keeps signed manifests on disk; what is in a manifest and in an
+invitation is `protocol.run.manifest`'s and `protocol.run.invitation`'s business.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from peer.errors import ExitCode, PeerError
+from peer.files.atomic import write_atomically
+from peer.joining.mistaken_words import remedy_for
+from peer.keyfile import load_or_create_identity
+from peer.paths import make_private, manifest_file
+from protocol.run.invitation import Invitation, looks_like_invitation, read_invitation
+from protocol.run.manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest, sign
+from protocol.run.run_file import load_run_file
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import HASH_BYTES, Hash
+from protocol.wire.identity import PeerId
+
+DEFAULT_PORT = 4001
+"""Where a peer listens if nobody says otherwise (TCP)."""
+MAX_OWN_ADDRESSES = 8
+
+
+def create_run(path: Path, data: Path) -> SignedManifest:
+    """Sign the run file with this peer's identity as organiser, and keep the manifest in the data directory."""
+    identity = load_or_create_identity(data)
+    signed = sign(identity, load_run_file(path, identity.peer_id))
+    store_manifest(signed, data)
+    return signed
+
+
+def store_manifest(signed: SignedManifest, data: Path) -> None:
+    """Keep a manifest; writing the same one again changes nothing."""
+    path = manifest_file(data, signed.run)
+    make_private(path.parent)
+    write_atomically(path, signed.raw)
+
+
+def stored_manifest(run: Hash, data: Path) -> SignedManifest | None:
+    """The manifest of a run that this data directory knows; raises `PeerError` when the file is damaged."""
+    path = manifest_file(data, run)
+    if not path.exists():
+        return None
+    signed = read_manifest(path)
+    if signed.run != run:
+        raise PeerError(f"{path} is the manifest of another run; remove it", ExitCode.INPUT)
+    return signed
+
+
+def read_manifest(path: Path) -> SignedManifest:
+    """The signed manifest in a file; raises `PeerError`."""
+    with path.open("rb") as file:
+        raw = file.read(MAX_MANIFEST_BYTES + 1)
+    try:
+        return open_manifest(raw)
+    except Malformed as error:
+        raise PeerError(
+            f"{path} is no signed manifest ({error}); give a run file ending in .toml, a manifest written by "
+            "`peer run create --out`, or an invitation",
+            ExitCode.INPUT,
+        ) from error
+
+
+def find_run(word: str, data: Path) -> SignedManifest | Invitation:
+    """What `word` names: an invitation, a run file (signed as ours, not stored), a manifest, or a stored run's ID.
+
+    A run ID may be shortened to its first 8 or more digits.  Raises `PeerError`, `Malformed` or `RunFileError`.
+    """
+    if looks_like_invitation(word):
+        return read_invitation(word)
+    if remedy := remedy_for(word):
+        raise PeerError(remedy, ExitCode.INPUT)
+    path = Path(word)
+    if path.suffix == ".toml":
+        identity = load_or_create_identity(data)
+        return sign(identity, load_run_file(path, identity.peer_id))
+    if path.is_file():
+        return read_manifest(path)
+    found = _stored_runs(word, data)
+    if len(found) == 1:
+        return read_manifest(manifest_file(data, found[0]))
+    if found:
+        raise PeerError(f"{len(found)} runs begin with {word}; give more digits of the run ID", ExitCode.INPUT)
+    raise PeerError(
+        f"{word[:80]} is {'a folder' if path.is_dir() else 'no file'}, no invitation and no run that this peer knows; check "
+        "it, or create a run with `peer run create RUN.toml`",
+        ExitCode.INPUT,
+    )
+
+
+def dialable(addresses: Sequence[str], peer: PeerId, port: int) -> list[str]:
+    """The addresses for an invitation: those given, each with our peer ID at its end, else this computer's own."""
+    for address in addresses:
+        if not address.startswith("/"):
+            raise PeerError(
+                f"{address} is no multiaddr; write it like /ip4/203.0.113.7/tcp/{port}",
+                ExitCode.INPUT,
+            )
+    chosen = addresses or own_addresses(port)
+    return [address if "/p2p/" in address else f"{address}/p2p/{peer}" for address in chosen]
+
+
+def own_addresses(port: int) -> list[str]:
+    """Where a peer on this computer listens (IPv4), as multiaddrs; the loopback's only if there is no other."""
+    found: list[str] = []
+    for links in psutil.net_if_addrs().values():
+        for link in links:
+            local = link.address.startswith("127.")
+            if link.family is socket.AF_INET and not local:
+                found.append(f"/ip4/{link.address}/tcp/{port}")
+    return sorted(found)[:MAX_OWN_ADDRESSES] or [f"/ip4/127.0.0.1/tcp/{port}"]
+
+
+def _stored_runs(word: str, data: Path) -> list[Hash]:
+    runs = data / "runs"
+    if not 8 <= len(word) <= 2 * HASH_BYTES or not set(word) <= set("0123456789abcdef") or not runs.is_dir():
+        return []
+    names = [folder.name for folder in runs.iterdir() if len(folder.name) == 2 * HASH_BYTES]
+    found = [Hash(bytes.fromhex(name)) for name in names if name.startswith(word)]
+    return [run for run in found if manifest_file(data, run).is_file()]

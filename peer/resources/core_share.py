@@ -1,0 +1,129 @@
+"""The cores of this computer, shared out among the peers that train on it.
+
+`<runtime>/cores/` has a file for each training peer of this user, held for as long as it trains (`peer.files.held_file`); a
+paused peer takes its file away.  Every peer counts the files again and again, and its trainer goes on with its new share
+after the running step.  Nobody asks anybody: all see the same files and divide alike.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from peer.errors import ExitCode, PeerError
+from peer.files.held_file import HeldFile, read_held
+from peer.paths import runtime_dir
+from peer.resources.computer import usable_cores
+from protocol.events import Event, Notice
+
+RECOUNT_S = 2.0
+MAX_PEERS = 1024
+CHOSEN_IN = ("PEER_TRAINER_THREADS", "OMP_NUM_THREADS")
+"""Where a person, or a batch system, says the number of threads, in this order."""
+
+
+class Trainer(Protocol):
+    """What is told its share."""
+
+    @property
+    def paused(self) -> bool: ...
+
+    def use_threads(self, threads: int) -> None: ...
+
+
+def chosen_threads(option: int) -> int:
+    """The CPU threads that the person chose, by `--threads` or in the environment; 0 for a share of the cores."""
+    if option:
+        return option
+    for name in CHOSEN_IN:
+        text = os.environ.get(name, "").partition(",")[0].strip()  # OpenMP allows a list, for nested loops
+        if text and not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1 << 16):
+            raise PeerError(f"{name} is {text[:40]!r}; set it to a number of threads, or not at all", ExitCode.USAGE)
+        if text:
+            return int(text)
+    return 0
+
+
+def share_of(cores: int, place: int, peers: int) -> int:
+    """Threads of the peer at `place` (from 0) of so many; the odd cores go to the first ones, and nobody has none."""
+    return max(1, cores // peers + (place < cores % peers))
+
+
+class CoreShare:
+    """One peer's place among those that train here."""
+
+    def __init__(self, folder: Path, cores: int) -> None:
+        self.folder, self.cores = folder, cores
+        self._file = HeldFile(folder / f"{os.getpid()}-{secrets.token_hex(4)}")
+
+    def take(self) -> tuple[int, int]:
+        """Hold a place; (our place, peers that have one).  Raises OSError when the folder cannot be used."""
+        if not self._file.is_there:
+            self._file.put()
+        mine = self._file.path.name
+        others = [name for name in sorted(os.listdir(self.folder))[:MAX_PEERS]
+                  if name != mine and not name.startswith(".") and read_held(self.folder / name, 1) is not None]
+        return sum(name < mine for name in others), len(others) + 1
+
+    def give_back(self) -> None:
+        """Take our file away: the others may use our cores."""
+        self._file.remove()
+
+
+async def keep_share(trainer: Trainer, emit: Callable[[Event], None], chosen: int) -> None:
+    """`share_cores` with the peers of this user; without them where the runtime directory is not to be trusted."""
+    cores = usable_cores()
+    try:
+        share = CoreShare(runtime_dir() / "cores", cores)
+    except PeerError as error:
+        emit(Notice("warning", f"{error.text}; without it the trainer uses all cores, unless --threads says how many"))
+        trainer.use_threads(chosen or cores)
+        return
+    await share_cores(share, trainer, emit, chosen)
+
+
+async def share_cores(share: CoreShare, trainer: Trainer, emit: Callable[[Event], None], chosen: int) -> None:
+    """Until cancelled, hold a place and keep the trainer at its share, or at the number of threads that was `chosen`."""
+    tell, known = _once(emit), 1
+    try:
+        while True:
+            if trainer.paused:
+                share.give_back()
+            else:
+                place, peers = _counted(share, tell)
+                threads = chosen or share_of(share.cores, place, peers)
+                trainer.use_threads(threads)
+                if peers != known and not chosen:
+                    emit(Notice("info", f"{peers} {'peers train' if peers > 1 else 'peer trains'} on this computer now: "
+                                        f"the trainer uses {threads} of {share.cores} cores"))
+                known = peers
+            await trio.sleep(RECOUNT_S)
+    finally:
+        share.give_back()
+
+
+def _counted(share: CoreShare, tell: Callable[[str], None]) -> tuple[int, int]:
+    """As `CoreShare.take`; alone where the others cannot be counted."""
+    try:
+        return share.take()
+    except OSError as error:
+        tell(f"the peers on this computer cannot be counted in {share.folder} ({error.strerror}), so the trainer uses all "
+             "cores; say how many with --threads")
+        return 0, 1
+
+
+def _once(emit: Callable[[Event], None]) -> Callable[[str], None]:
+    """Emits the first warning that it is given."""
+    said: list[str] = []
+
+    def tell(text: str) -> None:
+        if not said:
+            said.append(text)
+            emit(Notice("warning", text))
+
+    return tell

@@ -1,0 +1,74 @@
+"""How much memory a run takes in the peer and in its trainer, from the manifest alone.
+
+What both processes share (the parameters, the contribution) is the peer's and counted once.  The trainer's part is
+`trainer.memory`'s; `python -m benchmarks.memory` compares all of it with what real peers take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.codec import encoded_bytes
+from kernels.layout import chunk_layout, payload_bytes
+from peer.formatting import size
+from protocol.exchange.buffers import PART_BUFFERS
+from protocol.run.manifest import RunManifest
+from protocol.wire.messages import Role
+from trainer.config import TrainingConfig
+from trainer.memory import trainer_memory
+
+PROCESS_BYTES = 130 << 20
+"""Python, the network, its connections."""
+CHUNKS_AT_WORK = 16
+"""Chunks that are being averaged, sent, applied or written at a time, besides the parts that wait."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes at the peak.  trainer: of the computer's memory; gpu: of the GPU's, 0 without one."""
+
+    peer: int
+    trainer: int
+    gpu: int
+
+    @property
+    def host(self) -> int:
+        """Bytes of the computer's memory, both processes together."""
+        return self.peer + self.trainer
+
+
+def memory_need(manifest: RunManifest, role: Role = Role.TRAINER, device: str = "cpu") -> Need:
+    """What a peer of this role takes, whose trainer computes on "cpu" or "cuda"."""
+    payload = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
+    chunk = encoded_bytes(min(manifest.chunk_parameters, manifest.parameters))
+    peer = PROCESS_BYTES + manifest.state_bytes + payload + (PART_BUFFERS + CHUNKS_AT_WORK) * chunk  # the round's result
+    if role is Role.SEED:
+        return Need(peer, 0, 0)
+    trainer = trainer_memory(TrainingConfig.from_sections(manifest.trainer_sections()), device)
+    return Need(peer + payload, trainer.host, trainer.device)  # with the contribution
+
+
+def memory_problem(manifest: RunManifest, role: Role, available: int, gpu: int | None) -> str | None:
+    """Why the run does not fit, with numbers and a remedy; None when it does.
+
+    available: bytes of memory.  gpu: free bytes of the GPU's memory, None when the trainer computes on the CPU.
+    """
+    need = memory_need(manifest, role, "cpu" if gpu is None else "cuda")
+    remedies = ["close other programs"]
+    seed = memory_need(manifest, Role.SEED)
+    if role is not Role.SEED and seed.host <= available:
+        remedies.append(f"keep and serve the run without training (--role seed, {size(seed.host)})")
+    remedy = ", ".join([*remedies, "or join a smaller run"])
+    if need.host > available:
+        parts = f" ({size(need.peer)} in the peer, {size(need.trainer)} in the trainer)" if need.trainer else ""
+        return f"the run needs about {size(need.host)} of memory{parts} and {size(available)} are free here; {remedy}"
+    if gpu is not None and need.gpu > gpu:
+        return f"the run needs about {size(need.gpu)} of the GPU's memory and {size(gpu)} are free there; {remedy}"
+    return None
+
+
+def memory_line(manifest: RunManifest) -> str:
+    """For a person who looks at a run."""
+    need = memory_need(manifest)
+    return (f"{size(need.host)} for a peer that trains on its CPU ({size(need.peer)} in the peer, {size(need.trainer)} in "
+            f"the trainer), {size(memory_need(manifest, Role.SEED).host)} for a seed")

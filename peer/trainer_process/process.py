@@ -1,0 +1,270 @@
+"""The trainer as a process of its own: started, watched, reaped and started again.
+
+Decides when a trainer is alive, dead or given up.  A trainer keeps no state that matters, so every failure has the same
+cure: the call in progress raises `TrainerDied`, and a fresh process is started after a pause that doubles with every
+failure in a row; after `MAX_FAILURES` of them without one finished piece of work it is given up (`TrainerGaveUp`), with
+the reason, instead of a crash loop.  A retry library would not help: the pause is one line, and every death is told.
+
+`run` owns the process: when it is cancelled the process is ended and reaped, and when this program dies in any other way
+the trainer sees the end of its socket and ends itself.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from kernels.layout import chunk_layout, payload_bytes
+from peer.trainer_process.channel import Listener, TrainerChannel, unheard
+from peer.trainer_process.child import how_it_ended, reap
+from peer.trainer_process.log import TrainerLog
+from peer.trainer_process.start import start_trainer
+from protocol.events import Event, TrainerStarted, TrainerStopped
+from protocol.run.manifest import RunManifest
+from protocol.state.shared_memory import SharedRegion
+from protocol.trainer_link import ComputeTask, Contribution, NotMeasured, Progress, TrainerGaveUp
+
+START_DEADLINE_S = 180.0
+"""Importing torch and reading the corpus on a slow, busy computer."""
+SILENCE_DEADLINE_S = 1800.0
+"""Without a word for so long while it should work, a trainer hangs (a step takes seconds, the first one may compile)."""
+END_DEADLINE_S = 2.0
+"""Time to go by itself after its socket is closed, before it is killed."""
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 60.0
+MAX_FAILURES = 5
+WATCH_EVERY_S = 5.0
+STOPPED = "the trainer was stopped"
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How to start a trainer.
+
+    sections: what `trainer.config.TrainingConfig.from_sections` wants.
+    threads: CPU threads at first, 0 for torch's choice.
+    device: "auto" (CUDA where there is one), or a name that torch knows.
+    """
+
+    sections: Mapping[str, Any]
+    contribution_bytes: int
+    log_path: Path
+    threads: int = 0
+    device: str = "auto"
+    first_backoff_s: float = FIRST_BACKOFF_S
+    start_deadline_s: float = START_DEADLINE_S
+    silence_deadline_s: float = SILENCE_DEADLINE_S
+
+    @classmethod
+    def for_run(cls, manifest: RunManifest, log_path: Path) -> TrainerSettings:
+        """For training `manifest`."""
+        size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
+        return cls(manifest.trainer_sections(), size, log_path)
+
+
+class TrainerProcess:
+    """A `protocol.trainer_link.TrainerLink` to a real process.
+
+    theta: shared memory that begins with the outer parameters, owned by the caller.
+    emit: gets TrainerStarted and TrainerStopped, from `run`.
+    """
+
+    def __init__(self, settings: TrainerSettings, theta: SharedRegion,
+                 emit: Callable[[Event], None] = lambda event: None) -> None:
+        self._settings, self._theta, self._emit = settings, theta, emit
+        self._contribution = SharedRegion(settings.contribution_bytes, "contribution")
+        self._log = TrainerLog(settings.log_path)
+        self._channel: TrainerChannel | None = None
+        self._ready = False
+        self._changed = trio.Event()
+        self._gave_up = ""
+        self._failures = 0
+        self._threads = settings.threads
+        self._paused = False
+        self._busy = False
+        self.threads = 0
+        """CPU threads that the last finished round used at its end."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process's ID while it is ready for work."""
+        return self._channel.process.pid if self._channel is not None and self._ready else None
+
+    async def run(self) -> None:
+        """Keep a trainer process alive until cancelled, or until it has failed too often in a row.  Once."""
+        try:
+            await self._keep_alive()
+        finally:
+            if not self._gave_up:
+                self._gave_up = STOPPED
+                self._emit(TrainerStopped(STOPPED))
+            self._fail_calls(self._gave_up)
+            self._wake()
+            self._contribution.close()
+
+    async def until_ready(self) -> None:
+        """Until there is a process that is ready for work; raises TrainerGaveUp."""
+        while not self._ready:
+            if self._gave_up:
+                raise TrainerGaveUp(self._gave_up)
+            await self._changed.wait()
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    async def initialise(self, theta: memoryview) -> None:
+        """Write the initial parameters into `theta`; raises TrainerDied."""
+        self._check_theta(theta)
+        await self._ask_alone("initialise")
+
+    async def compute(
+        self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]
+    ) -> Contribution:
+        """As `TrainerLink.compute`."""
+        self._check_theta(theta)
+
+        def progress(message: dict[str, Any]) -> None:
+            on_progress(
+                Progress(task.round, message["steps"], message["loss"], message["tokens"], message["tokens_per_s"])
+            )
+
+        answer = await self._ask_alone("compute", progress, task=vars(task))
+        self._failures, self.threads = 0, answer["threads"]
+        data = self._contribution.view.toreadonly()
+        return Contribution(task.round, answer["tokens"], answer["steps"], answer["loss"], answer["norm"], data)
+
+    async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:
+        """As `TrainerLink.evaluate`."""
+        self._check_theta(theta)
+        answer = await self._ask("evaluate", lambda message: on_progress(message["done"], message["total"]))
+        if answer["loss"] is None:
+            raise NotMeasured(answer["reason"])
+        return float(answer["loss"])
+
+    def finish(self) -> None:
+        """Stop the running compute after its current step and contribute what there is."""
+        self._send({"do": "finish"})
+
+    def use_threads(self, threads: int) -> None:
+        """From the next step on, and in every process to come."""
+        if threads != self._threads:
+            self._threads = threads
+            self._send({"do": "threads", "threads": threads})
+
+    @property
+    def paused(self) -> bool:
+        """Whether `pause` was called since the last `resume`."""
+        return self._paused
+
+    def pause(self) -> None:
+        """Compute nothing after the current step, in this process and those to come."""
+        self._paused = True
+        self._send({"do": "pause"})
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._paused = False
+        self._send({"do": "resume"})
+
+    def _check_theta(self, theta: memoryview) -> None:
+        assert theta.nbytes <= self._theta.size, "the trainer reads the region it was given at its start"
+
+    async def _ask_alone(self, command: str, on_progress: Listener = unheard, **fields: Any) -> dict[str, Any]:
+        """As `_ask`, for what the trainer does one at a time."""
+        assert not self._busy, "the trainer does one thing at a time, and an evaluation beside it"
+        self._busy = True
+        try:
+            return await self._ask(command, on_progress, **fields)
+        finally:
+            self._busy = False
+
+    async def _ask(self, command: str, on_progress: Listener, **fields: Any) -> dict[str, Any]:
+        """Wait for a trainer, send it a command and wait for the answer; cancelling abandons it.  Raises TrainerDied."""
+        await self.until_ready()
+        assert self._channel is not None, "a trainer that is ready can be spoken to"
+        return await self._channel.ask(command, on_progress, **fields)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        """To the process, if there is one: what is to hold for the next one, `_configure` says again."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def _keep_alive(self) -> None:
+        while True:
+            reason = await self._one_life()
+            self._failures += 1
+            if self._failures >= MAX_FAILURES:
+                self._gave_up = f"the trainer failed {self._failures} times in a row, last: {reason}"
+            self._fail_calls(reason)
+            self._channel = None
+            self._wake()
+            self._emit(TrainerStopped(self._gave_up or reason))
+            if self._gave_up:
+                return
+            await trio.sleep(min(MAX_BACKOFF_S, self._settings.first_backoff_s * 2 ** (self._failures - 1)))
+
+    async def _one_life(self) -> str:
+        """Start a process, serve it until its end of the socket is closed, reap it.  Returns why it died."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                try:
+                    process = await start_trainer((theirs.fileno(), self._theta.fd, self._contribution.fd))
+                except OSError as error:
+                    return f"the trainer could not be started: {error}"
+            channel = self._channel = TrainerChannel(ours, process)
+            try:
+                async with trio.open_nursery() as nursery:
+                    assert process.stdout is not None
+                    nursery.start_soon(self._log.drain, process.stdout)
+                    nursery.start_soon(self._watch, channel)
+                    nursery.start_soon(self._configure, channel)
+                    await channel.listen()
+                    self._ready = False
+                    await reap(process, END_DEADLINE_S)
+                    await self._log.drained()
+                    nursery.cancel_scope.cancel()
+            finally:
+                self._ready = False
+                ours.close()  # which ends the trainer
+                with trio.CancelScope(shield=True):
+                    await reap(process, END_DEADLINE_S)
+        return channel.fault or f"the trainer {how_it_ended(process.returncode, self._log.last_line)}"
+
+    async def _configure(self, channel: TrainerChannel) -> None:
+        settings = self._settings
+        if self._threads:
+            channel.send({"do": "threads", "threads": self._threads})
+        answer = await channel.ask("configure", sections=dict(settings.sections), device=settings.device)
+        if 4 * answer["parameters"] > self._theta.size:
+            channel.kill(f"the trainer's model has {answer['parameters']} parameters, more than fit into the state")
+            return
+        self._ready = True
+        if self._paused:
+            channel.send({"do": "pause"})
+        self._emit(TrainerStarted(channel.process.pid))
+        self._wake()
+
+    async def _watch(self, channel: TrainerChannel) -> None:
+        """Kill a trainer that has been silent for too long while it has something to do."""
+        while True:
+            await trio.sleep(WATCH_EVERY_S)
+            limit_s = self._settings.silence_deadline_s if self._ready else self._settings.start_deadline_s
+            if not channel.busy or (self._paused and self._ready):
+                channel.heard_at = trio.current_time()
+            elif trio.current_time() - channel.heard_at > limit_s:
+                channel.kill(f"the trainer said nothing for {limit_s:.0f} s")
+
+    def _fail_calls(self, reason: str) -> None:
+        if self._channel is not None:
+            self._channel.fail(reason)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

@@ -1,0 +1,135 @@
+"""What `peer status --json` shows: one definition for the node, the daemon, the commands, the live view and the demo.
+
+Frozen dataclasses that import nothing heavy.  `to_fields` is the form on the control socket and in JSON: the fields' names
+are its keys, in this order; docs/commands.md explains each.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes,
+times are seconds.  A field that is added later has a default, so that the status of an older peer can still be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwarmPeer:
+    """Another peer of the run, as its last heartbeat describes it.
+
+    round: rounds that it has committed.  steps: inner steps of its running round.
+    liveness: alive, suspect, gone (fell silent) or left (said goodbye).  heard_s: seconds since that heartbeat.
+    """
+
+    peer: str
+    name: str
+    role: str
+    phase: str
+    round: int
+    steps: int
+    tokens_per_s: float
+    liveness: str
+    heard_s: float
+    version: str
+    addresses: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class HeldOutStatus:
+    """The newest held-out loss known here.
+
+    loss: of the state after `rounds` rounds, as the peer `by` measured it, or claims to have; None while none is known.
+    percent: how far this peer is with measuring another one; None while it measures none.
+    """
+
+    loss: float | None = None
+    rounds: int | None = None
+    by: str | None = None
+    percent: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeStatus:
+    """A peer as its node knows it.  The defaults are those of a peer whose node does not run yet.
+
+    round: rounds committed.  tip: hash of the last record.  state_rounds, state_digest: how many rounds the outer state
+    has applied, and its digest.  peers: live peers of the run besides this one; before the node runs, those connected.
+    members, tokens, loss: of the last committed round; `loss` is the running round's once it has a step.
+    steps, inner_steps: done and wanted in the running round.  round_left_s: until the last one; None when not training.
+    eval_*: as `HeldOutStatus`.  trainer_pid: None while no trainer is ready.
+    """
+
+    peer: str
+    name: str
+    run: str
+    run_name: str
+    role: str
+    phase: str
+    why_idle: str
+    why_detail: str
+    round: int = 0
+    tip: str = ""
+    state_rounds: int = 0
+    state_digest: str = ""
+    peers: int = 0
+    members: list[str] = field(default_factory=list)
+    tokens: int = 0
+    steps: int = 0
+    inner_steps: int = 0
+    tokens_per_s: float = 0.0
+    round_left_s: float | None = None
+    loss: float | None = None
+    eval_loss: float | None = None
+    eval_rounds: int | None = None
+    eval_by: str | None = None
+    eval_percent: int | None = None
+    up_bytes: int = 0
+    down_bytes: int = 0
+    trainer_pid: int | None = None
+    version: str
+    swarm: list[SwarmPeer] = field(default_factory=list)
+
+    def names(self) -> dict[str, str]:
+        """What this peer and the others of the run call themselves, by peer ID."""
+        return {self.peer: self.name, **{known.peer: known.name for known in self.swarm}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerStatus(NodeStatus):
+    """A running peer: its node and the process around it.
+
+    addresses: where it listens.  invitation: to an open run, else empty.
+    invite_command: how the organiser of a run that admits by token makes an invitation, else empty.
+    """
+
+    pid: int
+    uptime_s: float
+    addresses: list[str] = field(default_factory=list)
+    invitation: str = ""
+    invite_command: str = ""
+
+    @classmethod
+    def around(cls, node: NodeStatus, *, pid: int, uptime_s: float, addresses: list[str], invitation: str,
+               invite_command: str) -> Self:
+        """The status of the process `pid` around `node`."""
+        known = {each.name: getattr(node, each.name) for each in fields(NodeStatus)}
+        return cls(**known, pid=pid, uptime_s=uptime_s, addresses=addresses, invitation=invitation,
+                   invite_command=invite_command)
+
+    def to_fields(self) -> dict[str, Any]:
+        """The flat map on the control socket and in JSON; `swarm` is a list of maps."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, given: Any) -> Self:
+        """The status in a map, without what only a newer version knows; ValueError when something is missing."""
+        try:
+            swarm = [SwarmPeer(**_known(SwarmPeer, each)) for each in given.get("swarm", ())]
+            return cls(**{**_known(cls, given), "swarm": swarm})
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"no status of a peer: {error}") from error
+
+
+def _known(cls: type[NodeStatus] | type[SwarmPeer], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `given` what `cls` has a field for."""
+    names = {each.name for each in fields(cls)}
+    return {name: value for name, value in given.items() if name in names}

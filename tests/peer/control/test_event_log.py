@@ -1,0 +1,70 @@
+"""The event log: what is remembered, what lies on disk, and what a slow or full disk costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from peer.control.client import Stamped
+from peer.control.event_log import MAX_SUBSCRIBERS, EventLog, TooManyListeners, log_file, to_line
+from protocol.events import ComputeProgress, EvalLoss, Notice
+
+
+def test_lines_are_written_in_order_and_progress_is_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = EventLog(log_file(tmp_path), wall=lambda: 100.0, mono=lambda: 5.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(log.run)
+            log.emit(Notice("info", "one"))
+            log.emit(ComputeProgress(0, 1, 2, 3.0, 4.0, 9.0))
+            await trio.testing.wait_all_tasks_blocked()
+            log.emit(Notice("info", "two"))
+            nursery.cancel_scope.cancel()
+        log.flush()
+
+    trio.run(main)
+    assert [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()] == [
+        {"at": 100.0, "mono": 5.0, "event": "Notice", "level": "info", "text": "one"},
+        {"at": 100.0, "mono": 5.0, "event": "Notice", "level": "info", "text": "two"},
+    ]
+
+
+def test_a_disk_that_refuses_costs_lines_and_nothing_else(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    log = EventLog(log_file(blocked))
+    log.emit(Notice("info", "one"))
+    log.flush()
+    assert log.lines_lost == 1
+    assert [stamped.event for stamped in log.recent()] == [Notice("info", "one")]
+
+
+def test_numbers_that_json_has_no_form_for_become_null() -> None:
+    assert json.loads(to_line(Stamped(1.0, 2.0, EvalLoss(3, float("nan"), ""))))["loss"] is None
+
+
+def test_listeners_are_limited() -> None:
+    log = EventLog()
+    scopes = [log.subscribe() for _ in range(MAX_SUBSCRIBERS)]
+    for scope in scopes:
+        scope.__enter__()
+    with pytest.raises(TooManyListeners), log.subscribe():
+        pass
+    scopes[0].__exit__(None, None, None)
+    with log.subscribe():
+        assert log.listeners == MAX_SUBSCRIBERS
+
+
+def test_an_event_after_the_end_reaches_nobody_and_harms_nobody() -> None:
+    async def main() -> None:
+        log = EventLog()
+        with log.subscribe() as listener:
+            log.flush()
+            log.emit(Notice("info", "too late"))
+            assert [stamped async for stamped in listener] == []
+
+    trio.run(main)

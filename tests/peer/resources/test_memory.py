@@ -1,0 +1,133 @@
+"""A run that does not fit is refused with numbers, for the peer and for its trainer, before anything is allocated."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from peer.errors import ExitCode, PeerError
+from peer.resources import check, gpu
+from peer.resources.memory import memory_need, memory_problem
+from protocol.run.manifest import RunManifest, demo_manifest
+from protocol.run.run_file import parse_run_file
+from protocol.wire.identity import Identity
+from protocol.wire.messages import Role
+
+GB = 10**9
+LARGE = parse_run_file('name = "large"\n[model]\ndim = 1024\nlayers = 15\n', Identity.from_seed(bytes(32)).peer_id)
+"""176 M parameters."""
+
+
+def test_weights_gradients_and_moments_are_counted() -> None:
+    need, parameters = memory_need(LARGE), LARGE.parameters
+    assert need.peer > 10 * parameters, "parameters and momentum in fp32, contribution and result in int8"
+    assert need.trainer > 16 * parameters, "parameters, gradients and two moments in fp32"
+    assert need.host < 35 * parameters, "and what both share is counted once"
+
+
+def test_a_seed_needs_no_trainer() -> None:
+    assert memory_need(LARGE, Role.SEED).trainer == 0
+    assert memory_need(LARGE, Role.SEED).host < memory_need(LARGE).peer
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_what_fits_is_no_problem(role: Role) -> None:
+    need = memory_need(LARGE, role)
+    assert memory_problem(LARGE, role, need.host, None) is None
+    assert memory_problem(LARGE, role, need.host - 1, None) is not None
+
+
+def test_a_run_that_fitted_by_the_state_alone_is_refused_with_numbers() -> None:
+    available = 3 * GB
+    assert available > 1.5 * LARGE.state_bytes
+    problem = memory_problem(LARGE, Role.TRAINER, available, None)
+    assert problem is not None and problem.count("\n") == 0
+    assert "the run needs about 6." in problem and "GB in the trainer" in problem and "3.0 GB are free" in problem
+    assert "--role seed" in problem
+
+
+def test_a_seed_is_no_remedy_where_it_does_not_fit_either() -> None:
+    problem = memory_problem(LARGE, Role.TRAINER, GB, None)
+    assert problem is not None and "seed" not in problem
+
+
+def test_on_a_gpu_its_memory_counts() -> None:
+    need = memory_need(LARGE, device="cuda")
+    assert need.trainer < need.gpu
+    assert memory_problem(LARGE, Role.TRAINER, need.host, need.gpu) is None
+    problem = memory_problem(LARGE, Role.TRAINER, need.host, 2 * GB)
+    assert problem is not None and "of the GPU's memory and 2.0 GB are free there" in problem
+
+
+def test_refused_before_anything_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "free_gpu_memory", lambda: None)
+    monkeypatch.setattr(check, "available_memory", lambda: 3 * GB)
+    check.check_resources(demo_manifest().manifest, Role.TRAINER, tmp_path)
+    with pytest.raises(PeerError, match="in the trainer") as refused:
+        check.check_resources(LARGE, Role.TRAINER, tmp_path)
+    assert refused.value.exit_code is ExitCode.RESOURCES
+    check.check_resources(LARGE, Role.SEED, tmp_path)
+
+
+def test_peers_that_start_together_must_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "free_gpu_memory", lambda: None)
+    monkeypatch.setattr(check, "available_memory", lambda: 3 * memory_need(LARGE).host)
+    check.check_together(LARGE, 3)
+    with pytest.raises(PeerError, match="4 peers need about") as refused:
+        check.check_together(LARGE, 4)
+    assert refused.value.exit_code is ExitCode.RESOURCES
+
+
+def test_a_full_disk_is_refused_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "free_gpu_memory", lambda: None)
+    monkeypatch.setattr(check, "available_memory", lambda: 100 * GB)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=4 * GB))
+    with pytest.raises(PeerError, match=r"4\.3 GB on disk .* 4\.0 GB free"):
+        check.check_resources(LARGE, Role.TRAINER, tmp_path)
+
+
+class Driver(SimpleNamespace):
+    """A stand-in for NVIDIA's library with two GPUs."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *free: int, broken: bool = False) -> None:
+        def init() -> None:
+            if broken:
+                raise self.NVMLError("no driver")
+
+        super().__init__(nvmlInit=init, nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: len(free),
+                         nvmlDeviceGetHandleByIndex=lambda index: index,
+                         nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(free=free[index]))
+
+
+@pytest.mark.parametrize(
+    ("torch", "visible", "driver", "expected"),
+    [
+        ("2.13.0", None, Driver(3 * GB, 5 * GB), 5 * GB), ("2.13.0+cu130", "0", Driver(3 * GB), 3 * GB),
+        ("2.13.0+cpu", None, Driver(3 * GB), None), ("2.13.0", "", Driver(3 * GB), None),
+        ("2.13.0", "-1", Driver(3 * GB), None), ("2.13.0", None, Driver(), None),
+        ("2.13.0", None, Driver(broken=True), None),
+    ],
+)  # fmt: skip
+def test_the_gpu_that_a_trainer_would_use(monkeypatch: pytest.MonkeyPatch, torch: str, visible: str | None, driver: Driver,
+                                          expected: int | None) -> None:
+    monkeypatch.setattr(gpu, "version", lambda name: torch)
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu.free_gpu_memory() == expected
+
+
+def test_a_large_vocabulary_costs_its_logits() -> None:
+    fields = LARGE.model_dump()
+    fields["model"]["vocab"] = 1 << 15
+    widest = RunManifest.model_validate(fields)
+    more = 16 * (widest.parameters - LARGE.parameters)
+    assert memory_need(widest).trainer > memory_need(LARGE).trainer + more + 2 * 512 * (1 << 15) * 4

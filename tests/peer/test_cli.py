@@ -1,0 +1,158 @@
+"""The command line: quick, one sentence for every mistake, and an exit code that says which."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peer.cli import explain, main
+from peer.control.client import ControlError
+from peer.errors import ExitCode
+from peer.keyfile import identity_lock
+from protocol.run.invitation import read_invitation
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PEER_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("PEER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    return tmp_path / "data"
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = main(arguments)
+    text = capsys.readouterr().err
+    assert text.startswith("peer: ") and text.count("\n") == 1
+    return code, text
+
+
+def created(capsys: pytest.CaptureFixture[str], path: Path, text: str) -> str:
+    path.write_text(text)
+    assert main(["run", "create", str(path), "--address", "/ip4/192.0.2.1/tcp/4001"]) == ExitCode.OK
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from peer.cli import build_parser; build_parser().format_help()\n"
+        "print(sorted(set(sys.modules) & {'torch', 'trio', 'numpy', 'pydantic', 'cryptography', 'libp2p', 'textual'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_id_is_made_once(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["id"]) == main(["--data-dir", str(data), "id"]) == ExitCode.OK
+    first, second = capsys.readouterr().out.split()
+    assert first == second and first.startswith("12D3Koo")
+
+
+def test_an_exported_identity_can_be_imported(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = str(tmp_path / "copy.pem")
+    assert main(["id"]) == main(["id", "export", copy]) == ExitCode.OK
+    assert main(["id", "import", copy, "--data-dir", str(tmp_path / "other")]) == ExitCode.OK
+    assert main(["id", "--data-dir", str(tmp_path / "other")]) == ExitCode.OK
+    lines = capsys.readouterr().out.split()
+    assert lines[0] == lines[-1]
+    assert failure(capsys, "id", "export", copy)[0] == ExitCode.IDENTITY
+    assert failure(capsys, "id", "import", copy)[0] == ExitCode.IDENTITY
+    assert failure(capsys, "id", "import", str(tmp_path / "none"))[0] == ExitCode.INPUT
+
+
+def test_a_locked_identity_is_not_replaced(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = str(tmp_path / "copy.pem")
+    assert main(["id"]) == main(["id", "export", copy]) == ExitCode.OK
+    with identity_lock(data):
+        code, text = failure(capsys, "id", "import", copy, "--force")
+    assert code == ExitCode.IDENTITY and "in use by process" in text
+
+
+def test_a_run_is_created_and_shown(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    invitation = created(capsys, tmp_path / "run.toml", 'name = "mine"\n')
+    run = read_invitation(invitation).run.hex()
+    for what in (invitation, run[:8], str(tmp_path / "run.toml")):
+        assert main(["run", "show", what]) == ExitCode.OK
+        out = capsys.readouterr().out
+        assert run in out and 'name = "mine"' in out
+
+
+def test_a_run_tells_its_size_and_its_memory(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "mine"\n[model]\ndim = 2048\n')
+    assert main(["run", "create", str(path), "--address", "/ip4/192.0.2.1/tcp/4001"]) == ExitCode.OK
+    made = capsys.readouterr().out
+    assert main(["run", "show", str(path)]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    for out in (made, shown):
+        assert "186140672" in out and "(186.1 M)" in out
+        assert "GB in the peer" in out and "GB in the trainer" in out and "for a seed" in out
+
+
+def test_the_organiser_invites(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.toml"
+    run = read_invitation(created(capsys, path, 'name = "mine"\nadmission = "invite"\n')).run.hex()
+    assert main(["run", "invite", run[:12], "--expires", "1h"]) == ExitCode.OK
+    assert read_invitation(capsys.readouterr().out).token is not None
+    assert failure(capsys, "run", "invite", run, "--expires", "soon")[0] == ExitCode.USAGE
+    assert failure(capsys, "run", "invite", run, "--peer", "me")[0] == ExitCode.INPUT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["run", "show", "nothing"], ExitCode.INPUT),
+        (["run", "show", "mh1" + "2" * 100], ExitCode.INPUT),
+        (["run", "create", "missing.toml"], ExitCode.INPUT),
+        (["id", "export", "x"], ExitCode.IDENTITY),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: ExitCode
+) -> None:
+    assert failure(capsys, *arguments)[0] == code
+
+
+@pytest.mark.parametrize(("word", "remedy"), [
+    ("https://example.org/run.toml", "download it yourself"),
+    ("http://example.org/mh1abc", "download it yourself"),
+    ("/ip4/127.0.0.1/tcp/4001", "ask for an invitation"),
+    ("/dns4/example.org/tcp/4001/p2p/12D3KooWSAcDHkwJMmMvrDgV9h2YrXwjhZCmfsXEJHGAhrgk8sVB", "ask for an invitation"),
+    ("12D3KooWSAcDHkwJMmMvrDgV9h2YrXwjhZCmfsXEJHGAhrgk8sVB", "ask for an invitation"),
+])
+def test_words_that_name_no_run_have_their_remedy(
+    data: Path, capsys: pytest.CaptureFixture[str], word: str, remedy: str
+) -> None:
+    for command in (["join", word, "--headless"], ["run", "show", word]):
+        code, text = failure(capsys, *command)
+        assert code == ExitCode.INPUT and remedy in text and word in text
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full"])
+def test_missing_and_full_standard_streams_are_survived(tmp_path: Path, closed: str) -> None:
+    """Also: no descriptor of ours becomes somebody's standard output, and the exit code is the command's."""
+    program = f"{sys.executable} -m peer --data-dir {tmp_path}"
+    made = subprocess.run(f"{program} id {closed}", shell=True, capture_output=True, text=True)
+    assert made.returncode == (ExitCode.RESOURCES if closed == ">/dev/full" else ExitCode.OK)
+    refused = subprocess.run(f"{program} join nothing {closed}", shell=True, capture_output=True, text=True)
+    assert refused.returncode == ExitCode.INPUT
+    for done in (made, refused):
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr and done.stderr.count("\n") <= 1
+
+
+def test_a_daemon_that_refuses_is_no_unexpected_error() -> None:
+    known = explain(ControlError("the peer did not answer within 10 s"))
+    assert known.exit_code == ExitCode.NOT_RUNNING and "unexpected" not in known.text
+
+
+def test_debug_shows_the_traceback(data: Path) -> None:
+    from peer.errors import PeerError
+
+    with pytest.raises(PeerError):
+        main(["run", "show", "nothing", "--debug"])

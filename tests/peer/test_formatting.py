@@ -1,0 +1,29 @@
+"""Names, numbers and addresses as a person reads them."""
+
+from __future__ import annotations
+
+import math
+
+from peer.formatting import amount, attempted, clean, duration, endpoint, naming, number, roughly, short, size, to_go
+
+
+def test_numbers_have_units_that_a_person_reads() -> None:
+    assert (size(512), size(3_200_000), amount(950), amount(1500)) == ("512 B", "3.2 MB", "950", "1.5 k")
+    assert (duration(45), duration(180), duration(7500)) == ("45 s", "3 min", "2 h 5 min")
+    assert [roughly(each) for each in (0, 1, 119, 120, 86_400, 200_000)] == [
+        "0 seconds", "1 second", "119 seconds", "2 minutes", "24 hours", "2 days"]
+    assert (number(1.23456), number(None), number(math.nan)) == ("1.235", "-", "-")
+    assert (to_go(61.0), to_go(None), to_go(math.inf)) == ("61 s to go", "", "")
+
+
+def test_text_of_strangers_cannot_move_the_cursor() -> None:
+    assert clean("a\x1b[0mb\n") == "a[0mb" and clean("x" * 50) == "x" * 40
+    assert naming({"12D3KooWABCDEF": "\x1b[31mred"})("12D3KooWABCDEF") == f"[31mred ({short('12D3KooWABCDEF')})"
+    assert naming({})("12D3KooWABCDEF") == short("12D3KooWABCDEF") == "…ABCDEF"
+
+
+def test_addresses_and_what_came_of_them() -> None:
+    assert endpoint("/ip4/192.0.2.1/tcp/4001/p2p/x") == "192.0.2.1 port 4001" and endpoint("/odd") == "/odd"
+    tried = [{"address": f"/ip4/192.0.2.{n}/tcp/1", "times": n, "problem": "refused"} for n in range(6)]
+    assert attempted(tried[:2]) == "192.0.2.0 port 1 (refused), 192.0.2.1 port 1 (1 time: refused)"
+    assert attempted(tried).endswith("192.0.2.3 port 1 (3 times: refused) and 2 more")

@@ -1,0 +1,310 @@
+"""The link to a real trainer process: what it computes, and every way it can end.
+
+Waits on events only; the deadline is there to fail instead of hanging.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import trio
+
+from peer.trainer_process.process import MAX_FAILURES, TrainerProcess, TrainerSettings
+from protocol.events import Event, TrainerStarted, TrainerStopped
+from protocol.state.shared_memory import SharedRegion
+from protocol.trainer_link import ComputeTask, Progress, TrainerDied, TrainerGaveUp
+from tests.trainer import small
+from trainer import frames
+from trainer.worker import contribution_bytes
+
+DEADLINE_S = 600
+SECTIONS = small.SECTIONS | {"inner_steps": 10**6}
+LONG = ComputeTask(round=0, lane=0, steps=10**6, first_step=0, warmup_steps=0)
+"""Not at its end before somebody ends it, however slow that somebody is."""
+SHORT = ComputeTask(round=1, lane=2, steps=3, first_step=3, warmup_steps=0)
+SIZE = contribution_bytes(small.PARAMETERS, small.SECTIONS["chunk_parameters"])
+
+
+@dataclass
+class Bench:
+    """A trainer with its memory, and what it said about itself.  scope: of its life."""
+
+    trainer: TrainerProcess
+    theta: SharedRegion
+    started: list[int] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def take(self, event: Event) -> None:
+        match event:
+            case TrainerStarted(pid):
+                self.started.append(pid)
+            case TrainerStopped(reason):
+                self.stopped.append(reason)
+
+    async def run(self) -> None:
+        with self.scope:
+            await self.trainer.run()
+
+
+def nothing(done: int, total: int) -> None:
+    """For who does not care how far an evaluation is."""
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process; a zombie counts."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def with_trainer(
+    folder: Path, scenario: Callable[[Bench], Awaitable[None]], *, starts: bool = True, **settings: Any
+) -> None:
+    """Run `scenario` with a trainer process, and check that no process is left of it."""
+
+    async def main() -> None:
+        theta = SharedRegion(4 * small.PARAMETERS)
+        options: dict[str, Any] = {"threads": 1, "first_backoff_s": 0.0, "device": "cpu"} | settings
+        sections = options.pop("sections", SECTIONS)
+        bench = Bench(None, theta)  # type: ignore[arg-type]
+        bench.trainer = TrainerProcess(
+            TrainerSettings(sections, SIZE, folder / "trainer.log", **options),
+            theta,
+            bench.take,
+        )
+        with trio.fail_after(DEADLINE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bench.run)
+                if starts:
+                    await bench.trainer.until_ready()
+                await scenario(bench)
+                bench.scope.cancel()
+        theta.close()
+        assert bench.trainer.pid is None
+        assert not [pid for pid in bench.started if _exists(pid)]
+
+    trio.run(main)
+
+
+def test_trainer_initialises_computes_and_evaluates(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        trainer, theta = bench.trainer, bench.theta.view
+        await trainer.initialise(theta)
+        assert np.array_equal(np.frombuffer(theta, dtype="<f4"), small.theta())
+        assert await trainer.evaluate(theta, nothing) == pytest.approx(np.log(256), rel=0.05)
+        heard: list[Progress] = []
+        done = await trainer.compute(SHORT, theta, heard.append)
+        assert [progress.steps for progress in heard] == [1, 2, 3]
+        assert (done.round, done.steps, done.tokens) == (1, 3, 3 * 2 * 16)
+        assert len(done.data) == SIZE
+        assert any(done.data)
+        assert np.array_equal(np.frombuffer(theta, dtype="<f4"), small.theta())
+        assert bench.started == [trainer.pid]
+
+    with_trainer(tmp_path, scenario)
+
+
+def test_finish_stops_early_and_contributes_what_there_is(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.trainer.initialise(bench.theta.view)
+
+        def finish_at_two(progress: Progress) -> None:
+            if progress.steps == 2:
+                bench.trainer.finish()
+
+        done = await bench.trainer.compute(LONG, bench.theta.view, finish_at_two)
+        assert 2 <= done.steps < LONG.steps
+        assert done.tokens == done.steps * 2 * 16
+        after = await bench.trainer.compute(SHORT, bench.theta.view, lambda progress: None)
+        assert after.steps == SHORT.steps, "finish is for one round only"
+
+    with_trainer(tmp_path, scenario)
+
+
+def test_cancelled_compute_is_abandoned_and_the_next_one_runs(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.trainer.initialise(bench.theta.view)
+        with trio.CancelScope() as scope:
+            await bench.trainer.compute(LONG, bench.theta.view, lambda progress: scope.cancel())
+        assert scope.cancelled_caught
+        heard: list[int] = []
+        done = await bench.trainer.compute(SHORT, bench.theta.view, lambda progress: heard.append(progress.round))
+        assert done.steps == SHORT.steps
+        assert set(heard) == {SHORT.round}, "nothing is heard of the abandoned round"
+
+    with_trainer(tmp_path, scenario)
+
+
+def test_an_evaluation_goes_on_beside_training_and_after_its_first_step(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        trainer, theta = bench.trainer, bench.theta.view
+        await trainer.initialise(theta)
+        alone = await trainer.evaluate(theta, nothing)
+        heard: list[str] = []
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def measure() -> None:
+                loss = await trainer.evaluate(theta, lambda done, total: heard.append(f"{done} of {total}"))
+                assert loss == pytest.approx(alone, rel=1e-6)
+                heard.append("measured")
+                trainer.finish()
+
+            done = await trainer.compute(LONG, theta, lambda progress: heard.append("step"))
+        assert heard[0] == "step" and done.steps < LONG.steps, "it is measured in the middle of the round"
+        parts = [f"{windows} of 2048" for windows in range(64, 2048, 64)]
+        assert [word for word in heard if word != "step"] == [*parts, "measured"]
+
+    with_trainer(tmp_path, scenario)
+
+
+def test_a_cancelled_evaluation_says_nothing_of_parameters_that_changed_since(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        trainer, theta = bench.trainer, bench.theta.view
+        await trainer.initialise(theta)
+        for _ in range(5):
+            with trio.CancelScope() as scope:
+                await trainer.evaluate(theta, lambda done, total: scope.cancel())
+            assert scope.cancelled_caught
+            theta[:] = bytes(len(theta))
+            assert await trainer.evaluate(theta, nothing) == pytest.approx(np.log(256), rel=1e-6), "of zeros alone"
+            await trainer.initialise(theta)
+
+    with_trainer(tmp_path, scenario)
+
+
+def test_paused_trainer_still_finishes_when_asked(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        trainer = bench.trainer
+        await trainer.initialise(bench.theta.view)
+        first_step = trio.Event()
+        heard: list[int] = []
+
+        def pause(progress: Progress) -> None:
+            heard.append(progress.steps)
+            trainer.pause()
+            first_step.set()
+
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def finish() -> None:
+                await first_step.wait()
+                trainer.finish()
+
+            done = await trainer.compute(LONG, bench.theta.view, pause)
+        assert done.steps == heard[-1] < LONG.steps
+        trainer.resume()
+        assert (await trainer.compute(SHORT, bench.theta.view, lambda progress: None)).steps == SHORT.steps
+
+    with_trainer(tmp_path, scenario)
+
+
+def test_threads_change_between_steps_and_hold_for_the_next_process(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        trainer, theta = bench.trainer, bench.theta.view
+        await trainer.initialise(theta)
+        await trainer.compute(SHORT, theta, lambda progress: None)
+        assert trainer.threads == 1
+
+        def at_two(progress: Progress) -> None:
+            trainer.use_threads(2)
+            trainer.finish()
+
+        assert (await trainer.compute(LONG, theta, at_two)).steps < LONG.steps
+        assert trainer.threads == 2 and len(bench.started) == 1, "the same process goes on"
+        assert trainer.pid is not None
+        os.kill(trainer.pid, signal.SIGKILL)
+        with pytest.raises(TrainerDied):
+            await trainer.compute(SHORT, theta, lambda progress: None)
+        await trainer.compute(SHORT, theta, lambda progress: None)
+        assert trainer.threads == 2 and len(bench.started) == 2
+
+    with_trainer(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
+def test_idle_threads_sleep_unless_the_user_wants_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if chosen:
+        monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
+
+    async def scenario(bench: Bench) -> None:
+        assert psutil.Process(bench.trainer.pid).environ()["OMP_WAIT_POLICY"] == (chosen or "PASSIVE")
+
+    with_trainer(tmp_path, scenario)
+
+
+def test_killed_trainer_raises_trainer_died_and_is_started_again(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        trainer = bench.trainer
+        await trainer.initialise(bench.theta.view)
+        first = trainer.pid
+        assert first is not None
+        with pytest.raises(TrainerDied, match="SIGKILL"):
+            await trainer.compute(LONG, bench.theta.view, lambda progress: os.kill(first, signal.SIGKILL))
+        assert not _exists(first)
+        done = await trainer.compute(SHORT, bench.theta.view, lambda progress: None)
+        assert done.steps == SHORT.steps
+        assert [pid == first for pid in bench.started] == [True, False]
+        assert len(bench.stopped) == 1
+
+    with_trainer(tmp_path, scenario)
+
+
+def test_trainer_that_always_fails_is_given_up_with_the_reason(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        with pytest.raises(TrainerGaveUp, match="no-such-device"):
+            while True:
+                with pytest.raises(TrainerDied) as raised:
+                    await bench.trainer.evaluate(bench.theta.view, nothing)
+                if isinstance(raised.value, TrainerGaveUp):
+                    raise raised.value
+        assert len(bench.stopped) == MAX_FAILURES
+
+    with_trainer(tmp_path, scenario, starts=False, device="no-such-device")
+
+
+def test_stopping_fails_the_call_in_progress(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        with pytest.raises(TrainerDied, match="stopped"):
+            await bench.trainer.compute(LONG, bench.theta.view, lambda progress: bench.scope.cancel())
+
+    with_trainer(tmp_path, scenario)
+
+
+def test_end_of_the_peer_ends_the_trainer_in_the_middle_of_a_round() -> None:
+    theta, contribution = SharedRegion(4 * small.PARAMETERS), SharedRegion(SIZE)
+    ours, theirs = socket.socketpair()
+    fds = (theirs.fileno(), theta.fd, contribution.fd)
+    command = [sys.executable, "-m", "trainer"]
+    for name, fd in zip(("--fd", "--theta-fd", "--contribution-fd"), fds, strict=True):
+        command += [name, str(fd)]
+    with subprocess.Popen(command, pass_fds=fds) as process:
+        theirs.close()
+        buffer = bytearray()
+        ours.settimeout(DEADLINE_S)
+        setup = {"do": "configure", "id": 1, "sections": SECTIONS, "threads": 1, "device": "cpu"}
+        ours.sendall(frames.pack(setup) + frames.pack({"do": "initialise", "id": 2}))
+        ours.sendall(frames.pack({"do": "compute", "id": 3, "task": vars(LONG)}))
+        while (message := frames.receive(ours, buffer)) is not None and message["is"] != "progress":
+            continue
+        assert message is not None
+        ours.close()
+        assert process.wait(DEADLINE_S) == 0
