@@ -28,11 +28,13 @@ from peer.keyfile import next_incarnation
 from peer.paths import run_dir
 from peer.resources.check import check_resources
 from peer.resources.core_share import chosen_threads, keep_share
+from peer.resources.open_files import raise_open_files
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
 from protocol.events import Event, PhaseChanged
 from protocol.network.interface import Network
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
 from protocol.network.libp2p.dialer import peer_of
+from protocol.network.libp2p.inbound_policy import InboundLimits
 from protocol.network.session import Session
 from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
@@ -80,7 +82,8 @@ class Participation:
         async with AsyncExitStack() as stack:
             host = "127.0.0.1" if settings.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
             port = stack.enter_context(chosen_port(settings.port, settings.local))
-            how = NetworkSettings(host, port, not settings.local, settings.up_limit, settings.down_limit)
+            how = NetworkSettings(host, port, not settings.local, settings.up_limit, settings.down_limit,
+                                  InboundLimits.within(raise_open_files()))
             self.network = network = await stack.enter_async_context(
                 open_network(self._identity, self.choice.run, self._lobby, how, emit=self._emit))
             nursery = await stack.enter_async_context(trio.open_nursery())

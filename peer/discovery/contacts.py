@@ -8,6 +8,7 @@ for invitations that are written while no peer runs.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -83,7 +84,8 @@ class Contacts:
         """Find out by which addresses those are reached who have only reached us."""
         reached = {peer_of(address) for address in self._network.reached_there()}
         unknown = [(peer, addresses) for peer, addresses in self._swarm().items() if peer not in reached]
-        found: dict[PeerId, list[str]] = {peer: [] for peer, _ in unknown[:DIALLED_BACK]}
+        unknown = random.sample(unknown, min(len(unknown), DIALLED_BACK))  # others another time
+        found: dict[PeerId, list[str]] = {peer: [] for peer, _ in unknown}
 
         async def dial(peer: PeerId, address: str) -> None:
             if await self._network.answers(address):
@@ -91,7 +93,7 @@ class Contacts:
 
         with trio.move_on_after(DIAL_BACK_S):
             async with trio.open_nursery() as nursery:
-                for peer, addresses in unknown[:DIALLED_BACK]:
+                for peer, addresses in unknown:
                     for address in addresses[:MAX_OWN]:
                         if peer_of(address) == peer:
                             nursery.start_soon(dial, peer, address)

@@ -211,7 +211,10 @@ class TrainerProcess:
 
     async def _one_life(self) -> str:
         """Start a process, serve it until its end of the socket is closed, reap it.  Returns why it died."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            return f"the trainer could not be started: {error}"
         with ours:
             with theirs:
                 try:

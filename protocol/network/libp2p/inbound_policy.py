@@ -26,6 +26,10 @@ STEP_AGAIN_S = 0.05
 """Until the next step while a connection is queued."""
 
 
+RESERVED_FILES = 640
+"""For links that carry chunks, connections that we open, and our own files."""
+
+
 @dataclass(frozen=True)
 class InboundLimits:
     """How many inbound connections there may be in each stage, and for how long (s)."""
@@ -52,6 +56,12 @@ class InboundLimits:
     """About 7 ms of a processor each."""
     overload_price: float = 5.0
     """How many times as much of the allowance a handshake takes while the processor is overloaded."""
+
+    @classmethod
+    def within(cls, files: int) -> InboundLimits:
+        """The usual limits, or smaller ones where this process may have only `files` files and sockets open."""
+        each = max(16, min(cls.queue, (files - RESERVED_FILES) // 3))
+        return cls(queue=each, strangers=each, strangers_per_address=each // 2, greeted=each)
 
 
 class Stage(Enum):
