@@ -14,13 +14,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from protocol.run.invitation import MAX_TOKEN_BYTES
 from protocol.run.manifest import PROTOCOL_VERSION, Admission, RunManifest, run_id
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import open_envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Body, Count, HashField, PeerField, Role, decode_body, pack
+from protocol.wire.messages import MAX_TOKEN_BYTES, Body, Count, HashField, PeerField, Role, decode_body, pack
 
 OLDEST_PROTOCOL_VERSION = PROTOCOL_VERSION
 """Oldest version of the protocol that this software still speaks."""

@@ -17,11 +17,10 @@ from pydantic import Field
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId, public_key_of
-from protocol.wire.messages import Body, HashField, PeerField, decode_body
+from protocol.wire.messages import MAX_TOKEN_BYTES, Body, HashField, PeerField, decode_body
 
 PREFIX = "mh1"
 MAX_ADDRESSES = 16
-MAX_TOKEN_BYTES = 1024
 MAX_INVITATION_BYTES = 5000
 MAX_INVITATION_CHARACTERS = 7500
 CHECKSUM_BYTES = 4

@@ -20,6 +20,8 @@ from protocol.wire.identity import SIGNATURE_BYTES, Identity, PeerId
 
 REMEMBERED_BYTES = 2048
 """Statements up to this size are decoded once, however often they arrive."""
+MAX_TOKEN_BYTES = 1024
+"""Of an invitation's token."""
 MAX_MEMBERS = 256
 MAX_CHUNKS = 4096
 """Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""

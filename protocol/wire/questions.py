@@ -10,8 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from protocol.run.invitation import MAX_TOKEN_BYTES
-from protocol.wire.messages import MAX_CHUNKS, Body, Count, HashField, PeerField
+from protocol.wire.messages import MAX_CHUNKS, MAX_TOKEN_BYTES, Body, Count, HashField, PeerField
 
 MAX_TIPS = 1024
 MAX_COMMITS = 64
