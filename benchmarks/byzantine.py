@@ -32,9 +32,9 @@ import torch
 
 from kernels import codec, outer
 from kernels.aggregate import Rule, aggregate
-from trainer import corpus as corpora
 from trainer.config import DataConfig, InnerConfig, ModelConfig, TrainingConfig
-from trainer.initial import initial_parameters
+from trainer.data import corpus as corpora
+from trainer.models.llama.initial import initial_parameters
 from trainer.worker import NotFinite, Task, Worker, contribution_bytes
 
 F32 = npt.NDArray[np.float32]

@@ -26,7 +26,7 @@ from peer.trainer_start import start_trainer
 from protocol.run.manifest import RunManifest
 from protocol.state.shared_memory import SharedRegion
 from protocol.trainer_link import ComputeTask, Contribution, NotMeasured, Progress, TrainerDied, TrainerGaveUp
-from trainer import frames
+from trainer.service import frames
 
 START_DEADLINE_S = 180.0
 """Importing torch and reading the corpus on a slow, busy computer."""

@@ -2,7 +2,7 @@
 
 Decides the order, names and offsets of the parameters: the flat fp32 vector that peers exchange, hash and keep is this
 layout, so it is part of the protocol.  Imports nothing outside the standard library, so that the peer process can count
-parameters without loading torch.  What the numbers are used for is `trainer.model`'s and `trainer.inner`'s business.
+parameters without loading torch.  What the numbers are used for is `trainer.models`'s and `trainer.optim`'s business.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ ACTIVATION_BYTES = 512 * MB
 LOSS_TOKENS = 4096
 """Tokens whose logits are in memory at once (`kernels.losses.CHUNK_TOKENS`)."""
 UPDATE_BYTES = 32 * MB
-"""Scratch of the optimiser: two blocks (`trainer.inner.BLOCK`) of fp32."""
+"""Scratch of the optimiser: two blocks (`trainer.optim.inner.BLOCK`) of fp32."""
 CPU_PROCESS_BYTES = 290 * MB
 """Python, torch's CPU library, the corpus."""
 CUDA_PROCESS_BYTES = 3 << 30

@@ -16,12 +16,12 @@ import numpy.typing as npt
 import torch
 
 from kernels import codec
-from trainer import corpus as corpora
 from trainer.config import TrainingConfig
-from trainer.data import Schedule
+from trainer.data import corpus as corpora
+from trainer.data.schedule import Schedule
 from trainer.evaluation import Evaluation, evaluation_tokens, load
-from trainer.inner import InnerLoop, warmed
-from trainer.model import Decoder
+from trainer.models.llama.model import Decoder
+from trainer.optim.inner import InnerLoop, warmed
 
 F32 = npt.NDArray[np.float32]
 

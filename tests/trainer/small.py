@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from trainer.config import ModelConfig, TrainingConfig, parameter_count
-from trainer.corpus import Corpus
-from trainer.initial import initial_parameters
+from trainer.data.corpus import Corpus
+from trainer.models.llama.initial import initial_parameters
 from trainer.worker import Worker
 
 MODEL: dict[str, Any] = {

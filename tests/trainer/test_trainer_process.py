@@ -24,7 +24,7 @@ from peer.trainer_process import MAX_FAILURES, TrainerProcess, TrainerSettings
 from protocol.state.shared_memory import SharedRegion
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied, TrainerGaveUp
 from tests.trainer import small
-from trainer import frames
+from trainer.service import frames
 from trainer.worker import contribution_bytes
 
 DEADLINE_S = 600

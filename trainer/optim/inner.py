@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels.losses import language_model_loss
 from trainer.config import InnerConfig
 from trainer.memory import micro_batch
-from trainer.model import Decoder
+from trainer.models.llama.model import Decoder
 
 BLOCK = 1 << 22
 """Parameters updated at a time: bounds the temporary memory of a step to two blocks."""

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.trainer import small
-from trainer.inner import AdamW, InnerLoop, scheduled_rate, warmed
-from trainer.model import Decoder
+from trainer.models.llama.model import Decoder
+from trainer.optim.inner import AdamW, InnerLoop, scheduled_rate, warmed
 
 INNER = replace(small.config().inner, lr=1.0, warmup_steps=10, stable_steps=100, total_steps=200)
 

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer import frames
 from trainer.config import TrainingConfig
 from trainer.evaluation import Evaluation
-from trainer.initial import initial_parameters
+from trainer.models.llama.initial import initial_parameters
+from trainer.service import frames
 from trainer.worker import Abandoned, Task, Worker, contribution_bytes, pick_device
 
 EXIT_PEER_GONE = 0

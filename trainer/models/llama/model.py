@@ -2,7 +2,7 @@
 
 All parameters are views of one flat fp32 tensor, and their gradients of another, in the order of
 `trainer.config.parameter_layout`: taking over the swarm's parameters, clipping, and taking the difference are each one
-vector operation.  Which numbers lie there is `trainer.initial`'s business; the loss is `kernels.losses`'.
+vector operation.  Which numbers lie there is `trainer.models.llama.initial`'s business; the loss is `kernels.losses`'.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.trainer import small
 from trainer.config import ModelConfig, parameter_count, parameter_layout
-from trainer.initial import STD, TRUNCATE_AT, initial_parameters
+from trainer.models.llama.initial import STD, TRUNCATE_AT, initial_parameters
 
 UNTIED = small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "tied": False}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.service import Inbox, Job
+from trainer.service.service import Inbox, Job
 from trainer.worker import Abandoned
 
 

@@ -4,7 +4,7 @@ import torch
 
 from tests.trainer import small
 from trainer.config import ModelConfig
-from trainer.model import Decoder
+from trainer.models.llama.model import Decoder
 
 
 def _model() -> Decoder:
