@@ -32,8 +32,9 @@ import torch
 
 from kernels import codec, outer
 from kernels.aggregate import Rule, aggregate
-from trainer.config import DataConfig, InnerConfig, ModelConfig, TrainingConfig
+from trainer.config import DataConfig, InnerConfig, TrainingConfig
 from trainer.data import corpus as corpora
+from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.worker import NotFinite, Task, Worker, contribution_bytes
 

@@ -34,8 +34,9 @@ import torch
 
 from kernels import codec, outer, reduce
 from kernels.outer_step import OuterStep, automatic
-from trainer.config import DataConfig, InnerConfig, ModelConfig, TrainingConfig
+from trainer.config import DataConfig, InnerConfig, TrainingConfig
 from trainer.data import corpus as corpora
+from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.worker import Task, Worker, contribution_bytes
 

@@ -18,7 +18,7 @@ import torch
 from trainer.config import TrainingConfig
 from trainer.data import corpus as corpora
 from trainer.models.llama.model import Decoder
-from trainer.optim.inner import loss_of
+from trainer.models.loss import loss_of
 
 F32 = npt.NDArray[np.float32]
 

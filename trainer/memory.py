@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config import ModelConfig, TrainingConfig
+from trainer.config import TrainingConfig
+from trainer.models.llama.config import ModelConfig
 
 MB = 1 << 20
 ACTIVATION_BYTES = 512 * MB
@@ -20,7 +21,7 @@ ACTIVATION_BYTES = 512 * MB
 LOSS_TOKENS = 4096
 """Tokens whose logits are in memory at once (`kernels.losses.CHUNK_TOKENS`)."""
 UPDATE_BYTES = 32 * MB
-"""Scratch of the optimiser: two blocks (`trainer.optim.inner.BLOCK`) of fp32."""
+"""Scratch of the optimiser: two blocks (`trainer.optim.adamw.BLOCK`) of fp32."""
 CPU_PROCESS_BYTES = 290 * MB
 """Python, torch's CPU library, the corpus."""
 CUDA_PROCESS_BYTES = 3 << 30

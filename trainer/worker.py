@@ -21,17 +21,14 @@ from trainer.data import corpus as corpora
 from trainer.data.schedule import Schedule
 from trainer.evaluation import Evaluation, evaluation_tokens, load
 from trainer.models.llama.model import Decoder
-from trainer.optim.inner import InnerLoop, warmed
+from trainer.optim.inner import InnerLoop
+from trainer.optim.rate import warmed
 
 F32 = npt.NDArray[np.float32]
 
 
 class NotFinite(Exception):
     """The loss is not a number any more; the parameters of this round are worthless."""
-
-
-class Abandoned(Exception):
-    """The peer does not want the result any more."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +80,7 @@ class Worker:
 
     @property
     def parameters(self) -> int:
+        """How many there are in the flat vector."""
         return len(self.model.flat)
 
     def compute(
@@ -134,6 +132,7 @@ class Worker:
         return np.stack([corpora.window(self.corpus.train, pick, data.sequence_length) for pick in picks])
 
     def load(self, theta: F32) -> None:
+        """Set the local parameters to `theta`."""
         load(theta, self.model.flat)
 
     def _encode_difference(self, theta: F32, out: memoryview) -> float:

@@ -13,10 +13,12 @@ import torch
 from kernels.losses import CHUNK_TOKENS
 from tests.trainer import small
 from trainer import memory
-from trainer.config import ModelConfig, TrainingConfig
+from trainer.config import TrainingConfig
 from trainer.memory import micro_batch, trainer_memory
+from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
-from trainer.optim.inner import BLOCK, InnerLoop
+from trainer.optim.adamw import BLOCK
+from trainer.optim.inner import InnerLoop
 
 SHAPE = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 3})
 
