@@ -1,5 +1,7 @@
-"""The update: AdamW as torch has it, after clipping."""
+"""The update: AdamW as torch has it, after clipping, on the flat vectors where they lie."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -36,3 +38,22 @@ def test_large_gradients_are_clipped_to_the_global_norm() -> None:
     optimiser.step(0.0)
     mean = optimiser._mean / (1 - INNER.beta1)
     assert float(mean.norm()) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_moments_and_parameters_are_updated_where_they_lie() -> None:
+    model = small.model()
+    optimiser = AdamW(model, INNER)
+    before = model.flat.clone()
+    for step in range(2):
+        model.gradient.fill_(1.0)
+        optimiser.step(0.1)
+        assert optimiser.steps == step + 1 and not model.gradient.any()
+    assert (model.flat != before).all() and optimiser._mean.all() and optimiser._square.all()
+
+
+def test_an_update_loads_no_compiler() -> None:
+    code = (
+        "import sys; from tests.trainer import small; from trainer.optim.adamw import AdamW;"
+        "AdamW(small.model(), small.config().inner).step(0.1); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
