@@ -19,7 +19,7 @@ from typing import Any
 
 import trio
 
-from kernels import codec
+from kernels.layout import chunk_layout, payload_bytes
 from peer.child_process import how_it_ended, reap
 from peer.trainer_log import TrainerLog
 from peer.trainer_start import start_trainer
@@ -62,9 +62,7 @@ class TrainerSettings:
     @classmethod
     def for_run(cls, manifest: RunManifest, log_path: Path) -> TrainerSettings:
         """For training `manifest`."""
-        starts = range(0, manifest.parameters, manifest.chunk_parameters)
-        counts = [min(manifest.chunk_parameters, manifest.parameters - start) for start in starts]
-        size = sum(codec.encoded_bytes(count) for count in counts)
+        size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
         return cls(manifest.trainer_sections(), size, log_path)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernels.layout import chunk_layout
 from trainer.config import TrainingConfig
 from trainer.data.corpus import Corpus
 from trainer.models.llama.config import ModelConfig
@@ -32,6 +33,7 @@ SECTIONS: dict[str, Any] = {
     "chunk_parameters": 1024,
 }  # fmt: skip
 PARAMETERS = ModelConfig.from_mapping(MODEL).parameters
+LAYOUT = chunk_layout(PARAMETERS, SECTIONS["chunk_parameters"])
 CPU = torch.device("cpu")
 
 

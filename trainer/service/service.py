@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernels.layout import payload_bytes
 from trainer.config import TrainingConfig
 from trainer.evaluation import Evaluation
 from trainer.models.llama.initial import initial_parameters
 from trainer.service import frames
 from trainer.service.inbox import EXIT_PEER_GONE, Abandoned, Inbox, Job
-from trainer.worker import Task, Worker, contribution_bytes, pick_device
+from trainer.worker import Task, Worker, pick_device
 
 EXIT_FAILED = 1
 """Status of a process that ends because a job failed."""
@@ -74,8 +75,7 @@ class Service:
     def _configure(self, message: dict[str, Any]) -> dict[str, Any]:
         device = pick_device(message["device"])
         self._worker = Worker(TrainingConfig.from_sections(message["sections"]), device)
-        size = contribution_bytes(self._worker.parameters, self._worker.config.chunk_parameters)
-        self._contribution = memoryview(mmap.mmap(self._contribution_fd, size))
+        self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))
         return {
             "device": str(device),
             "parameters": self._worker.parameters,
