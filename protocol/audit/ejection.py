@@ -47,7 +47,7 @@ class Ejections:
 
     def __init__(self, session: Session, replica: Replica, offload: Offload, on_verdict: Callable[[Verdict], None]) -> None:
         self._session, self._store, self._offload, self._on_verdict = session, replica.store, offload, on_verdict
-        self._law = Law(session.run, replica.layout, replica.manifest.aggregation)
+        self._law = Law(session.run, replica.manifest.fragments, replica.layout, replica.manifest.aggregation)
         self._verdicts: dict[PeerId, Verdict] = {}
         self._accusations: list[Envelope] = []
         self._looking: dict[bytes, None] = {}

@@ -199,7 +199,7 @@ class Reception:
         exchange = await self.runner.exchange_for(Hash(ask.plan)) if self.runner is not None else None
         if exchange is None:
             raise Refused("no such exchange here")
-        exchange.asked(peer, ask.chunk)
+        exchange.asked(peer, ask)
         return b""
 
     def _on_part_request(self, data: bytes) -> bytes:

@@ -387,7 +387,8 @@ class RoundRunner:
     async def _say_ready(self, contribution: Contribution, state_digest: Hash) -> None:
         work = self.work
         leaves = await self._offload(contribution_leaves, contribution.data, self.replica.layout)
-        ready = Ready(round=self.base.round, base=self.base.tip, incarnation=self._settings.incarnation,
+        ready = Ready(round=self.base.round, fragment=self.base.fragment, base=self.base.tip,
+                      incarnation=self._settings.incarnation,
                       serial=next(self._serials), tokens=contribution.tokens, steps=contribution.steps,
                       loss=contribution.loss, norm=contribution.norm, root=tree_root(leaves),
                       state_digest=state_digest)

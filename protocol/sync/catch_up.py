@@ -19,7 +19,6 @@ from protocol.events import CheckpointWritten, Desynced, Dropped, Notice, Rolled
 from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
-from protocol.state.base import Base
 from protocol.state.chain import prefer, record_hash, verify_commit
 from protocol.state.replica import Replica
 from protocol.state.store import ResultFile
@@ -151,7 +150,7 @@ class CatchUp:
         return [decode_body(Commit, raw) for raw in reply.commits]
 
     def _verify(self, commit: Commit, round: int, tip: Hash, last: Record | None) -> None:
-        verify_commit(self.replica.rounds, commit, Base(round, tip, last))
+        verify_commit(self.replica.rounds, commit, self.replica.rounds.base(round, tip, last))
 
     async def _switch(self, common: int, theirs: list[Commit], peer: PeerId) -> None:
         abandoned = self.replica.history.length - common

@@ -117,6 +117,7 @@ def test_absurd_models_are_refused(model: dict[str, int]) -> None:
         {"chunk_parameters": 257}, {"chunk_parameters": 1 << 30}, {"checkpoint_chunk_bytes": 1 << 40},
         {"checkpoint_interval": 0}, {"protocol_min": 2}, {"admission": "allowlist"}, {"admission": "anyone"},
         {"allowlist": [TWO.peer_id, TWO.peer_id]}, {"name": "\x1b[2J"}, {"name": ""}, {"codec": "fp32"},
+        {"fragments": 0}, {"fragments": 2}, {"fragments": 65},
         {"inner": {"lr": 0.0}}, {"inner": {"lr": float("nan")}}, {"outer": {"momentum": 1.0}},
         {"outer": "fixed"}, {"outer": None},
         {"inner": {"stable_steps": 9, "total_steps": 8}}, {"rounds": {"min_members": 3, "max_members": 2}},
