@@ -100,7 +100,7 @@ class Holding:
         await self._auditor.check(effect.record, effect.index, effect.provenance, running.exchange if running else None)
 
     async def _bring(self, effect: ObtainResult, root: Hash) -> None:
-        if self._replica.store.open_result(effect.record.round, root) is None:
+        if self._replica.store.open_result(effect.record.round, effect.record.fragment, root) is None:
             await self._assemble(effect, root)
         self._on_held(root)
 
@@ -112,7 +112,8 @@ class Holding:
             running.taken = True
             file, missing = running.file, running.exchange.adopt(index)
         else:
-            file = await self._offload(replica.store.result_writer, record.round, payload_bytes(replica.layout))
+            file = await self._offload(replica.store.result_writer, record.round, record.fragment,
+                                       payload_bytes(replica.layout))
             missing = list(range(len(index)))
         try:
             while missing:

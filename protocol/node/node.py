@@ -240,7 +240,7 @@ class Node:
             self._emit(RoundCommitted(record.round, self._history.tip.hex(), [m.peer for m in record.members],
                                       sum(m.tokens for m in record.members), record.loss,
                                       any(m.peer == self._session.me for m in record.members)))
-            result = self._store.open_result(record.round, Hash(record.result_root))
+            result = self._store.open_result(record.round, record.fragment, Hash(record.result_root))
             assert result is not None, "a result is held before its record is committed"
             try:
                 await self._catch_up.apply(commit, result)

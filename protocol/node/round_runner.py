@@ -408,7 +408,7 @@ class RoundRunner:
             return
         assert self._nursery is not None and self.work.contribution is not None
         replica = self.replica
-        file = await self._offload(replica.store.result_writer, plan.round, payload_bytes(replica.layout))
+        file = await self._offload(replica.store.result_writer, plan.round, plan.fragment, payload_bytes(replica.layout))
         exchange = ExchangeRunner(session=self.session, plan=plan, layout=replica.layout,
                                   contribution=self.work.contribution.data, leaves=self.work.leaves, result=file.view,
                                   offload=self._offload, stall_s=replica.rounds.stall_s, rule=replica.manifest.aggregation)

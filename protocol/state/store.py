@@ -1,7 +1,8 @@
 """What a peer keeps about one run: records, results, checkpoints, its last promise.
 
     records/00000012           commit 12: record, index, certificate (canonical msgpack, behind its hash)
-    results/00000012-<root>    codec bytes of a result; held before it is voted for, so there may be several of a round
+    results/00000012-00-<root> codec bytes of round 12's result, for fragment 0; on disk before it is voted for, so there may
+                               be several of a round
     checkpoints/00000012       outer state after 12 rounds, and 00000012.leaves with the hashes of its pieces
     promise                    the last promise and vote
     evidence/<hash>            proofs that peers lied
@@ -26,21 +27,21 @@ __all__ = ["CheckpointDownload", "Disk", "ResultFile", "Store", "StoreFailed", "
 KEEP_CHECKPOINTS = 2
 MAX_RECORD_BYTES = 4 << 20
 _EVIDENCE = re.compile(r"[0-9a-f]{64}")
-_RESULT = re.compile(r"(\d{8})-([0-9a-f]{16})")
+_RESULT = re.compile(r"(\d{8})-\d{2}-[0-9a-f]{16}")
 
 
 class ResultFile:
     """A result on its way to the disk.  `view` is its bytes, writable until `commit` or `discard`."""
 
-    def __init__(self, store: Store, round: int, path: Path, mapping: mmap.mmap) -> None:
-        self._store, self._round, self._path, self._mapping = store, round, path, mapping
+    def __init__(self, store: Store, round: int, fragment: int, path: Path, mapping: mmap.mmap) -> None:
+        self._store, self._round, self._fragment, self._path, self._mapping = store, round, fragment, path, mapping
         self.view = memoryview(mapping)
         self._done = False
 
     def commit(self, root: Hash) -> None:
         """The bytes are the result named `root`: fsync and rename."""
         assert not self._done
-        self._store.disk.publish(self._path, self._mapping, self._store.result_path(self._round, root))
+        self._store.disk.publish(self._path, self._mapping, self._store.result_path(self._round, self._fragment, root))
         self._done = True
 
     def discard(self) -> None:
@@ -122,22 +123,22 @@ class Store:
 
     # -- results ------------------------------------------------------------------------------------------------------
 
-    def result_writer(self, round: int, size: int) -> ResultFile:
-        """A new file of `size` bytes for a result of `round`.  Raises `StoreFull`."""
+    def result_writer(self, round: int, fragment: int, size: int) -> ResultFile:
+        """A new file of `size` bytes for a result of `round`, which exchanges `fragment`.  Raises `StoreFull`."""
         self._serial += 1
         path = self._results / f".part-{round:08}-{self._serial}"
-        return ResultFile(self, round, path, self.disk.allocate(path, size))
+        return ResultFile(self, round, fragment, path, self.disk.allocate(path, size))
 
-    def open_result(self, round: int, root: Hash) -> memoryview | None:
+    def open_result(self, round: int, fragment: int, root: Hash) -> memoryview | None:
         """The bytes of a result, read-only; None when it is not here.  Their hashes are the reader's to check."""
-        return _map(self.result_path(round, root))
+        return _map(self.result_path(round, fragment, root))
 
-    def result_path(self, round: int, root: Hash) -> Path:
-        return self._results / f"{round:08}-{root[:8].hex()}"
+    def result_path(self, round: int, fragment: int, root: Hash) -> Path:
+        return self._results / f"{round:08}-{fragment:02}-{root[:8].hex()}"
 
-    def drop_result(self, round: int, root: Hash) -> None:
+    def drop_result(self, round: int, fragment: int, root: Hash) -> None:
         """A result whose bytes turned out to be altered."""
-        self.disk.remove(self.result_path(round, root))
+        self.disk.remove(self.result_path(round, fragment, root))
 
     def oldest_result(self) -> int:
         """The first round whose result is here, 0 when there is none."""

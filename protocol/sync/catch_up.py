@@ -194,15 +194,15 @@ class CatchUp:
 
     def _stored_result(self, commit: Commit) -> memoryview | None:
         """A result from the disk, checked; one whose bytes were altered is dropped."""
-        round, root = commit.record.round, Hash(commit.record.result_root)
-        result = self.replica.store.open_result(round, root)
+        record, root = commit.record, Hash(commit.record.result_root)
+        result = self.replica.store.open_result(record.round, record.fragment, root)
         if result is None:
             return None
         whole = len(result) == payload_bytes(self.replica.layout) and all(
             chunk_hash(result[span.encoded]) == entry.hash
             for span, entry in zip(self.replica.layout, commit.index, strict=True))
         if not whole:
-            self.replica.store.drop_result(round, root)
+            self.replica.store.drop_result(record.round, record.fragment, root)
         return result if whole else None
 
     async def replay(self, sources: Sequence[PeerId]) -> bool:
@@ -255,7 +255,8 @@ class CatchUp:
     async def fetch_result(self, commit: Commit, sources: Sequence[PeerId]) -> memoryview | None:
         """The result of a certified record from whoever has it, on disk when this returns; None when nobody has."""
         record = commit.record
-        file = await self.offload(self.replica.store.result_writer, record.round, payload_bytes(self.replica.layout))
+        file = await self.offload(self.replica.store.result_writer, record.round, record.fragment,
+                                  payload_bytes(self.replica.layout))
         assert isinstance(file, ResultFile)
         complete = False
         try:
@@ -266,7 +267,9 @@ class CatchUp:
         finally:
             if not complete:
                 file.discard()
-        return self.replica.store.open_result(record.round, Hash(record.result_root)) if complete else None
+        if not complete:
+            return None
+        return self.replica.store.open_result(record.round, record.fragment, Hash(record.result_root))
 
     async def fetch_chunks(self, round: int, root: Hash, index: Sequence[ChunkEntry], missing: Sequence[int],
                            into: memoryview, sources: Sequence[PeerId]) -> bool:
