@@ -21,7 +21,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
@@ -32,10 +32,12 @@ import torch
 
 from kernels import codec, outer
 from kernels.aggregate import Rule, aggregate
-from trainer import corpus as corpora
-from trainer.config import DataConfig, InnerConfig, ModelConfig, TrainingConfig
-from trainer.initial import initial_parameters
-from trainer.worker import NotFinite, Task, Worker, contribution_bytes
+from kernels.layout import chunk_layout, payload_bytes
+from trainer.config import DataConfig, InnerConfig, TrainingConfig
+from trainer.data import corpus as corpora
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.initial import initial_parameters
+from trainer.worker import NotFinite, Task, Worker
 
 F32 = npt.NDArray[np.float32]
 
@@ -142,7 +144,7 @@ class Bench:
         self.config = config_for(settings, RATE)
         self.warm_rounds = settings.warm_steps // settings.inner_steps
         self.start = self._warm_start()
-        self.spans = [(start, min(start + CHUNK, len(self.start))) for start in range(0, len(self.start), CHUNK)]
+        self.layout = chunk_layout(len(self.start), CHUNK)
 
     def _warm_start(self) -> F32:
         worker = Worker(config_for(self.settings, WARM_RATE), CPU, self.corpus)
@@ -179,7 +181,7 @@ class Bench:
 
     def _train(self, worker: Worker, round_number: int, lane: int, theta: F32) -> bytearray:
         steps = self.settings.inner_steps
-        out = bytearray(contribution_bytes(len(theta), CHUNK))
+        out = bytearray(payload_bytes(self.layout))
         task = Task(round_number, lane, steps, round_number * steps, 0)
         if worker.compute(task, theta, memoryview(out), lambda *_: False).loss > DIVERGED:
             raise Diverged
@@ -187,30 +189,22 @@ class Bench:
 
     def _outer_step(self, rule: Rule, theta: F32, momentum: F32, contributions: Sequence[bytearray]) -> None:
         tokens = [self.config.inner_steps * self.config.tokens_per_step] * len(contributions)
-        for start, stop, span in self._chunks():
-            result = bytearray(codec.encoded_bytes(stop - start))
-            aggregate(rule, [memoryview(data)[span] for data in contributions], tokens, stop - start, result)
-            outer.apply_result(theta[start:stop], momentum[start:stop], result, OUTER_RATE, OUTER_MOMENTUM)
+        for span in self.layout:
+            result = bytearray(span.size)
+            aggregate(rule, [memoryview(data)[span.encoded] for data in contributions], tokens, span.count, result)
+            outer.apply_result(theta[span.values], momentum[span.values], result, OUTER_RATE, OUTER_MOMENTUM)
 
     def _encoded(self, values: F32) -> bytearray:
-        data = bytearray(contribution_bytes(len(values), CHUNK))
-        for start, stop, span in self._chunks():
-            codec.encode(values[start:stop], memoryview(data)[span])
+        data = bytearray(payload_bytes(self.layout))
+        for span in self.layout:
+            codec.encode(values[span.values], memoryview(data)[span.encoded])
         return data
 
     def _decoded(self, data: bytearray) -> F32:
         values = np.empty(len(self.start), np.float32)
-        for start, stop, span in self._chunks():
-            codec.decode(memoryview(data)[span], stop - start, values[start:stop])
+        for span in self.layout:
+            codec.decode(memoryview(data)[span.encoded], span.count, values[span.values])
         return values
-
-    def _chunks(self) -> Iterator[tuple[int, int, slice]]:
-        """(first parameter, last + 1, codec bytes) of each chunk."""
-        offset = 0
-        for start, stop in self.spans:
-            size = codec.encoded_bytes(stop - start)
-            yield start, stop, slice(offset, offset + size)
-            offset += size
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

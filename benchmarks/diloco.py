@@ -32,12 +32,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import codec, outer, reduce
+from kernels import outer, reduce
+from kernels.layout import chunk_layout, payload_bytes
 from kernels.outer_step import OuterStep, automatic
-from trainer import corpus as corpora
-from trainer.config import DataConfig, InnerConfig, ModelConfig, TrainingConfig
-from trainer.initial import initial_parameters
-from trainer.worker import Task, Worker, contribution_bytes
+from trainer.config import DataConfig, InnerConfig, TrainingConfig
+from trainer.data import corpus as corpora
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.initial import initial_parameters
+from trainer.worker import Task, Worker
 
 F32 = npt.NDArray[np.float32]
 OuterRule = Callable[[Sequence[int], int], OuterStep]
@@ -180,7 +182,7 @@ class Bench:
 
     def diloco(self, case: Case, rounds: int) -> Iterator[F32]:
         """Train members apart and take the outer step after every round; yields the outer parameters after each."""
-        rule, chunk_bytes = rule_named(case.outer), contribution_bytes(self.start(case.seed).size, CHUNK)
+        rule, chunk_bytes = rule_named(case.outer), payload_bytes(chunk_layout(self.start(case.seed).size, CHUNK))
         theta = self.start(case.seed).copy()
         momentum = np.zeros_like(theta)
         members: list[Member] = []
@@ -214,15 +216,11 @@ def data_parallel(member: Member, theta: F32, steps: range, size: Callable[[int]
 
 def apply_int8(theta: F32, momentum: F32, encoded: Sequence[bytearray], tokens: Sequence[int], step: OuterStep) -> None:
     """One round's exchange and outer step, with the real codec."""
-    offset = 0
-    for start in range(0, len(theta), CHUNK):
-        stop = min(start + CHUNK, len(theta))
-        size = codec.encoded_bytes(stop - start)
-        parts = [memoryview(data)[offset : offset + size] for data in encoded]
-        result = memoryview(bytearray(size))
-        reduce.weighted_mean(parts, tokens, stop - start, result)
-        outer.apply_result(theta[start:stop], momentum[start:stop], result, step.rate, step.momentum)
-        offset += size
+    for span in chunk_layout(len(theta), CHUNK):
+        parts = [memoryview(data)[span.encoded] for data in encoded]
+        result = memoryview(bytearray(span.size))
+        reduce.weighted_mean(parts, tokens, span.count, result)
+        outer.apply_result(theta[span.values], momentum[span.values], result, step.rate, step.momentum)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Peer:
         ask = decode_body(ExchangeAsk, data, max_bytes=len(data))
         if self.exchange is None or ask.plan != self.exchange.machine.name:
             raise Refused("not our exchange")
-        self.exchange.asked(peer, ask.chunk)
+        self.exchange.asked(peer, ask)
         return b""
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
@@ -83,7 +83,7 @@ class Peer:
     def plan(self, members: Sequence[dict[str, Any]], round: int, measured: bool) -> Plan:
         ordered = sorted(members, key=lambda member: str(member["peer"]))
         peers = [PeerId(member["peer"]) for member in ordered]
-        return Plan(round=round, base=ZERO_HASH, state_digest=ZERO_HASH, loss=0.0,
+        return Plan(round=round, fragment=0, base=ZERO_HASH, state_digest=ZERO_HASH, loss=0.0,
                     owners=assign_owners(ZERO_HASH, peers, len(self.layout),
                                          [m["bytes_per_s"] for m in ordered] if measured else ()),
                     members=[Member(peer=m["peer"], tokens=1000, root=bytes.fromhex(m["root"])) for m in ordered])

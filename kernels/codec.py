@@ -34,6 +34,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def blocks_of(count: int) -> int:
+    """Blocks that `count` values fill; the last one may be filled in part."""
     return -(-count // BLOCK)
 
 

@@ -1,7 +1,8 @@
-"""How the flat parameter vector is cut: the one place that says where a chunk lies.
+"""How the flat parameter vector is cut: the one place that says where a fragment, a chunk and a block lie.
 
-A contribution and a result are the codec bytes of the chunks, one after the other.  A chunk is a whole number of the
-codec's blocks, except the last one, whose last block is filled up by the codec.
+A state is cut into fragments, of which a round exchanges one; a fragment's contribution and its result are the codec bytes
+of its chunks, one after the other; a chunk is encoded in blocks of `kernels.codec.BLOCK` values.  Fragments and chunks are
+whole numbers of blocks, except that the last one may end in a part of a block, which the codec fills up.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels.codec import encoded_bytes
+from kernels.codec import BLOCK, blocks_of, encoded_bytes
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,33 @@ Layout = Sequence[ChunkSpan]
 """The chunks of a contribution, in order."""
 
 
-def chunk_layout(parameters: int, chunk_parameters: int) -> tuple[ChunkSpan, ...]:
-    """The chunks of a contribution of `parameters` values; the last one may be shorter."""
-    spans, offset = [], 0
-    for start in range(0, parameters, chunk_parameters):
-        count = min(chunk_parameters, parameters - start)
+def fragment_span(parameters: int, fragment: int = 0, fragments: int = 1) -> range:
+    """The parameters of one of `fragments` fragments: runs of whole blocks, as long as each other to a block.
+
+    Every fragment has parameters if there are as many blocks as fragments.
+    """
+    assert 0 <= fragment < fragments
+    blocks = blocks_of(parameters)
+    start, stop = (min(parameters, blocks * edge // fragments * BLOCK) for edge in (fragment, fragment + 1))
+    return range(start, stop)
+
+
+def chunk_layout(parameters: int, chunk_parameters: int, fragment: int = 0, fragments: int = 1) -> tuple[ChunkSpan, ...]:
+    """The chunks of the contribution to a fragment of a vector of `parameters` values; the last one may be shorter.
+
+    chunk_parameters: a multiple of the block.
+    """
+    span, spans, offset = fragment_span(parameters, fragment, fragments), [], 0
+    for start in range(span.start, span.stop, chunk_parameters):
+        count = min(chunk_parameters, span.stop - start)
         spans.append(ChunkSpan(start, count, offset, encoded_bytes(count)))
         offset += encoded_bytes(count)
     return tuple(spans)
+
+
+def chunk_count(parameters: int, chunk_parameters: int, fragment: int = 0, fragments: int = 1) -> int:
+    """Chunks of the contribution to a fragment, without the work of cutting it."""
+    return -(-len(fragment_span(parameters, fragment, fragments)) // chunk_parameters)
 
 
 def payload_bytes(layout: Layout) -> int:

@@ -28,7 +28,7 @@ def main() -> int:
     os.nice(NICENESS)
     _offer_to_be_killed_first()
     connection = socket.socket(fileno=arguments.fd)
-    from trainer.service import Service  # after the signal is set: importing torch takes seconds
+    from trainer.service.service import Service  # after the signal is set: importing torch takes seconds
 
     return Service(connection, arguments.theta_fd, arguments.contribution_fd).run()
 

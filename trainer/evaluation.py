@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainer import corpus as corpora
 from trainer.config import TrainingConfig
-from trainer.inner import loss_of
-from trainer.model import Decoder
+from trainer.data import corpus as corpora
+from trainer.models.llama.model import Decoder
+from trainer.models.loss import loss_of
 
 F32 = npt.NDArray[np.float32]
 

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config import ModelConfig, TrainingConfig
+from trainer.config import TrainingConfig
+from trainer.models.llama.config import ModelConfig
 
 MB = 1 << 20
 ACTIVATION_BYTES = 512 * MB
 """A CPU's micro-batch keeps the activations of its layers below this, unless one sequence needs more."""
 LOSS_TOKENS = 4096
 """Tokens whose logits are in memory at once (`kernels.losses.CHUNK_TOKENS`)."""
-UPDATE_BYTES = 32 * MB
-"""Scratch of the optimiser: two blocks (`trainer.inner.BLOCK`) of fp32."""
 CPU_PROCESS_BYTES = 290 * MB
 """Python, torch's CPU library, the corpus."""
 CUDA_PROCESS_BYTES = 3 << 30
@@ -78,4 +77,4 @@ def _step_bytes(model: ModelConfig, tokens: int, width: int) -> int:
     logits = 2 * min(tokens, LOSS_TOKENS) * model.vocab * 4
     weights = 3 * model.vocab * model.dim * 4 + 2 * model.ffn * model.dim * 4  # gradients before they are added up
     used = saved + passing + logits + weights
-    return used + min(used // 2, MAX_HELD_BYTES) + min(UPDATE_BYTES, 8 * model.parameters)
+    return used + min(used // 2, MAX_HELD_BYTES)

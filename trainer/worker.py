@@ -16,22 +16,20 @@ import numpy.typing as npt
 import torch
 
 from kernels import codec
-from trainer import corpus as corpora
+from kernels.layout import chunk_layout, payload_bytes
 from trainer.config import TrainingConfig
-from trainer.data import Schedule
+from trainer.data import corpus as corpora
+from trainer.data.schedule import Schedule
 from trainer.evaluation import Evaluation, evaluation_tokens, load
-from trainer.inner import InnerLoop, warmed
-from trainer.model import Decoder
+from trainer.models.llama.model import Decoder
+from trainer.optim.inner import InnerLoop
+from trainer.optim.rate import warmed
 
 F32 = npt.NDArray[np.float32]
 
 
 class NotFinite(Exception):
     """The loss is not a number any more; the parameters of this round are worthless."""
-
-
-class Abandoned(Exception):
-    """The peer does not want the result any more."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +60,14 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def contribution_bytes(parameters: int, chunk_parameters: int) -> int:
-    """Size of the encoded difference: every chunk is encoded on its own."""
-    return sum(codec.encoded_bytes(stop - start) for start, stop in _chunks(parameters, chunk_parameters))
-
-
 class Worker:
-    """Model, data and optimiser of one run on one device."""
+    """Model, data and optimiser of one run on one device.  layout: the chunks of a contribution, each encoded on its own."""
 
     def __init__(self, config: TrainingConfig, device: torch.device, corpus: corpora.Corpus | None = None) -> None:
         self.config = config
         self.model = Decoder(config.model, device)
         self.inner = InnerLoop(self.model, config.inner)
+        self.layout = chunk_layout(self.parameters, config.chunk_parameters)
         self.corpus = corpus or corpora.load(config.data.corpus, config.data.held_out_percent)
         length = config.data.sequence_length
         windows = corpora.window_count(self.corpus.train, length)
@@ -83,6 +77,7 @@ class Worker:
 
     @property
     def parameters(self) -> int:
+        """How many there are in the flat vector."""
         return len(self.model.flat)
 
     def compute(
@@ -134,20 +129,15 @@ class Worker:
         return np.stack([corpora.window(self.corpus.train, pick, data.sequence_length) for pick in picks])
 
     def load(self, theta: F32) -> None:
+        """Set the local parameters to `theta`."""
         load(theta, self.model.flat)
 
     def _encode_difference(self, theta: F32, out: memoryview) -> float:
         """Codec bytes of theta minus the local parameters, chunk after chunk; the norm of the difference."""
-        offset, squares = 0, 0.0
-        for start, stop in _chunks(self.parameters, self.config.chunk_parameters):
-            difference = theta[start:stop] - self.model.flat[start:stop].cpu().numpy()
+        assert len(out) == payload_bytes(self.layout)
+        squares = 0.0
+        for span in self.layout:
+            difference = theta[span.values] - self.model.flat[span.values].cpu().numpy()
             squares += float(np.sum(np.square(difference, dtype=np.float64)))
-            size = codec.encoded_bytes(stop - start)
-            codec.encode(difference, out[offset : offset + size])
-            offset += size
-        assert offset == len(out)
+            codec.encode(difference, out[span.encoded])
         return math.sqrt(squares)
-
-
-def _chunks(parameters: int, chunk_parameters: int) -> list[tuple[int, int]]:
-    return [(start, min(start + chunk_parameters, parameters)) for start in range(0, parameters, chunk_parameters)]

@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from protocol.trainer_link import TrainerDied
-from trainer import frames
+from trainer.service import frames
 
 Listener = Callable[[dict[str, Any]], None]
 """Hears the progress of a command."""

@@ -48,7 +48,7 @@ class Ejections:
 
     def __init__(self, session: Session, replica: Replica, membership: Membership, offload: Offload) -> None:
         self._session, self._store, self._membership, self._offload = session, replica.store, membership, offload
-        self._law = Law(session.run, replica.layout, replica.manifest.aggregation)
+        self._law = Law(session.run, replica.manifest.fragments, replica.layout, replica.manifest.aggregation)
         self._verdicts: dict[PeerId, Verdict] = {}
         self._accusations: list[Envelope] = []
         self._put_new, self._new = trio.open_memory_channel[Envelope](MAX_EJECTED)

@@ -19,6 +19,7 @@ from kernels.aggregate import Rule, aggregate
 from kernels.codec import is_sane
 from kernels.layout import ChunkSpan
 from protocol.exchange.assignment import plan_hash
+from protocol.state.base import fragment_of
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES
@@ -70,9 +71,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Law:
-    """What the manifest fixes about averaging."""
+    """What the manifest fixes about averaging.  layout: the chunks of a contribution, alike in all fragments."""
 
     run: Hash
+    fragments: int
     layout: Sequence[ChunkSpan]
     rule: Rule
 
@@ -110,6 +112,8 @@ def _wrong_average(law: Law, case: WrongAverage) -> Verdict:
         chunk = body.chunk
     if not isinstance(body, ChunkResult) or body.plan != plan_hash(plan) or not 0 <= chunk < len(law.layout):
         raise Malformed("a statement about another plan")
+    if plan.fragment != fragment_of(plan.round, law.fragments):
+        raise Malformed("a statement about a plan of another fragment than the round's")
     if len(plan.owners) != len(law.layout) or signer not in [member.peer for member in plan.members]:
         raise Malformed("a statement of somebody who had nothing to average")
     averaged = members_in(body.entry.mask, len(plan.members))

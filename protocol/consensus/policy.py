@@ -43,7 +43,9 @@ class ClosingPolicy:
 
     def add(self, peer: PeerId, ready: Ready) -> bool:
         """Take a READY.  False when it is not for this round, or no newer than the one we have from this peer."""
-        if ready.round != self.base.round or ready.base != self.base.tip or ready.tokens > self.settings.max_tokens:
+        if ready.round != self.base.round or ready.base != self.base.tip:
+            return False
+        if ready.fragment != self.base.fragment or ready.tokens > self.settings.max_tokens:
             return False
         known = self.readys.get(peer)
         if known is not None and (ready.incarnation, ready.serial) <= (known.incarnation, known.serial):
@@ -113,7 +115,7 @@ class ClosingPolicy:
         loss = sum(ready[peer].loss * ready[peer].tokens for peer in peers) / tokens
         owners = assign_owners(self.base.tip, peers, self.settings.chunks,
                                [view[peer].bytes_per_s if peer in view else 0.0 for peer in peers])
-        return Plan(round=self.base.round, base=self.base.tip, members=members, owners=owners,
+        return Plan(round=self.base.round, fragment=self.base.fragment, base=self.base.tip, members=members, owners=owners,
                     state_digest=ready[peers[0]].state_digest, loss=loss)
 
     def evictable(self, view: View) -> tuple[PeerId, ...]:

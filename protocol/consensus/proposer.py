@@ -194,9 +194,9 @@ class Proposer:
 
     def _make_record(self, mine: OwnAttempt, entries: Sequence[ChunkEntry]) -> Record:
         base = self._state.base
-        return Record(round=base.round, fragment=0, attempt=mine.ballot[0], proposer=self._state.me, previous=base.tip,
-                      members=mine.plan.members, codec=self._state.settings.codec, result_root=index_root(entries),
-                      state_digest=mine.plan.state_digest, loss=mine.plan.loss)
+        return Record(round=base.round, fragment=base.fragment, attempt=mine.ballot[0], proposer=self._state.me,
+                      previous=base.tip, members=mine.plan.members, codec=self._state.settings.codec,
+                      result_root=index_root(entries), state_digest=mine.plan.state_digest, loss=mine.plan.loss)
 
     def on_vote(self, sender: PeerId, vote: Vote, signature: bytes) -> tuple[Commit, tuple[PeerId, ...]] | None:
         """Count a vote.  With a quorum: the certified record, and the other peers to send it to."""

@@ -19,6 +19,8 @@ def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
     peers = [member.peer for member in plan.members]
     if plan.round != base.round or plan.base != base.tip:
         return "its plan is for another round"
+    if plan.fragment != base.fragment:
+        return f"its plan is for fragment {plan.fragment}, not {base.fragment}"
     if peers != sorted(set(peers)):
         return "the members of its plan are not sorted, or not distinct"
     if not settings.min_members <= len(peers) <= settings.max_members:
@@ -52,8 +54,8 @@ def flaw_of_motion(settings: RoundSettings, base: Base, record: Record, index: S
 
 def plan_of(record: Record, provenance: Provenance) -> Plan:
     """The plan whose exchange made this record."""
-    return Plan(round=record.round, base=record.previous, members=record.members, owners=provenance.owners,
-                state_digest=record.state_digest, loss=record.loss)
+    return Plan(round=record.round, fragment=record.fragment, base=record.previous, members=record.members,
+                owners=provenance.owners, state_digest=record.state_digest, loss=record.loss)
 
 
 def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:

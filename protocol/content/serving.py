@@ -10,6 +10,7 @@ from collections.abc import Callable
 from protocol.content.blobs import ChunkRequest
 from protocol.network.interface import Refused
 from protocol.offload import Offload
+from protocol.state.base import fragment_of
 from protocol.state.replica import Replica
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, tree_root
@@ -102,7 +103,8 @@ class Serving:
         if question.index >= len(layout):
             return None
         span = layout[question.index]
-        result = self._replica.store.results.open(question.round, root)
+        fragment = fragment_of(question.round, self._replica.manifest.fragments)
+        result = self._replica.store.results.open(question.round, fragment, root)
         if result is None:
             return None
         return result[span.encoded]

@@ -10,7 +10,7 @@ from pydantic import Field
 from protocol.network.interface import MAX_PUSH_HEADER_BYTES
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
-from protocol.wire.messages import MAX_CHUNKS, Body, HashField, decode_body
+from protocol.wire.messages import MAX_CHUNKS, Body, FragmentNumber, HashField, decode_body
 
 ChunkNumber = Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
 
@@ -18,20 +18,22 @@ ChunkNumber = Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
 class PushHeader(Body):
     """Says what a push carries: a part with its tree proof, or a result with its owner's statement.
 
-    plan: hash of the plan.  proof: sibling hashes from the part's leaf to the root; empty for a result.  statement: the
-    owner's envelope around a `ChunkResult`; None for a part.
+    plan: hash of the plan.  fragment: the plan's.  proof: sibling hashes from the part's leaf to the root; empty for a
+    result.  statement: the owner's envelope around a `ChunkResult`; None for a part.
     """
 
     plan: HashField
+    fragment: FragmentNumber
     chunk: ChunkNumber
     proof: Annotated[list[HashField], Field(max_length=16)]
     statement: Annotated[bytes, Field(max_length=4096)] | None
 
 
 class ExchangeAsk(Body):
-    """Asks a member for the result of a chunk, or for its part.  plan: hash of the plan."""
+    """Asks a member for the result of a chunk, or for its part.  plan: hash of the plan.  fragment: the plan's."""
 
     plan: HashField
+    fragment: FragmentNumber
     chunk: ChunkNumber
 
 

@@ -41,7 +41,9 @@ class Receiver:
         raw: the header, known to be well formed.
         """
         header = read_header(raw)
-        if not self._parts.takes_from(peer) or header.chunk >= self._machine.chunks:
+        if header.fragment != self._machine.plan.fragment or header.chunk >= self._machine.chunks:
+            return None
+        if not self._parts.takes_from(peer):
             return None
         if size != self._layout[header.chunk].size or self._results.released:
             return None

@@ -104,9 +104,10 @@ class ExchangeRunner:
         """A member that was lost is heard again."""
         self._handle(PeerBack(peer))
 
-    def asked(self, peer: PeerId, chunk: int) -> None:
-        """A successor asks for the result of a chunk, or our part."""
-        self._handle(Asked(peer, chunk))
+    def asked(self, peer: PeerId, ask: ExchangeAsk) -> None:
+        """A successor asks for the result of a chunk, or our part; nothing, if it is of another fragment."""
+        if ask.fragment == self.machine.plan.fragment:
+            self._handle(Asked(peer, ask.chunk))
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         """As `Handlers.open_push` of the network."""
@@ -149,7 +150,7 @@ class ExchangeRunner:
             self._handle(averaged)
 
     async def _ask(self, effect: Ask) -> None:
-        question = ExchangeAsk(plan=self.machine.name, chunk=effect.chunk).encode()
+        question = ExchangeAsk(plan=self.machine.name, fragment=self.machine.plan.fragment, chunk=effect.chunk).encode()
         try:
             await self._session.network.request(effect.peer, "exchange", question, timeout_s=ASK_TIMEOUT_S)
         except NetworkError:

@@ -86,6 +86,9 @@ class Sender:
 
     def _header(self, item: SendPart | SendResult) -> PushHeader:
         if isinstance(item, SendPart):
-            return PushHeader(plan=self._machine.name, chunk=item.chunk, proof=self._own.proof(item.chunk), statement=None)
-        statement = self._results.statements[item.chunk].raw
-        return PushHeader(plan=self._machine.name, chunk=item.chunk, proof=[], statement=statement)
+            return self._header_of(item.chunk, self._own.proof(item.chunk), None)
+        return self._header_of(item.chunk, [], self._results.statements[item.chunk].raw)
+
+    def _header_of(self, chunk: int, proof: list[bytes], statement: bytes | None) -> PushHeader:
+        plan = self._machine.plan
+        return PushHeader(plan=self._machine.name, fragment=plan.fragment, chunk=chunk, proof=proof, statement=statement)

@@ -107,8 +107,9 @@ class Contributor:
     async def commit(self, base: Base, work: Work, contribution: Contribution, state_digest: Hash) -> tuple[Ready, Envelope]:
         """Our READY, sealed; `work` holds it and the contribution from now on.  state_digest: of the state on `base`."""
         leaves = await self._offload(contribution_leaves, contribution.data, self._replica.layout)
-        ready = Ready(round=base.round, base=base.tip, incarnation=self._settings.incarnation,
-                      serial=next(self._serials), tokens=contribution.tokens, steps=contribution.steps,
+        ready = Ready(round=base.round, fragment=base.fragment, base=base.tip,
+                      incarnation=self._settings.incarnation, serial=next(self._serials),
+                      tokens=contribution.tokens, steps=contribution.steps,
                       loss=contribution.loss, norm=contribution.norm, root=tree_root(leaves), state_digest=state_digest)
         envelope = self._session.seal(ready)
         work.leaves = leaves

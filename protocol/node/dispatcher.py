@@ -209,7 +209,7 @@ class Dispatcher:
         exchange = await exchanges.find(Hash(ask.plan)) if exchanges is not None else None
         if exchange is None:
             raise Refused("no such exchange here")
-        exchange.asked(peer, ask.chunk)
+        exchange.asked(peer, ask)
         return b""
 
     def _on_part_request(self, data: bytes) -> bytes:

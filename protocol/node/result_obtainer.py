@@ -86,7 +86,7 @@ class ResultObtainer:
         await self._auditor.check(effect.record, effect.index, effect.provenance, exchange)
 
     async def _bring(self, effect: ObtainResult, root: Hash) -> ResultObtained:
-        if self._replica.store.results.open(effect.record.round, root) is None:
+        if self._replica.store.results.open(effect.record.round, effect.record.fragment, root) is None:
             await self._assemble(effect, root)
         return ResultObtained(root)
 
@@ -98,7 +98,8 @@ class ResultObtainer:
             running.taken = True
             file, missing = running.file, running.exchange.adopt(index)
         else:
-            file = await self._offload(replica.store.results.begin, record.round, payload_bytes(replica.layout))
+            file = await self._offload(replica.store.results.begin, record.round, record.fragment,
+                                       payload_bytes(replica.layout))
             missing = list(range(len(index)))
         try:
             while missing:

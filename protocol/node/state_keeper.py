@@ -89,7 +89,7 @@ class StateKeeper:
             self._session.emit(RoundCommitted(record.round, history.tip.hex(), [m.peer for m in record.members],
                                               sum(m.tokens for m in record.members), record.loss,
                                               any(m.peer == self._session.me for m in record.members)))
-            result = self._replica.store.results.open(record.round, Hash(record.result_root))
+            result = self._replica.store.results.open(record.round, record.fragment, Hash(record.result_root))
             assert result is not None, "a result is on disk before its record is committed"
             try:
                 await self._catch_up.apply(commit, result)

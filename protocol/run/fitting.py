@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from kernels.layout import chunk_count
 from protocol.wire.messages import MAX_CHUNKS
 
 MAX_CHUNK_PARAMETERS = 1 << 22
@@ -99,7 +100,7 @@ def ffn_width(dim: int) -> int:
 def chunk_size(parameters: int) -> int:
     """Parameters in a chunk of a contribution."""
     size = LEAST_CHUNK_PARAMETERS
-    while size < MAX_CHUNK_PARAMETERS and -(-parameters // size) > FEW_CHUNKS:
+    while size < MAX_CHUNK_PARAMETERS and chunk_count(parameters, size) > FEW_CHUNKS:
         size *= 2
     return size
 
@@ -143,7 +144,7 @@ def _smaller(shape: ModelShape) -> str:
 
 def chunk_problems(parameters: int, chunk: int, state_bytes: int, checkpoint_chunk: int) -> Iterator[Problem]:
     """Of a model that has not too many parameters."""
-    chunks, pieces = -(-parameters // chunk), -(-state_bytes // checkpoint_chunk)
+    chunks, pieces = chunk_count(parameters, chunk), -(-state_bytes // checkpoint_chunk)
     if chunks > MAX_CHUNKS:
         yield Problem(("chunk_parameters", "model"),
                       f"chunk_parameters ({chunk}) makes {chunks} chunks of {parameters} parameters, and at most "
@@ -153,6 +154,13 @@ def chunk_problems(parameters: int, chunk: int, state_bytes: int, checkpoint_chu
                       f"checkpoint_chunk_bytes ({checkpoint_chunk}) makes {pieces} chunks of a state of {state_bytes} "
                       f"bytes, and at most {MAX_CHECKPOINT_CHUNKS} are allowed; checkpoint_chunk_bytes = "
                       f"{checkpoint_chunk_size(state_bytes)} would do")
+
+
+def fragment_problems(fragments: int) -> Iterator[Problem]:
+    """A state in several fragments: the messages carry their numbers, but nothing exchanges one alone yet."""
+    if fragments != 1:
+        yield Problem(("fragments",), f"fragments is {fragments}, and this version exchanges whole states; "
+                                      "fragments = 1 would do")
 
 
 def data_problems(sequence_length: int, sequences_per_step: int) -> Iterator[Problem]:

@@ -17,6 +17,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from kernels.aggregate import Rule
+from kernels.codec import BLOCK
+from kernels.layout import chunk_count
 from kernels.outer_step import OuterStep, automatic
 from protocol.run.fitting import (
     MAX_CHECKPOINT_CHUNK_BYTES,
@@ -25,6 +27,7 @@ from protocol.run.fitting import (
     Problem,
     chunk_problems,
     data_problems,
+    fragment_problems,
     member_problems,
     model_problems,
     refuse,
@@ -34,13 +37,11 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import open_envelope
 from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import Identity
-from protocol.wire.messages import MAX_MEMBERS, Body, PeerField, decode_body, pack
+from protocol.wire.messages import MAX_FRAGMENTS, MAX_MEMBERS, Body, PeerField, decode_body, pack
 
 PROTOCOL_VERSION = 1
 """The version of the protocol that this software speaks."""
 
-CODEC_BLOCK = 256
-"""Parameters that share one scale in the int8 codec; a chunk is a whole number of these."""
 MAX_ALLOWLIST = 4096
 MAX_MANIFEST_BYTES = 320 << 10
 STATE_BYTES_PER_PARAMETER = 8
@@ -223,7 +224,9 @@ class RunManifest(Section):
     rounds: RoundSection = RoundSection()
     codec: Literal["int8"] = "int8"
     """Encoding of contributions and results."""
-    chunk_parameters: Annotated[int, Field(ge=CODEC_BLOCK, le=MAX_CHUNK_PARAMETERS, multiple_of=CODEC_BLOCK)] = 1 << 16
+    fragments: Annotated[int, Field(ge=1, le=MAX_FRAGMENTS)] = 1
+    """Fragments of the state, of which a round exchanges one; 1 in this version."""
+    chunk_parameters: Annotated[int, Field(ge=BLOCK, le=MAX_CHUNK_PARAMETERS, multiple_of=BLOCK)] = 1 << 16
     """Parameters in one chunk of a contribution; a multiple of 256."""
     aggregation: Rule = "clip"
     """How contributions become one result: "mean" (by tokens), "clip", "trimmed" or "centered_clip"."""
@@ -247,6 +250,7 @@ class RunManifest(Section):
         if self.protocol_min > self.protocol_max:
             yield Problem(("protocol_min", "protocol_max"), f"protocol_min ({self.protocol_min}) is more than protocol_max "
                           f"({self.protocol_max}); protocol_max = {self.protocol_min} would do")
+        yield from fragment_problems(self.fragments)
         yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
         if self.allowlist != sorted(set(self.allowlist)):
             yield Problem(("allowlist",), "allowlist must be sorted and without repetition; sort it")
@@ -266,7 +270,7 @@ class RunManifest(Section):
     @property
     def chunks(self) -> int:
         """Chunks of a contribution."""
-        return -(-self.parameters // self.chunk_parameters)
+        return chunk_count(self.parameters, self.chunk_parameters)
 
     @property
     def state_bytes(self) -> int:

@@ -10,11 +10,20 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Record
 
 
+def fragment_of(round: int, fragments: int) -> int:
+    """The fragment that a round exchanges: all take turns."""
+    return round % fragments
+
+
 @dataclass(frozen=True)
 class RoundSettings:
-    """What the manifest says about rounds.  chunks: chunks of a contribution.  max_tokens: of a member in a round."""
+    """What the manifest says about rounds.
+
+    fragments: of the state; a round exchanges one.  chunks: chunks of a contribution.  max_tokens: of a member in a round.
+    """
 
     run: Hash
+    fragments: int
     chunks: int
     max_tokens: int
     codec: str
@@ -24,20 +33,26 @@ class RoundSettings:
     eviction_s: float
     stall_s: float
 
+    def base(self, round: int, tip: Hash, previous: Record | None) -> Base:
+        """What round `round` stands on, when `tip` is the hash of `previous`."""
+        return Base(round, fragment_of(round, self.fragments), tip, previous)
+
 
 def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
     """The settings that `manifest` fixes."""
     rounds = manifest.rounds
-    return RoundSettings(run=run, chunks=manifest.chunks, max_tokens=manifest.tokens_per_round, codec=manifest.codec,
-                         min_members=rounds.min_members, max_members=rounds.max_members, grace_s=rounds.grace_s,
-                         eviction_s=rounds.eviction_s, stall_s=rounds.stall_s)
+    return RoundSettings(run=run, fragments=manifest.fragments, chunks=manifest.chunks,
+                         max_tokens=manifest.tokens_per_round, codec=manifest.codec, min_members=rounds.min_members,
+                         max_members=rounds.max_members, grace_s=rounds.grace_s, eviction_s=rounds.eviction_s,
+                         stall_s=rounds.stall_s)
 
 
 @dataclass(frozen=True)
 class Base:
-    """What the round stands on: its number, the tip, the previous record (None at genesis)."""
+    """What the round stands on: its number, the fragment it exchanges, the tip, the previous record (None at genesis)."""
 
     round: int
+    fragment: int
     tip: Hash
     previous: Record | None
 

@@ -56,8 +56,8 @@ def verify_record(settings: RoundSettings, record: Record, index: Sequence[Chunk
         raise Malformed("a record that does not stand on this tip")
     if previous is not None and previous.round != base.round - 1:
         raise Malformed("a record whose predecessor is another round")
-    if record.fragment != 0 or record.codec != settings.codec:
-        raise Malformed("a record of another fragment or codec than the manifest's")
+    if record.fragment != base.fragment or record.codec != settings.codec:
+        raise Malformed("a record of another fragment or codec than the round's")
     peers = [member.peer for member in record.members]
     if peers != sorted(set(peers)) or not settings.min_members <= len(peers) <= settings.max_members:
         raise Malformed("a record whose members are not sorted, too few or too many")

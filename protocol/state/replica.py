@@ -41,4 +41,4 @@ class Replica:
     @property
     def base(self) -> Base:
         """What the next round stands on."""
-        return Base(self.history.length, self.history.tip, self.history.last)
+        return self.rounds.base(self.history.length, self.history.tip, self.history.last)

@@ -9,21 +9,22 @@ from pathlib import Path
 from protocol.state.disk import Disk, map_file
 from protocol.wire.hashes import Hash
 
-_NAME = re.compile(r"(\d{8})-([0-9a-f]{16})")
+_NAME = re.compile(r"(\d{8})-\d{2}-[0-9a-f]{16}")
 
 
 class ResultFile:
     """A result on its way to the disk.  `view` is its bytes, writable until `commit` or `discard`."""
 
-    def __init__(self, results: Results, round: int, path: Path, mapping: mmap.mmap) -> None:
-        self._results, self._round, self._path, self._mapping = results, round, path, mapping
+    def __init__(self, results: Results, round: int, fragment: int, path: Path, mapping: mmap.mmap) -> None:
+        self._results, self._round, self._fragment = results, round, fragment
+        self._path, self._mapping = path, mapping
         self.view = memoryview(mapping)
         self._done = False
 
     def commit(self, root: Hash) -> None:
         """The bytes are the result named `root`: fsync and rename.  Raises `StoreFailed`."""
         assert not self._done
-        self._results.disk.publish(self._path, self._mapping, self._results.path(self._round, root))
+        self._results.disk.publish(self._path, self._mapping, self._results.path(self._round, self._fragment, root))
         self._done = True
 
     def discard(self) -> None:
@@ -40,23 +41,23 @@ class Results:
         self.disk, self._folder = disk, folder
         self._serial = 0
 
-    def begin(self, round: int, size: int) -> ResultFile:
-        """A new file of `size` bytes for a result of `round`.  Raises `StoreFull`."""
+    def begin(self, round: int, fragment: int, size: int) -> ResultFile:
+        """A new file of `size` bytes for a result of `round`, which exchanges `fragment`.  Raises `StoreFull`."""
         self._serial += 1
         path = self._folder / f".part-{round:08}-{self._serial}"
-        return ResultFile(self, round, path, self.disk.allocate(path, size))
+        return ResultFile(self, round, fragment, path, self.disk.allocate(path, size))
 
-    def open(self, round: int, root: Hash) -> memoryview | None:
+    def open(self, round: int, fragment: int, root: Hash) -> memoryview | None:
         """The bytes of a result, read-only; None when it is not here.  Their hashes are the reader's to check."""
-        return map_file(self.path(round, root))
+        return map_file(self.path(round, fragment, root))
 
-    def path(self, round: int, root: Hash) -> Path:
+    def path(self, round: int, fragment: int, root: Hash) -> Path:
         """Where a result lies."""
-        return self._folder / f"{round:08}-{root[:8].hex()}"
+        return self._folder / f"{round:08}-{fragment:02}-{root[:8].hex()}"
 
-    def drop(self, round: int, root: Hash) -> None:
+    def drop(self, round: int, fragment: int, root: Hash) -> None:
         """Remove a result whose bytes turned out to be altered."""
-        self.disk.remove(self.path(round, root))
+        self.disk.remove(self.path(round, fragment, root))
 
     def oldest(self) -> int:
         """The first round whose result is here, 0 when there is none."""

@@ -19,7 +19,6 @@ from protocol.events import CheckpointWritten, Desynced, Dropped, Notice, Rolled
 from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
-from protocol.state.base import Base
 from protocol.state.chain import prefer, record_hash, verify_commit
 from protocol.state.replica import Replica
 from protocol.state.results import ResultFile
@@ -151,7 +150,7 @@ class CatchUp:
         return [decode_body(Commit, raw) for raw in reply.commits]
 
     def _verify(self, commit: Commit, round: int, tip: Hash, last: Record | None) -> None:
-        verify_commit(self.replica.rounds, commit, Base(round, tip, last))
+        verify_commit(self.replica.rounds, commit, self.replica.rounds.base(round, tip, last))
 
     async def _switch(self, common: int, theirs: list[Commit], peer: PeerId) -> None:
         abandoned = self.replica.history.length - common
@@ -195,15 +194,15 @@ class CatchUp:
 
     def _stored_result(self, commit: Commit) -> memoryview | None:
         """A result from the disk, checked; one whose bytes were altered is dropped."""
-        round, root = commit.record.round, Hash(commit.record.result_root)
-        result = self.replica.store.results.open(round, root)
+        record, root = commit.record, Hash(commit.record.result_root)
+        result = self.replica.store.results.open(record.round, record.fragment, root)
         if result is None:
             return None
         whole = len(result) == payload_bytes(self.replica.layout) and all(
             chunk_hash(result[span.encoded]) == entry.hash
             for span, entry in zip(self.replica.layout, commit.index, strict=True))
         if not whole:
-            self.replica.store.results.drop(round, root)
+            self.replica.store.results.drop(record.round, record.fragment, root)
         return result if whole else None
 
     async def replay(self, sources: Sequence[PeerId]) -> bool:
@@ -256,7 +255,8 @@ class CatchUp:
     async def fetch_result(self, commit: Commit, sources: Sequence[PeerId]) -> memoryview | None:
         """The result of a certified record from whoever has it, on disk when this returns; None when nobody has."""
         record = commit.record
-        file = await self.offload(self.replica.store.results.begin, record.round, payload_bytes(self.replica.layout))
+        file = await self.offload(self.replica.store.results.begin, record.round, record.fragment,
+                                  payload_bytes(self.replica.layout))
         assert isinstance(file, ResultFile)
         complete = False
         try:
@@ -267,7 +267,9 @@ class CatchUp:
         finally:
             if not complete:
                 file.discard()
-        return self.replica.store.results.open(record.round, Hash(record.result_root)) if complete else None
+        if not complete:
+            return None
+        return self.replica.store.results.open(record.round, record.fragment, Hash(record.result_root))
 
     async def fetch_chunks(self, round: int, root: Hash, index: Sequence[ChunkEntry], missing: Sequence[int],
                            into: memoryview, sources: Sequence[PeerId]) -> bool:

@@ -25,6 +25,8 @@ MAX_TOKEN_BYTES = 1024
 MAX_MEMBERS = 256
 MAX_CHUNKS = 4096
 """Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""
+MAX_FRAGMENTS = 64
+"""Fragments of a state, of which a round exchanges one."""
 MAX_LOSS = 1e6
 """A held-out loss beyond this says nothing but that training has failed."""
 
@@ -34,6 +36,7 @@ SignatureField = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=S
 Evicted = Annotated[list[PeerField], Field(max_length=MAX_MEMBERS)]
 """Electors that take no part: sorted peer IDs."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
+FragmentNumber = Annotated[int, Field(ge=0, lt=MAX_FRAGMENTS)]
 Number = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 
@@ -146,11 +149,13 @@ class Goodbye(Body):
 class Ready(Body):
     """A finished contribution, committed by its root before anybody shows theirs.
 
-    serial: grows with every READY of an incarnation; two different ones under one serial are a lie.
+    fragment: of the state, which the contribution covers.  serial: grows with every READY of an incarnation; two different
+    ones under one serial are a lie.
     """
 
     KIND: ClassVar[str] = "ready"
     round: Count
+    fragment: FragmentNumber
     base: HashField
     incarnation: Count
     serial: Count
@@ -173,11 +178,12 @@ class Member(Body):
 class Plan(Body):
     """Who averages what with whom.  Its hash names the exchange; a later attempt may carry the same plan.
 
-    members: sorted by peer ID (the canonical order of summation).
-    owners: one byte a chunk, the index of its owner in `members`.
+    fragment: of the state, which is averaged.  members: sorted by peer ID (the canonical order of summation).
+    owners: one byte a chunk of the fragment, the index of its owner in `members`.
     """
 
     round: Count
+    fragment: FragmentNumber
     base: HashField
     members: Annotated[list[Member], Field(min_length=1, max_length=MAX_MEMBERS)]
     owners: Annotated[bytes, Field(min_length=1, max_length=MAX_CHUNKS)]
@@ -210,7 +216,7 @@ class Record(Body):
 
     KIND: ClassVar[str] = "record"
     round: Count
-    fragment: Count
+    fragment: FragmentNumber
     attempt: Count
     proposer: PeerField
     previous: HashField

@@ -200,7 +200,7 @@ async def dripping_questions(cast: Cast) -> None:
 async def window(cast: Cast) -> None:
     """More data than the receiver has room for, on a stream whose question it is still thinking about."""
     stream = await cast.stream("request")
-    question = encode_question("exchange", ExchangeAsk(plan=os.urandom(32), chunk=0).encode(), 60_000)
+    question = encode_question("exchange", ExchangeAsk(plan=os.urandom(32), fragment=0, chunk=0).encode(), 60_000)
     await stream.write(struct.pack(">I", len(question)) + question)
     frame = struct.pack(">BBHII", 0, 0, 0, stream.muxed_stream.stream_id, 1 << 16) + bytes(1 << 16)
     for _ in range(FLOOD // 10):

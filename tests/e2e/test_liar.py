@@ -30,8 +30,9 @@ def newest_members(peer: Peer) -> list[list[str]]:
 def proven_liars(swarm: Swarm, peer: Peer, proof: str) -> set[PeerId]:
     """Whom the proof on this peer's disk convicts, judged here from the manifest alone.  The peer must be down."""
     signed = open_manifest(swarm.manifest.read_bytes())
-    law = Law(signed.run, chunk_layout(signed.manifest.parameters, signed.manifest.chunk_parameters),
-              signed.manifest.aggregation)
+    manifest = signed.manifest
+    law = Law(signed.run, manifest.fragments, chunk_layout(manifest.parameters, manifest.chunk_parameters),
+              manifest.aggregation)
     stores = [Store(path.parent.parent) for path in peer.folder.rglob(f"evidence/{proof}")]
     found = [store.evidence.load(Hash(bytes.fromhex(proof))) for store in stores]
     return {judge(law, decode_evidence(raw)).peer for raw in found if raw is not None}

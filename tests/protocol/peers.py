@@ -89,4 +89,4 @@ def extended(signed: SignedManifest, base: Base, author: Identity, tokens: int =
     signature = Signature(peer=author.peer_id, signature=pack(author, signed.run, vote).signature)
     certificate = Certificate(attempt=0, proposer=author.peer_id, evicted=[], votes=[signature])
     return (Commit(record=record, index=index, certificate=certificate),
-            Base(base.round + 1, record_hash(record), record))
+            Base(base.round + 1, 0, record_hash(record), record))

@@ -117,7 +117,7 @@ class Ghost:
                         members=members, codec="int8", result_root=index_root(index), state_digest=example.state_digest,
                         loss=1.0)
         owners = bytes([me]) * chunks
-        plan = Plan(round=record.round, base=record.previous, members=members, owners=owners,
+        plan = Plan(round=record.round, fragment=0, base=record.previous, members=members, owners=owners,
                     state_digest=record.state_digest, loss=record.loss)
         results = [ChunkResult(plan=plan_hash(plan), chunk=chunk, entry=index[chunk]) for chunk in range(chunks)]
         signatures = [pack(self.identity, self._world.signed.run, result).signature if signed else bytes(64)
@@ -129,8 +129,8 @@ class Ghost:
         """The READY that makes the ghost a member."""
         record = motion.record
         self._serial += 1
-        return Ready(round=record.round, base=record.previous, incarnation=1, serial=self._serial, tokens=8, steps=1,
-                     loss=1.0, norm=1.0, root=ZERO_HASH, state_digest=record.state_digest)
+        return Ready(round=record.round, fragment=0, base=record.previous, incarnation=1, serial=self._serial, tokens=8,
+                     steps=1, loss=1.0, norm=1.0, root=ZERO_HASH, state_digest=record.state_digest)
 
     # -- what the network calls ---------------------------------------------------------------------------------------
 

@@ -170,7 +170,8 @@ def _never_synced() -> Sequence[Any]:
 def _unsynced_result_believed() -> Sequence[Any]:
     """A result gets its name before its bytes are safe, and is taken for what its name says."""
     def believing(self: CatchUp, commit: Commit) -> memoryview | None:
-        return self.replica.store.results.open(commit.record.round, Hash(commit.record.result_root))
+        record = commit.record
+        return self.replica.store.results.open(record.round, record.fragment, Hash(record.result_root))
     return [patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
             patch.object(CatchUp, "_stored_result", believing)]
 

@@ -103,8 +103,8 @@ def test_two_readys_under_one_serial_eject_their_author() -> None:
         ghost = Ghost(world, b"\x67")
         world.judge.liars[ghost.peer] = None
         for tokens in (8, 16):
-            await ghost.gossip(Ready(round=99, base=ZERO_HASH, incarnation=1, serial=0, tokens=tokens, steps=1, loss=1.0,
-                                     norm=1.0, root=ZERO_HASH, state_digest=ZERO_HASH))
+            await ghost.gossip(Ready(round=99, fragment=0, base=ZERO_HASH, incarnation=1, serial=0, tokens=tokens, steps=1,
+                                     loss=1.0, norm=1.0, root=ZERO_HASH, state_digest=ZERO_HASH))
         await world.until("everybody ejected the ghost",
                           lambda: len(world.judge.ejections.get(ghost.peer, {})) == len(world.seats), within_s=30)
 
@@ -147,7 +147,8 @@ def test_rejected_proposals_are_logged_with_the_reason_and_do_not_flood_the_log(
         seat = world.seats[0]
         await world.until("a round begins", lambda: bool(ready_roots(world)), within_s=30)
         example = ready_roots(world).popitem()[1]
-        plan = Plan(round=example.round, base=example.base, members=[Member(peer=ghost.peer, tokens=1, root=ZERO_HASH)],
+        plan = Plan(round=example.round, fragment=0, base=example.base,
+                    members=[Member(peer=ghost.peer, tokens=1, root=ZERO_HASH)],
                     owners=bytes(world.signed.manifest.chunks), state_digest=example.state_digest, loss=1.0)
         for attempt in range(3 * REJECTIONS_LOGGED_PER_PEER):
             world.spawn(ghost.tell, seat.peer, Proposal(attempt=attempt, plan=plan, evicted=[]))

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.config import ModelConfig, TrainingConfig, parameter_count
-from trainer.corpus import Corpus
-from trainer.initial import initial_parameters
+from kernels.layout import chunk_layout
+from trainer.config import TrainingConfig
+from trainer.data.corpus import Corpus
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.initial import initial_parameters
+from trainer.models.llama.model import Decoder
 from trainer.worker import Worker
 
 MODEL: dict[str, Any] = {
@@ -29,7 +32,8 @@ SECTIONS: dict[str, Any] = {
     "max_members": 4,
     "chunk_parameters": 1024,
 }  # fmt: skip
-PARAMETERS = parameter_count(MODEL)
+PARAMETERS = ModelConfig.from_mapping(MODEL).parameters
+LAYOUT = chunk_layout(PARAMETERS, SECTIONS["chunk_parameters"])
 CPU = torch.device("cpu")
 
 
@@ -52,3 +56,10 @@ def theta() -> np.ndarray:
     values = np.empty(PARAMETERS, dtype=np.float32)
     initial_parameters(ModelConfig.from_mapping(MODEL), 7, values)
     return values
+
+
+def model() -> Decoder:
+    """A model with the initial parameters."""
+    made = Decoder(ModelConfig.from_mapping(MODEL), CPU)
+    made.flat.copy_(torch.from_numpy(theta()))
+    return made

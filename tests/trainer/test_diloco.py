@@ -12,7 +12,7 @@ import torch
 from benchmarks import diloco
 from benchmarks.diloco import MOST, WAVE, Bench, Case, Plan, Progress, Settings, size_in
 from kernels.outer_step import OuterStep
-from trainer import corpus as corpora
+from trainer.data import corpus as corpora
 
 SMALL = Settings(steps=6, rounds=2, warm_steps=4, sequences=1, evaluation_tokens=1 << 10)
 

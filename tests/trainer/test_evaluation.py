@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.layout import payload_bytes
 from tests.trainer import small
 from trainer import evaluation
 from trainer.evaluation import LEAST_TOKENS, MOST_TOKENS, Evaluation, evaluation_tokens
-from trainer.worker import Task, Worker, contribution_bytes
+from trainer.worker import Task, Worker
 
-SIZE = contribution_bytes(small.PARAMETERS, small.SECTIONS["chunk_parameters"])
+SIZE = payload_bytes(small.LAYOUT)
 WINDOWS = 30
 
 

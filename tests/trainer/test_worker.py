@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from kernels import codec
+from kernels.layout import payload_bytes
 from tests.trainer import small
-from trainer.worker import Done, NotFinite, Task, Worker, contribution_bytes
+from trainer.worker import Done, NotFinite, Task, Worker
 
-SIZE = contribution_bytes(small.PARAMETERS, small.SECTIONS["chunk_parameters"])
+SIZE = payload_bytes(small.LAYOUT)
 
 
 def _compute(worker: Worker, task: Task, **options: Any) -> tuple[Done, bytes]:
@@ -34,13 +35,9 @@ def test_contribution_is_theta_minus_the_local_parameters_chunk_by_chunk() -> No
     worker = small.worker()
     done, data = _compute(worker, Task(0, 0, 5, 0, 0))
     difference = small.theta() - worker.model.flat.numpy()
-    decoded, offset = np.empty_like(difference), 0
-    for start in range(0, small.PARAMETERS, 1024):
-        count = min(1024, small.PARAMETERS - start)
-        size = codec.encoded_bytes(count)
-        codec.decode(memoryview(data)[offset : offset + size], count, decoded[start : start + count])
-        offset += size
-    assert offset == len(data)
+    decoded = np.empty_like(difference)
+    for span in small.LAYOUT:
+        codec.decode(memoryview(data)[span.encoded], span.count, decoded[span.values])
     assert np.abs(decoded - difference).max() <= np.abs(difference).max() / 127
     assert done.norm == pytest.approx(float(np.linalg.norm(difference.astype(np.float64))), rel=1e-6)
 

@@ -11,7 +11,7 @@ import trio
 
 from peer.trainer_process.channel import TrainerChannel
 from protocol.trainer_link import TrainerDied
-from trainer import frames
+from trainer.service import frames
 
 
 class Process:

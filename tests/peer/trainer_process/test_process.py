@@ -20,20 +20,20 @@ import psutil
 import pytest
 import trio
 
+from kernels.layout import payload_bytes
 from peer.trainer_process.process import MAX_FAILURES, TrainerProcess, TrainerSettings
 from protocol.events import Event, TrainerStarted, TrainerStopped
 from protocol.state.shared_memory import SharedRegion
 from protocol.trainer_link import ComputeTask, Progress, TrainerDied, TrainerGaveUp
 from tests.trainer import small
-from trainer import frames
-from trainer.worker import contribution_bytes
+from trainer.service import frames
 
 DEADLINE_S = 600
 SECTIONS = small.SECTIONS | {"inner_steps": 10**6}
 LONG = ComputeTask(round=0, lane=0, steps=10**6, first_step=0, warmup_steps=0)
 """Not at its end before somebody ends it, however slow that somebody is."""
 SHORT = ComputeTask(round=1, lane=2, steps=3, first_step=3, warmup_steps=0)
-SIZE = contribution_bytes(small.PARAMETERS, small.SECTIONS["chunk_parameters"])
+SIZE = payload_bytes(small.LAYOUT)
 
 
 @dataclass

@@ -29,8 +29,8 @@ LIAR, ACCUSER = BOB.peer_id, ANN.peer_id
 
 def ready(tokens: int) -> bytes:
     """The liar's READY with this many tokens."""
-    return pack(BOB, simulated_run().run, Ready(round=1, base=ZERO_HASH, incarnation=1, serial=0, tokens=tokens, steps=1,
-                                                loss=1.0, norm=1.0, root=ZERO_HASH, state_digest=ZERO_HASH)).raw
+    return pack(BOB, simulated_run().run, Ready(round=1, fragment=0, base=ZERO_HASH, incarnation=1, serial=0, tokens=tokens,
+                                                steps=1, loss=1.0, norm=1.0, root=ZERO_HASH, state_digest=ZERO_HASH)).raw
 
 
 PROOF = TwoStatements(first=ready(8), second=ready(16))

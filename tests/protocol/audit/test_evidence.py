@@ -26,7 +26,7 @@ from protocol.wire.masks import mask_of
 from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Ready, pack
 
 RUN = Hash(b"\x07" * 32)
-LAW = Law(RUN, chunk_layout(600, 256), "clip")
+LAW = Law(RUN, 1, chunk_layout(600, 256), "clip")
 PEERS = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(1, 4)), key=lambda identity: identity.peer_id)
 OWNER = PEERS[1]
 CHUNK = 2
@@ -42,8 +42,11 @@ def contribution(number: int) -> memoryview:
 
 DATA = [contribution(number) for number in range(3)]
 LEAVES = [contribution_leaves(data, LAW.layout) for data in DATA]
-PLAN = Plan(round=3, base=ZERO_HASH, owners=bytes([1, 1, 1]), state_digest=ZERO_HASH, loss=1.0, members=[
+PLAN = Plan(round=3, fragment=0, base=ZERO_HASH, owners=bytes([1, 1, 1]), state_digest=ZERO_HASH, loss=1.0, members=[
     Member(peer=peer.peer_id, tokens=100 + n, root=tree_root(LEAVES[n])) for n, peer in enumerate(PEERS)])
+
+ELSEWHERE = PLAN.model_copy(update={"fragment": 1})
+"""A plan of a fragment that the run does not have."""
 
 
 def part(member: int, data: bytes | None = None) -> AveragedPart:
@@ -52,9 +55,9 @@ def part(member: int, data: bytes | None = None) -> AveragedPart:
     return AveragedPart(member=member, proof=[*tree_proof(LEAVES[member], CHUNK)], data=honest if data is None else data)
 
 
-def statement(hash: bytes, members: list[int], signer: Identity = OWNER) -> bytes:
+def statement(hash: bytes, members: list[int], signer: Identity = OWNER, plan: Plan = PLAN) -> bytes:
     entry = ChunkEntry(hash=hash, mask=mask_of(members, 3))
-    return pack(signer, RUN, ChunkResult(plan=plan_hash(PLAN), chunk=CHUNK, entry=entry)).raw
+    return pack(signer, RUN, ChunkResult(plan=plan_hash(plan), chunk=CHUNK, entry=entry)).raw
 
 
 def right(members: list[int]) -> Hash:
@@ -75,9 +78,10 @@ def test_a_wrong_average_convicts_its_signer(members: list[int]) -> None:
     WrongAverage(plan=PLAN, statement=statement(right([0, 2]), [0, 2]), parts=[part(0), part(1)]),
     WrongAverage(plan=PLAN, statement=statement(right([0, 2]), [0, 2]), parts=[part(0), part(2, part(1).data)]),
     WrongAverage(plan=PLAN.model_copy(update={"loss": 2.0}), statement=statement(right([0]), [0]), parts=[part(0)]),
+    WrongAverage(plan=ELSEWHERE, statement=statement(chunk_hash(b"wrong"), [0], plan=ELSEWHERE), parts=[part(0)]),
     WrongAverage(plan=PLAN, statement=statement(chunk_hash(b"x"), [0], Identity.from_seed(b"\x99" * 32)), parts=[part(0)]),
 ], ids=["right", "right without one", "a part kept back", "another member's part", "a part made up", "another plan",
-        "a stranger's statement"])
+        "another fragment", "a stranger's statement"])
 def test_what_proves_nothing_convicts_nobody(case: Evidence) -> None:
     with pytest.raises(Malformed):
         judge(LAW, case)
@@ -100,8 +104,8 @@ def test_who_averages_what_it_had_to_refuse_is_convicted() -> None:
 
 
 def ready(serial: int, tokens: int) -> Ready:
-    return Ready(round=1, base=ZERO_HASH, incarnation=1, serial=serial, tokens=tokens, steps=1, loss=1.0, norm=1.0,
-                 root=ZERO_HASH, state_digest=ZERO_HASH)
+    return Ready(round=1, fragment=0, base=ZERO_HASH, incarnation=1, serial=serial, tokens=tokens, steps=1, loss=1.0,
+                 norm=1.0, root=ZERO_HASH, state_digest=ZERO_HASH)
 
 
 def test_two_readys_under_one_serial_convict_and_others_do_not() -> None:

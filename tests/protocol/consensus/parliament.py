@@ -36,8 +36,8 @@ CHUNKS = 3
 
 
 def settings(min_members: int = 1) -> RoundSettings:
-    return RoundSettings(run=RUN, chunks=CHUNKS, max_tokens=10_000, codec="int8", min_members=min_members, max_members=16,
-                         grace_s=4.0, eviction_s=20.0, stall_s=6.0)
+    return RoundSettings(run=RUN, fragments=1, chunks=CHUNKS, max_tokens=10_000, codec="int8", min_members=min_members,
+                         max_members=16, grace_s=4.0, eviction_s=20.0, stall_s=6.0)
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Parliament:
         previous = _record([identity.peer_id for identity in identities[:electors]]) if electors else None
         self.near: set[PeerId] = set()
         """Who is not on the tip yet, as everybody sees it, and about to be."""
-        self.base = Base(5, Hash(b"\x09" * 32), previous) if previous else Base(0, genesis_tip(RUN), None)
+        self.base = Base(5, 0, Hash(b"\x09" * 32), previous) if previous else Base(0, 0, genesis_tip(RUN), None)
         self.seats = {identity.peer_id: self._seat(identity, None) for identity in identities}
         self.lie: bytes | None = None
         """The hash of a chunk that was proven wrong: nobody averages to it again."""
@@ -87,7 +87,7 @@ class Parliament:
         """These peers say READY in their `life`th life, and everybody alive hears it."""
         for peer in peers or tuple(self.seats):
             root = chunk_hash(peer.encode() + bytes([life]))
-            statement = Ready(round=self.base.round, base=self.base.tip, incarnation=life, serial=0, tokens=1000,
+            statement = Ready(round=self.base.round, fragment=0, base=self.base.tip, incarnation=life, serial=0, tokens=1000,
                               steps=10, loss=2.0, norm=1.0, root=root, state_digest=state_digest)
             for seat in self.seats.values():
                 if seat.alive:

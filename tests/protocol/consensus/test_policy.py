@@ -50,6 +50,7 @@ def a_view(*looks: PeerView) -> View:
     ({}, True),
     ({"round": 4}, False),
     ({"base": ZERO_HASH}, False),
+    ({"fragment": 1}, False),
     ({"tokens": SETTINGS.max_tokens}, True),
     ({"tokens": SETTINGS.max_tokens + 1}, False),
 ])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ ROOT = b"\x05" * 32
     ({"state_digest": ZERO_HASH}, None),
     ({"round": 4}, "its plan is for another round"),
     ({"base": ZERO_HASH}, "its plan is for another round"),
+    ({"fragment": 1}, "its plan is for fragment 1, not 0"),
     ({"members": members(PEERS[1], PEERS[0], PEERS[2])}, "the members of its plan are not sorted, or not distinct"),
     ({"members": members(PEERS[0], PEERS[0], PEERS[1])}, "the members of its plan are not sorted, or not distinct"),
     ({"members": members(PEERS[0])}, "its plan has 1 members, not 2 to 4"),
@@ -50,14 +52,22 @@ def test_plans(changes: dict[str, Any], flaw: str | None) -> None:
     ({}, None),
     ({"previous": ZERO_HASH}, "a record that does not stand on this tip"),
     ({"round": 6}, "a record that does not stand on this tip"),
-    ({"fragment": 1}, "a record of another fragment or codec than the manifest's"),
-    ({"codec": "fp32"}, "a record of another fragment or codec than the manifest's"),
+    ({"fragment": 1}, "a record of another fragment or codec than the round's"),
+    ({"codec": "fp32"}, "a record of another fragment or codec than the round's"),
     ({"members": members(*PEERS)}, "a record whose members are not sorted, too few or too many"),
     ({"members": members(*PEERS[:3], tokens=1001)}, "a record that credits a member with more tokens than a round has"),
     ({"result_root": ZERO_HASH}, "a record whose chunks do not match its result root"),
 ])
 def test_records_put_to_the_vote(changes: dict[str, Any], flaw: str | None) -> None:
     assert flaw_of_motion(SETTINGS, BASE, a_record(**changes), INDEX, PROVENANCE) == flaw
+
+
+@pytest.mark.parametrize(("fragments", "round", "fragment"), [(1, 0, 0), (1, 5, 0), (4, 3, 3), (4, 5, 1)])
+def test_the_fragments_take_turns(fragments: int, round: int, fragment: int) -> None:
+    base = replace(SETTINGS, fragments=fragments).base(round, BASE.tip, None)
+    assert base.fragment == fragment
+    flaws = [flaw_of_plan(SETTINGS, base, a_plan(round=round, fragment=number)) for number in range(fragments)]
+    assert [number for number, flaw in enumerate(flaws) if flaw is None] == [fragment]
 
 
 def test_a_record_of_fewer_chunks_than_the_run_has() -> None:

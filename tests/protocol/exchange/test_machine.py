@@ -29,7 +29,7 @@ PEERS = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in ra
 
 def machine(me: PeerId, owners: bytes) -> ExchangeMachine:
     members = [Member(peer=peer, tokens=1, root=ZERO_HASH) for peer in PEERS]
-    plan = Plan(round=0, base=ZERO_HASH, members=members, owners=owners, state_digest=ZERO_HASH, loss=0.0)
+    plan = Plan(round=0, fragment=0, base=ZERO_HASH, members=members, owners=owners, state_digest=ZERO_HASH, loss=0.0)
     return ExchangeMachine(me, plan, STALL_S, now=0.0)
 
 

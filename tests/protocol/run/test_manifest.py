@@ -25,7 +25,8 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import ZERO_HASH, hash_bytes
 from protocol.wire.identity import Identity, PeerId
-from trainer.config import TrainingConfig, parameter_count
+from trainer.config import TrainingConfig
+from trainer.models.llama.config import ModelConfig
 
 ONE = Identity.from_seed(bytes(32))
 TWO = Identity.from_seed(bytes([2]) * 32)
@@ -62,7 +63,7 @@ def test_a_statement_of_a_run_is_no_manifest() -> None:
 
 def test_parameters_are_the_trainers_count() -> None:
     for section in (ModelSection(), ModelSection(tied=False, kv_heads=4, layers=7, vocab=1000, ffn=500)):
-        assert section.parameters == parameter_count(section.model_dump())
+        assert section.parameters == ModelConfig.from_mapping(section.model_dump()).parameters
 
 
 def test_the_trainer_understands_its_sections() -> None:
@@ -116,6 +117,7 @@ def test_absurd_models_are_refused(model: dict[str, int]) -> None:
         {"chunk_parameters": 257}, {"chunk_parameters": 1 << 30}, {"checkpoint_chunk_bytes": 1 << 40},
         {"checkpoint_interval": 0}, {"protocol_min": 2}, {"admission": "allowlist"}, {"admission": "anyone"},
         {"allowlist": [TWO.peer_id, TWO.peer_id]}, {"name": "\x1b[2J"}, {"name": ""}, {"codec": "fp32"},
+        {"fragments": 0}, {"fragments": 2}, {"fragments": 65},
         {"inner": {"lr": 0.0}}, {"inner": {"lr": float("nan")}}, {"outer": {"momentum": 1.0}},
         {"outer": "fixed"}, {"outer": None},
         {"inner": {"stable_steps": 9, "total_steps": 8}}, {"rounds": {"min_members": 3, "max_members": 2}},

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.layout import chunk_layout
 from protocol.run.derive import derived
 from protocol.run.fitting import MAX_PARAMETERS, ModelShape, ffn_width, head_count, kv_head_count
 from protocol.run.manifest import ModelSection, RunManifest, demo_manifest
 from protocol.run.run_file import RunFileError, dump, parse_run_file
 from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import MAX_CHUNKS
 
 ME = Identity.from_seed(bytes(32)).peer_id
 
@@ -67,6 +69,20 @@ def test_large_models_have_as_many_chunks_as_fit(dim: int, layers: int, billions
     assert manifest.parameters / 1e9 == pytest.approx(billions, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("dim", "layers", "billions", "chunk_parameters"), [(2048, 20, 1, 1 << 20), (5120, 37, 10, 1 << 22)])
+def test_the_default_chunk_follows_the_model(dim: int, layers: int, billions: int, chunk_parameters: int) -> None:
+    manifest = parsed(f"[model]\ndim = {dim}\nlayers = {layers}\n")
+    assert round(manifest.parameters / 1e9) == billions
+    assert manifest.chunk_parameters == chunk_parameters and manifest.chunks <= MAX_CHUNKS
+    assert manifest.chunks == len(chunk_layout(manifest.parameters, chunk_parameters))
+
+
+def test_a_run_in_several_fragments_is_refused_in_one_sentence() -> None:
+    assert mistakes("fragments = 4\n") == [
+        "fragments is 4, and this version exchanges whole states; fragments = 1 would do"]
+
+
 @settings(deadline=None)
 @given(st.integers(4, 1 << 14), st.integers(1, 256))
 def test_no_model_is_refused_for_its_number_of_chunks(half: int, layers: int) -> None:
@@ -98,7 +114,7 @@ def fitting(said: str) -> tuple[str, str]:
         "chunk_parameters = 256\n[model]\ndim = 2048\n", "chunk_parameters = 1000\n",
         "checkpoint_chunk_bytes = 4096\n[model]\ndim = 2048\n", "checkpoint_chunk_bytes = 5000\n",
         "[data]\nsequence_length = 131072\nsequences_per_step = 65536\n", "[rounds]\nmin_members = 9\nmax_members = 2\n",
-        "protocol_min = 2\nprotocol_max = 1\n",
+        "protocol_min = 2\nprotocol_max = 1\n", "fragments = 4\n",
     ],
 )
 def test_the_value_that_a_sentence_names_fits(text: str) -> None:

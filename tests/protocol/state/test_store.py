@@ -20,7 +20,7 @@ ROOTS = [Hash(bytes([number]) * 32) for number in range(8)]
 
 def chain(length: int) -> list[Commit]:
     """A chain of so many rounds."""
-    base, commits = Base(0, genesis_tip(simulated_run().run), None), []
+    base, commits = Base(0, 0, genesis_tip(simulated_run().run), None), []
     for _ in range(length):
         commit, base = extended(simulated_run(), base, ANN)
         commits.append(commit)
@@ -28,7 +28,7 @@ def chain(length: int) -> list[Commit]:
 
 
 def write_result(store: Store, round: int, root: Hash, data: bytes = b"result") -> None:
-    file = store.results.begin(round, len(data))
+    file = store.results.begin(round, 0, len(data))
     file.view[:] = data
     file.commit(root)
 
@@ -53,23 +53,23 @@ def test_a_damaged_record_counts_as_absent_and_is_set_aside(tmp_path: Path, dama
 
 def test_a_result_is_there_once_it_is_committed(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    file, other = store.results.begin(5, 6), store.results.begin(5, 6)
+    file, other = store.results.begin(5, 0, 6), store.results.begin(5, 0, 6)
     file.view[:] = b"result"
-    assert store.results.open(5, ROOTS[1]) is None
+    assert store.results.open(5, 0, ROOTS[1]) is None
     file.commit(ROOTS[1])
     other.discard()
-    opened = store.results.open(5, ROOTS[1])
+    opened = store.results.open(5, 0, ROOTS[1])
     assert opened is not None and bytes(opened) == b"result"
     file.discard()
-    assert store.results.open(5, ROOTS[1]) is not None, "it is no draft any more"
-    assert (store.results.open(5, ROOTS[2]), store.results.oldest()) == (None, 5)
-    store.results.drop(5, ROOTS[1])
-    assert (store.results.open(5, ROOTS[1]), store.results.oldest()) == (None, 0)
+    assert store.results.open(5, 0, ROOTS[1]) is not None, "it is no draft any more"
+    assert (store.results.open(5, 0, ROOTS[2]), store.results.oldest()) == (None, 5)
+    store.results.drop(5, 0, ROOTS[1])
+    assert (store.results.open(5, 0, ROOTS[1]), store.results.oldest()) == (None, 0)
 
 
 def test_a_restart_removes_what_was_half_written(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.results.begin(1, 10)
+    store.results.begin(1, 0, 10)
     (tmp_path / ".promise.new").write_bytes(b"half")
     (tmp_path / "records" / ".00000000.new").write_bytes(b"half")
     Store(tmp_path)

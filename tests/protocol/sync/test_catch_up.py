@@ -44,7 +44,7 @@ class Table:
 
     def _replica(self, folder: Path, rounds: Rounds) -> Replica:
         replica = Replica.open(self.signed, Store(folder), OuterState(self.signed.manifest))
-        base = Base(0, genesis_tip(self.signed.run), None)
+        base = Base(0, 0, genesis_tip(self.signed.run), None)
         for author, tokens in rounds:
             commit, base = extended(self.signed, base, author, tokens)
             replica.history.append(commit)

@@ -54,7 +54,7 @@ class Table:
         signed = simulated_run()
         self.events: list[Event] = []
         self.replica = Replica.open(signed, Store(folder), OuterState(signed.manifest))
-        base = Base(0, genesis_tip(signed.run), None)
+        base = Base(0, 0, genesis_tip(signed.run), None)
         for _ in range(2):
             commit, base = extended(signed, base, ME)
             self.replica.history.append(commit)

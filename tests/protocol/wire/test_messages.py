@@ -11,7 +11,20 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
-from protocol.wire.messages import Body, Finish, Goodbye, Heartbeat, Measurement, Phase, Ready, Role, WhyIdle, pack, unpack
+from protocol.wire.messages import (
+    MAX_FRAGMENTS,
+    Body,
+    Finish,
+    Goodbye,
+    Heartbeat,
+    Measurement,
+    Phase,
+    Ready,
+    Role,
+    WhyIdle,
+    pack,
+    unpack,
+)
 
 ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")
@@ -23,7 +36,8 @@ HEARTBEAT = Heartbeat(
 )  # fmt: skip
 CLAIMING = HEARTBEAT.model_copy(update={"measured": Measurement(rounds=3, tip=TIP, loss=1.5)})
 READY = Ready(
-    round=1, base=TIP, incarnation=2, serial=0, tokens=3, steps=4, loss=5.0, norm=6.0, root=TIP, state_digest=TIP
+    round=1, fragment=0, base=TIP, incarnation=2, serial=0, tokens=3, steps=4, loss=5.0, norm=6.0, root=TIP,
+    state_digest=TIP,
 )  # fmt: skip
 
 
@@ -59,6 +73,13 @@ def test_values_out_of_range_are_malformed(field: str, value: object) -> None:
     body = canonical.encode({**fields, field: value})
     with pytest.raises(Malformed):
         unpack(seal(ONE, RUN, "heartbeat", body).raw, RUN)
+
+
+@pytest.mark.parametrize("fragment", [-1, MAX_FRAGMENTS, 2**40, True, 0.0, None])
+def test_a_fragment_that_no_run_has_is_malformed(fragment: object) -> None:
+    fields = canonical.decode(READY.encode(), max_bytes=10_000)
+    with pytest.raises(Malformed):
+        unpack(seal(ONE, RUN, "ready", canonical.encode({**fields, "fragment": fragment})).raw, RUN)
 
 
 @given(st.sampled_from(["heartbeat", "ready", "proposal", "promise", "motion", "commit", "x"]), st.binary(max_size=60))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainer import frames
+from trainer.service import frames
 
 
 def test_messages_come_out_whole_however_they_are_cut() -> None:

@@ -5,15 +5,15 @@ import hashlib
 import numpy as np
 
 from tests.trainer import small
-from trainer.config import ModelConfig, parameter_count, parameter_layout
-from trainer.initial import STD, TRUNCATE_AT, initial_parameters
+from trainer.models.llama.config import ModelConfig, parameter_layout
+from trainer.models.llama.initial import STD, TRUNCATE_AT, initial_parameters
 
 UNTIED = small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "tied": False}
 
 
 def _tensors(model: dict[str, object], seed: int) -> dict[str, np.ndarray]:
     config = ModelConfig.from_mapping(model)
-    values = np.empty(parameter_count(model), dtype=np.float32)
+    values = np.empty(config.parameters, dtype=np.float32)
     initial_parameters(config, seed, values)
     return {place.name: values[place.offset : place.offset + place.count] for place in parameter_layout(config)}
 

@@ -35,12 +35,12 @@ class Corpus:
     held_out: U8
     digest: str
 
-    def windows(self, length: int) -> int:
-        """Number of training windows of `length` predicted tokens; every token but the first is predicted."""
-        return window_count(self.train, length)
-
 
 def window_count(tokens: U8, length: int) -> int:
+    """Number of windows of `length` predicted tokens, in which every token but the first is predicted.
+
+    0 when there are fewer tokens than one window has.
+    """
     return max(0, -(-(len(tokens) - 1) // length)) if len(tokens) > length else 0
 
 

@@ -3,18 +3,10 @@
 import torch
 
 from tests.trainer import small
-from trainer.config import ModelConfig
-from trainer.model import Decoder
-
-
-def _model() -> Decoder:
-    model = Decoder(ModelConfig.from_mapping(small.MODEL), small.CPU)
-    model.flat.copy_(torch.from_numpy(small.theta()))
-    return model
 
 
 def test_a_token_does_not_change_what_comes_before_it() -> None:
-    model = _model()
+    model = small.model()
     tokens = torch.arange(24).view(2, 12)
     changed = tokens.clone()
     changed[:, 7] = 200
@@ -25,7 +17,7 @@ def test_a_token_does_not_change_what_comes_before_it() -> None:
 
 
 def test_order_of_the_past_matters() -> None:
-    model = _model()
+    model = small.model()
     with torch.no_grad():
         one = model(torch.tensor([[1, 2, 3, 4]]))[0, -1]
         other = model(torch.tensor([[2, 1, 3, 4]]))[0, -1]
@@ -33,7 +25,7 @@ def test_order_of_the_past_matters() -> None:
 
 
 def test_parameters_and_gradients_are_views_of_the_flat_vectors() -> None:
-    model = _model()
+    model = small.model()
     model(torch.tensor([[1, 2, 3]])).square().sum().backward()
     for place in model.layout:
         parameter = model.tensors[place.name]

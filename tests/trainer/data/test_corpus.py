@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer import corpus
+from trainer.data import corpus
 
 
 def _tree(root: Path, files: int = 60) -> list[bytes]:

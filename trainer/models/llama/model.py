@@ -1,8 +1,8 @@
 """The decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU (Llama's shape).
 
-All parameters are views of one flat fp32 tensor, and their gradients of another, in the order of
-`trainer.config.parameter_layout`: taking over the swarm's parameters, clipping, and taking the difference are each one
-vector operation.  Which numbers lie there is `trainer.initial`'s business; the loss is `kernels.losses`'.
+All parameters are views of one flat fp32 tensor, and their gradients of another, in the order of `parameter_layout`: taking
+over the swarm's parameters and taking the difference are each one vector operation.  Which numbers lie there is
+`trainer.models.llama.initial`'s business; the loss is `trainer.models.loss`'s.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.config import ModelConfig, parameter_layout
+from trainer.models.llama.config import ModelConfig, parameter_layout
 
 
 class Decoder(nn.Module):
@@ -49,6 +49,7 @@ class Decoder(nn.Module):
         return self.tensors["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
 
     def forward(self, tokens_bt: Tensor) -> Tensor:
+        """Normalised hidden states (B, T, dim) of tokens (B, T)."""
         hidden = F.embedding(tokens_bt, self.tensors["model.embed_tokens.weight"])
         cos, sin = _rotations(self.config, tokens_bt.shape[1], hidden.device)
         for layer in range(self.config.layers):

@@ -15,6 +15,7 @@ MAX_FRAME_BYTES = 1 << 16
 
 
 def pack(message: dict[str, Any]) -> bytes:
+    """The bytes of a frame that holds `message`."""
     body = json.dumps(message, separators=(",", ":")).encode()
     assert len(body) <= MAX_FRAME_BYTES, "a frame is a command, not a load"
     return len(body).to_bytes(HEADER_BYTES, "big") + body

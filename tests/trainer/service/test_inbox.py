@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.service import Inbox, Job
-from trainer.worker import Abandoned
+from trainer.service.inbox import Abandoned, Inbox, Job
 
 
 def inbox(*commands: str) -> Inbox:

@@ -1,9 +1,5 @@
 """The trainer process: obeys a peer's commands over a socket, and reports.
 
-Decides what a command may interrupt: `finish`, `pause` and `abandon` take effect after the running step.  A thread reads
-the socket all the time, so that the end of the peer, however it ends, ends this process at once: a trainer never
-outlives its peer.  (The kernel's parent-death signal would follow the thread that started us, not the peer.)
-
 Commands: configure, initialise, compute, evaluate (each answered, under its `id`), finish, abandon, pause, resume, threads.
 Any failure is answered with one sentence and ends the process; the peer starts a fresh one.
 
@@ -16,123 +12,24 @@ from __future__ import annotations
 import mmap
 import os
 import socket
-import threading
-from collections import deque
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 
-from trainer import frames
+from kernels.layout import payload_bytes
 from trainer.config import TrainingConfig
 from trainer.evaluation import Evaluation
-from trainer.initial import initial_parameters
-from trainer.worker import Abandoned, Task, Worker, contribution_bytes, pick_device
+from trainer.models.llama.initial import initial_parameters
+from trainer.service import frames
+from trainer.service.inbox import EXIT_PEER_GONE, Abandoned, Inbox, Job
+from trainer.worker import Task, Worker, pick_device
 
-EXIT_PEER_GONE = 0
 EXIT_FAILED = 1
+"""Status of a process that ends because a job failed."""
 IDLE_OPPORTUNITIES = 1 << 20
 """Many: while there is nothing else to do an evaluation goes on in the smallest pieces, as what comes next may come now."""
-
-
-class Job:
-    """A command that takes time, with what may come in while it runs."""
-
-    def __init__(self, message: dict[str, Any]) -> None:
-        self.message = message
-        self.id: int = message["id"]
-        self.finish = False
-        self.abandon = False
-
-
-class Inbox:
-    """What the peer wants, from one thread to another."""
-
-    def __init__(self) -> None:
-        self._jobs: deque[Job] = deque()
-        self._latest: Job | None = None
-        self._evaluation: Job | None = None
-        self._changed = threading.Condition()
-        self._paused = False
-        self._threads = 0
-
-    def listen(self, connection: socket.socket) -> None:
-        """Read commands from `connection` in a thread, and end this process when the peer is gone."""
-        threading.Thread(target=self._read, args=(connection,), name="commands", daemon=True).start()
-
-    def next_job(self) -> Job | None:
-        """Wait for the next job; None when there is only an evaluation to get on with."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._jobs or (self._evaluation is not None and not self._paused))
-            return self._jobs.popleft() if self._jobs else None
-
-    @property
-    def evaluation(self) -> Job | None:
-        """The evaluation that is wanted now, beside whatever else is done."""
-        with self._changed:
-            return None if self._paused else self._evaluation
-
-    def evaluated(self, job: Job) -> None:
-        """This evaluation needs nothing more."""
-        with self._changed:
-            if self._evaluation is job:
-                self._evaluation = None
-
-    def is_urgent(self, running: Job | None) -> bool:
-        """Whether something has come in that an evaluation makes way for.  running: what it is done beside."""
-        with self._changed:
-            called_off = running is not None and (running.finish or running.abandon)
-            return bool(called_off or self._jobs or self._paused or self._evaluation is None)
-
-    def use_threads(self) -> None:
-        """Compute with as many CPU threads as the peer said last."""
-        if self._threads and self._threads != torch.get_num_threads():
-            torch.set_num_threads(self._threads)  # of the calling thread, so not where the command is read
-
-    def wait_while_paused(self, job: Job) -> None:
-        """Returns when not paused, or when the job is to finish; raises Abandoned when it has been abandoned."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._paused or job.finish or job.abandon)
-        if job.abandon:
-            raise Abandoned
-
-    def _read(self, connection: socket.socket) -> None:
-        buffer = bytearray()
-        try:
-            while (message := frames.receive(connection, buffer)) is not None:
-                self.take(message)
-        finally:
-            os._exit(EXIT_PEER_GONE)
-
-    def take(self, message: dict[str, Any]) -> None:
-        """A command came in."""
-        with self._changed:
-            match message["do"]:
-                case "pause":
-                    self._paused = True
-                case "resume":
-                    self._paused = False
-                case "threads":
-                    self._threads = message["threads"]
-                case "finish" if self._latest is not None:
-                    self._latest.finish = True
-                case "finish":
-                    pass  # nothing has been asked yet
-                case "abandon":
-                    self._abandon(message["id"])
-                case "evaluate":
-                    self._evaluation = Job(message)
-                case _:
-                    self._latest = Job(message)
-                    self._jobs.append(self._latest)
-            self._changed.notify_all()
-
-    def _abandon(self, id: int) -> None:
-        if self._latest is not None and self._latest.id == id:
-            self._latest.abandon = True
-        if self._evaluation is not None and self._evaluation.id == id:
-            self._evaluation = None
 
 
 class Service:
@@ -178,8 +75,7 @@ class Service:
     def _configure(self, message: dict[str, Any]) -> dict[str, Any]:
         device = pick_device(message["device"])
         self._worker = Worker(TrainingConfig.from_sections(message["sections"]), device)
-        size = contribution_bytes(self._worker.parameters, self._worker.config.chunk_parameters)
-        self._contribution = memoryview(mmap.mmap(self._contribution_fd, size))
+        self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))
         return {
             "device": str(device),
             "parameters": self._worker.parameters,

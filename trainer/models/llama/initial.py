@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import ModelConfig, ParameterPlace, parameter_layout
+from trainer.models.llama.config import ModelConfig, ParameterPlace, parameter_layout
 
 F32 = npt.NDArray[np.float32]
 

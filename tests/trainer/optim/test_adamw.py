@@ -1,0 +1,59 @@
+"""The update: AdamW as torch has it, after clipping, on the flat vectors where they lie."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer import small
+from trainer.optim.adamw import AdamW
+
+INNER = small.config().inner
+
+
+def test_update_is_torch_adamw_without_decay_on_norms_and_embeddings() -> None:
+    config = replace(INNER, clip_norm=1e9, weight_decay=0.5)
+    ours, theirs = small.model(), small.model()
+    optimiser = AdamW(ours, config)
+    decayed = [p for name, p in theirs.tensors.items() if p.dim() == 2 and "embed" not in name]
+    others = [p for name, p in theirs.tensors.items() if p.dim() == 1 or "embed" in name]
+    groups = [{"params": decayed, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}]
+    oracle = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8)
+    for step in range(3):
+        gradient = torch.from_numpy(np.random.default_rng(step).normal(size=len(ours.flat)).astype(np.float32))
+        ours.gradient.copy_(gradient)
+        theirs.gradient.copy_(gradient)
+        optimiser.step(0.01)
+        oracle.step()
+    torch.testing.assert_close(ours.flat, theirs.flat, rtol=1e-5, atol=1e-6)
+
+
+def test_large_gradients_are_clipped_to_the_global_norm() -> None:
+    model = small.model()
+    optimiser = AdamW(model, replace(INNER, clip_norm=1.0))
+    model.gradient.fill_(100.0)
+    optimiser.step(0.0)
+    mean = optimiser._mean / (1 - INNER.beta1)
+    assert float(mean.norm()) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_moments_and_parameters_are_updated_where_they_lie() -> None:
+    model = small.model()
+    optimiser = AdamW(model, INNER)
+    before = model.flat.clone()
+    for step in range(2):
+        model.gradient.fill_(1.0)
+        optimiser.step(0.1)
+        assert optimiser.steps == step + 1 and not model.gradient.any()
+    assert (model.flat != before).all() and optimiser._mean.all() and optimiser._square.all()
+
+
+def test_an_update_loads_no_compiler() -> None:
+    code = (
+        "import sys; from tests.trainer import small; from trainer.optim.adamw import AdamW;"
+        "AdamW(small.model(), small.config().inner).step(0.1); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

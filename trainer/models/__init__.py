@@ -1,0 +1,1 @@
+"""The models, a folder for each family, and their loss."""

@@ -1,0 +1,1 @@
+"""Decoders of the Llama family: their shape, the model, its initial parameters."""

@@ -1,0 +1,1 @@
+"""The inner optimisation of one member in one round."""

@@ -1,0 +1,70 @@
+"""The update of the local parameters: torch's fused AdamW after clipping at the global norm.
+
+Moments stay in this process across rounds and are never sent.  They are one flat vector each, like parameters and
+gradients; torch's kernel updates all of them where they lie, through views of the tensors.  It is called as a function:
+the class `torch.optim.AdamW` does the same, but brings torch's compiler into the process, 144 MB that nothing here uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.adamw import adamw
+
+from trainer.config import InnerConfig
+from trainer.models.llama.config import ParameterPlace
+from trainer.models.llama.model import Decoder
+
+
+@dataclass
+class _Group:
+    """Tensors with one weight decay: views of the flat vectors, and how many steps each has seen."""
+
+    weight_decay: float
+    parameters: list[Tensor] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)
+    means: list[Tensor] = field(default_factory=list)
+    squares: list[Tensor] = field(default_factory=list)
+    steps: list[Tensor] = field(default_factory=list)
+
+    def add(self, places: Sequence[ParameterPlace], model: Decoder, mean: Tensor, square: Tensor) -> None:
+        vectors = (model.flat, model.gradient, mean, square)
+        for place in places:
+            span = slice(place.offset, place.offset + place.count)
+            for views, vector in zip((self.parameters, self.gradients, self.means, self.squares), vectors, strict=True):
+                views.append(vector[span].view(place.shape))
+            self.steps.append(torch.zeros((), device=mean.device))
+
+
+class AdamW:
+    """Adam with decoupled weight decay on the matrices (not on norms, not on embeddings).  steps: updates so far."""
+
+    def __init__(self, model: Decoder, config: InnerConfig) -> None:
+        self.steps = 0
+        self._model, self._config = model, config
+        self._mean, self._square = torch.zeros_like(model.flat), torch.zeros_like(model.flat)
+        decayed = [place for place in model.layout if _decays(place)]
+        others = [place for place in model.layout if not _decays(place)]
+        self._groups = [_Group(config.weight_decay), _Group(0.0)]
+        for group, places in zip(self._groups, (decayed, others), strict=True):
+            group.add(places, model, self._mean, self._square)
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """One update from the model's gradient, which is clipped to the global norm first and zeroed after."""
+        config, model = self._config, self._model
+        self.steps += 1
+        clip_grad_norm_(model.parameters(), config.clip_norm)
+        for group in self._groups:
+            adamw(group.parameters, group.gradients, group.means, group.squares, [], group.steps, fused=True, amsgrad=False,
+                  maximize=False, beta1=config.beta1, beta2=config.beta2, lr=rate, eps=config.eps,
+                  weight_decay=group.weight_decay)
+        model.gradient.zero_()
+
+
+def _decays(place: ParameterPlace) -> bool:
+    return len(place.shape) == 2 and place.name != "model.embed_tokens.weight"

@@ -1,0 +1,24 @@
+"""A section of the manifest as the trainer reads it: strict about its fields, and free of heavy imports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the manifest, field by field."""
+
+    @classmethod
+    def from_mapping(cls, section: Mapping[str, Any]) -> Self:
+        """The section that these fields describe.
+
+        Raises ValueError for fields that are missing, and for unknown ones: they would change the run.
+        """
+        known = {field.name for field in fields(cls)}
+        unknown, missing = sorted(set(section) - known), sorted(known - set(section))
+        if unknown or missing:
+            raise ValueError(f"{cls.__name__}: unknown fields {unknown}, missing fields {missing}")
+        return cls(**section)

@@ -1,0 +1,1 @@
+"""The side of the trainer process that the peer process talks to."""
