@@ -28,6 +28,7 @@ test: lint
 	$(BIN)/python -m pytest tests/e2e
 
 lint: venv
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache

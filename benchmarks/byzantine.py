@@ -128,8 +128,15 @@ def config_for(settings: Settings, rate: float) -> TrainingConfig:
         warmup_steps=30, stable_steps=1 << 30, total_steps=1 << 31, joiner_warmup_steps=10,
     )  # fmt: skip
     data = DataConfig(corpus="stdlib", sequence_length=64, sequences_per_step=settings.sequences, held_out_percent=5)
-    return TrainingConfig(seed=settings.seed, model=MODEL, data=data, inner=inner, inner_steps=settings.inner_steps,
-                          lanes=2 * MEMBERS, chunk_parameters=CHUNK)
+    return TrainingConfig(
+        seed=settings.seed,
+        model=MODEL,
+        data=data,
+        inner=inner,
+        inner_steps=settings.inner_steps,
+        lanes=2 * MEMBERS,
+        chunk_parameters=CHUNK,
+    )
 
 
 class Diverged(Exception):
@@ -212,8 +219,11 @@ class Bench:
 
 def cases(rules: Sequence[Rule], attacks: Sequence[str]) -> list[Case]:
     """Honest runs first; then by attack, so that a table in the making is of use."""
-    return [HONEST, *(Case(rule, "none", 0) for rule in rules if rule != "mean"),
-            *(Case(rule, attack, hostile) for attack in attacks for hostile in range(1, MOST_HOSTILE + 1) for rule in rules)]
+    return [
+        HONEST,
+        *(Case(rule, "none", 0) for rule in rules if rule != "mean"),
+        *(Case(rule, attack, hostile) for attack in attacks for hostile in range(1, MOST_HOSTILE + 1) for rule in rules),
+    ]
 
 
 class Progress:
@@ -258,12 +268,16 @@ def excess_percent(losses: dict[Case, float], case: Case) -> float:
 def print_bars(losses: dict[Case, float]) -> bool:
     """Whether the bars hold, as far as their cases were run."""
     holds = True
-    for name, rules, hostile in (("clip, f = 1", ("clip",), 1), ("trimmed or centered_clip, f = 2",
-                                                               ("trimmed", "centered_clip"), 2)):
+    for name, rules, hostile in (
+        ("clip, f = 1", ("clip",), 1),
+        ("trimmed or centered_clip, f = 2", ("trimmed", "centered_clip"), 2),
+    ):
         worst = min((max(_worst(losses, rule, hostile)), rule) for rule in rules)
         holds &= worst[0] <= BAR_PERCENT
-        print(f"{name}: at worst {worst[0]:+.2f} % ({worst[1]}); bar +{BAR_PERCENT} %: "
-              f"{'holds' if worst[0] <= BAR_PERCENT else 'MISSED'}")
+        print(
+            f"{name}: at worst {worst[0]:+.2f} % ({worst[1]}); bar +{BAR_PERCENT} %: "
+            f"{'holds' if worst[0] <= BAR_PERCENT else 'MISSED'}"
+        )
     return holds
 
 
@@ -293,11 +307,16 @@ def main() -> int:
     for case in cases(rules, attacks):
         if case not in progress.losses:
             progress.add(case, bench.run(case))
-            print(f"{time.monotonic() - began:5.0f} s  {case.rule} {case.attack} f={case.hostile}: "
-                  f"{progress.losses[case]:.4f} ({excess_percent(progress.losses, case):+.2f} %)",
-                  file=sys.stderr, flush=True)
-    print(f"{MEMBERS} members, {len(bench.start)} parameters, {settings.rounds} rounds of {settings.inner_steps} steps of "
-          f"{64 * settings.sequences} tokens, from {bench.loss(bench.start):.3f}; {time.process_time():.0f} s of one core\n")
+            print(
+                f"{time.monotonic() - began:5.0f} s  {case.rule} {case.attack} f={case.hostile}: "
+                f"{progress.losses[case]:.4f} ({excess_percent(progress.losses, case):+.2f} %)",
+                file=sys.stderr,
+                flush=True,
+            )
+    print(
+        f"{MEMBERS} members, {len(bench.start)} parameters, {settings.rounds} rounds of {settings.inner_steps} steps of "
+        f"{64 * settings.sequences} tokens, from {bench.loss(bench.start):.3f}; {time.process_time():.0f} s of one core\n"
+    )
     print_table(progress.losses, rules, attacks)
     print()
     return 0 if print_bars(progress.losses) else 1

@@ -93,10 +93,13 @@ def gpu(count: int, members: int, repeats: int) -> None:
     print(f"{'Triton on ' + torch.cuda.get_device_name():40} {'M values/s':>12} {'of memory bandwidth':>20}")
     payload = codec.encoded_bytes(count)
     rows: list[tuple[str, int, int, Callable[[], object]]] = [
-        ("encode a difference", count, 8 * count + payload,
-         lambda: codec_triton.encode_difference(base, source, encoded)),
-        ("weighted mean", count * members, (members + 1) * payload,
-         lambda: codec_triton.weighted_mean(copies, [1] * members, count, result)),
+        ("encode a difference", count, 8 * count + payload, lambda: codec_triton.encode_difference(base, source, encoded)),
+        (
+            "weighted mean",
+            count * members,
+            (members + 1) * payload,
+            lambda: codec_triton.weighted_mean(copies, [1] * members, count, result),
+        ),
     ]
     for name, size, moved, work in rows:
         took = timed(work)

@@ -37,8 +37,9 @@ class Outcome:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.deaths", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.deaths", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--rate", type=rate, default=rate("100mbit"))
     parser.add_argument("--seconds", type=float, default=3.0, help="payload over rate")
@@ -47,24 +48,38 @@ def main() -> None:
     arguments = parser.parse_args()
     if reason := why_not():
         raise SystemExit(f"links cannot be emulated here: {reason}")
-    print("| killed after (of the undisturbed) | undisturbed, s | noticed after the death, s | survivors done, s | bar, s "
-          "| survivors' parts lost | chunks with the dead one's part |")
+    print(
+        "| killed after (of the undisturbed) | undisturbed, s | noticed after the death, s | survivors done, s | bar, s "
+        "| survivors' parts lost | chunks with the dead one's part |"
+    )
     print("|---|---|---|---|---|---|---|", flush=True)
     for moment in range(arguments.moments):
         share = (moment + 0.5) / arguments.moments
         outcome = exchange_with_a_death(arguments, share)
-        print(f"| {share:.2f} | {outcome.undisturbed:.2f} | {outcome.noticed - outcome.killed:.2f} | {outcome.done:.2f} | "
-              f"{outcome.bar:.2f} | {outcome.lost} | {outcome.victims_chunks} of {outcome.chunks} |", flush=True)
+        print(
+            f"| {share:.2f} | {outcome.undisturbed:.2f} | {outcome.noticed - outcome.killed:.2f} | {outcome.done:.2f} | "
+            f"{outcome.bar:.2f} | {outcome.lost} | {outcome.victims_chunks} of {outcome.chunks} |",
+            flush=True,
+        )
 
 
 def exchange_with_a_death(arguments: argparse.Namespace, share: float) -> Outcome:
     lines = [Access(arguments.rate, arguments.rate) for _ in range(arguments.peers)]
     parameters = int(arguments.seconds * arguments.rate / 8 / 1.015625)
     with Links(lines) as links:
-        swarm = Swarm([
-            Member(links.start(peer, member_command(parameters, arguments.chunk, host=address(peer)),
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-            for peer in range(arguments.peers)])
+        swarm = Swarm(
+            [
+                Member(
+                    links.start(
+                        peer,
+                        member_command(parameters, arguments.chunk, host=address(peer)),
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                    )
+                )
+                for peer in range(arguments.peers)
+            ]
+        )
         swarm.ask(do="exchange")  # makes the connections
         undisturbed = max(answer["seconds"] for answer in swarm.ask(do="exchange"))
         for member in swarm.members:
@@ -79,10 +94,14 @@ def exchange_with_a_death(arguments: argparse.Namespace, share: float) -> Outcom
     survivors = [introduction["peer"] for introduction in swarm.introductions[:-1]]
     noticed = [answer["lost_s"][0] for answer in answers if answer["lost_s"]]
     return Outcome(
-        undisturbed=undisturbed, killed=share * undisturbed, noticed=max(noticed, default=share * undisturbed),
+        undisturbed=undisturbed,
+        killed=share * undisturbed,
+        noticed=max(noticed, default=share * undisturbed),
         done=max(answer["seconds"] for answer in answers),
         lost=sum(answer["without"][peer] for answer in answers for peer in survivors),
-        victims_chunks=answers[0]["chunks"] - answers[0]["without"][dead], chunks=answers[0]["chunks"])
+        victims_chunks=answers[0]["chunks"] - answers[0]["without"][dead],
+        chunks=answers[0]["chunks"],
+    )
 
 
 if __name__ == "__main__":

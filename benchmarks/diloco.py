@@ -125,7 +125,7 @@ def size_in(members: int, round_number: int, rounds: int) -> int:
 
 
 def rule_named(name: str) -> OuterRule:
-    """"auto", or "RATE/MOMENTUM" whatever the members are; raises ValueError."""
+    """ "auto", or "RATE/MOMENTUM" whatever the members are; raises ValueError."""
     if name == "auto":
         return automatic
     rate, momentum = (float(part) for part in name.split("/"))
@@ -175,8 +175,12 @@ class Bench:
         losses, member, theta = [], self.member(case.seed), self.start(case.seed)
         rounds = last // max(1, case.inner_steps)
         for low, high in zip((0, *case.steps), case.steps, strict=False):
-            theta = data_parallel(member, theta, range(begin + low, begin + high),
-                                  lambda step: size_in(case.members, (step - begin) // max(1, case.inner_steps), rounds))
+            theta = data_parallel(
+                member,
+                theta,
+                range(begin + low, begin + high),
+                lambda step: size_in(case.members, (step - begin) // max(1, case.inner_steps), rounds),
+            )
             losses.append(self.loss(theta))
         return losses
 
@@ -276,9 +280,16 @@ class Row:
         return statistics.fmean(self.excess) <= BAR_PERCENT and (self.members == 1 or max(self.over_alone) <= 0)
 
     def as_json(self) -> dict[str, Any]:
-        return {"members": row_name(self.members), "inner_steps": self.inner_steps, "data_parallel": self.data_parallel,
-                "alone": self.alone, "diloco": self.diloco, "excess_percent": self.excess,
-                "over_alone_percent": self.over_alone, "holds": self.holds}
+        return {
+            "members": row_name(self.members),
+            "inner_steps": self.inner_steps,
+            "data_parallel": self.data_parallel,
+            "alone": self.alone,
+            "diloco": self.diloco,
+            "excess_percent": self.excess,
+            "over_alone_percent": self.over_alone,
+            "holds": self.holds,
+        }
 
 
 def percent(losses: Sequence[float], base: Sequence[float]) -> list[float]:
@@ -325,8 +336,10 @@ class Plan:
         """What the int8 exchange costs against fp32, seed by seed in percent; empty where it was not measured."""
         if CODEC_INNER_STEPS not in self.lengths:
             return []
-        int8, fp32 = ([losses[self.diloco(seed, CODEC_MEMBERS, CODEC_INNER_STEPS, exchange)][0] for seed in self.seeds]
-                      for exchange in ("int8", "fp32"))
+        int8, fp32 = (
+            [losses[self.diloco(seed, CODEC_MEMBERS, CODEC_INNER_STEPS, exchange)][0] for seed in self.seeds]
+            for exchange in ("int8", "fp32")
+        )
         return percent(int8, fp32)
 
 
@@ -336,8 +349,10 @@ def print_table(rows: Sequence[Row]) -> None:
     for row in rows:
         each = ", ".join(f"{value:+.2f}" for value in row.excess)
         losses = " | ".join(f"{statistics.fmean(values):.4f}" for values in (row.alone, row.data_parallel, row.diloco))
-        print(f"| {row_name(row.members)} | {row.inner_steps} | {losses} | {statistics.fmean(row.excess):+.2f} % ({each}) "
-              f"| {statistics.fmean(row.over_alone):+.2f} % | {'holds' if row.holds else 'MISSED'} |")
+        print(
+            f"| {row_name(row.members)} | {row.inner_steps} | {losses} | {statistics.fmean(row.excess):+.2f} % ({each}) "
+            f"| {statistics.fmean(row.over_alone):+.2f} % | {'holds' if row.holds else 'MISSED'} |"
+        )
 
 
 def numbers(text: str) -> list[int]:
@@ -368,21 +383,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if case not in progress.losses:
             progress.add(case, bench.run(case))
             shown = ", ".join(f"{loss:.4f}" for loss in progress.losses[case])
-            print(f"{time.monotonic() - began:5.0f} s  {number} of {len(cases)}  {case}: {shown}",
-                  file=sys.stderr, flush=True)
+            print(
+                f"{time.monotonic() - began:5.0f} s  {number} of {len(cases)}  {case}: {shown}", file=sys.stderr, flush=True
+            )
     rows = [plan.row(progress.losses, members, length) for members in (*MEMBERS, WAVE) for length in plan.lengths]
     exchange = plan.codec_excess(progress.losses)
-    print(f"outer {plan.outer}, {bench.member(0).parameters} parameters, "
-          f"{plan.settings.sequences * plan.settings.sequence_length} tokens in a step of a member, seeds {plan.seeds}\n")
+    print(
+        f"outer {plan.outer}, {bench.member(0).parameters} parameters, "
+        f"{plan.settings.sequences * plan.settings.sequence_length} tokens in a step of a member, seeds {plan.seeds}\n"
+    )
     print_table(rows)
     holds = all(row.holds for row in rows)
     if exchange:
-        print(f"\nint8 over fp32 exchange, {CODEC_MEMBERS} members, H = {CODEC_INNER_STEPS}: "
-              f"{statistics.fmean(exchange):+.2f} % ({', '.join(f'{value:+.2f}' for value in exchange)})")
+        print(
+            f"\nint8 over fp32 exchange, {CODEC_MEMBERS} members, H = {CODEC_INNER_STEPS}: "
+            f"{statistics.fmean(exchange):+.2f} % ({', '.join(f'{value:+.2f}' for value in exchange)})"
+        )
         holds &= abs(statistics.fmean(exchange)) <= CODEC_BAR_PERCENT
     if options.json:
-        print(json.dumps({"settings": asdict(plan.settings), "outer": plan.outer, "seeds": plan.seeds, "holds": holds,
-                          "rows": [row.as_json() for row in rows], "int8_over_fp32_percent": exchange}))
+        print(
+            json.dumps(
+                {
+                    "settings": asdict(plan.settings),
+                    "outer": plan.outer,
+                    "seeds": plan.seeds,
+                    "holds": holds,
+                    "rows": [row.as_json() for row in rows],
+                    "int8_over_fp32_percent": exchange,
+                }
+            )
+        )
     return 0 if holds or options.quick else 1
 
 

@@ -92,18 +92,25 @@ def main() -> None:
         command = [arguments.hivemind_python, "benchmarks/hivemind_member.py"]
         hivemind = others(command, arguments.peers, parameters, arguments.repeat)
         rows.append(("hivemind 1.1.12 averager, fp32", hivemind, 4 * 2 * (arguments.peers - 1) / arguments.peers))
-    print(f"{arguments.peers} peers, {parameters / 1e6:.0f} M parameters, chunks of {arguments.chunk} parameters, "
-          f"{arguments.repeat} repetitions, medians\n")
+    print(
+        f"{arguments.peers} peers, {parameters / 1e6:.0f} M parameters, chunks of {arguments.chunk} parameters, "
+        f"{arguments.repeat} repetitions, medians\n"
+    )
     print("| what | seconds | M parameters/s | bytes/parameter/peer up | time / exchange |")
     print("|---|---|---|---|---|")
     for what, seconds, volume in rows:
-        print(f"| {what} | {seconds:.2f} | {parameters / seconds / 1e6:.0f} | {volume:.3f} | "
-              f"{seconds / ours['exchange']:.2f} |")
-    formula = 2 * (arguments.peers - 1) / arguments.peers * payload_bytes(
-        chunk_layout(parameters, arguments.chunk)) / parameters
-    print(f"\nbytes on the wire over the formula 2 (N - 1)/N x codec bytes: {ours['bytes'] / formula:.4f}; "
-          f"equal results: {ours['equal']}; peak memory of a peer beyond contribution and result: "
-          f"{ours['extra'] / 1e6:.0f} MB")
+        print(
+            f"| {what} | {seconds:.2f} | {parameters / seconds / 1e6:.0f} | {volume:.3f} | "
+            f"{seconds / ours['exchange']:.2f} |"
+        )
+    formula = (
+        2 * (arguments.peers - 1) / arguments.peers * payload_bytes(chunk_layout(parameters, arguments.chunk)) / parameters
+    )
+    print(
+        f"\nbytes on the wire over the formula 2 (N - 1)/N x codec bytes: {ours['bytes'] / formula:.4f}; "
+        f"equal results: {ours['equal']}; peak memory of a peer beyond contribution and result: "
+        f"{ours['extra'] / 1e6:.0f} MB"
+    )
 
 
 def exchange(peers: int, parameters: int, chunk: int, repeat: int, rule: Rule) -> dict[str, Any]:

@@ -83,10 +83,17 @@ class Peer:
     def plan(self, members: Sequence[dict[str, Any]], round: int, measured: bool) -> Plan:
         ordered = sorted(members, key=lambda member: str(member["peer"]))
         peers = [PeerId(member["peer"]) for member in ordered]
-        return Plan(round=round, fragment=0, base=ZERO_HASH, state_digest=ZERO_HASH, loss=0.0,
-                    owners=assign_owners(ZERO_HASH, peers, len(self.layout),
-                                         [m["bytes_per_s"] for m in ordered] if measured else ()),
-                    members=[Member(peer=m["peer"], tokens=1000, root=bytes.fromhex(m["root"])) for m in ordered])
+        return Plan(
+            round=round,
+            fragment=0,
+            base=ZERO_HASH,
+            state_digest=ZERO_HASH,
+            loss=0.0,
+            owners=assign_owners(
+                ZERO_HASH, peers, len(self.layout), [m["bytes_per_s"] for m in ordered] if measured else ()
+            ),
+            members=[Member(peer=m["peer"], tokens=1000, root=bytes.fromhex(m["root"])) for m in ordered],
+        )
 
     async def average(self, network: Libp2pNetwork, plan: Plan, nursery: trio.Nursery) -> None:
         """One exchange; returns when our result is complete.  It goes on sending others what they miss until the next."""
@@ -95,9 +102,16 @@ class Peer:
         self.lost = []
         self.scope = trio.CancelScope()
         self.exchange = ExchangeRunner(
-            session=Session(self.identity, RUN, network, self._note), plan=plan, layout=self.layout,
-            contribution=self.contribution, leaves=self.leaves, result=self.result, offload=trio.to_thread.run_sync,
-            stall_s=10.0, rule=self.rule)
+            session=Session(self.identity, RUN, network, self._note),
+            plan=plan,
+            layout=self.layout,
+            contribution=self.contribution,
+            leaves=self.leaves,
+            result=self.result,
+            offload=trio.to_thread.run_sync,
+            stall_s=10.0,
+            rule=self.rule,
+        )
         self.begun.set()
         self.begun = trio.Event()
         nursery.start_soon(self._run, self.exchange, self.scope)
@@ -156,11 +170,17 @@ async def main() -> None:
             else:
                 await peer.push_bare(network, others)
             seconds = trio.current_time() - begun
-            say(seconds=seconds, cpu_seconds=time.process_time() - used,
-                up_bytes=network.traffic().up_bytes - traffic.up_bytes, digest=chunk_hash(peer.result).hex(),
-                bytes_per_s=network.bandwidth().least, lost_s=[at - begun for at in peer.lost], without=peer.without(),
+            say(
+                seconds=seconds,
+                cpu_seconds=time.process_time() - used,
+                up_bytes=network.traffic().up_bytes - traffic.up_bytes,
+                digest=chunk_hash(peer.result).hex(),
+                bytes_per_s=network.bandwidth().least,
+                lost_s=[at - begun for at in peer.lost],
+                without=peer.without(),
                 chunks=len(peer.layout),
-                extra_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - peer.size)
+                extra_bytes=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - peer.size,
+            )
         await network.close()
         nursery.cancel_scope.cancel()
 

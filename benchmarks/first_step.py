@@ -82,8 +82,11 @@ def measure(peers: int, run_file: Path) -> dict[str, Any]:
             demo.watch(look)
         except _AllHaveStepped:
             pass
-        return {"peers": peers, "parameters": demo.signed.manifest.parameters,
-                "each": [_milestones(member, started) | {"cpu_s": used[member.name]} for member in demo.members]}
+        return {
+            "peers": peers,
+            "parameters": demo.signed.manifest.parameters,
+            "each": [_milestones(member, started) | {"cpu_s": used[member.name]} for member in demo.members],
+        }
 
 
 def _cpu_s(pid: int) -> float:

@@ -23,8 +23,15 @@ def main() -> None:
     words = json.loads(sys.stdin.readline())
     dht = dht or hivemind.DHT(initial_peers=words["initial"], start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     averager = hivemind.DecentralizedAverager(
-        [torch.full((parameters,), float(rank))], dht, prefix="benchmark", target_group_size=peers, min_group_size=peers,
-        min_matchmaking_time=2.0, request_timeout=1.0, start=True)
+        [torch.full((parameters,), float(rank))],
+        dht,
+        prefix="benchmark",
+        target_group_size=peers,
+        min_group_size=peers,
+        min_matchmaking_time=2.0,
+        request_timeout=1.0,
+        start=True,
+    )
     seconds = []
     for _ in range(repeat + 1):
         control = averager.step(timeout=300, wait=False, require_trigger=True, scheduled_time=get_dht_time() + 8)

@@ -80,8 +80,17 @@ class Links:
                 _run("ip", "-n", name, "link", "set", "lo", "up")
             for peer, line in enumerate(self._lines):
                 self._join(peer, line)
-            _run("ip", "netns", "exec", self._router, "sysctl", "-qw", "net.ipv4.ip_forward=1",
-                 "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0")
+            _run(
+                "ip",
+                "netns",
+                "exec",
+                self._router,
+                "sysctl",
+                "-qw",
+                "net.ipv4.ip_forward=1",
+                "net.ipv4.conf.all.rp_filter=0",
+                "net.ipv4.conf.default.rp_filter=0",
+            )
             if self._delay_s or self._loss:
                 self._forward()
         except BaseException:
@@ -119,8 +128,23 @@ class Links:
         _run("ip", "-n", self._router, "link", "set", outer, "up")
         _run("ip", "-n", name, "route", "add", "default", "via", f"{near}.1")
         for namespace, device, rate in ((name, "net0", line.up), (self._router, outer, line.down)):
-            _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{rate:.0f}bit",
-                 "burst", BURST, "latency", f"{QUEUE_S * 1000:.0f}ms")
+            _run(
+                "tc",
+                "-n",
+                namespace,
+                "qdisc",
+                "add",
+                "dev",
+                device,
+                "root",
+                "tbf",
+                "rate",
+                f"{rate:.0f}bit",
+                "burst",
+                BURST,
+                "latency",
+                f"{QUEUE_S * 1000:.0f}ms",
+            )
 
     def _forward(self) -> None:
         """Whatever a peer sends goes through the forwarder's device before it is routed on."""

@@ -70,8 +70,19 @@ def measure(name: str, patience_s: float) -> tuple[int, Need, Peak]:
         file, log = Path(folder) / "run.toml", Path(folder) / "log"
         file.write_text(run_file(name))
         manifest = load_run_file(file, Identity.generate().peer_id)
-        command = [sys.executable, "-m", "peer", "join", str(file), "--headless", "--log-format", "json", "--local",
-                   "--data-dir", str(Path(folder) / "peer")]
+        command = [
+            sys.executable,
+            "-m",
+            "peer",
+            "join",
+            str(file),
+            "--headless",
+            "--log-format",
+            "json",
+            "--local",
+            "--data-dir",
+            str(Path(folder) / "peer"),
+        ]
         environment = {**os.environ, "PEER_RUNTIME_DIR": str(Path(folder) / "runtime")}
         peak, deadline = Peak(), time.monotonic() + patience_s
         with log.open("wb") as output:
@@ -101,17 +112,31 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if not arguments.json:
-        print("| model | parameters | peer, estimate MB | peer, peak MB | ratio | trainer, estimate MB | trainer, peak MB | "
-              "ratio |\n|---|---|---|---|---|---|---|---|", flush=True)
+        print(
+            "| model | parameters | peer, estimate MB | peer, peak MB | ratio | trainer, estimate MB | trainer, peak MB | "
+            "ratio |\n|---|---|---|---|---|---|---|---|",
+            flush=True,
+        )
     rows = []
     for name in arguments.models:
         parameters, need, peak = measure(name, arguments.patience)
-        rows.append({"model": name, "parameters": parameters, "peer_estimate": need.peer, "peer_peak": peak.peer,
-                     "trainer_estimate": need.trainer, "trainer_peak": peak.trainer})
+        rows.append(
+            {
+                "model": name,
+                "parameters": parameters,
+                "peer_estimate": need.peer,
+                "peer_peak": peak.peer,
+                "trainer_estimate": need.trainer,
+                "trainer_peak": peak.trainer,
+            }
+        )
         if not arguments.json:
-            print(f"| {name} | {parameters / 1e6:.1f} M | {need.peer / 1e6:.0f} | {peak.peer / 1e6:.0f} | "
-                  f"{need.peer / peak.peer:.2f} | {need.trainer / 1e6:.0f} | {peak.trainer / 1e6:.0f} | "
-                  f"{need.trainer / peak.trainer:.2f} |", flush=True)
+            print(
+                f"| {name} | {parameters / 1e6:.1f} M | {need.peer / 1e6:.0f} | {peak.peer / 1e6:.0f} | "
+                f"{need.peer / peak.peer:.2f} | {need.trainer / 1e6:.0f} | {peak.trainer / 1e6:.0f} | "
+                f"{need.trainer / peak.trainer:.2f} |",
+                flush=True,
+            )
     if arguments.json:
         print(json.dumps({"models": rows}))
 

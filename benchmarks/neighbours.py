@@ -73,8 +73,19 @@ def speed(logs: Sequence[Path]) -> Speed:
 def demo(what: argparse.Namespace, environment: dict[str, str]) -> Speed:
     """`peer demo`, to its end."""
     with tempfile.TemporaryDirectory(prefix="neighbours-") as folder:
-        command = [sys.executable, "-m", "peer", "demo", "--json", "--keep", "--peers", str(what.peers),
-                   "--rounds", str(what.rounds), *(["--run", str(run_file(Path(folder), what))] if what.inner_steps else [])]
+        command = [
+            sys.executable,
+            "-m",
+            "peer",
+            "demo",
+            "--json",
+            "--keep",
+            "--peers",
+            str(what.peers),
+            "--rounds",
+            str(what.rounds),
+            *(["--run", str(run_file(Path(folder), what))] if what.inner_steps else []),
+        ]
         places = {"TMPDIR": folder, "PEER_RUNTIME_DIR": f"{folder}/runtime"}
         subprocess.run(command, env={**environment, **places}, check=True, stdout=subprocess.DEVNULL)
         (kept,) = Path(folder).glob("manyhands-demo-*")
@@ -108,8 +119,18 @@ def run_file(folder: Path, what: argparse.Namespace) -> Path:
 def manifest(folder: Path, what: argparse.Namespace, environment: dict[str, str]) -> Path:
     """The same, signed by somebody who takes no part."""
     path = folder / "run.manifest"
-    command = [sys.executable, "-m", "peer", "run", "create", str(run_file(folder, what)), "--out", str(path),
-               "--data-dir", str(folder / "organiser")]
+    command = [
+        sys.executable,
+        "-m",
+        "peer",
+        "run",
+        "create",
+        str(run_file(folder, what)),
+        "--out",
+        str(path),
+        "--data-dir",
+        str(folder / "organiser"),
+    ]
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
     return path
 
@@ -118,8 +139,19 @@ class joined:  # noqa: N801 - reads as a word in a with statement
     """A running `peer join`, told to leave at the end."""
 
     def __init__(self, run: Sequence[str], place: Path, log: Path, environment: dict[str, str]) -> None:
-        command = [sys.executable, "-m", "peer", "join", *run, "--headless", "--log-format", "json", "--local",
-                   "--data-dir", str(place)]
+        command = [
+            sys.executable,
+            "-m",
+            "peer",
+            "join",
+            *run,
+            "--headless",
+            "--log-format",
+            "json",
+            "--local",
+            "--data-dir",
+            str(place),
+        ]
         with log.open("wb") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
@@ -158,19 +190,35 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.json:
         print(f"{arguments.peers} peers, {len(os.sched_getaffinity(0))} cores, {arguments.rounds} rounds\n")
-        print("| repetition | demo, tokens/s a peer | joins, tokens/s a peer | joins / demo | demo, s a round | "
-              "joins, s a round |\n|---|---|---|---|---|---|", flush=True)
+        print(
+            "| repetition | demo, tokens/s a peer | joins, tokens/s a peer | joins / demo | demo, s a round | "
+            "joins, s a round |\n|---|---|---|---|---|---|",
+            flush=True,
+        )
     rows, ratios = [], []
     for number, (first, second) in enumerate(repetitions(arguments), 1):
         ratios.append(second.mean / first.mean)
-        rows.append({"demo": first.tokens_per_s, "joins": second.tokens_per_s, "ratio": ratios[-1],
-                     "demo_round_s": first.round_s, "joins_round_s": second.round_s})
+        rows.append(
+            {
+                "demo": first.tokens_per_s,
+                "joins": second.tokens_per_s,
+                "ratio": ratios[-1],
+                "demo_round_s": first.round_s,
+                "joins_round_s": second.round_s,
+            }
+        )
         if not arguments.json:
-            print(f"| {number} | {first.mean:.0f} | {second.mean:.0f} | {ratios[-1]:.2f} | "
-                  f"{seconds(first)} | {seconds(second)} |", flush=True)
+            print(
+                f"| {number} | {first.mean:.0f} | {second.mean:.0f} | {ratios[-1]:.2f} | "
+                f"{seconds(first)} | {seconds(second)} |",
+                flush=True,
+            )
     if arguments.json:
-        print(json.dumps({"peers": arguments.peers, "rounds": arguments.rounds, "repetitions": rows,
-                          "least_ratio": min(ratios)}))
+        print(
+            json.dumps(
+                {"peers": arguments.peers, "rounds": arguments.rounds, "repetitions": rows, "least_ratio": min(ratios)}
+            )
+        )
 
 
 if __name__ == "__main__":

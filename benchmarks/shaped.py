@@ -27,8 +27,9 @@ def rate(text: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.shaped", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.shaped", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--rate", type=rate, default=rate("100mbit"))
     parser.add_argument("--seconds", type=float, default=10.0, help="payload over rate")
@@ -45,10 +46,19 @@ def main() -> None:
         lines[-1] = Access(arguments.slow, arguments.slow)
     parameters = int(arguments.seconds * arguments.rate / 8 / 1.015625)
     with Links(lines, delay_s=arguments.delay / 1000, loss=arguments.loss / 100) as links:
-        swarm = Swarm([
-            Member(links.start(peer, member_command(parameters, arguments.chunk, host=address(peer)),
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-            for peer in range(arguments.peers)])
+        swarm = Swarm(
+            [
+                Member(
+                    links.start(
+                        peer,
+                        member_command(parameters, arguments.chunk, host=address(peer)),
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                    )
+                )
+                for peer in range(arguments.peers)
+            ]
+        )
         report(arguments, lines, parameters, swarm)
         swarm.end()
 
@@ -56,8 +66,10 @@ def main() -> None:
 def report(arguments: argparse.Namespace, lines: list[Access], parameters: int, swarm: Swarm) -> None:
     payload, peers = payload_bytes(chunk_layout(parameters, arguments.chunk)), len(lines)
     limit = 2 * (peers - 1) / peers * payload / (arguments.rate / 8)
-    print(f"{peers} peers, {arguments.rate / 1e6:.0f} Mbit/s each way, {payload / 1e6:.0f} MB of codec bytes, "
-          f"{arguments.delay:.0f} ms one way, {arguments.loss:g} % lost\n")
+    print(
+        f"{peers} peers, {arguments.rate / 1e6:.0f} Mbit/s each way, {payload / 1e6:.0f} MB of codec bytes, "
+        f"{arguments.delay:.0f} ms one way, {arguments.loss:g} % lost\n"
+    )
     print("| owner shares | seconds | limit of equal lines | ratio | CPU s a peer | equal results | extra memory, MB |")
     print("|---|---|---|---|---|---|---|", flush=True)
     answers: list[dict[str, Any]] = []
@@ -67,14 +79,19 @@ def report(arguments: argparse.Namespace, lines: list[Access], parameters: int, 
         for _ in range(arguments.repeat):
             words: dict[str, Any] = {"do": "exchange"}
             if kind == "measured":
-                words["peers"] = [{**introduction, "bytes_per_s": answer["bytes_per_s"]}
-                                  for introduction, answer in zip(swarm.introductions, answers, strict=True)]
+                words["peers"] = [
+                    {**introduction, "bytes_per_s": answer["bytes_per_s"]}
+                    for introduction, answer in zip(swarm.introductions, answers, strict=True)
+                ]
             answers = swarm.ask(**words)
             runs.append(max(answer["seconds"] for answer in answers))
         seconds = statistics.median(runs)
-        print(f"| {kind} | {seconds:.2f} | {limit:.2f} | {seconds / limit:.3f} | "
-              f"{statistics.mean(a['cpu_seconds'] for a in answers):.2f} | {len({a['digest'] for a in answers}) == 1} | "
-              f"{max(a['extra_bytes'] for a in answers) / 1e6:.0f} |", flush=True)
+        print(
+            f"| {kind} | {seconds:.2f} | {limit:.2f} | {seconds / limit:.3f} | "
+            f"{statistics.mean(a['cpu_seconds'] for a in answers):.2f} | {len({a['digest'] for a in answers}) == 1} | "
+            f"{max(a['extra_bytes'] for a in answers) / 1e6:.0f} |",
+            flush=True,
+        )
     measured = ", ".join(f"{answer['bytes_per_s'] * 8 / 1e6:.1f}" for answer in answers)
     print(f"\nbandwidth the peers measured, Mbit/s: {measured}")
 

@@ -64,8 +64,10 @@ def clipped_mean(contributions: Sequence[Any], weights: Sequence[int], count: in
     weights = capped(weights)
     norms = [math.sqrt(sum_of_squares(contribution, count)) for contribution in contributions]
     limit = CLIP * weighted_median(norms, weights)
-    clipped = [contribution if norm <= limit else _scaled_down(contribution, count, limit / norm)
-               for contribution, norm in zip(contributions, norms, strict=True)]
+    clipped = [
+        contribution if norm <= limit else _scaled_down(contribution, count, limit / norm)
+        for contribution, norm in zip(contributions, norms, strict=True)
+    ]
     weighted_mean(clipped, weights, count, out)
 
 
@@ -87,8 +89,9 @@ def trimmed_mean(contributions: Sequence[Any], weights: Sequence[int], count: in
     encode(result, out)
 
 
-def _mean_between(low: Floats, high: Floats, views: Sequence[View], shares: Sequence[np.float32], start: int,
-                  out: Floats) -> None:
+def _mean_between(
+    low: Floats, high: Floats, views: Sequence[View], shares: Sequence[np.float32], start: int, out: Floats
+) -> None:
     """Coordinate by coordinate the mean of the values from `low` to `high`, weighted by `shares`."""
     total, divisor = np.zeros_like(low), np.zeros_like(low)
     value, weight = np.empty_like(low), np.empty_like(low)
@@ -126,14 +129,19 @@ def centered_clip(contributions: Sequence[Any], weights: Sequence[int], count: i
     for _ in range(ITERATIONS):
         distances = [math.sqrt(_squared_distance(view, centre)) for view in views]
         radius = weighted_median(distances, weights)
-        factors = [share * np.float32(1.0 if distance <= radius else radius / distance)
-                   for share, distance in zip(shares, distances, strict=True)]
+        factors = [
+            share * np.float32(1.0 if distance <= radius else radius / distance)
+            for share, distance in zip(shares, distances, strict=True)
+        ]
         _move(centre, views, factors)
     encode(centre, out)
 
 
 _RULES: dict[Rule, Callable[[Sequence[Any], Sequence[int], int, Any], None]] = {
-    "mean": weighted_mean, "clip": clipped_mean, "trimmed": trimmed_mean, "centered_clip": centered_clip,
+    "mean": weighted_mean,
+    "clip": clipped_mean,
+    "trimmed": trimmed_mean,
+    "centered_clip": centered_clip,
 }
 
 
@@ -183,6 +191,7 @@ def _scaled_down(contribution: Any, count: int, factor: float) -> bytearray:
 
 # -- pieces of all members ---------------------------------------------------------------------------------------------
 
+
 def _pieces(views: Sequence[View], count: int) -> Iterator[tuple[int, list[Floats], Floats]]:
     """Piece by piece: where it starts, the members' values of it, and room for one more row.  Rows may be overwritten."""
     longest = min(count, max(BLOCK, WORKING // len(views) // BLOCK * BLOCK))
@@ -200,8 +209,11 @@ def _decode(view: View, start: int, out: Floats) -> None:
     scales, codes = view
     whole, first = out.size // BLOCK, start // BLOCK
     middle, stop = start + whole * BLOCK, start + out.size
-    np.multiply(codes[start:middle].reshape(whole, BLOCK), scales[first : first + whole, None],
-                out=out[: whole * BLOCK].reshape(whole, BLOCK))
+    np.multiply(
+        codes[start:middle].reshape(whole, BLOCK),
+        scales[first : first + whole, None],
+        out=out[: whole * BLOCK].reshape(whole, BLOCK),
+    )
     if middle < stop:
         np.multiply(codes[middle:stop], scales[first + whole], out=out[whole * BLOCK :])
 

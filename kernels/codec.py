@@ -70,11 +70,19 @@ def encode_piece(values: Floats, scratch: Floats, scales: Floats, codes: npt.NDA
     whole = values.size - values.size % BLOCK
     if whole:
         rows = whole // BLOCK
-        _encode_rows(values[:whole].reshape(-1, BLOCK), scratch[:whole].reshape(-1, BLOCK), scales[:rows],
-                     codes[:whole].reshape(-1, BLOCK))
+        _encode_rows(
+            values[:whole].reshape(-1, BLOCK),
+            scratch[:whole].reshape(-1, BLOCK),
+            scales[:rows],
+            codes[:whole].reshape(-1, BLOCK),
+        )
     if whole < values.size:
-        _encode_rows(values[whole:].reshape(1, -1), scratch[: values.size - whole].reshape(1, -1), scales[-1:],
-                     codes[whole:].reshape(1, -1))
+        _encode_rows(
+            values[whole:].reshape(1, -1),
+            scratch[: values.size - whole].reshape(1, -1),
+            scales[-1:],
+            codes[whole:].reshape(1, -1),
+        )
 
 
 def _encode_rows(rows: Floats, scratch: Floats, scales: Floats, codes: npt.NDArray[np.int8]) -> None:

@@ -50,9 +50,7 @@ def _encode_kernel(base_ptr, values_ptr, scales_ptr, codes_ptr, squares_ptr, cou
     columns = tl.arange(0, _BLOCK)
     places = rows[:, None] * _BLOCK + columns[None, :]
     inside = places < count
-    difference = tl.load(base_ptr + places, mask=inside, other=0.0) - tl.load(
-        values_ptr + places, mask=inside, other=0.0
-    )
+    difference = tl.load(base_ptr + places, mask=inside, other=0.0) - tl.load(values_ptr + places, mask=inside, other=0.0)
     wide = difference.to(tl.float64)
     tl.store(squares_ptr + rows, tl.sum(wide * wide, axis=1), mask=rows < count_rows)
     _quantise(difference, rows, count_rows, columns, inside, scales_ptr, codes_ptr)

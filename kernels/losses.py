@@ -40,7 +40,12 @@ def language_model_loss(
     counted = None if mask is None else mask.reshape(-1)
     differentiate = torch.is_grad_enabled() and (hidden.requires_grad or output_weight.requires_grad)
     loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden.reshape(-1, hidden.shape[-1]), output_weight, targets.reshape(-1), counted, z_loss, chunk_tokens,
+        hidden.reshape(-1, hidden.shape[-1]),
+        output_weight,
+        targets.reshape(-1),
+        counted,
+        z_loss,
+        chunk_tokens,
         differentiate,
     )
     return loss

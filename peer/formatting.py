@@ -54,7 +54,7 @@ def amount(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """"45 s", "3 min", "2 h 5 min"."""
+    """ "45 s", "3 min", "2 h 5 min"."""
     whole = max(0, round(seconds))
     if whole < 120:
         return f"{whole} s"
@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """"40 seconds", "12 minutes", "5 hours", "6 days"."""
+    """ "40 seconds", "12 minutes", "5 hours", "6 days"."""
     whole = max(0, round(seconds))
     for unit, length, least in (("day", 86_400, 2), ("hour", 3600, 2), ("minute", 60, 2), ("second", 1, 0)):
         if whole >= least * length:
@@ -93,5 +93,5 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def to_go(seconds: float | None) -> str:
-    """"2 min to go", or "" when that is not known."""
+    """ "2 min to go", or "" when that is not known."""
     return "" if seconds is None or not math.isfinite(seconds) else f"{duration(seconds)} to go"

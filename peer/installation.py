@@ -27,13 +27,17 @@ def check_rooms() -> None:
     for name in ROOMS:
         ours = ROOT / name / "__init__.py"
         if not _names_us(ours):
-            raise PeerError(f"{ours.parent} is not manyhands' own: it is damaged, or another package of that name was "
-                            f"installed over it; {REMEDY}")
+            raise PeerError(
+                f"{ours.parent} is not manyhands' own: it is damaged, or another package of that name was "
+                f"installed over it; {REMEDY}"
+            )
         found = _place(name)
         if found is not None and found != ours:
             shown = found.parent if found.name == "__init__.py" else found
-            raise PeerError(f"{shown} hides the part of manyhands of that name; take it off Python's path (PYTHONPATH, or "
-                            f"the folder you are in), or {REMEDY}")
+            raise PeerError(
+                f"{shown} hides the part of manyhands of that name; take it off Python's path (PYTHONPATH, or "
+                f"the folder you are in), or {REMEDY}"
+            )
 
 
 def _names_us(init: Path) -> bool:

@@ -108,12 +108,14 @@ class PeerStatus(NodeStatus):
     invite_command: str = ""
 
     @classmethod
-    def around(cls, node: NodeStatus, *, pid: int, uptime_s: float, addresses: list[str], invitation: str,
-               invite_command: str) -> Self:
+    def around(
+        cls, node: NodeStatus, *, pid: int, uptime_s: float, addresses: list[str], invitation: str, invite_command: str
+    ) -> Self:
         """The status of the process `pid` around `node`."""
         known = {each.name: getattr(node, each.name) for each in fields(NodeStatus)}
-        return cls(**known, pid=pid, uptime_s=uptime_s, addresses=addresses, invitation=invitation,
-                   invite_command=invite_command)
+        return cls(
+            **known, pid=pid, uptime_s=uptime_s, addresses=addresses, invitation=invitation, invite_command=invite_command
+        )
 
     def to_fields(self) -> dict[str, Any]:
         """The flat map on the control socket and in JSON; `swarm` is a list of maps."""

@@ -78,9 +78,7 @@ class TrainerLink(Protocol):
         """Write the initial parameters (fp32, little endian) of the manifest's seed into `theta`."""
         ...
 
-    async def compute(
-        self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]
-    ) -> Contribution:
+    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
         """Train from `theta` (which nobody changes meanwhile) and encode the difference.
 
         Cancelling abandons the work.  Raises `TrainerDied`.

@@ -46,8 +46,14 @@ class Computer:
         self.run("python3", "-m", "venv", "--without-pip", ".venv")
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, cwd=self.tree, capture_output=True, text=True, timeout=300,
-                              env={"PATH": str(self._programs), "CC": "cc", **environment})
+        return subprocess.run(
+            command,
+            cwd=self.tree,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={"PATH": str(self._programs), "CC": "cc", **environment},
+        )
 
     def refusal(self) -> str:
         """What `make venv` says, without make's own last line."""

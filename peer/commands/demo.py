@@ -22,8 +22,9 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--rounds", type=_count, default=8, metavar="R", help="how many rounds (default: 8)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
     parser.add_argument("--keep", action="store_true", help="keep the peers' directories, and say where they are")
-    parser.add_argument("--run", dest="run_file", type=Path, metavar="RUN.toml",
-                        help="another model or recipe than the demo's")
+    parser.add_argument(
+        "--run", dest="run_file", type=Path, metavar="RUN.toml", help="another model or recipe than the demo's"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,24 +18,34 @@ if TYPE_CHECKING:
 def register(subparsers: Subparsers) -> None:
     """Describe the command line."""
     parser = add_command(
-        subparsers, "join", "train together with others", run,
+        subparsers,
+        "join",
+        "train together with others",
+        run,
         epilog="Without WHAT: the demo run, with whoever runs it on this computer or network; the first one founds it.",
     )
-    parser.add_argument("what", metavar="WHAT", nargs="?",
-                        help="an invitation, a run file (you found the run), or a manifest")
+    parser.add_argument(
+        "what", metavar="WHAT", nargs="?", help="an invitation, a run file (you found the run), or a manifest"
+    )
     parser.add_argument("--headless", action="store_true", help="log lines instead of the live view")
     parser.add_argument("--log-format", choices=["human", "json"], default="human", help="what the log lines are")
     parser.add_argument("--name", default="", help="what others see as this peer's name (default: from the peer ID)")
-    parser.add_argument("--role", choices=["auto", "trainer", "seed"], default="auto",
-                        help="seed: keep and serve the state, do not train")
+    parser.add_argument(
+        "--role", choices=["auto", "trainer", "seed"], default="auto", help="seed: keep and serve the state, do not train"
+    )
     parser.add_argument("--port", type=_port, help="TCP port to listen on (default: 4001, or a free one)")
-    parser.add_argument("--threads", type=_count, default=0,
-                        help="CPU threads of the trainer (default: a fair share of the cores)")
+    parser.add_argument(
+        "--threads", type=_count, default=0, help="CPU threads of the trainer (default: a fair share of the cores)"
+    )
     parser.add_argument("--rounds", type=_count, metavar="N", help="leave when the run has committed N rounds")
-    parser.add_argument("--until-eof", action="store_true",
-                        help="leave when standard input ends (for programs that start a peer)")
-    parser.add_argument("--ignore-closed-output", action="store_true",
-                        help="go on when nobody reads standard output any more (default: leave)")
+    parser.add_argument(
+        "--until-eof", action="store_true", help="leave when standard input ends (for programs that start a peer)"
+    )
+    parser.add_argument(
+        "--ignore-closed-output",
+        action="store_true",
+        help="go on when nobody reads standard output any more (default: leave)",
+    )
     parser.add_argument("--up-limit", type=_rate, metavar="RATE", help="send at most so much, e.g. 10mbit or 1.5MB")
     parser.add_argument("--down-limit", type=_rate, metavar="RATE", help="receive at most so much")
     parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
@@ -57,10 +67,19 @@ def run(args: argparse.Namespace) -> int:
     identity = load_or_create_identity(folder)
     choice = _choose(args.what, folder)
     settings = DaemonSettings(
-        data_dir=folder, name=args.name[:40] or f"peer-{identity.peer_id[-6:]}",
-        role=Role.SEED if args.role == "seed" else Role.TRAINER, style=choose_style(args.headless, args.log_format),
-        port=args.port, threads=args.threads, rounds=args.rounds, local=args.local, until_eof=args.until_eof,
-        ignore_closed_output=args.ignore_closed_output, up_limit=args.up_limit, down_limit=args.down_limit)
+        data_dir=folder,
+        name=args.name[:40] or f"peer-{identity.peer_id[-6:]}",
+        role=Role.SEED if args.role == "seed" else Role.TRAINER,
+        style=choose_style(args.headless, args.log_format),
+        port=args.port,
+        threads=args.threads,
+        rounds=args.rounds,
+        local=args.local,
+        until_eof=args.until_eof,
+        ignore_closed_output=args.ignore_closed_output,
+        up_limit=args.up_limit,
+        down_limit=args.down_limit,
+    )
 
     _log_to(folder)
 
@@ -115,7 +134,7 @@ def _rate(text: str) -> float:
     units = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "kb": 1e3, "mb": 1e6, "gb": 1e9}
     number = text.lower().rstrip("abcdefghijklmnopqrstuvwxyz")
     try:
-        rate = float(number) * units[text.lower()[len(number):]]
+        rate = float(number) * units[text.lower()[len(number) :]]
     except (ValueError, KeyError):
         rate = 0.0
     if not 16e3 <= rate <= 1e12:

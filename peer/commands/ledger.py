@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 def register(subparsers: Subparsers) -> None:
     """Describe the command line."""
     parser = add_command(subparsers, "ledger", "show who contributed how much", run)
-    parser.add_argument("run_id", metavar="RUN", nargs="?",
-                        help="a run ID, also its beginning (default: the running one, else the latest here)")
+    parser.add_argument(
+        "run_id",
+        metavar="RUN",
+        nargs="?",
+        help="a run ID, also its beginning (default: the running one, else the latest here)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
@@ -62,8 +66,9 @@ def _read(folder: Path, wanted: str | None) -> dict[str, Any]:
 
     runs = [path for path in (folder / "runs").glob("*") if path.is_dir() and path.name.startswith(wanted or "")]
     if not runs:
-        raise PeerError(f"there is no {'such run' if wanted else 'run'} in {folder}; join one with `peer join`",
-                        ExitCode.INPUT)
+        raise PeerError(
+            f"there is no {'such run' if wanted else 'run'} in {folder}; join one with `peer join`", ExitCode.INPUT
+        )
     if wanted is not None and len(runs) > 1:
         raise PeerError(f"{len(runs)} runs begin with {wanted}; give more of the run ID", ExitCode.INPUT)
     chosen = max(runs, key=lambda path: path.stat().st_mtime)

@@ -18,8 +18,9 @@ UNITS = {"": 60, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 def register(subparsers: Subparsers) -> None:
     """Describe the command line."""
     parser = add_command(subparsers, "pause", "compute nothing for a while, but stay", run)
-    parser.add_argument("time", metavar="TIME", nargs="?", type=seconds_of,
-                        help="how long: 45s, 30m, 2h, 1d (default: until `peer resume`)")
+    parser.add_argument(
+        "time", metavar="TIME", nargs="?", type=seconds_of, help="how long: 45s, 30m, 2h, 1d (default: until `peer resume`)"
+    )
     add_command(subparsers, "resume", "go on after a pause", run_resume)
 
 

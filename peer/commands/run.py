@@ -39,8 +39,12 @@ def register(subparsers: Subparsers) -> None:
     invite = add_command(group, "invite", "print an invitation with a token", run_invite)
     invite.add_argument("what", metavar="RUN", help="a run ID (its first 8 digits will do) or a manifest")
     invite.add_argument("--role", choices=["trainer", "seed"], default="trainer", help="what the token is for")
-    invite.add_argument("--expires", metavar="TIME", default="7d",
-                        help="how long it lets somebody in: 30m, 12h, 7d (default); who is in stays in")
+    invite.add_argument(
+        "--expires",
+        metavar="TIME",
+        default="7d",
+        help="how long it lets somebody in: 30m, 12h, 7d (default); who is in stays in",
+    )
     invite.add_argument("--peer", metavar="PEER_ID", help="the only peer it is for (default: whoever holds it)")
     _add_addresses(invite)
 
@@ -67,8 +71,10 @@ def run_create(args: argparse.Namespace) -> int:
     print(f"parameters  {manifest.parameters} ({amount(manifest.parameters)})")
     print(f"memory      {memory_line(manifest)}")
     if manifest.admission is Admission.INVITE:
-        print("This run admits by token, which this invitation has not; while your peer runs, make one with: "
-              + invite_command(signed.run, data))
+        print(
+            "This run admits by token, which this invitation has not; while your peer runs, make one with: "
+            + invite_command(signed.run, data)
+        )
     print("invitation")
     print(_invitation(signed, addresses, None))
     return ExitCode.OK
@@ -186,8 +192,10 @@ def _print_manifest(signed: SignedManifest) -> None:
     from protocol.run.run_file import dump
 
     manifest = signed.manifest
-    print(f"# Run {signed.run.hex()}, {manifest.parameters} parameters ({amount(manifest.parameters)}), "
-          f"{manifest.chunks} chunks a round.")
+    print(
+        f"# Run {signed.run.hex()}, {manifest.parameters} parameters ({amount(manifest.parameters)}), "
+        f"{manifest.chunks} chunks a round."
+    )
     print(f"# Memory: {memory_line(manifest)}.")
     print(dump(manifest), end="")
 

@@ -24,8 +24,19 @@ ASCII_BLOCKS = "_.-~=+*#"
 KEPT_EVENTS = 100
 KEPT_LOSSES = 500
 MEASURING = "measuring the held-out loss"
-UNKNOWN = PeerStatus(peer="", name="", run="", run_name="-", role="", phase="starting", why_idle="", why_detail="",
-                     version="", pid=0, uptime_s=0.0)
+UNKNOWN = PeerStatus(
+    peer="",
+    name="",
+    run="",
+    run_name="-",
+    role="",
+    phase="starting",
+    why_idle="",
+    why_detail="",
+    version="",
+    pid=0,
+    uptime_s=0.0,
+)
 """Stands for the status before the peer has told one."""
 
 
@@ -148,8 +159,10 @@ def _columns_of(character: str) -> int:
 def _header(view: View, width: int, clock: str) -> list[str]:
     status = view.status
     peers = 1 + status.peers
-    left = (f"manyhands · {clean(status.run_name)} · round {status.round} · {status.phase} · "
-            f"{peers} {'peer' if peers == 1 else 'peers'}")
+    left = (
+        f"manyhands · {clean(status.run_name)} · round {status.round} · {status.phase} · "
+        f"{peers} {'peer' if peers == 1 else 'peers'}"
+    )
     me = f"{clean(status.name, 24)} {short(status.peer)} · {status.role}"
     return [_spread(left, clock, width), _spread(me, f"run {status.run[:12]}", width)]
 
@@ -210,9 +223,18 @@ def _held_out(view: View) -> str:
 def _swarm(view: View, lines: int) -> list[str]:
     """A table of the peers, ourselves first."""
     status = view.status
-    me = SwarmPeer(peer=status.peer, name=f"{status.name} (me)", role=status.role, phase=status.phase, round=status.round,
-                   steps=status.steps, tokens_per_s=status.tokens_per_s, liveness="alive", heard_s=0.0,
-                   version=status.version)
+    me = SwarmPeer(
+        peer=status.peer,
+        name=f"{status.name} (me)",
+        role=status.role,
+        phase=status.phase,
+        round=status.round,
+        steps=status.steps,
+        tokens_per_s=status.tokens_per_s,
+        liveness="alive",
+        heard_s=0.0,
+        version=status.version,
+    )
     rows = [me, *sorted(status.swarm, key=lambda known: (known.liveness != "alive", known.peer))]
     table = [f"{'PEER':<26}{'PHASE':<12}{'ROUND':>6}{'STEPS':>7}{'TOKENS/S':>10}  SEEN"]
     for known in rows[: lines - 1]:

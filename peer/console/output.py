@@ -73,8 +73,9 @@ class Output:
     gone: set when nobody reads any more.  broken: the last text did not get there.
     """
 
-    def __init__(self, descriptor: int, encoding: str = "utf-8",
-                 on_trouble: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, descriptor: int, encoding: str = "utf-8", on_trouble: Callable[[str], None] = lambda text: None
+    ) -> None:
         self._descriptor, self._encoding, self._on_trouble = descriptor, encoding, on_trouble
         self._is_terminal = os.isatty(descriptor)  # asked now: one that has hung up says no
         self._torn = False
@@ -117,7 +118,7 @@ class Output:
         try:
             while rest:
                 try:
-                    rest = rest[os.write(self._descriptor, rest):]
+                    rest = rest[os.write(self._descriptor, rest) :]
                 except BlockingIOError:  # whoever started us shares a pipe that does not block
                     poll = select.poll()
                     poll.register(self._descriptor, select.POLLOUT)

@@ -23,14 +23,19 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
         case ev.PeerBanned(peer, reason):
             return f"{name(peer)} was disconnected and stays out for a while: {clean(reason)}"
         case ev.StrangersClosed(silent, crowded, busiest):
-            return (f"closed {silent + crowded} connections from outside ({silent} that did not greet in time, "
-                    f"{crowded} for want of room), most of them from {clean(busiest)}")
+            return (
+                f"closed {silent + crowded} connections from outside ({silent} that did not greet in time, "
+                f"{crowded} for want of room), most of them from {clean(busiest)}"
+            )
         case ev.PeerEjected(peer, reason, evidence):
             return f"{name(peer)} is shut out for good: {clean(reason)} (proof {evidence[:16]})"
         case ev.PeerSuspected(peer, silent_s, disconnected):
             last = f"(last heard {duration(silent_s)} ago)"
-            return f"the connection to {name(peer)} broke {last}" if disconnected else (
-                f"{name(peer)} has been silent for {duration(silent_s)}")
+            return (
+                f"the connection to {name(peer)} broke {last}"
+                if disconnected
+                else (f"{name(peer)} has been silent for {duration(silent_s)}")
+            )
         case ev.PeerGone(peer, goodbye):
             return f"{name(peer)} said goodbye and left" if goodbye else f"{name(peer)} is gone: it fell silent"
         case ev.TrainerStarted(pid):
@@ -44,8 +49,10 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
         case ev.CheckpointWritten(rounds, size_bytes):
             return f"checkpoint after {rounds} rounds is on disk ({size(size_bytes)})"
         case ev.RolledBack(to_round, abandoned, winner):
-            return (f"the swarm had split and the other side won: went back {abandoned} rounds to {to_round} "
-                    f"(from {name(winner)})")
+            return (
+                f"the swarm had split and the other side won: went back {abandoned} rounds to {to_round} "
+                f"(from {name(winner)})"
+            )
         case ev.Desynced(round, mine, theirs):
             return f"state differs from the swarm's before round {round} ({mine[:8]}, not {theirs[:8]}); repairing"
         case ev.Dropped(peer, what, reason):
@@ -63,11 +70,16 @@ def _of_a_life(event: ev.Event) -> str:
         case ev.Started(peer, called, run, run_name, version, pid, addresses, data_dir):
             named = f"{clean(run_name)} ({run[:12]})" if run_name else run[:12]
             where = f", listening on {clean(', '.join(addresses), 1000)}" if addresses else ""
-            return (f"{clean(called)} {peer} in run {named}{where}; version {version}, process {pid}, "
-                    f"data in {clean(data_dir, 500)}")
+            return (
+                f"{clean(called)} {peer} in run {named}{where}; version {version}, process {pid}, "
+                f"data in {clean(data_dir, 500)}"
+            )
         case ev.Left(goodbye, heard_by, rounds, code, problem):
-            said = "said goodbye, with nobody here to hear it" if goodbye else (
-                "without a goodbye" if code else "before it had met anybody")
+            said = (
+                "said goodbye, with nobody here to hear it"
+                if goodbye
+                else ("without a goodbye" if code else "before it had met anybody")
+            )
             if heard_by:
                 said = f"said goodbye to {heard_by} {'peer' if heard_by == 1 else 'peers'}"
             if rounds is None:
@@ -99,13 +111,14 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
             return f"round {round}: voted"
         case ev.RoundCommitted(round, tip, members, tokens, loss, mine):
             part = "" if mine else ", without us"
-            return (f"round {round} committed: {len(members)} members{part}, {amount(tokens)} tokens, "
-                    f"loss {number(loss)}, tip {tip[:8]}")
+            return (
+                f"round {round} committed: {len(members)} members{part}, {amount(tokens)} tokens, "
+                f"loss {number(loss)}, tip {tip[:8]}"
+            )
         case ev.StateApplied(rounds, digest):
             return f"state after {rounds} rounds: {digest[:16]}"
         case ev.ComputeProgress(round, steps, total, loss, rate, left_s):
-            return (f"round {round}: step {steps} of {total}, loss {number(loss)}, {amount(rate)} tokens/s, "
-                    f"{to_go(left_s)}")
+            return f"round {round}: step {steps} of {total}, loss {number(loss)}, {amount(rate)} tokens/s, {to_go(left_s)}"
         case ev.ExchangeProgress(round, done, total, waiting):
             waits = f", waiting for {_listed(waiting, name)}" if waiting else ""
             return f"round {round}: {done} of {total} chunks{waits}"

@@ -34,8 +34,10 @@ SUBSCRIBER_EVENTS = 2000
 
 def to_line(stamped: Stamped) -> str:
     """One JSON object, no line break inside; numbers that JSON has no form for become null."""
-    fields = {key: None if isinstance(value, float) and not math.isfinite(value) else value
-              for key, value in stamped.to_fields().items()}
+    fields = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in stamped.to_fields().items()
+    }
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=False, default=str)
 
 

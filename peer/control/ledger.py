@@ -18,8 +18,10 @@ def ledger(store: Store) -> dict[str, Any]:
     length = store.records.length()
     credits = chain.ledger(_commits(store, length))
     total = sum(credit.tokens for credit in credits.values())
-    members = [{"peer": peer, "rounds": credit.rounds, "tokens": credit.tokens, "share": credit.tokens / max(total, 1)}
-               for peer, credit in sorted(credits.items(), key=lambda item: (-item[1].tokens, item[0]))]
+    members = [
+        {"peer": peer, "rounds": credit.rounds, "tokens": credit.tokens, "share": credit.tokens / max(total, 1)}
+        for peer, credit in sorted(credits.items(), key=lambda item: (-item[1].tokens, item[0]))
+    ]
     return {"rounds": length, "tokens": total, "members": members}
 
 

@@ -66,8 +66,15 @@ class Controls:
 
     def commands(self) -> dict[str, Command]:
         """What a client may ask, by name."""
-        return {"status": self._status, "ledger": self._ledger, "contacts": self._contacts, "leave": self._leave,
-                "finish": self._finish, "pause": self._pause, "resume": self._resume}
+        return {
+            "status": self._status,
+            "ledger": self._ledger,
+            "contacts": self._contacts,
+            "leave": self._leave,
+            "finish": self._finish,
+            "pause": self._pause,
+            "resume": self._resume,
+        }
 
     async def _status(self, fields: dict[str, Any]) -> dict[str, Any]:
         return self._peer.status().to_fields()
@@ -95,8 +102,9 @@ class Controls:
 
     async def _pause(self, fields: dict[str, Any]) -> dict[str, Any]:
         seconds = fields.get("seconds")
-        if seconds is not None and not (isinstance(seconds, (int, float)) and math.isfinite(seconds)
-                                        and 0 < seconds <= MAX_PAUSE_S):
+        if seconds is not None and not (
+            isinstance(seconds, (int, float)) and math.isfinite(seconds) and 0 < seconds <= MAX_PAUSE_S
+        ):
             raise ControlError("a pause lasts between a moment and a year; try `peer pause 30m`")
         self._peer.pause()
         self._end_pause_after(math.inf if seconds is None else float(seconds))

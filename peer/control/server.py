@@ -228,8 +228,10 @@ def _frame(message: dict[str, Any]) -> bytes:
     try:
         return pack_frame(message, max_bytes=MAX_ANSWER_BYTES)
     except BadFrame:
-        refusal = (f"the answer is larger than the {size(MAX_ANSWER_BYTES)} that the control socket carries; `peer ledger` "
-                   "reads the disk when the peer does not run")
+        refusal = (
+            f"the answer is larger than the {size(MAX_ANSWER_BYTES)} that the control socket carries; `peer ledger` "
+            "reads the disk when the peer does not run"
+        )
         return pack_frame({"ok": False, "error": refusal}, max_bytes=MAX_ANSWER_BYTES)
 
 

@@ -119,8 +119,13 @@ class Daemon:
         """Everything `peer status --json` shows."""
         part = self._participation
         return PeerStatus.around(
-            part.status(), pid=os.getpid(), uptime_s=trio.current_time() - self._started_at, addresses=part.addresses(),
-            invitation=part.invitation(), invite_command=part.invite_command())
+            part.status(),
+            pid=os.getpid(),
+            uptime_s=trio.current_time() - self._started_at,
+            addresses=part.addresses(),
+            invitation=part.invitation(),
+            invite_command=part.invite_command(),
+        )
 
     @property
     def store(self) -> Store | None:
@@ -154,14 +159,29 @@ class Daemon:
 
     def _started(self) -> Started:
         part, settings = self._participation, self._settings
-        return Started(self._identity.peer_id, settings.name, part.choice.run.hex(), part.choice.run_name, version(),
-                       os.getpid(), part.addresses(), str(settings.data_dir))
+        return Started(
+            self._identity.peer_id,
+            settings.name,
+            part.choice.run.hex(),
+            part.choice.run_name,
+            version(),
+            os.getpid(),
+            part.addresses(),
+            str(settings.data_dir),
+        )
 
     def _say_how_it_ended(self) -> ExitCode:
         """With the last event of every life; the only one that tells the problem, if there was one."""
         node, problem = self._participation.node, self._problem
         code = ExitCode.INTERRUPTED if self._at_once else ExitCode.OK
         heard_by = node.goodbye_heard_by if node is not None else None
-        self._log.emit(Left(heard_by is not None, heard_by or 0, node.rounds if node is not None else None,
-                            problem.exit_code if problem else code, problem.text if problem else ""))
+        self._log.emit(
+            Left(
+                heard_by is not None,
+                heard_by or 0,
+                node.rounds if node is not None else None,
+                problem.exit_code if problem else code,
+                problem.text if problem else "",
+            )
+        )
         return problem.exit_code if problem else code

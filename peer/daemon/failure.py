@@ -17,7 +17,9 @@ def reader_gone() -> PeerError:
     """For a peer that leaves because nobody sees what it does."""
     return PeerError(
         "nobody reads standard output any more, so the peer left; to train on without a reader, redirect it to a file or "
-        "give --ignore-closed-output", ExitCode.OUTPUT)
+        "give --ignore-closed-output",
+        ExitCode.OUTPUT,
+    )
 
 
 def problem_of(error: BaseException, folder: Path) -> PeerError:

@@ -59,8 +59,9 @@ class Participation:
     leaving: `leave` was called.
     """
 
-    def __init__(self, settings: DaemonSettings, identity: Identity, choice: RunChoice,
-                 emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self, settings: DaemonSettings, identity: Identity, choice: RunChoice, emit: Callable[[Event], None]
+    ) -> None:
         self._settings, self._identity, self._emit = settings, identity, emit
         self._folder = run_dir(settings.data_dir, choice.run)
         self._lobby = Lobby()
@@ -82,10 +83,17 @@ class Participation:
         async with AsyncExitStack() as stack:
             host = "127.0.0.1" if settings.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
             port = stack.enter_context(chosen_port(settings.port, settings.local))
-            how = NetworkSettings(host, port, not settings.local, settings.up_limit, settings.down_limit,
-                                  InboundLimits.within(raise_open_files()))
+            how = NetworkSettings(
+                host,
+                port,
+                not settings.local,
+                settings.up_limit,
+                settings.down_limit,
+                InboundLimits.within(raise_open_files()),
+            )
             self.network = network = await stack.enter_async_context(
-                open_network(self._identity, self.choice.run, self._lobby, how, emit=self._emit))
+                open_network(self._identity, self.choice.run, self._lobby, how, emit=self._emit)
+            )
             nursery = await stack.enter_async_context(trio.open_nursery())
             network.remember(self.choice.addresses)
             self._waiting = ""
@@ -135,10 +143,17 @@ class Participation:
     def _early_status(self) -> NodeStatus:
         settings = self._settings
         return NodeStatus(
-            peer=self._identity.peer_id, name=settings.name, run=self.choice.run.hex(), run_name=self.choice.run_name,
-            role=settings.role.value, phase=Phase.STARTING.value, why_idle=WhyIdle.CONNECTING.value,
-            why_detail=self._waiting, peers=len(self.network.connected()) if self.network is not None else 0,
-            version=version())
+            peer=self._identity.peer_id,
+            name=settings.name,
+            run=self.choice.run.hex(),
+            run_name=self.choice.run_name,
+            role=settings.role.value,
+            phase=Phase.STARTING.value,
+            why_idle=WhyIdle.CONNECTING.value,
+            why_detail=self._waiting,
+            peers=len(self.network.connected()) if self.network is not None else 0,
+            version=version(),
+        )
 
     # -- before the node ----------------------------------------------------------------------------------------------
 
@@ -168,8 +183,15 @@ class Participation:
             raise PeerError(search.failure(MANIFEST_DEADLINE_S), ExitCode.UNREACHABLE)
         manifest = signed.manifest
         problem = await trio.to_thread.run_sync(
-            standing_problem, manifest, signed.run, self._identity.peer_id, self.choice.token, time.time(),
-            self._settings.role, self._folder)
+            standing_problem,
+            manifest,
+            signed.run,
+            self._identity.peer_id,
+            self.choice.token,
+            time.time(),
+            self._settings.role,
+            self._folder,
+        )
         if problem is not None:
             raise PeerError(problem, ExitCode.NOT_ADMITTED)
         self.choice = replace(self.choice, signed=signed)
@@ -202,10 +224,16 @@ class Participation:
         settings = self._settings
         introduced = frozenset(peer for address in self.choice.addresses if (peer := peer_of(address)) is not None)
         return NodeSettings(
-            name=settings.name, role=settings.role, version=version(),
+            name=settings.name,
+            role=settings.role,
+            version=version(),
             incarnation=next_incarnation(settings.data_dir, floor=int(time.time())),
-            wait_for_contact=bool(self.choice.addresses), stop_after=settings.rounds, token=self.choice.token,
-            introduced=introduced, wall_clock=time.time)
+            wait_for_contact=bool(self.choice.addresses),
+            stop_after=settings.rounds,
+            token=self.choice.token,
+            introduced=introduced,
+            wall_clock=time.time,
+        )
 
     def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:
         settings = TrainerSettings.for_run(signed.manifest, self._folder / "trainer.log")

@@ -25,8 +25,12 @@ class Screen:
     def __enter__(self) -> Self:
         if not self._quiet:
             demo = self._demo
-            print(f"{demo.peers} peers, {demo.rounds} rounds, {demo.signed.manifest.parameters} parameters; "
-                  "Ctrl-C ends it and cleans up.", file=sys.stderr, flush=True)
+            print(
+                f"{demo.peers} peers, {demo.rounds} rounds, {demo.signed.manifest.parameters} parameters; "
+                "Ctrl-C ends it and cleans up.",
+                file=sys.stderr,
+                flush=True,
+            )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -83,7 +87,9 @@ def summary_lines(summary: Summary, demo: Demo) -> list[str]:
         f"{summary.rounds} rounds committed by {summary.peers} peers in {duration(summary.seconds)}",
         f"held-out loss   {number(summary.eval_loss_start)} at the start, {number(summary.eval_loss_end)} at the end",
         f"exchanged       {number(wire)} bytes sent by each peer, per parameter and round",
-        *(f"state digest    {member.name}  {digest[:32] or 'none'}"
-          for member, digest in zip(demo.members, summary.state_digests.values(), strict=True)),
+        *(
+            f"state digest    {member.name}  {digest[:32] or 'none'}"
+            for member, digest in zip(demo.members, summary.state_digests.values(), strict=True)
+        ),
         f"all digests are {'equal' if summary.equal else 'NOT EQUAL'}",
     ]

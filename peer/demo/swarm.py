@@ -122,8 +122,9 @@ class Demo:
     folder: where everything lies; removed at the end unless `keep`.  patience_s: without any progress it has failed.
     """
 
-    def __init__(self, peers: int, rounds: int, run_file: Path | None, *, keep: bool,
-                 patience_s: float = STALL_DEADLINE_S) -> None:
+    def __init__(
+        self, peers: int, rounds: int, run_file: Path | None, *, keep: bool, patience_s: float = STALL_DEADLINE_S
+    ) -> None:
         self.peers, self.rounds, self._keep, self._patience_s = peers, rounds, keep, patience_s
         self.folder = Path(tempfile.mkdtemp(prefix="manyhands-demo-"))
         self.members: list[Member] = []
@@ -201,23 +202,49 @@ class Demo:
         starts = [member.evals[0] for member in self.members if 0 in member.evals]
         ends = [member.evals[self.rounds] for member in self.members if self.rounds in member.evals]
         return Summary(
-            peers=self.peers, rounds=self.rounds, seconds=self.seconds,
-            eval_loss_start=starts[0] if starts else None, eval_loss_end=ends[0] if ends else None,
+            peers=self.peers,
+            rounds=self.rounds,
+            seconds=self.seconds,
+            eval_loss_start=starts[0] if starts else None,
+            eval_loss_end=ends[0] if ends else None,
             state_digests={member.peer: member.digests.get(self.rounds, "") for member in self.members},
-            wire_bytes_per_param_round=sum(sent) / work if sum(sent) else None)
+            wire_bytes_per_param_round=sum(sent) / work if sum(sent) else None,
+        )
 
     # -- one peer -----------------------------------------------------------------------------------------------------
 
     def _spawn(self, number: int, manifest: Path) -> Member:
         folder = self.folder / f"peer-{number}"
         folder.mkdir(mode=0o700)
-        command = [sys.executable, "-m", "peer", "join", str(manifest), "--headless", "--log-format", "json", "--local",
-                   "--data-dir", str(folder), "--name", f"peer-{number}", "--port", "0",
-                   "--rounds", str(self.rounds), "--until-eof"]
+        command = [
+            sys.executable,
+            "-m",
+            "peer",
+            "join",
+            str(manifest),
+            "--headless",
+            "--log-format",
+            "json",
+            "--local",
+            "--data-dir",
+            str(folder),
+            "--name",
+            f"peer-{number}",
+            "--port",
+            "0",
+            "--rounds",
+            str(self.rounds),
+            "--until-eof",
+        ]
         with (folder / "output.log").open("wb") as output:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
-                                       env=child_environment(os.environ),
-                                       start_new_session=True)  # Ctrl-C is ours to pass on
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=child_environment(os.environ),
+                start_new_session=True,
+            )  # Ctrl-C is ours to pass on
         return Member(number, folder, process)
 
     def _listen(self, member: Member) -> None:
@@ -301,7 +328,11 @@ def _end_all(members: Sequence[Member]) -> None:
 def summary_fields(summary: Summary) -> dict[str, Any]:
     """The object of `peer demo --json`."""
     return {
-        "peers": summary.peers, "rounds": summary.rounds, "seconds": round(summary.seconds, 1),
-        "eval_loss_start": summary.eval_loss_start, "eval_loss_end": summary.eval_loss_end,
-        "state_digests": summary.state_digests, "wire_bytes_per_param_round": summary.wire_bytes_per_param_round,
+        "peers": summary.peers,
+        "rounds": summary.rounds,
+        "seconds": round(summary.seconds, 1),
+        "eval_loss_start": summary.eval_loss_start,
+        "eval_loss_end": summary.eval_loss_end,
+        "state_digests": summary.state_digests,
+        "wire_bytes_per_param_round": summary.wire_bytes_per_param_round,
     }

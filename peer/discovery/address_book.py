@@ -90,5 +90,6 @@ def read_book(path: Path) -> list[str]:
         return []
     if not isinstance(known, list):
         return []
-    return [address for address in known[:MAX_ADDRESSES]
-            if isinstance(address, str) and len(address) <= MAX_ADDRESS_CHARACTERS]
+    return [
+        address for address in known[:MAX_ADDRESSES] if isinstance(address, str) and len(address) <= MAX_ADDRESS_CHARACTERS
+    ]

@@ -69,8 +69,11 @@ class Contacts:
         """What is known now."""
         swarm, listening = self._swarm(), list(self._network.addresses())
         only_here = all(is_loopback(address) for address in listening)
-        here = [address for address in self._network.reached_here(lambda peer: peer in swarm)
-                if only_here or not is_loopback(address)]
+        here = [
+            address
+            for address in self._network.reached_here(lambda peer: peer in swarm)
+            if only_here or not is_loopback(address)
+        ]
         there: dict[PeerId, list[str]] = {}
         dialled_back = [address for addresses in self._dialled_back.values() for address in addresses]
         for address in [*self._network.reached_there(), *dialled_back]:
@@ -141,8 +144,11 @@ def read_known(fields: Any) -> Known:
 def _addresses(found: Any) -> list[str]:
     if not isinstance(found, list):
         return []
-    return [address for address in found[:MAX_ADDRESSES]
-            if isinstance(address, str) and can_be_named(address) and peer_of(address) is not None]
+    return [
+        address
+        for address in found[:MAX_ADDRESSES]
+        if isinstance(address, str) and can_be_named(address) and peer_of(address) is not None
+    ]
 
 
 def is_loopback(address: str) -> bool:

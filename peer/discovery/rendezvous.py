@@ -81,6 +81,8 @@ def _parse(data: bytes, peer: PeerId) -> list[str]:
         return []
     if not isinstance(addresses, list):
         return []
-    return [address for address in addresses[:MAX_ADDRESSES]
-            if isinstance(address, str) and len(address) <= MAX_ADDRESS_CHARACTERS
-            and address.endswith(f"/p2p/{peer}")]
+    return [
+        address
+        for address in addresses[:MAX_ADDRESSES]
+        if isinstance(address, str) and len(address) <= MAX_ADDRESS_CHARACTERS and address.endswith(f"/p2p/{peer}")
+    ]

@@ -73,8 +73,9 @@ class Rhythm:
 class Search:
     """For the peers at the addresses `wanted`.  met: whether somebody of the run has been heard, which ends it."""
 
-    def __init__(self, network: Dialling, wanted: Sequence[str], emit: Callable[[Event], None],
-                 met: Callable[[], bool]) -> None:
+    def __init__(
+        self, network: Dialling, wanted: Sequence[str], emit: Callable[[Event], None], met: Callable[[], bool]
+    ) -> None:
         self._network, self._wanted, self._emit, self._met = network, tuple(wanted), emit, met
         self._peers = {peer for address in wanted if (peer := peer_of(address)) is not None}
         self.summary = ""
@@ -125,4 +126,3 @@ def check(attempts: Sequence[Attempt]) -> str:
     if problems == {TRYING}:
         return f"each gets {DIAL_S:.0f} s"
     return next((advice for problem, advice in CHECKS[1:] if problem in problems), OTHERWISE)
-

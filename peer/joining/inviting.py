@@ -23,12 +23,18 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
-UNREACHED = ("nobody has reached this peer yet at the addresses of the invitation; when guests cannot reach it either, let "
-             "its port in at your router and firewall, or name an address that they can reach with --address")
-REMEMBERED = ("no peer of yours runs for this run now, so the invitation names addresses that were reached last; "
-              "start your peer before your guests do")
-NOBODY = ("no peer of yours runs for this run now, and nobody has reached the addresses of the invitation; start your "
-          "peer, and invite again while it runs")
+UNREACHED = (
+    "nobody has reached this peer yet at the addresses of the invitation; when guests cannot reach it either, let "
+    "its port in at your router and firewall, or name an address that they can reach with --address"
+)
+REMEMBERED = (
+    "no peer of yours runs for this run now, so the invitation names addresses that were reached last; "
+    "start your peer before your guests do"
+)
+NOBODY = (
+    "no peer of yours runs for this run now, and nobody has reached the addresses of the invitation; start your "
+    "peer, and invite again while it runs"
+)
 LAST_YEAR = 253_402_300_799
 """End of the year 9999, in unix seconds: what a date can show."""
 

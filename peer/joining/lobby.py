@@ -62,9 +62,7 @@ class Lobby:
             self._node.on_peer_disconnected(peer)
 
 
-async def fetch_manifest(
-    network: Network, run: Hash, organiser: PeerId, on_wait: Callable[[str], None]
-) -> SignedManifest:
+async def fetch_manifest(network: Network, run: Hash, organiser: PeerId, on_wait: Callable[[str], None]) -> SignedManifest:
     """The manifest of `run` from whoever is connected and has it; waits until somebody does.
 
     on_wait: gets a sentence about what is waited for.  What a peer answers is believed for its hash alone.

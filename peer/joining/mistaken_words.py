@@ -13,11 +13,15 @@ def remedy_for(word: str) -> str:
     """What to do instead of giving `word`; "" for a word that may well name a run."""
     shown = "".join(character for character in word if character.isprintable())[:120]
     if URL.match(word):
-        return (f"{shown} is a web address, and nothing is fetched from the web; download it yourself and give the file, "
-                "or give the invitation (mh1…) that stands there")
+        return (
+            f"{shown} is a web address, and nothing is fetched from the web; download it yourself and give the file, "
+            "or give the invitation (mh1…) that stands there"
+        )
     if MULTIADDR.match(word):
-        return (f"{shown} is the address of a peer, which does not say which run; ask for an invitation: there it is "
-                "printed by `peer status --json` or `peer run invite`")
+        return (
+            f"{shown} is the address of a peer, which does not say which run; ask for an invitation: there it is "
+            "printed by `peer status --json` or `peer run invite`"
+        )
     if PEER_ID.fullmatch(word):
         return f"{shown} is the ID of a peer, which does not say which run or where it is; ask for an invitation"
     return ""

@@ -24,7 +24,8 @@ def check_together(manifest: RunManifest, peers: int) -> None:
         raise PeerError(
             f"{peers} peers need about {size(peers * need.host)} of memory (each {size(need.peer)}, its trainer "
             f"{size(need.trainer)}) and {size(available)} are free here; start fewer, or take a smaller model",
-            ExitCode.RESOURCES)
+            ExitCode.RESOURCES,
+        )
 
 
 def check_resources(manifest: RunManifest, role: Role, folder: Path) -> None:
@@ -36,4 +37,6 @@ def check_resources(manifest: RunManifest, role: Role, folder: Path) -> None:
     if room < STATES_ON_DISK * manifest.state_bytes:
         raise PeerError(
             f"the run needs about {size(STATES_ON_DISK * manifest.state_bytes)} on disk and {folder} has {size(room)} free; "
-            "make room or choose another --data-dir", ExitCode.RESOURCES)
+            "make room or choose another --data-dir",
+            ExitCode.RESOURCES,
+        )

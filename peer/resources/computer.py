@@ -61,8 +61,7 @@ def _folders(controller: str, groups: Path, membership: Path) -> Iterator[Path]:
 
 def _cpu_quota(folder: Path) -> float:
     """Cores' worth of time; infinity without a limit."""
-    words = _text(folder / "cpu.max").split() or [
-        _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
+    words = _text(folder / "cpu.max").split() or [_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
     try:
         quota, period = int(words[0]), int(words[1])
     except (ValueError, IndexError):

@@ -66,8 +66,11 @@ class CoreShare:
         if not self._file.is_there:
             self._file.put()
         mine = self._file.path.name
-        others = [name for name in sorted(os.listdir(self.folder))[:MAX_PEERS]
-                  if name != mine and not name.startswith(".") and read_held(self.folder / name, 1) is not None]
+        others = [
+            name
+            for name in sorted(os.listdir(self.folder))[:MAX_PEERS]
+            if name != mine and not name.startswith(".") and read_held(self.folder / name, 1) is not None
+        ]
         return sum(name < mine for name in others), len(others) + 1
 
     def give_back(self) -> None:
@@ -99,8 +102,13 @@ async def share_cores(share: CoreShare, trainer: Trainer, emit: Callable[[Event]
                 threads = chosen or share_of(share.cores, place, peers)
                 trainer.use_threads(threads)
                 if peers != known and not chosen:
-                    emit(Notice("info", f"{peers} {'peers train' if peers > 1 else 'peer trains'} on this computer now: "
-                                        f"the trainer uses {threads} of {share.cores} cores"))
+                    emit(
+                        Notice(
+                            "info",
+                            f"{peers} {'peers train' if peers > 1 else 'peer trains'} on this computer now: "
+                            f"the trainer uses {threads} of {share.cores} cores",
+                        )
+                    )
                 known = peers
             await trio.sleep(RECOUNT_S)
     finally:
@@ -112,8 +120,10 @@ def _counted(share: CoreShare, tell: Callable[[str], None]) -> tuple[int, int]:
     try:
         return share.take()
     except OSError as error:
-        tell(f"the peers on this computer cannot be counted in {share.folder} ({error.strerror}), so the trainer uses all "
-             "cores; say how many with --threads")
+        tell(
+            f"the peers on this computer cannot be counted in {share.folder} ({error.strerror}), so the trainer uses all "
+            "cores; say how many with --threads"
+        )
         return 0, 1
 
 

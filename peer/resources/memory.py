@@ -70,5 +70,7 @@ def memory_problem(manifest: RunManifest, role: Role, available: int, gpu: int |
 def memory_line(manifest: RunManifest) -> str:
     """For a person who looks at a run."""
     need = memory_need(manifest)
-    return (f"{size(need.host)} for a peer that trains on its CPU ({size(need.peer)} in the peer, {size(need.trainer)} in "
-            f"the trainer), {size(memory_need(manifest, Role.SEED).host)} for a seed")
+    return (
+        f"{size(need.host)} for a peer that trains on its CPU ({size(need.peer)} in the peer, {size(need.trainer)} in "
+        f"the trainer), {size(memory_need(manifest, Role.SEED).host)} for a seed"
+    )

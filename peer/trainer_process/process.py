@@ -74,8 +74,9 @@ class TrainerProcess:
     emit: gets TrainerStarted and TrainerStopped, from `run`.
     """
 
-    def __init__(self, settings: TrainerSettings, theta: SharedRegion,
-                 emit: Callable[[Event], None] = lambda event: None) -> None:
+    def __init__(
+        self, settings: TrainerSettings, theta: SharedRegion, emit: Callable[[Event], None] = lambda event: None
+    ) -> None:
         self._settings, self._theta, self._emit = settings, theta, emit
         self._contribution = SharedRegion(settings.contribution_bytes, "contribution")
         self._log = TrainerLog(settings.log_path)
@@ -121,16 +122,12 @@ class TrainerProcess:
         self._check_theta(theta)
         await self._ask_alone("initialise")
 
-    async def compute(
-        self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]
-    ) -> Contribution:
+    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
         """As `TrainerLink.compute`."""
         self._check_theta(theta)
 
         def progress(message: dict[str, Any]) -> None:
-            on_progress(
-                Progress(task.round, message["steps"], message["loss"], message["tokens"], message["tokens_per_s"])
-            )
+            on_progress(Progress(task.round, message["steps"], message["loss"], message["tokens"], message["tokens_per_s"]))
 
         answer = await self._ask_alone("compute", progress, task=vars(task))
         self._failures, self.threads = 0, answer["threads"]

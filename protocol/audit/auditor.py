@@ -82,14 +82,16 @@ class Finding(Enum):
 class Auditor:
     """Audits for one round."""
 
-    def __init__(self, session: Session, replica: Replica, offload: Offload, membership: Membership,
-                 own: OwnContribution) -> None:
+    def __init__(
+        self, session: Session, replica: Replica, offload: Offload, membership: Membership, own: OwnContribution
+    ) -> None:
         self._session, self._layout, self._offload = session, replica.layout, offload
         self._rule = replica.manifest.aggregation
         self._membership, self._own = membership, own
 
-    async def check(self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance,
-                    exchange: ExchangeRunner | None) -> None:
+    async def check(
+        self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, exchange: ExchangeRunner | None
+    ) -> None:
         """Look at a record before voting for it.  exchange: ours of its plan.  Raises `Unaccountable`."""
         plan = plan_of(record, provenance)
         case = _Case(plan, plan_hash(plan), index, provenance)
@@ -114,8 +116,9 @@ class Auditor:
             checked += finding is Finding.RIGHT
         self._session.emit(AuditDone(record.round, len(optional), checked))
 
-    async def inspect(self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, chunks: Sequence[int],
-                      result: memoryview) -> None:
+    async def inspect(
+        self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, chunks: Sequence[int], result: memoryview
+    ) -> None:
         """Look at fetched chunks of a record before voting for it: one that is much larger than our own part must be
         shown to be right.  Raises `Unaccountable`."""
         plan = plan_of(record, provenance)
@@ -123,8 +126,10 @@ class Auditor:
         for chunk in (await self._offload(self._outsized, chunks, result))[:MAX_SUSPECTS]:
             finding = await self._audit(case, chunk)
             if finding is not Finding.RIGHT:
-                raise Unaccountable(f"a record whose chunk {chunk} is far larger than ours, and cannot be checked",
-                                    finding if isinstance(finding, WrongAverage) else None)
+                raise Unaccountable(
+                    f"a record whose chunk {chunk} is far larger than ours, and cannot be checked",
+                    finding if isinstance(finding, WrongAverage) else None,
+                )
 
     def _outsized(self, chunks: Iterable[int], result: memoryview | None) -> list[int]:
         """Those of these chunks whose average is much larger than our own part, the worst first."""

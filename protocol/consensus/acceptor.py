@@ -163,8 +163,13 @@ class Acceptor:
         if motion is None or motion.record.result_root != root:
             return []
         self._motion = None
-        refusal = Refusal(round=self._state.base.round, base=self._state.base.tip, attempt=motion.attempt,
-                          proposer=motion.proposer, record_hash=record_hash(motion.record))
+        refusal = Refusal(
+            round=self._state.base.round,
+            base=self._state.base.tip,
+            attempt=motion.attempt,
+            proposer=motion.proposer,
+            record_hash=record_hash(motion.record),
+        )
         return [Send((PeerId(motion.proposer),), refusal)]
 
     def drop_false_motion(self) -> None:
@@ -183,8 +188,14 @@ class Acceptor:
         if state.promised is not None and ballot < state.promised:
             return []
         state.promised = ballot
-        state.voted = Voted(attempt=ballot[0], proposer=ballot[1], record=motion.record, index=motion.index,
-                            provenance=motion.provenance)
-        vote = Vote(round=state.base.round, attempt=ballot[0], proposer=ballot[1], evicted=motion.evicted,
-                    record_hash=record_hash(motion.record))
+        state.voted = Voted(
+            attempt=ballot[0], proposer=ballot[1], record=motion.record, index=motion.index, provenance=motion.provenance
+        )
+        vote = Vote(
+            round=state.base.round,
+            attempt=ballot[0],
+            proposer=ballot[1],
+            evicted=motion.evicted,
+            record_hash=record_hash(motion.record),
+        )
         return [Persist(state.promise()), Send((ballot[1],), vote)]

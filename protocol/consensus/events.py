@@ -70,4 +70,4 @@ class Tick:
     """Time has passed."""
 
 
-RoundEvent = (Arrived | StateHashed | ExchangeMoved | ExchangeDone | ResultObtained | AuditFailed | AverageDisproved | Tick)
+RoundEvent = Arrived | StateHashed | ExchangeMoved | ExchangeDone | ResultObtained | AuditFailed | AverageDisproved | Tick

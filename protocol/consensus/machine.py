@@ -62,8 +62,9 @@ class RoundMachine:
     persisted: the promise on disk, of this round or another.  `now` is always trio time.
     """
 
-    def __init__(self, me: PeerId, settings: RoundSettings, base: Base, now: float,
-                 persisted: Promise | None = None) -> None:
+    def __init__(
+        self, me: PeerId, settings: RoundSettings, base: Base, now: float, persisted: Promise | None = None
+    ) -> None:
         self.me, self.base = me, base
         self._state = RoundState(me, settings, base, now)
         self._acceptor, self._proposer = Acceptor(self._state, persisted), Proposer(self._state)

@@ -113,10 +113,18 @@ class ClosingPolicy:
         members = [Member(peer=peer, tokens=ready[peer].tokens, root=ready[peer].root) for peer in peers]
         tokens = sum(member.tokens for member in members)
         loss = sum(ready[peer].loss * ready[peer].tokens for peer in peers) / tokens
-        owners = assign_owners(self.base.tip, peers, self.settings.chunks,
-                               [view[peer].bytes_per_s if peer in view else 0.0 for peer in peers])
-        return Plan(round=self.base.round, fragment=self.base.fragment, base=self.base.tip, members=members, owners=owners,
-                    state_digest=ready[peers[0]].state_digest, loss=loss)
+        owners = assign_owners(
+            self.base.tip, peers, self.settings.chunks, [view[peer].bytes_per_s if peer in view else 0.0 for peer in peers]
+        )
+        return Plan(
+            round=self.base.round,
+            fragment=self.base.fragment,
+            base=self.base.tip,
+            members=members,
+            owners=owners,
+            state_digest=ready[peers[0]].state_digest,
+            loss=loss,
+        )
 
     def evictable(self, view: View) -> tuple[PeerId, ...]:
         """Electors to evict, sorted: those that said goodbye; those long silent only if there is no quorum otherwise."""
@@ -129,8 +137,10 @@ class ClosingPolicy:
     def may_evict(self, evicted: Sequence[str], view: View) -> bool:
         """Whether we agree that these electors are gone: they said goodbye, or we have not heard them for long either."""
         named = [PeerId(peer) for peer in evicted]
-        return all(peer in self.base.electors and
-                   ((peer in view and view[peer].left) or self.long_silent(peer, view)) for peer in named)
+        return all(
+            peer in self.base.electors and ((peer in view and view[peer].left) or self.long_silent(peer, view))
+            for peer in named
+        )
 
     def lives(self, peer: PeerId, view: View) -> bool:
         """Whether a peer is alive; we are."""

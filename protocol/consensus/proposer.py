@@ -147,8 +147,9 @@ class Proposer:
             state.move(now)
         return self._put_to_vote(now)
 
-    def on_exchange_done(self, plan: Hash, entries: tuple[ChunkEntry, ...], provenance: Provenance,
-                         now: float) -> list[RoundEffect]:
+    def on_exchange_done(
+        self, plan: Hash, entries: tuple[ChunkEntry, ...], provenance: Provenance, now: float
+    ) -> list[RoundEffect]:
         """Our exchange of the plan with this hash is complete: its result may be put to the vote."""
         if self._state.doubts.is_false(entries):
             return []
@@ -157,8 +158,10 @@ class Proposer:
         return self._put_to_vote(now)
 
     def _could_be_voted_for(self, voted: Voted | None) -> bool:
-        return voted is None or flaw_of_motion(self._state.settings, self._state.base, voted.record, voted.index,
-                                               voted.provenance) is None
+        return (
+            voted is None
+            or flaw_of_motion(self._state.settings, self._state.base, voted.record, voted.index, voted.provenance) is None
+        )
 
     # -- the vote -----------------------------------------------------------------------------------------------------
 
@@ -179,8 +182,14 @@ class Proposer:
             if result is None:
                 return []
             record, index, provenance = self._make_record(mine, result[0]), list(result[0]), result[1]
-        mine.motion = Motion(attempt=mine.ballot[0], proposer=self._state.me, evicted=list(mine.evicted), record=record,
-                             index=index, provenance=provenance)
+        mine.motion = Motion(
+            attempt=mine.ballot[0],
+            proposer=self._state.me,
+            evicted=list(mine.evicted),
+            record=record,
+            index=index,
+            provenance=provenance,
+        )
         mine.sent = now
         return [Send(mine.audience(), mine.motion)]
 
@@ -194,9 +203,18 @@ class Proposer:
 
     def _make_record(self, mine: OwnAttempt, entries: Sequence[ChunkEntry]) -> Record:
         base = self._state.base
-        return Record(round=base.round, fragment=base.fragment, attempt=mine.ballot[0], proposer=self._state.me,
-                      previous=base.tip, members=mine.plan.members, codec=self._state.settings.codec,
-                      result_root=index_root(entries), state_digest=mine.plan.state_digest, loss=mine.plan.loss)
+        return Record(
+            round=base.round,
+            fragment=base.fragment,
+            attempt=mine.ballot[0],
+            proposer=self._state.me,
+            previous=base.tip,
+            members=mine.plan.members,
+            codec=self._state.settings.codec,
+            result_root=index_root(entries),
+            state_digest=mine.plan.state_digest,
+            loss=mine.plan.loss,
+        )
 
     def on_vote(self, sender: PeerId, vote: Vote, signature: bytes) -> tuple[Commit, tuple[PeerId, ...]] | None:
         """Count a vote.  With a quorum: the certified record, and the other peers to send it to."""
@@ -234,8 +252,9 @@ class Proposer:
 
     def drop_false_results(self) -> None:
         """Forget the results of our exchanges that have an average proven wrong."""
-        self._results = {plan: result for plan, result in self._results.items()
-                         if not self._state.doubts.is_false(result[0])}
+        self._results = {
+            plan: result for plan, result in self._results.items() if not self._state.doubts.is_false(result[0])
+        }
 
     def drop_attempt(self) -> None:
         """End our attempt, unless its motion may still be voted for: the plan has a member that lied."""

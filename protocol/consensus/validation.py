@@ -34,8 +34,9 @@ def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
     return None
 
 
-def flaw_of_motion(settings: RoundSettings, base: Base, record: Record, index: Sequence[ChunkEntry],
-                   provenance: Provenance) -> str | None:
+def flaw_of_motion(
+    settings: RoundSettings, base: Base, record: Record, index: Sequence[ChunkEntry], provenance: Provenance
+) -> str | None:
     """Why this cannot be the next record with its provenance; None when it can be.
 
     The signatures of the provenance are not checked: that is the auditor's matter.
@@ -54,14 +55,22 @@ def flaw_of_motion(settings: RoundSettings, base: Base, record: Record, index: S
 
 def plan_of(record: Record, provenance: Provenance) -> Plan:
     """The plan whose exchange made this record."""
-    return Plan(round=record.round, fragment=record.fragment, base=record.previous, members=record.members,
-                owners=provenance.owners, state_digest=record.state_digest, loss=record.loss)
+    return Plan(
+        round=record.round,
+        fragment=record.fragment,
+        base=record.previous,
+        members=record.members,
+        owners=provenance.owners,
+        state_digest=record.state_digest,
+        loss=record.loss,
+    )
 
 
 def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:
     """Whether the plan has the contribution that `peer` said READY for: not one of an earlier life, nor an invented one."""
     return ready is not None and any(
-        member.peer == peer and (member.root, member.tokens) == (ready.root, ready.tokens) for member in plan.members)
+        member.peer == peer and (member.root, member.tokens) == (ready.root, ready.tokens) for member in plan.members
+    )
 
 
 def leaves_out(plan: Plan, peers: Sequence[PeerId], readys: Mapping[PeerId, Ready]) -> int:

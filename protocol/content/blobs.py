@@ -68,9 +68,19 @@ class _Fetch:
         return None
 
 
-async def fetch_blob(network: Network, sources: Sequence[PeerId], what: Literal["result", "checkpoint"], round: int,
-                     root: Hash, wanted: Sequence[BlobChunk], into: memoryview, *, offload: Offload,
-                     emit: Callable[[Event], None], on_progress: Callable[[int, int], None]) -> bool:
+async def fetch_blob(
+    network: Network,
+    sources: Sequence[PeerId],
+    what: Literal["result", "checkpoint"],
+    round: int,
+    root: Hash,
+    wanted: Sequence[BlobChunk],
+    into: memoryview,
+    *,
+    offload: Offload,
+    emit: Callable[[Event], None],
+    on_progress: Callable[[int, int], None],
+) -> bool:
     """Fetch the wanted chunks into `into`; True when all are there, False when no source is left for some."""
     fetch = _Fetch(list(wanted), len(wanted))
 
@@ -106,8 +116,9 @@ async def fetch_blob(network: Network, sources: Sequence[PeerId], what: Literal[
     return True
 
 
-async def _fetch_chunk(network: Network, peer: PeerId, what: Literal["result", "checkpoint"], round: int, root: Hash,
-                       chunk: BlobChunk) -> bytes:
+async def _fetch_chunk(
+    network: Network, peer: PeerId, what: Literal["result", "checkpoint"], round: int, root: Hash, chunk: BlobChunk
+) -> bytes:
     slices = []
     for offset in range(0, chunk.size, SLICE_BYTES):
         length = min(SLICE_BYTES, chunk.size - offset)

@@ -81,8 +81,9 @@ class Serving:
     def _have(self, data: bytes) -> bytes:
         decode_body(HaveRequest, data)
         store, history = self._replica.store, self._replica.history
-        return HaveReply(length=history.length, oldest_result=store.results.oldest(),
-                         checkpoints=store.checkpoints.rounds()[-16:]).encode()
+        return HaveReply(
+            length=history.length, oldest_result=store.results.oldest(), checkpoints=store.checkpoints.rounds()[-16:]
+        ).encode()
 
     def _leaves(self, data: bytes) -> bytes:
         question = decode_body(LeavesRequest, data)

@@ -25,8 +25,18 @@ from protocol.wire.messages import ChunkEntry, ChunkResult
 class Averager:
     """Averages the chunks that we own, signs the averages and puts them among the results."""
 
-    def __init__(self, machine: ExchangeMachine, session: Session, layout: Layout, own: OwnParts, parts: WaitingParts,
-                 results: Results, pool: BufferPool, offload: Offload, rule: Rule) -> None:
+    def __init__(
+        self,
+        machine: ExchangeMachine,
+        session: Session,
+        layout: Layout,
+        own: OwnParts,
+        parts: WaitingParts,
+        results: Results,
+        pool: BufferPool,
+        offload: Offload,
+        rule: Rule,
+    ) -> None:
         self._machine, self._session, self._layout = machine, session, layout
         self._own, self._parts, self._results, self._pool = own, parts, results, pool
         self._offload, self._rule = offload, rule

@@ -67,5 +67,8 @@ class Results:
         """The signer and the signature of each chunk, once all are here."""
         members = [PeerId(member.peer) for member in plan.members]
         statements = [self.statements[chunk] for chunk in range(len(plan.owners))]
-        return Provenance(owners=plan.owners, signers=bytes(members.index(each.sender) for each in statements),
-                          signatures=[each.signature for each in statements])
+        return Provenance(
+            owners=plan.owners,
+            signers=bytes(members.index(each.sender) for each in statements),
+            signatures=[each.signature for each in statements],
+        )

@@ -40,7 +40,6 @@ ASK_EVERY_S = 2.0
 """Seconds between two rounds of questions for what a successor misses."""
 
 
-
 class ExchangeMachine:
     """One member's view of the exchange of `plan`: what it holds, who is lost, and what follows from each event.
 
@@ -241,5 +240,4 @@ class ExchangeMachine:
             else:
                 owing.setdefault(owner, RESULT_PATIENCE * self._stall_s)
         self._owing = {peer: self._owing.get(peer, now) for peer in owing}
-        return sorted(peer for peer, patience in owing.items()
-                      if now - max(self._heard[peer], self._owing[peer]) > patience)
+        return sorted(peer for peer, patience in owing.items() if now - max(self._heard[peer], self._owing[peer]) > patience)

@@ -30,8 +30,14 @@ class ProgressReport:
         now = trio.current_time()
         if now - self._shown >= PROGRESS_EVERY_S or self._seconds is not None:
             self._shown = now
-            self._emit(ExchangeProgress(self._machine.plan.round, len(self._machine.entries), self._machine.chunks,
-                                        list(self._machine.waiting_for())))
+            self._emit(
+                ExchangeProgress(
+                    self._machine.plan.round,
+                    len(self._machine.entries),
+                    self._machine.chunks,
+                    list(self._machine.waiting_for()),
+                )
+            )
 
     def finish(self, up_bytes: int, down_bytes: int) -> None:
         """The exchange ends here, with all results or without."""

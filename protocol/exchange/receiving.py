@@ -29,8 +29,16 @@ class Receiver:
     run: the run that statements are signed for.  emit: told of what is dropped.
     """
 
-    def __init__(self, machine: ExchangeMachine, layout: Layout, run: Hash, parts: WaitingParts, results: Results,
-                 pool: BufferPool, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        machine: ExchangeMachine,
+        layout: Layout,
+        run: Hash,
+        parts: WaitingParts,
+        results: Results,
+        pool: BufferPool,
+        emit: Callable[[Event], None],
+    ) -> None:
         self.down_bytes = 0
         self._machine, self._layout, self._run = machine, layout, run
         self._parts, self._results, self._pool, self._emit = parts, results, pool, emit
@@ -64,8 +72,11 @@ class Receiver:
         if landing is None or not self._parts.takes_from(peer):
             return None
         try:
-            arrived = self._take_part(peer, header, landing) if header.statement is None else (
-                self._take_result(peer, header, landing))
+            arrived = (
+                self._take_part(peer, header, landing)
+                if header.statement is None
+                else (self._take_result(peer, header, landing))
+            )
         except Malformed as error:
             self._emit(Dropped(peer, "chunk", str(error)))
             return None

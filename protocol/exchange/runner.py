@@ -45,8 +45,19 @@ class ExchangeRunner:
     when `done` is set.  stall_s: how long a member may be silent that owes us something.
     """
 
-    def __init__(self, *, session: Session, plan: Plan, layout: Layout, contribution: memoryview, leaves: Sequence[Hash],
-                 result: memoryview, offload: Offload, stall_s: float, rule: Rule) -> None:
+    def __init__(
+        self,
+        *,
+        session: Session,
+        plan: Plan,
+        layout: Layout,
+        contribution: memoryview,
+        leaves: Sequence[Hash],
+        result: memoryview,
+        offload: Offload,
+        stall_s: float,
+        rule: Rule,
+    ) -> None:
         self.machine = ExchangeMachine(session.me, plan, stall_s, trio.current_time())
         self.done = trio.Event()
         self._session = session

@@ -72,8 +72,15 @@ class Handshake:
         except Malformed as error:
             raise Refused(str(error)) from error
         settings = self._settings
-        reply = answer_hello(self._manifest, self._run, peer, hello, settings.wall_clock(), settings.version,
-                             member=self._history.has_member(peer))
+        reply = answer_hello(
+            self._manifest,
+            self._run,
+            peer,
+            hello,
+            settings.wall_clock(),
+            settings.version,
+            member=self._history.has_member(peer),
+        )
         if isinstance(reply, str):
             raise Refused(reply if self._history.length else f"{reply}{NO_RECORDS}")
         self._let_in(peer, hello.token)

@@ -47,8 +47,16 @@ class RoundProgress(Protocol):
 class Heartbeats:
     """Speaks for this peer."""
 
-    def __init__(self, session: Session, settings: NodeSettings, history: History, membership: Membership,
-                 pace: Pace, activity: Activity, progress: RoundProgress) -> None:
+    def __init__(
+        self,
+        session: Session,
+        settings: NodeSettings,
+        history: History,
+        membership: Membership,
+        pace: Pace,
+        activity: Activity,
+        progress: RoundProgress,
+    ) -> None:
         self._session, self._settings, self._history = session, settings, history
         self._membership, self._pace, self._activity, self._progress = membership, pace, activity, progress
         self._seq = 0
@@ -90,20 +98,41 @@ class Heartbeats:
         bandwidth = self._session.network.bandwidth()
         self._seq += 1
         return Heartbeat(
-            incarnation=settings.incarnation, seq=self._seq, name=settings.name[:40], role=settings.role,
-            phase=activity.phase, why_idle=activity.why, why_detail=activity.detail[:200], round=history.length,
-            tip=history.tip, steps=self._progress.steps, loss=self._progress.loss,
-            tokens_per_s=self.tokens_per_s, up_bytes_per_s=bandwidth.up_bytes_per_s,
+            incarnation=settings.incarnation,
+            seq=self._seq,
+            name=settings.name[:40],
+            role=settings.role,
+            phase=activity.phase,
+            why_idle=activity.why,
+            why_detail=activity.detail[:200],
+            round=history.length,
+            tip=history.tip,
+            steps=self._progress.steps,
+            loss=self._progress.loss,
+            tokens_per_s=self.tokens_per_s,
+            up_bytes_per_s=bandwidth.up_bytes_per_s,
             down_bytes_per_s=bandwidth.down_bytes_per_s,
-            addresses=list(self._session.network.addresses())[:8], version=settings.version[:40],
-            measured=activity.measured)
+            addresses=list(self._session.network.addresses())[:8],
+            version=settings.version[:40],
+            measured=activity.measured,
+        )
 
     def neighbours(self) -> list[SwarmPeer]:
         """The other peers, as `peer status` shows them."""
         now = trio.current_time()
-        return [SwarmPeer(
-            peer=peer, name=known.heartbeat.name, role=known.heartbeat.role.value, phase=known.heartbeat.phase.value,
-            round=known.heartbeat.round, steps=known.heartbeat.steps, tokens_per_s=known.heartbeat.tokens_per_s,
-            liveness=known.liveness.value, heard_s=now - known.heard, version=known.heartbeat.version,
-            addresses=list(known.heartbeat.addresses))
-            for peer, known in sorted(self._membership, key=lambda item: item[0])]
+        return [
+            SwarmPeer(
+                peer=peer,
+                name=known.heartbeat.name,
+                role=known.heartbeat.role.value,
+                phase=known.heartbeat.phase.value,
+                round=known.heartbeat.round,
+                steps=known.heartbeat.steps,
+                tokens_per_s=known.heartbeat.tokens_per_s,
+                liveness=known.liveness.value,
+                heard_s=now - known.heard,
+                version=known.heartbeat.version,
+                addresses=list(known.heartbeat.addresses),
+            )
+            for peer, known in sorted(self._membership, key=lambda item: item[0])
+        ]

@@ -26,8 +26,16 @@ from protocol.wire.messages import Phase, Ready, WhyIdle
 class Contributor:
     """Trains in round after round.  trainer: None at a peer that does not train."""
 
-    def __init__(self, session: Session, replica: Replica, settings: NodeSettings, trainer: TrainerLink | None,
-                 offload: Offload, pace: Pace, activity: Activity) -> None:
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        settings: NodeSettings,
+        trainer: TrainerLink | None,
+        offload: Offload,
+        pace: Pace,
+        activity: Activity,
+    ) -> None:
         self._session, self._replica, self._settings = session, replica, settings
         self._trainer, self._offload, self._pace, self._activity = trainer, offload, pace, activity
         self._pause = Pause()
@@ -65,8 +73,9 @@ class Contributor:
         None when there is no trainer, or none any more.
         """
         if self._trainer is None:
-            self._activity.show(Phase.SEEDING, WhyIdle.NOT_A_TRAINER,
-                                "this peer keeps and serves the state, it does not train")
+            self._activity.show(
+                Phase.SEEDING, WhyIdle.NOT_A_TRAINER, "this peer keeps and serves the state, it does not train"
+            )
             return None
         while True:
             await self._pause.wait()
@@ -82,8 +91,13 @@ class Contributor:
         inner_steps = self._replica.manifest.rounds.inner_steps
         fresh = trainer.pid != self._warmed_pid and base.round > 0
         self._warmed_pid = trainer.pid
-        task = ComputeTask(base.round, self._lane(base), inner_steps, base.round * inner_steps,
-                           self._replica.manifest.inner.joiner_warmup_steps if fresh else 0)
+        task = ComputeTask(
+            base.round,
+            self._lane(base),
+            inner_steps,
+            base.round * inner_steps,
+            self._replica.manifest.inner.joiner_warmup_steps if fresh else 0,
+        )
         self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
         work.training.set()
         return await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
@@ -101,16 +115,33 @@ class Contributor:
         work.steps, work.tokens, work.loss = progress.steps, progress.tokens, progress.loss
         pace, total = self._pace, self._replica.manifest.rounds.inner_steps
         pace.observe(progress)
-        self._session.emit(ComputeProgress(progress.round, progress.steps, total, progress.loss, pace.tokens_per_s,
-                                           pace.left_s(total - progress.steps) or 0.0))
+        self._session.emit(
+            ComputeProgress(
+                progress.round,
+                progress.steps,
+                total,
+                progress.loss,
+                pace.tokens_per_s,
+                pace.left_s(total - progress.steps) or 0.0,
+            )
+        )
 
     async def commit(self, base: Base, work: Work, contribution: Contribution, state_digest: Hash) -> tuple[Ready, Envelope]:
         """Our READY, sealed; `work` holds it and the contribution from now on.  state_digest: of the state on `base`."""
         leaves = await self._offload(contribution_leaves, contribution.data, self._replica.layout)
-        ready = Ready(round=base.round, fragment=base.fragment, base=base.tip,
-                      incarnation=self._settings.incarnation, serial=next(self._serials),
-                      tokens=contribution.tokens, steps=contribution.steps,
-                      loss=contribution.loss, norm=contribution.norm, root=tree_root(leaves), state_digest=state_digest)
+        ready = Ready(
+            round=base.round,
+            fragment=base.fragment,
+            base=base.tip,
+            incarnation=self._settings.incarnation,
+            serial=next(self._serials),
+            tokens=contribution.tokens,
+            steps=contribution.steps,
+            loss=contribution.loss,
+            norm=contribution.norm,
+            root=tree_root(leaves),
+            state_digest=state_digest,
+        )
         envelope = self._session.seal(ready)
         work.leaves = leaves
         work.contribution, work.ready, work.ready_raw = contribution, ready, envelope.raw

@@ -39,9 +39,18 @@ MAX_TOLD = 1024
 class Dispatcher:
     """Implements `protocol.network.interface.Handlers`.  While not open, it ignores gossip."""
 
-    def __init__(self, session: Session, membership: Membership, handshake: Handshake, activity: Activity,
-                 ejections: Ejections, evaluator: Evaluator, serving: Serving, readys: Readys,
-                 current: CurrentRound) -> None:
+    def __init__(
+        self,
+        session: Session,
+        membership: Membership,
+        handshake: Handshake,
+        activity: Activity,
+        ejections: Ejections,
+        evaluator: Evaluator,
+        serving: Serving,
+        readys: Readys,
+        current: CurrentRound,
+    ) -> None:
         self._session, self._membership, self._evaluator = session, membership, evaluator
         self._handshake, self._activity, self._ejections, self._serving = handshake, activity, ejections, serving
         self._readys, self._round = readys, current

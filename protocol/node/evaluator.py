@@ -39,8 +39,9 @@ class Evaluator:
     trainer: None at a peer that does not train.
     """
 
-    def __init__(self, session: Session, replica: Replica, membership: Membership, trainer: TrainerLink | None,
-                 activity: Activity) -> None:
+    def __init__(
+        self, session: Session, replica: Replica, membership: Membership, trainer: TrainerLink | None, activity: Activity
+    ) -> None:
         self._session, self._replica, self._membership = session, replica, membership
         self._trainer, self._activity = trainer, activity
         self._known = Measurements()

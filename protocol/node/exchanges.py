@@ -85,9 +85,17 @@ class Exchanges:
             return None
         assert work.data is not None, "a plan is taken up after READY"
         file = await self._offload(replica.store.results.begin, plan.round, plan.fragment, payload_bytes(replica.layout))
-        exchange = ExchangeRunner(session=self._session, plan=plan, layout=replica.layout, contribution=work.data,
-                                  leaves=work.leaves, result=file.view, offload=self._offload,
-                                  stall_s=replica.rounds.stall_s, rule=replica.manifest.aggregation)
+        exchange = ExchangeRunner(
+            session=self._session,
+            plan=plan,
+            layout=replica.layout,
+            contribution=work.data,
+            leaves=work.leaves,
+            result=file.view,
+            offload=self._offload,
+            stall_s=replica.rounds.stall_s,
+            rule=replica.manifest.aggregation,
+        )
         running = self._running[name] = RunningExchange(name, exchange, file)
         self._begun.set()
         self._begun = trio.Event()

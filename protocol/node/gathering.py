@@ -25,8 +25,15 @@ LINGER_S = 20.0
 class Gathering:
     """Looks at which peers are here, and shows what is missing."""
 
-    def __init__(self, session: Session, replica: Replica, settings: NodeSettings, membership: Membership,
-                 following: Following, activity: Activity) -> None:
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        settings: NodeSettings,
+        membership: Membership,
+        following: Following,
+        activity: Activity,
+    ) -> None:
         self._session, self._replica, self._settings = session, replica, settings
         self._membership, self._following, self._activity = membership, following, activity
 

@@ -22,9 +22,22 @@ from protocol.wire.messages import Commit, Phase, WhyIdle
 class Life:
     """Runs once.  stop_after: leave after so many rounds of the run; None to go on."""
 
-    def __init__(self, session: Session, history: History, stop_after: int | None, *, dispatcher: Dispatcher,
-                 heartbeats: Heartbeats, ejections: Ejections, watch: Watch, keeper: StateKeeper, gathering: Gathering,
-                 rounds: Rounds, evaluator: Evaluator, activity: Activity) -> None:
+    def __init__(
+        self,
+        session: Session,
+        history: History,
+        stop_after: int | None,
+        *,
+        dispatcher: Dispatcher,
+        heartbeats: Heartbeats,
+        ejections: Ejections,
+        watch: Watch,
+        keeper: StateKeeper,
+        gathering: Gathering,
+        rounds: Rounds,
+        evaluator: Evaluator,
+        activity: Activity,
+    ) -> None:
         self._session, self._history, self._stop_after = session, history, stop_after
         self._dispatcher, self._heartbeats, self._ejections, self._watch = dispatcher, heartbeats, ejections, watch
         self._keeper, self._gathering, self._rounds, self._evaluator = keeper, gathering, rounds, evaluator

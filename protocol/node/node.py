@@ -40,8 +40,14 @@ from protocol.wire.messages import Commit, Phase, Role
 class Node:
     """`run` it; what the session's network hears goes to `dispatcher`."""
 
-    def __init__(self, session: Session, replica: Replica, trainer: TrainerLink | None, settings: NodeSettings,
-                 offload: Offload = trio.to_thread.run_sync) -> None:
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        trainer: TrainerLink | None,
+        settings: NodeSettings,
+        offload: Offload = trio.to_thread.run_sync,
+    ) -> None:
         self._session, self._replica, self._settings = session, replica, settings
         self._state, self._history = replica.state, replica.history
         self._trainer = trainer if settings.role is Role.TRAINER else None
@@ -57,15 +63,44 @@ class Node:
         following = Following(session, replica, membership, catch_up)
         ejections, readys = Ejections(session, replica, membership, offload), Readys()
         self._keeper = StateKeeper(session, replica, offload, membership, activity, catch_up, following)
-        self.dispatcher = Dispatcher(session, membership, self._handshake, activity, ejections, self._evaluator,
-                                     Serving(replica, offload), readys, self._round)
-        rounds = Rounds(session, replica, offload, membership, activity, catch_up, ejections, self._contributor,
-                        self._evaluator, readys, self._round)
+        self.dispatcher = Dispatcher(
+            session,
+            membership,
+            self._handshake,
+            activity,
+            ejections,
+            self._evaluator,
+            Serving(replica, offload),
+            readys,
+            self._round,
+        )
+        rounds = Rounds(
+            session,
+            replica,
+            offload,
+            membership,
+            activity,
+            catch_up,
+            ejections,
+            self._contributor,
+            self._evaluator,
+            readys,
+            self._round,
+        )
         self._life = Life(
-            session, self._history, settings.stop_after, dispatcher=self.dispatcher, heartbeats=self._heartbeats,
-            ejections=ejections, watch=Watch(session, membership, following, self._round), keeper=self._keeper,
-            gathering=Gathering(session, replica, settings, membership, following, activity), rounds=rounds,
-            evaluator=self._evaluator, activity=activity)
+            session,
+            self._history,
+            settings.stop_after,
+            dispatcher=self.dispatcher,
+            heartbeats=self._heartbeats,
+            ejections=ejections,
+            watch=Watch(session, membership, following, self._round),
+            keeper=self._keeper,
+            gathering=Gathering(session, replica, settings, membership, following, activity),
+            rounds=rounds,
+            evaluator=self._evaluator,
+            activity=activity,
+        )
         self.goodbye_heard_by: int | None = None
         """Peers that confirmed our goodbye; None before it was said."""
 
@@ -129,18 +164,33 @@ class Node:
         traffic, held_out = self._session.network.traffic(), self._evaluator.status()
         last = self._history.last
         return NodeStatus(
-            peer=self._session.me, name=self._settings.name, run=self._session.run.hex(),
-            run_name=self._replica.manifest.name, role=self._settings.role.value, phase=self._activity.phase.value,
-            why_idle=self._activity.why.value, why_detail=self._activity.detail, round=self._history.length,
-            tip=self._history.tip.hex(), state_rounds=self._state.rounds, state_digest=self.state_mark.digest.hex(),
+            peer=self._session.me,
+            name=self._settings.name,
+            run=self._session.run.hex(),
+            run_name=self._replica.manifest.name,
+            role=self._settings.role.value,
+            phase=self._activity.phase.value,
+            why_idle=self._activity.why.value,
+            why_detail=self._activity.detail,
+            round=self._history.length,
+            tip=self._history.tip.hex(),
+            state_rounds=self._state.rounds,
+            state_digest=self.state_mark.digest.hex(),
             peers=len(self._membership.live_peers()),
             members=[member.peer for member in last.members] if last else [],
             tokens=sum(member.tokens for member in last.members) if last else 0,
-            steps=work.steps if work else 0, inner_steps=self._replica.manifest.rounds.inner_steps,
-            tokens_per_s=self._heartbeats.tokens_per_s, round_left_s=self._round_left_s(work),
+            steps=work.steps if work else 0,
+            inner_steps=self._replica.manifest.rounds.inner_steps,
+            tokens_per_s=self._heartbeats.tokens_per_s,
+            round_left_s=self._round_left_s(work),
             loss=work.loss if work and work.steps else (last.loss if last else None),
-            eval_loss=held_out.loss, eval_rounds=held_out.rounds, eval_by=held_out.by, eval_percent=held_out.percent,
-            up_bytes=traffic.up_bytes, down_bytes=traffic.down_bytes,
-            trainer_pid=self._trainer.pid if self._trainer else None, version=self._settings.version,
+            eval_loss=held_out.loss,
+            eval_rounds=held_out.rounds,
+            eval_by=held_out.by,
+            eval_percent=held_out.percent,
+            up_bytes=traffic.up_bytes,
+            down_bytes=traffic.down_bytes,
+            trainer_pid=self._trainer.pid if self._trainer else None,
+            version=self._settings.version,
             swarm=self._heartbeats.neighbours(),
         )

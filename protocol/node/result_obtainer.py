@@ -37,8 +37,9 @@ class _Motion:
 class ResultObtainer:
     """For one round.  `exchanges` are those of the round."""
 
-    def __init__(self, replica: Replica, offload: Offload, catch_up: CatchUp, auditor: Auditor,
-                 exchanges: Exchanges) -> None:
+    def __init__(
+        self, replica: Replica, offload: Offload, catch_up: CatchUp, auditor: Auditor, exchanges: Exchanges
+    ) -> None:
         self._replica, self._offload = replica, offload
         self._catch_up, self._auditor, self._exchanges = catch_up, auditor, exchanges
         self._certified: dict[bytes, None] = {}
@@ -98,8 +99,9 @@ class ResultObtainer:
             running.taken = True
             file, missing = running.file, running.exchange.adopt(index)
         else:
-            file = await self._offload(replica.store.results.begin, record.round, record.fragment,
-                                       payload_bytes(replica.layout))
+            file = await self._offload(
+                replica.store.results.begin, record.round, record.fragment, payload_bytes(replica.layout)
+            )
             missing = list(range(len(index)))
         try:
             while missing:

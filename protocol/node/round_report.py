@@ -33,17 +33,22 @@ class RoundReport:
         """We are ready: show the peers that are missing."""
         waiting, ready = machine.waiting_for(view), len(machine.readys)
         if ready < min_members and not waiting:
-            self._activity.show(Phase.READY, WhyIdle.WAITING_FOR_PEERS,
-                                f"waiting for {min_members - ready} more peers ({ready} of {min_members})")
+            self._activity.show(
+                Phase.READY,
+                WhyIdle.WAITING_FOR_PEERS,
+                f"waiting for {min_members - ready} more peers ({ready} of {min_members})",
+            )
         else:
             names = ", ".join(self._membership.name(peer) for peer in waiting[:4]) or "the proposer"
-            self._activity.show(Phase.READY, WhyIdle.WAITING_FOR_MEMBERS,
-                                f"round {machine.base.round}: {ready} ready, waiting for {names}")
+            self._activity.show(
+                Phase.READY, WhyIdle.WAITING_FOR_MEMBERS, f"round {machine.base.round}: {ready} ready, waiting for {names}"
+            )
 
     def exchanging(self, plan: Plan) -> None:
         """An exchange begins."""
-        self._activity.show(Phase.EXCHANGING, WhyIdle.EXCHANGING,
-                            f"round {plan.round}: exchanging with {len(plan.members)} members")
+        self._activity.show(
+            Phase.EXCHANGING, WhyIdle.EXCHANGING, f"round {plan.round}: exchanging with {len(plan.members)} members"
+        )
 
     def ready(self, ready: Ready) -> None:
         """We have contributed."""
@@ -56,8 +61,11 @@ class RoundReport:
             self._session.emit(RoundVoted(body.round, body.attempt, body.record_hash.hex()))
         elif isinstance(body, Proposal) and body.attempt != self._proposed:
             plan, self._proposed = body.plan, body.attempt
-            self._session.emit(RoundProposed(plan.round, body.attempt, self._session.me,
-                                             [member.peer for member in plan.members], list(body.evicted)))
+            self._session.emit(
+                RoundProposed(
+                    plan.round, body.attempt, self._session.me, [member.peer for member in plan.members], list(body.evicted)
+                )
+            )
 
     def rejected(self, effect: Reject) -> None:
         """A statement is not acted on."""

@@ -74,9 +74,22 @@ class RoundRunner:
     outlasting: a nursery that goes on when the round is over.
     """
 
-    def __init__(self, session: Session, replica: Replica, base: Base, offload: Offload, membership: Membership,
-                 activity: Activity, catch_up: CatchUp, ejections: Ejections, contributor: Contributor, *,
-                 persisted: Promise | None, state_verified: bool, outlasting: trio.Nursery) -> None:
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        base: Base,
+        offload: Offload,
+        membership: Membership,
+        activity: Activity,
+        catch_up: CatchUp,
+        ejections: Ejections,
+        contributor: Contributor,
+        *,
+        persisted: Promise | None,
+        state_verified: bool,
+        outlasting: trio.Nursery,
+    ) -> None:
         self.session, self.base = session, base
         self._replica, self._offload, self._membership = replica, offload, membership
         self._ejections, self._contributor, self._state_verified = ejections, contributor, state_verified
@@ -142,8 +155,9 @@ class RoundRunner:
 
     def _view(self) -> View:
         """All peers as they look now."""
-        return look_around(self.session.me, self._membership, self.session.network.bandwidth().least, self.base,
-                           self._contributor.computes)
+        return look_around(
+            self.session.me, self._membership, self.session.network.bandwidth().least, self.base, self._contributor.computes
+        )
 
     async def _tick(self) -> None:
         while True:

@@ -23,9 +23,20 @@ from protocol.wire.messages import Promise, decode_body
 class Rounds:
     """Keeps what the rounds of one node share."""
 
-    def __init__(self, session: Session, replica: Replica, offload: Offload, membership: Membership, activity: Activity,
-                 catch_up: CatchUp, ejections: Ejections, contributor: Contributor, evaluator: Evaluator, readys: Readys,
-                 current: CurrentRound) -> None:
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        offload: Offload,
+        membership: Membership,
+        activity: Activity,
+        catch_up: CatchUp,
+        ejections: Ejections,
+        contributor: Contributor,
+        evaluator: Evaluator,
+        readys: Readys,
+        current: CurrentRound,
+    ) -> None:
         self._session, self._replica, self._offload = session, replica, offload
         self._membership, self._activity, self._catch_up = membership, activity, catch_up
         self._ejections, self._contributor, self._evaluator = ejections, contributor, evaluator
@@ -38,9 +49,20 @@ class Rounds:
         """
         base = self._replica.base
         raw = await self._offload(self._replica.store.promise.load)
-        runner = RoundRunner(self._session, self._replica, base, self._offload, self._membership, self._activity,
-                             self._catch_up, self._ejections, self._contributor, persisted=persisted_promise(raw),
-                             state_verified=state_verified, outlasting=outlasting)
+        runner = RoundRunner(
+            self._session,
+            self._replica,
+            base,
+            self._offload,
+            self._membership,
+            self._activity,
+            self._catch_up,
+            self._ejections,
+            self._contributor,
+            persisted=persisted_promise(raw),
+            state_verified=state_verified,
+            outlasting=outlasting,
+        )
         with self._current.open(runner):
             for peer, ready, envelope in self._readys.on(base.tip):
                 runner.inbox.receive(peer, ready, envelope)

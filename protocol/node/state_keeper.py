@@ -1,6 +1,6 @@
 """Keeping the outer state at the end of the record chain: by commits, checkpoints, catching up and repair.
 
-    restore from disk -> catch up with the swarm -> (commit -> apply -> now and again a checkpoint) -> …
+restore from disk -> catch up with the swarm -> (commit -> apply -> now and again a checkpoint) -> …
 """
 
 from __future__ import annotations
@@ -25,8 +25,16 @@ CATCH_UP_RETRY_S = 1.0
 class StateKeeper:
     """Changes the state of `replica`; nobody else does."""
 
-    def __init__(self, session: Session, replica: Replica, offload: Offload, membership: Membership, activity: Activity,
-                 catch_up: CatchUp, following: Following) -> None:
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        offload: Offload,
+        membership: Membership,
+        activity: Activity,
+        catch_up: CatchUp,
+        following: Following,
+    ) -> None:
         self._session, self._replica, self._offload = session, replica, offload
         self._membership, self._activity = membership, activity
         self._catch_up, self._following = catch_up, following
@@ -64,8 +72,7 @@ class StateKeeper:
         """Follow peers that are ahead of us, and bring the state to the end of the chain."""
         history, state = self._replica.history, self._replica.state
         seen, begun = (-1, -1), trio.current_time()
-        while self._following.ahead() or state.rounds < history.length or (
-                history.length == 0 and self._following.hopes()):
+        while self._following.ahead() or state.rounds < history.length or (history.length == 0 and self._following.hopes()):
             if seen == (history.length, state.rounds):
                 await trio.sleep(CATCH_UP_RETRY_S)  # that led nowhere; a swarm that is fast is run after without a rest
             seen = history.length, state.rounds
@@ -86,9 +93,16 @@ class StateKeeper:
         self._activity.show(Phase.APPLYING, WhyIdle.COMMITTING, f"applying round {record.round}")
         async with self._changing:
             await self._offload(history.append, commit)
-            self._session.emit(RoundCommitted(record.round, history.tip.hex(), [m.peer for m in record.members],
-                                              sum(m.tokens for m in record.members), record.loss,
-                                              any(m.peer == self._session.me for m in record.members)))
+            self._session.emit(
+                RoundCommitted(
+                    record.round,
+                    history.tip.hex(),
+                    [m.peer for m in record.members],
+                    sum(m.tokens for m in record.members),
+                    record.loss,
+                    any(m.peer == self._session.me for m in record.members),
+                )
+            )
             result = self._replica.store.results.open(record.round, record.fragment, Hash(record.result_root))
             assert result is not None, "a result is on disk before its record is committed"
             try:

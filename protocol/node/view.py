@@ -28,9 +28,14 @@ def look_around(me: PeerId, membership: Membership, bytes_per_s: float, base: Ba
     for peer, known in membership:
         beat, live = known.heartbeat, known.liveness is Liveness.ALIVE
         trains = live and beat.role is Role.TRAINER
-        view[peer] = PeerView(live=live, on_tip=trains and _on_tip(beat, base, peer in base.electors),
-                              left=known.liveness is Liveness.LEFT, silent_s=now - known.heard,
-                              bytes_per_s=min(beat.up_bytes_per_s, beat.down_bytes_per_s), near=trains and _near(beat, base))
+        view[peer] = PeerView(
+            live=live,
+            on_tip=trains and _on_tip(beat, base, peer in base.electors),
+            left=known.liveness is Liveness.LEFT,
+            silent_s=now - known.heard,
+            bytes_per_s=min(beat.up_bytes_per_s, beat.down_bytes_per_s),
+            near=trains and _near(beat, base),
+        )
     for peer in base.electors:
         if peer not in view:
             view[peer] = PeerView(False, False, membership.has_left(peer), membership.silent_s(peer, now))

@@ -77,7 +77,12 @@ def read_token(token: bytes, run: Hash, organiser: PeerId) -> Token:
 
 
 def admit(
-    manifest: RunManifest, peer: PeerId, token: bytes | None, wall_now: float, *, role: Role = Role.TRAINER,
+    manifest: RunManifest,
+    peer: PeerId,
+    token: bytes | None,
+    wall_now: float,
+    *,
+    role: Role = Role.TRAINER,
     member: bool = False,
 ) -> str | None:
     """None when `peer` may take part in `role`; otherwise the reason and remedy.  `wall_now`: unix seconds.

@@ -14,8 +14,13 @@ from pydantic import ValidationError
 from protocol.run.fitting import checkpoint_chunk_size, chunk_size, ffn_width, head_count, kv_head_count
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, ModelSection
 
-DERIVED = {"model.heads": "dim", "model.kv_heads": "heads", "model.ffn": "dim", "chunk_parameters": "the model's size",
-           "checkpoint_chunk_bytes": "the model's size"}
+DERIVED = {
+    "model.heads": "dim",
+    "model.kv_heads": "heads",
+    "model.ffn": "dim",
+    "chunk_parameters": "the model's size",
+    "checkpoint_chunk_bytes": "the model's size",
+}
 """What follows from what."""
 
 

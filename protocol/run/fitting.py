@@ -119,15 +119,20 @@ def model_problems(shape: ModelShape) -> Iterator[Problem]:
         below = dim // (2 * heads) * 2 * heads
         fitting = [f"dim = {value}" for value in (below, below + 2 * heads) if value >= 8]
         fitting += [f"heads = {count}"] if (count := head_count(dim)) else []
-        yield Problem(("dim", "heads"), f"dim ({dim}) must be heads ({heads}) times an even number; "
-                                        f"{' or '.join(fitting)} would do")
+        yield Problem(
+            ("dim", "heads"), f"dim ({dim}) must be heads ({heads}) times an even number; {' or '.join(fitting)} would do"
+        )
     if heads % kv_heads:
-        yield Problem(("heads", "kv_heads"), f"heads ({heads}) must be a multiple of kv_heads ({kv_heads}); "
-                                             f"kv_heads = {kv_head_count(heads)} would do")
+        yield Problem(
+            ("heads", "kv_heads"),
+            f"heads ({heads}) must be a multiple of kv_heads ({kv_heads}); kv_heads = {kv_head_count(heads)} would do",
+        )
     if shape.parameters > MAX_PARAMETERS:
-        yield Problem(("vocab", "dim", "layers", "heads", "kv_heads", "ffn", "tied"),
-                      f"the model has {_giga(shape.parameters)} parameters, and at most {_giga(MAX_PARAMETERS)} are "
-                      f"allowed; {_smaller(shape)}")
+        yield Problem(
+            ("vocab", "dim", "layers", "heads", "kv_heads", "ffn", "tied"),
+            f"the model has {_giga(shape.parameters)} parameters, and at most {_giga(MAX_PARAMETERS)} are "
+            f"allowed; {_smaller(shape)}",
+        )
 
 
 def _smaller(shape: ModelShape) -> str:
@@ -146,44 +151,54 @@ def chunk_problems(parameters: int, chunk: int, state_bytes: int, checkpoint_chu
     """Of a model that has not too many parameters."""
     chunks, pieces = chunk_count(parameters, chunk), -(-state_bytes // checkpoint_chunk)
     if chunks > MAX_CHUNKS:
-        yield Problem(("chunk_parameters", "model"),
-                      f"chunk_parameters ({chunk}) makes {chunks} chunks of {parameters} parameters, and at most "
-                      f"{MAX_CHUNKS} are allowed; chunk_parameters = {chunk_size(parameters)} would do")
+        yield Problem(
+            ("chunk_parameters", "model"),
+            f"chunk_parameters ({chunk}) makes {chunks} chunks of {parameters} parameters, and at most "
+            f"{MAX_CHUNKS} are allowed; chunk_parameters = {chunk_size(parameters)} would do",
+        )
     if pieces > MAX_CHECKPOINT_CHUNKS:
-        yield Problem(("checkpoint_chunk_bytes", "model"),
-                      f"checkpoint_chunk_bytes ({checkpoint_chunk}) makes {pieces} chunks of a state of {state_bytes} "
-                      f"bytes, and at most {MAX_CHECKPOINT_CHUNKS} are allowed; checkpoint_chunk_bytes = "
-                      f"{checkpoint_chunk_size(state_bytes)} would do")
+        yield Problem(
+            ("checkpoint_chunk_bytes", "model"),
+            f"checkpoint_chunk_bytes ({checkpoint_chunk}) makes {pieces} chunks of a state of {state_bytes} "
+            f"bytes, and at most {MAX_CHECKPOINT_CHUNKS} are allowed; checkpoint_chunk_bytes = "
+            f"{checkpoint_chunk_size(state_bytes)} would do",
+        )
 
 
 def fragment_problems(fragments: int) -> Iterator[Problem]:
     """A state in several fragments: the messages carry their numbers, but nothing exchanges one alone yet."""
     if fragments != 1:
-        yield Problem(("fragments",), f"fragments is {fragments}, and this version exchanges whole states; "
-                                      "fragments = 1 would do")
+        yield Problem(
+            ("fragments",), f"fragments is {fragments}, and this version exchanges whole states; fragments = 1 would do"
+        )
 
 
 def data_problems(sequence_length: int, sequences_per_step: int) -> Iterator[Problem]:
     if sequence_length * sequences_per_step > MAX_STEP_TOKENS:
-        yield Problem(("sequence_length", "sequences_per_step"),
-                      f"sequence_length ({sequence_length}) times sequences_per_step ({sequences_per_step}) may be at most "
-                      f"{MAX_STEP_TOKENS} tokens a step; sequences_per_step = {MAX_STEP_TOKENS // sequence_length} would do")
+        yield Problem(
+            ("sequence_length", "sequences_per_step"),
+            f"sequence_length ({sequence_length}) times sequences_per_step ({sequences_per_step}) may be at most "
+            f"{MAX_STEP_TOKENS} tokens a step; sequences_per_step = {MAX_STEP_TOKENS // sequence_length} would do",
+        )
 
 
 def schedule_problems(warmup_steps: int, stable_steps: int, total_steps: int) -> Iterator[Problem]:
     if not warmup_steps <= stable_steps < total_steps:
         total = max(total_steps, 1)
         stable = total * 4 // 5
-        yield Problem(("warmup_steps", "stable_steps", "total_steps"),
-                      f"warmup_steps ({warmup_steps}), stable_steps ({stable_steps}) and total_steps ({total_steps}) must "
-                      f"come in this order; {min(warmup_steps, stable)}, {stable} and {total} would do")
+        yield Problem(
+            ("warmup_steps", "stable_steps", "total_steps"),
+            f"warmup_steps ({warmup_steps}), stable_steps ({stable_steps}) and total_steps ({total_steps}) must "
+            f"come in this order; {min(warmup_steps, stable)}, {stable} and {total} would do",
+        )
 
 
 def member_problems(min_members: int, max_members: int) -> Iterator[Problem]:
     if min_members > max_members:
-        yield Problem(("min_members", "max_members"),
-                      f"min_members ({min_members}) is more than max_members ({max_members}); "
-                      f"max_members = {min_members} would do")
+        yield Problem(
+            ("min_members", "max_members"),
+            f"min_members ({min_members}) is more than max_members ({max_members}); max_members = {min_members} would do",
+        )
 
 
 def _giga(count: int) -> str:

@@ -167,8 +167,10 @@ def _form_of_outer(value: Any) -> str:
     return OUTER_FORMS[isinstance(value, Mapping | OuterSection)]
 
 
-Outer = Annotated[Annotated[Literal["auto"], Tag(OUTER_FORMS[0])] | Annotated[OuterSection, Tag(OUTER_FORMS[1])],
-                  Discriminator(_form_of_outer)]
+Outer = Annotated[
+    Annotated[Literal["auto"], Tag(OUTER_FORMS[0])] | Annotated[OuterSection, Tag(OUTER_FORMS[1])],
+    Discriminator(_form_of_outer),
+]
 
 
 class RoundSection(Section):
@@ -248,15 +250,20 @@ class RunManifest(Section):
 
     def _problems(self) -> Iterator[Problem]:
         if self.protocol_min > self.protocol_max:
-            yield Problem(("protocol_min", "protocol_max"), f"protocol_min ({self.protocol_min}) is more than protocol_max "
-                          f"({self.protocol_max}); protocol_max = {self.protocol_min} would do")
+            yield Problem(
+                ("protocol_min", "protocol_max"),
+                f"protocol_min ({self.protocol_min}) is more than protocol_max "
+                f"({self.protocol_max}); protocol_max = {self.protocol_min} would do",
+            )
         yield from fragment_problems(self.fragments)
         yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
         if self.allowlist != sorted(set(self.allowlist)):
             yield Problem(("allowlist",), "allowlist must be sorted and without repetition; sort it")
         if self.admission is Admission.ALLOWLIST and not self.allowlist:
-            yield Problem(("allowlist", "admission"), 'admission is "allowlist" but the allowlist is empty; put peer IDs '
-                          'into it, or admit by "invite"')
+            yield Problem(
+                ("allowlist", "admission"),
+                'admission is "allowlist" but the allowlist is empty; put peer IDs into it, or admit by "invite"',
+            )
 
     @property
     def parameters(self) -> int:

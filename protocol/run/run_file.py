@@ -99,8 +99,13 @@ def _read(item: ErrorDetails) -> list[tuple[list[str], str]]:
     place = [str(part) for part in item["loc"]]
     misfit = item.get("ctx", {}).get("error")
     if isinstance(misfit, Misfit):
-        return [([".".join([*place, field]) for field in problem.fields],
-                 f"[{'.'.join(place)}] {problem.text}" if place else problem.text) for problem in misfit.problems]
+        return [
+            (
+                [".".join([*place, field]) for field in problem.fields],
+                f"[{'.'.join(place)}] {problem.text}" if place else problem.text,
+            )
+            for problem in misfit.problems
+        ]
     return [([".".join(place[: 2 if _section(place[:1]) else 1])], _sentence(item))]
 
 

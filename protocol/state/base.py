@@ -41,10 +41,18 @@ class RoundSettings:
 def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
     """The settings that `manifest` fixes."""
     rounds = manifest.rounds
-    return RoundSettings(run=run, fragments=manifest.fragments, chunks=manifest.chunks,
-                         max_tokens=manifest.tokens_per_round, codec=manifest.codec, min_members=rounds.min_members,
-                         max_members=rounds.max_members, grace_s=rounds.grace_s, eviction_s=rounds.eviction_s,
-                         stall_s=rounds.stall_s)
+    return RoundSettings(
+        run=run,
+        fragments=manifest.fragments,
+        chunks=manifest.chunks,
+        max_tokens=manifest.tokens_per_round,
+        codec=manifest.codec,
+        min_members=rounds.min_members,
+        max_members=rounds.max_members,
+        grace_s=rounds.grace_s,
+        eviction_s=rounds.eviction_s,
+        stall_s=rounds.stall_s,
+    )
 
 
 @dataclass(frozen=True)

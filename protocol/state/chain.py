@@ -81,8 +81,13 @@ def verify_certificate(run: Hash, record: Record, previous: Record | None, certi
         raise Malformed("a certificate with signatures of others than electors")
     if len(signers) < quorum_size(len(voters)):
         raise Malformed(f"a certificate with {len(signers)} of the {quorum_size(len(voters))} votes it needs")
-    vote = Vote(round=record.round, attempt=certificate.attempt, proposer=certificate.proposer, evicted=evicted,
-                record_hash=record_hash(record))
+    vote = Vote(
+        round=record.round,
+        attempt=certificate.attempt,
+        proposer=certificate.proposer,
+        evicted=evicted,
+        record_hash=record_hash(record),
+    )
     body = vote.encode()
     for signature in certificate.votes:
         if not is_authentic(rebuild(run, Vote.KIND, PeerId(signature.peer), body, signature.signature)):

@@ -14,8 +14,9 @@ from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes
 class CheckpointDownload:
     """A checkpoint being fetched into place; survives a restart, since every piece is checked against its hash."""
 
-    def __init__(self, checkpoints: Checkpoints, rounds: int, leaves: Sequence[Hash], path: Path, mapping: mmap.mmap,
-                 piece: int) -> None:
+    def __init__(
+        self, checkpoints: Checkpoints, rounds: int, leaves: Sequence[Hash], path: Path, mapping: mmap.mmap, piece: int
+    ) -> None:
         self._checkpoints, self._rounds, self._leaves = checkpoints, rounds, list(leaves)
         self._path, self._mapping, self._piece = path, mapping, piece
         self.view = memoryview(mapping)

@@ -101,8 +101,9 @@ class Disk:
 def _sentence(error: OSError, path: Path) -> StoreFailed:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(f"the disk that holds {path.parent} is full: make room there, or choose another --data-dir")
-    return StoreFailed(f"the disk that holds {path.parent} failed ({error.strerror or error}): look after it, or choose "
-                       f"another --data-dir")
+    return StoreFailed(
+        f"the disk that holds {path.parent} failed ({error.strerror or error}): look after it, or choose another --data-dir"
+    )
 
 
 def map_file(path: Path) -> memoryview | None:

@@ -70,8 +70,7 @@ class OuterState:
         self._torn, self._blank = True, False
         for span in self._layout:
             values = slice(span.start, span.start + span.count)
-            apply_result(self._theta[values], self._momentum[values], result[span.encoded],
-                         step.rate, step.momentum)
+            apply_result(self._theta[values], self._momentum[values], result[span.encoded], step.rate, step.momentum)
         self.rounds, self._torn = self.rounds + 1, False
 
     def leaves(self) -> list[Hash]:

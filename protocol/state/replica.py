@@ -30,8 +30,14 @@ class Replica:
     def open(cls, signed: SignedManifest, store: Store, state: OuterState) -> Replica:
         """The copy that `store` holds on disk; `state` is where the outer state will be loaded."""
         manifest = signed.manifest
-        return cls(signed, chunk_layout(manifest.parameters, manifest.chunk_parameters),
-                   round_settings(signed.run, manifest), History(signed.run, store), store, state)
+        return cls(
+            signed,
+            chunk_layout(manifest.parameters, manifest.chunk_parameters),
+            round_settings(signed.run, manifest),
+            History(signed.run, store),
+            store,
+            state,
+        )
 
     @property
     def manifest(self) -> RunManifest:

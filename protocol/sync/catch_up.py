@@ -200,7 +200,8 @@ class CatchUp:
             return None
         whole = len(result) == payload_bytes(self.replica.layout) and all(
             chunk_hash(result[span.encoded]) == entry.hash
-            for span, entry in zip(self.replica.layout, commit.index, strict=True))
+            for span, entry in zip(self.replica.layout, commit.index, strict=True)
+        )
         if not whole:
             self.replica.store.results.drop(record.round, record.fragment, root)
         return result if whole else None
@@ -255,13 +256,15 @@ class CatchUp:
     async def fetch_result(self, commit: Commit, sources: Sequence[PeerId]) -> memoryview | None:
         """The result of a certified record from whoever has it, on disk when this returns; None when nobody has."""
         record = commit.record
-        file = await self.offload(self.replica.store.results.begin, record.round, record.fragment,
-                                  payload_bytes(self.replica.layout))
+        file = await self.offload(
+            self.replica.store.results.begin, record.round, record.fragment, payload_bytes(self.replica.layout)
+        )
         assert isinstance(file, ResultFile)
         complete = False
         try:
-            complete = await self.fetch_chunks(record.round, Hash(record.result_root), commit.index,
-                                               range(len(self.replica.layout)), file.view, sources)
+            complete = await self.fetch_chunks(
+                record.round, Hash(record.result_root), commit.index, range(len(self.replica.layout)), file.view, sources
+            )
             if complete:
                 await self.offload(file.commit, Hash(record.result_root))
         finally:
@@ -271,13 +274,30 @@ class CatchUp:
             return None
         return self.replica.store.results.open(record.round, record.fragment, Hash(record.result_root))
 
-    async def fetch_chunks(self, round: int, root: Hash, index: Sequence[ChunkEntry], missing: Sequence[int],
-                           into: memoryview, sources: Sequence[PeerId]) -> bool:
+    async def fetch_chunks(
+        self,
+        round: int,
+        root: Hash,
+        index: Sequence[ChunkEntry],
+        missing: Sequence[int],
+        into: memoryview,
+        sources: Sequence[PeerId],
+    ) -> bool:
         """Fetch the named chunks of a result into its buffer; True when all are there and checked."""
         layout = self.replica.layout
         wanted = [BlobChunk(chunk, layout[chunk].offset, layout[chunk].size, Hash(index[chunk].hash)) for chunk in missing]
-        return await fetch_blob(self.session.network, sources, "result", round, root, wanted, into, offload=self.offload,
-                                emit=self.session.emit, on_progress=lambda done, total: None)
+        return await fetch_blob(
+            self.session.network,
+            sources,
+            "result",
+            round,
+            root,
+            wanted,
+            into,
+            offload=self.offload,
+            emit=self.session.emit,
+            on_progress=lambda done, total: None,
+        )
 
     async def fetch_newest_checkpoint(self, sources: Sequence[PeerId], *, at_least: int) -> bool:
         """Load the newest checkpoint of our chain that a source has and a record certifies."""
@@ -301,14 +321,25 @@ class CatchUp:
         if leaves is None:
             return False
         step = self.replica.manifest.checkpoint_chunk_bytes
-        download = await self.offload(self.replica.store.checkpoints.download, rounds, leaves,
-                                      self.replica.state.size_bytes, step)
-        wanted = [BlobChunk(i, i * step, min(step, self.replica.state.size_bytes - i * step), leaves[i])
-                  for i in download.missing()]
+        download = await self.offload(
+            self.replica.store.checkpoints.download, rounds, leaves, self.replica.state.size_bytes, step
+        )
+        wanted = [
+            BlobChunk(i, i * step, min(step, self.replica.state.size_bytes - i * step), leaves[i])
+            for i in download.missing()
+        ]
         complete = await fetch_blob(
-            self.session.network, sources, "checkpoint", rounds, digest, wanted, download.view,
-            offload=self.offload, emit=self.session.emit,
-            on_progress=lambda done, total: self.session.emit(SyncProgress("checkpoint", done, total)))
+            self.session.network,
+            sources,
+            "checkpoint",
+            rounds,
+            digest,
+            wanted,
+            download.view,
+            offload=self.offload,
+            emit=self.session.emit,
+            on_progress=lambda done, total: self.session.emit(SyncProgress("checkpoint", done, total)),
+        )
         if not complete:
             return False
         await self.offload(download.commit)

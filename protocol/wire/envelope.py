@@ -41,9 +41,7 @@ def seal(identity: Identity, run: Hash, kind: str, body: bytes) -> Envelope:
 
 def rebuild(run: Hash, kind: str, sender: PeerId, body: bytes, signature: bytes) -> Envelope:
     """An envelope from its parts, unchecked; `is_authentic` tells whether the signature holds."""
-    raw = canonical.encode(
-        {"v": VERSION, "run": run, "kind": kind, "from": sender, "body": body, "sig": signature}
-    )
+    raw = canonical.encode({"v": VERSION, "run": run, "kind": kind, "from": sender, "body": body, "sig": signature})
     return Envelope(run, kind, sender, body, signature, raw)
 
 

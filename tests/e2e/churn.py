@@ -43,12 +43,23 @@ class Outcome:
 
     @property
     def clean(self) -> bool:
-        return (self.zombies == 0 and self.left_processes == 0 and self.left_files == [] and self.left_shared_memory == []
-                and self.descriptors <= DESCRIPTORS)
+        return (
+            self.zombies == 0
+            and self.left_processes == 0
+            and self.left_files == []
+            and self.left_shared_memory == []
+            and self.descriptors <= DESCRIPTORS
+        )
 
 
-def churn(folder: Path, peers: int, seed: int, seconds: float = float("inf"), kills: int = 1 << 30,
-          kill_s: tuple[float, float] = KILL_S) -> Outcome:
+def churn(
+    folder: Path,
+    peers: int,
+    seed: int,
+    seconds: float = float("inf"),
+    kills: int = 1 << 30,
+    kill_s: tuple[float, float] = KILL_S,
+) -> Outcome:
     """Until `seconds` have passed or `kills` were made.  Whatever goes wrong in between fails at the end.
 
     kill_s: how long a peer lives, at least and at most.
@@ -74,8 +85,17 @@ def churn(folder: Path, peers: int, seed: int, seconds: float = float("inf"), ki
         for peer in swarm.peers:
             assert peer.leave() == 0, peer.log[-2000:]
         left = psutil.wait_procs(swarm.processes(), timeout=PATIENCE_S)[1]
-        return Outcome(peers, lasted, made, rounds - first, descriptors, zombies, len(left),
-                       _left_files(swarm), sorted(_shared_memory() - shared))
+        return Outcome(
+            peers,
+            lasted,
+            made,
+            rounds - first,
+            descriptors,
+            zombies,
+            len(left),
+            _left_files(swarm),
+            sorted(_shared_memory() - shared),
+        )
 
 
 def _kill_and_start(swarm: Swarm, random: Random, end: float, kills: int, kill_s: tuple[float, float]) -> int:
@@ -143,8 +163,10 @@ def main() -> int:
     print("| peers | minutes | kills | rounds meanwhile | descriptors of a peer at most | zombies | left behind |")
     print("|---|---|---|---|---|---|---|")
     left = [*outcome.left_files, *outcome.left_shared_memory]
-    print(f"| {outcome.peers} | {outcome.seconds / 60:.1f} | {outcome.kills} | {outcome.rounds} | "
-          f"{outcome.descriptors} | {outcome.zombies} | {outcome.left_processes} processes, {left or 'no file'} |")
+    print(
+        f"| {outcome.peers} | {outcome.seconds / 60:.1f} | {outcome.kills} | {outcome.rounds} | "
+        f"{outcome.descriptors} | {outcome.zombies} | {outcome.left_processes} processes, {left or 'no file'} |"
+    )
     return 0 if outcome.clean else 1
 
 

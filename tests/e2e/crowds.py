@@ -193,6 +193,7 @@ class Crowd:
 
 def target() -> None:
     """The other process: prints its address, and lives until its input ends."""
+
     async def main() -> None:
         async with network(Recorder()) as end:
             print(end.addresses()[0], flush=True)
@@ -219,8 +220,10 @@ def main() -> int:
     with _process("--target") as process:
         assert process.stdout is not None
         peer = Target(process, process.stdout.readline().decode().strip())
-        print("| crowd of 254 | from | connections | processor | memory | files | answers: median, most (s) "
-              "| lost | newcomers in after (s) |\n|---|---|---|---|---|---|---|---|---|")
+        print(
+            "| crowd of 254 | from | connections | processor | memory | files | answers: median, most (s) "
+            "| lost | newcomers in after (s) |\n|---|---|---|---|---|---|---|---|---|"
+        )
         for name, addresses in itertools.product(attacks, (1, ADDRESSES)):
             if options.only in (None, name):
                 _row(peer, name, addresses, options.seconds)
@@ -252,8 +255,11 @@ def _row(peer: Target, name: str, addresses: int, seconds: float) -> None:
         came = int(crowd.communicate()[0])
     answers = sorted(siege.answers) or [float("nan")]
     entries = ", ".join(f"{entry:.1f}" for entry in siege.entries) or "none"
-    print(f"| {name} | {addresses} | {came} | {cpu_s / seconds:.0%} | {memory / 1e6:+.0f} MB | {files} "
-          f"| {answers[len(answers) // 2]:.2f}, {answers[-1]:.2f} | {siege.lost} | {entries} |", flush=True)
+    print(
+        f"| {name} | {addresses} | {came} | {cpu_s / seconds:.0%} | {memory / 1e6:+.0f} MB | {files} "
+        f"| {answers[len(answers) // 2]:.2f}, {answers[-1]:.2f} | {siege.lost} | {entries} |",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

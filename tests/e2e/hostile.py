@@ -97,8 +97,9 @@ class Cast(Recorder):
         pubsub: Any = gossip._pubsub
         rpc = rpc_pb2.RPC()
         for data in messages:
-            message = rpc_pb2.Message(data=data, topicIDs=[gossip._topic], from_id=pubsub.my_id.to_bytes(),
-                                      seqno=pubsub._next_seqno())
+            message = rpc_pb2.Message(
+                data=data, topicIDs=[gossip._topic], from_id=pubsub.my_id.to_bytes(), seqno=pubsub._next_seqno()
+            )
             message.signature = pubsub.sign_key.sign(PUBSUB_SIGNING_PREFIX.encode() + message.SerializeToString())
             message.key = self.host.get_public_key().serialize()
             rpc.publish.append(message)
@@ -106,9 +107,24 @@ class Cast(Recorder):
         self.sent += len(messages)
 
     def heartbeat(self, seq: int) -> bytes:
-        beat = Heartbeat(incarnation=1, seq=seq, name="flood", role=Role.SEED, phase=Phase.SEEDING, why_idle=WhyIdle.BUSY,
-                         why_detail="", round=0, tip=bytes(32), steps=0, loss=0.0, tokens_per_s=0.0, up_bytes_per_s=0.0,
-                         down_bytes_per_s=0.0, addresses=[], version="1")
+        beat = Heartbeat(
+            incarnation=1,
+            seq=seq,
+            name="flood",
+            role=Role.SEED,
+            phase=Phase.SEEDING,
+            why_idle=WhyIdle.BUSY,
+            why_detail="",
+            round=0,
+            tip=bytes(32),
+            steps=0,
+            loss=0.0,
+            tokens_per_s=0.0,
+            up_bytes_per_s=0.0,
+            down_bytes_per_s=0.0,
+            addresses=[],
+            version="1",
+        )
         return pack(self.identity, self.run, beat).raw
 
 
@@ -133,6 +149,7 @@ async def oversized_gossip(cast: Cast) -> None:
 
 async def questions(cast: Cast) -> None:
     """As many at a time as go out."""
+
     async def ask() -> None:
         question = TipsRequest(start=0, count=64).encode()
         for _ in range(FLOOD // 64):
@@ -184,6 +201,7 @@ async def forgeries(cast: Cast) -> None:
 
 async def dripping_questions(cast: Cast) -> None:
     """Streams that are opened and never say what they are for: a byte a second."""
+
     async def drip() -> None:
         stream = await cast.stream("request")
         cast.sent += 1
@@ -269,9 +287,16 @@ async def _until_broken(work: Callable[[], Awaitable[Any]]) -> None:
 
 BANNED: dict[str, Attack] = {
     "pushes out of order": unfinished_pushes,
-    "valid heartbeats": heartbeats, "malformed gossip": garbage, "oversized gossip": oversized_gossip,
-    "questions": questions, "bombs and oversized questions": bombs, "forged and replayed statements": forgeries,
-    "questions that drip": dripping_questions, "data beyond the window": window, "frames": frames, "streams": streams,
+    "valid heartbeats": heartbeats,
+    "malformed gossip": garbage,
+    "oversized gossip": oversized_gossip,
+    "questions": questions,
+    "bombs and oversized questions": bombs,
+    "forged and replayed statements": forgeries,
+    "questions that drip": dripping_questions,
+    "data beyond the window": window,
+    "frames": frames,
+    "streams": streams,
 }
 """Attacks whose end is a ban."""
 HARMLESS: dict[str, Attack] = {"half-open sockets": half_open}
@@ -321,8 +346,7 @@ class Assault:
             nursery.cancel_scope.cancel()
 
     async def _play(self, cast: Cast, addresses: list[str], task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        async with open_network(cast.identity, cast.run, cast, LOOPBACK) as network, \
-                trio.open_nursery() as nursery:
+        async with open_network(cast.identity, cast.run, cast, LOOPBACK) as network, trio.open_nursery() as nursery:
             cast.take(network, nursery)
             network.remember(addresses)
             with trio.fail_after(PATIENCE_S):
@@ -383,8 +407,11 @@ def main() -> int:
 
 def _print(outcome: Outcome) -> None:
     why = outcome.reason or "nobody to name"
-    print(f"| {outcome.name} | {outcome.sent} | {outcome.seconds:.1f} | {why} | {outcome.rounds} "
-          f"| {outcome.grown / 1e6:+.0f} MB |", flush=True)
+    print(
+        f"| {outcome.name} | {outcome.sent} | {outcome.seconds:.1f} | {why} | {outcome.rounds} "
+        f"| {outcome.grown / 1e6:+.0f} MB |",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

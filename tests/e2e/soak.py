@@ -80,8 +80,14 @@ def one_run(tests: list[str], busy: int) -> tuple[dict[str, bool], bool, str]:
     with tempfile.TemporaryDirectory() as folder, busy_loops(busy):
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", *tests, f"--junitxml={report}", "-p", "no:cacheprovider"]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, start_new_session=True) as pytest:  # Ctrl-C is ours to pass on, once
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as pytest:  # Ctrl-C is ours to pass on, once
             try:
                 output, _ = pytest.communicate()
             except KeyboardInterrupt:
@@ -104,8 +110,11 @@ def main() -> int:
             began = time.monotonic()
             outcomes, green, output = one_run(arguments.tests, arguments.busy)
             tally.add(outcomes, green=green)
-            print(f"run {number} of {arguments.runs}: {sum(outcomes.values())} of {len(outcomes)} tests passed"
-                  f" in {time.monotonic() - began:.0f} s", flush=True)
+            print(
+                f"run {number} of {arguments.runs}: {sum(outcomes.values())} of {len(outcomes)} tests passed"
+                f" in {time.monotonic() - began:.0f} s",
+                flush=True,
+            )
             if not green:
                 print(output, flush=True)
     except KeyboardInterrupt:

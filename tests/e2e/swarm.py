@@ -41,7 +41,9 @@ sequences_per_step = 2
 [inner]
 warmup_steps = 4
 """
-TINY_RUN = TINY_MODEL + """
+TINY_RUN = (
+    TINY_MODEL
+    + """
 [rounds]
 inner_steps = 300
 min_members = 2
@@ -49,6 +51,7 @@ grace_s = 3.0
 eviction_s = 8.0
 stall_s = 4.0
 """
+)
 
 
 @dataclass
@@ -91,12 +94,30 @@ class Peer:
         assert not self.up
         self.lives += 1
         self.events = []
-        command = [*self.around, sys.executable, "-m", *self.program, "join", *self.what, "--headless",
-                   "--log-format", "json", *(["--local"] if self.local else []), "--data-dir", str(self.folder),
-                   "--name", self.name, "--threads", "1", "--until-eof", *options]
+        command = [
+            *self.around,
+            sys.executable,
+            "-m",
+            *self.program,
+            "join",
+            *self.what,
+            "--headless",
+            "--log-format",
+            "json",
+            *(["--local"] if self.local else []),
+            "--data-dir",
+            str(self.folder),
+            "--name",
+            self.name,
+            "--threads",
+            "1",
+            "--until-eof",
+            *options,
+        ]
         with (self.folder / "output.log").open("ab") as output:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
-                                            env=self.swarm.environment)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=self.swarm.environment
+            )
         threading.Thread(target=self._listen, args=(self.process, self.lives), daemon=True).start()
         return self
 
@@ -171,8 +192,12 @@ class Swarm:
         self.peers: list[Peer] = []
         for name in ("runtime", "tmp"):
             (folder / name).mkdir(mode=0o700)
-        self.environment = {**os.environ, "PEER_RUNTIME_DIR": str(folder / "runtime"), "TMPDIR": str(folder / "tmp"),
-                            "OMP_NUM_THREADS": "1"}
+        self.environment = {
+            **os.environ,
+            "PEER_RUNTIME_DIR": str(folder / "runtime"),
+            "TMPDIR": str(folder / "tmp"),
+            "OMP_NUM_THREADS": "1",
+        }
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
         self.manifest = folder / "run.manifest"
@@ -195,8 +220,14 @@ class Swarm:
 
     def command(self, folder: Path, *words: str, code: int = 0) -> str:
         """`peer` with these words, to its end; what it printed."""
-        done = subprocess.run([sys.executable, "-m", "peer", *words, "--data-dir", str(folder)], env=self.environment,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S)
+        done = subprocess.run(
+            [sys.executable, "-m", "peer", *words, "--data-dir", str(folder)],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_S,
+        )
         assert done.returncode == code, done.stdout
         return done.stdout
 
@@ -226,6 +257,7 @@ class Swarm:
             rounds = [round for round in wanted[0].commits if round >= start and set(wanted[0].members_of(round)) >= names]
             found[:] = rounds[-1:]
             return bool(rounds) and "" not in names
+
         self.until(f"a round of {[peer.name for peer in wanted]}", held)
         return found[0] + 1
 
@@ -238,6 +270,7 @@ class Swarm:
             common = set.intersection(*(set(peer.digests) for peer in wanted))
             found[:] = [count for count in common if count >= rounds]
             return bool(found)
+
         self.until(f"the state after {rounds} rounds or more", held)
         digests = {peer.digests[max(found)] for peer in wanted}
         assert len(digests) == 1, f"after {max(found)} rounds: {digests}"
@@ -257,8 +290,11 @@ class Swarm:
     def last_words(self, lines: int = 12) -> str:
         def said(peer: Peer) -> list[str]:
             return [line[:240] for line in peer.log.splitlines() if '"ComputeProgress"' not in line][-lines:]
-        return "\n".join(f"-- {peer.name} ({'up' if peer.up else 'down'}, {peer.committed} rounds)\n"
-                         + "\n".join(said(peer)) for peer in self.peers)
+
+        return "\n".join(
+            f"-- {peer.name} ({'up' if peer.up else 'down'}, {peer.committed} rounds)\n" + "\n".join(said(peer))
+            for peer in self.peers
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -15,10 +15,13 @@ import pytest
 
 from tests.e2e.swarm import PATIENCE_S, TINY_MODEL
 
-TINY_RUN = TINY_MODEL + """
+TINY_RUN = (
+    TINY_MODEL
+    + """
 [rounds]
 inner_steps = 3
 """
+)
 
 
 @pytest.fixture
@@ -54,8 +57,15 @@ def test_two_peers_train_two_rounds_and_end_equal(tmp_path: Path, demo_environme
         demo.kill()
     assert demo.returncode == 0, errors
     summary = json.loads(output)
-    assert set(summary) == {"peers", "rounds", "seconds", "eval_loss_start", "eval_loss_end", "state_digests",
-                            "wire_bytes_per_param_round"}
+    assert set(summary) == {
+        "peers",
+        "rounds",
+        "seconds",
+        "eval_loss_start",
+        "eval_loss_end",
+        "state_digests",
+        "wire_bytes_per_param_round",
+    }
     assert (summary["peers"], summary["rounds"]) == (2, 2)
     digests = list(summary["state_digests"].values())
     assert len(digests) == 2 and len(set(digests)) == 1 and len(digests[0]) == 64
@@ -65,8 +75,9 @@ def test_two_peers_train_two_rounds_and_end_equal(tmp_path: Path, demo_environme
 
 
 def test_peers_of_one_computer_share_its_cores(tmp_path: Path, demo_environment: dict[str, str]) -> None:
-    environment = {name: value for name, value in demo_environment.items()
-                   if name not in ("OMP_NUM_THREADS", "PEER_TRAINER_THREADS")}
+    environment = {
+        name: value for name, value in demo_environment.items() if name not in ("OMP_NUM_THREADS", "PEER_TRAINER_THREADS")
+    }
     demo = start_demo(tmp_path, environment, "--peers", "2", "--rounds", "1", "--json", "--keep")
     try:
         _, errors = demo.communicate(timeout=180)

@@ -42,9 +42,13 @@ def goes_on_without(swarm: Swarm, gone: Peer, rounds: int = 1) -> None:
     """The others commit `rounds` more, without it."""
     others = [peer for peer in swarm.peers if peer is not gone]
     start = max(peer.committed for peer in others)
-    swarm.until(f"{rounds} rounds without {gone.name}", lambda: all(
-        sum(gone.peer_id not in peer.members_of(round) for round in peer.commits if round >= start) >= rounds
-        for peer in others))
+    swarm.until(
+        f"{rounds} rounds without {gone.name}",
+        lambda: all(
+            sum(gone.peer_id not in peer.members_of(round) for round in peer.commits if round >= start) >= rounds
+            for peer in others
+        ),
+    )
 
 
 def in_phase(peer: Peer, phase: str) -> bool:
@@ -59,6 +63,7 @@ def test_three_peers_started_together_make_one_run(swarm: Swarm) -> None:
     def committed_by_all() -> bool:
         common[:] = [round for round in swarm.peers[0].commits if all(round in peer.commits for peer in swarm.peers)]
         return bool(common) and max(common) >= rounds - 1
+
     swarm.until("a round that all have committed themselves", committed_by_all)
     for round in common:
         assert len({peer.commits[round].tip for peer in swarm.peers}) == 1

@@ -41,9 +41,14 @@ def seed(swarm: Swarm, *options: str, around: str = "exec {}", **streams: Any) -
     command = f"{sys.executable} -m peer join {swarm.manifest} --headless --local --role seed"
     command += f" --data-dir {swarm.place('seed')}"
     process = subprocess.Popen(
-        ["bash", "-c", around.format(" ".join([command, *options]))], text=True, env=swarm.environment,
-        stdin=subprocess.DEVNULL, stdout=streams.get("stdout", subprocess.PIPE),
-        stderr=streams.get("stderr", subprocess.PIPE), restore_signals=True)
+        ["bash", "-c", around.format(" ".join([command, *options]))],
+        text=True,
+        env=swarm.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=streams.get("stdout", subprocess.PIPE),
+        stderr=streams.get("stderr", subprocess.PIPE),
+        restore_signals=True,
+    )
     try:
         yield process
     finally:
@@ -74,7 +79,11 @@ def test_the_first_line_says_who_and_where_and_the_last_how_it_ended(swarm: Swar
         first = event(line(process.stdout))
         assert isinstance(first, ev.Started)
         assert (first.name, first.run_name, first.pid, first.data_dir) == (
-            "kitchen", "tiny", process.pid, str(swarm.place("seed")))
+            "kitchen",
+            "tiny",
+            process.pid,
+            str(swarm.place("seed")),
+        )
         assert first.peer in first.addresses[0] and len(first.run) == 64 and first.version
         assert isinstance(event(line(process.stdout)), ev.PhaseChanged)  # its node runs, and has somebody to say goodbye
         process.send_signal(signal.SIGTERM)

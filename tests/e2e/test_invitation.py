@@ -42,8 +42,16 @@ def organise(swarm: Swarm) -> tuple[Peer, str]:
     """The organiser makes the run and joins it; the invitation that `peer run create` printed."""
     port = free_port()
     organiser = swarm.peer("organiser")
-    printed = swarm.command(organiser.folder, "run", "create", str(swarm.run_file), "--out", str(swarm.manifest),
-                            "--address", f"/ip4/127.0.0.1/tcp/{port}")
+    printed = swarm.command(
+        organiser.folder,
+        "run",
+        "create",
+        str(swarm.run_file),
+        "--out",
+        str(swarm.manifest),
+        "--address",
+        f"/ip4/127.0.0.1/tcp/{port}",
+    )
     organiser.start("--port", str(port))
     return organiser, printed.splitlines()[-1]
 
@@ -64,8 +72,10 @@ async def refused(signed: SignedManifest, invitation: Invitation, intruder: Iden
             hello = make_hello(signed.run, Role.TRAINER, token, "1").encode()
             with pytest.raises(Refused) as refusal:
                 await network.request(peer, "hello", hello, timeout_s=PATIENCE_S)
-            for kind, data in (("tips", TipsRequest(start=0, count=9).encode()),
-                               ("round", pack(intruder, signed.run, Goodbye(incarnation=1, seq=1)).raw)):
+            for kind, data in (
+                ("tips", TipsRequest(start=0, count=9).encode()),
+                ("round", pack(intruder, signed.run, Goodbye(incarnation=1, seq=1)).raw),
+            ):
                 with pytest.raises(Refused, match="not without a hello"):
                     await network.request(peer, kind, data, timeout_s=PATIENCE_S)
             return str(refusal.value)

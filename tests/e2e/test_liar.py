@@ -31,8 +31,9 @@ def proven_liars(swarm: Swarm, peer: Peer, proof: str) -> set[PeerId]:
     """Whom the proof on this peer's disk convicts, judged here from the manifest alone.  The peer must be down."""
     signed = open_manifest(swarm.manifest.read_bytes())
     manifest = signed.manifest
-    law = Law(signed.run, manifest.fragments, chunk_layout(manifest.parameters, manifest.chunk_parameters),
-              manifest.aggregation)
+    law = Law(
+        signed.run, manifest.fragments, chunk_layout(manifest.parameters, manifest.chunk_parameters), manifest.aggregation
+    )
     stores = [Store(path.parent.parent) for path in peer.folder.rglob(f"evidence/{proof}")]
     found = [store.evidence.load(Hash(bytes.fromhex(proof))) for store in stores]
     return {judge(law, decode_evidence(raw)).peer for raw in found if raw is not None}
@@ -48,8 +49,12 @@ def test_a_wrong_average_is_blamed_on_its_owner_and_the_round_is_made_without_it
             peer.start()
         swarm.until("the liar ejected by both", lambda: ejections(one, liar) and ejections(two, liar))
         start = max(one.committed, two.committed)
-        swarm.until(f"{ROUNDS} rounds without it", lambda: all(
-            peer.committed >= start + ROUNDS and liar.peer_id not in sum(newest_members(peer), []) for peer in (one, two)))
+        swarm.until(
+            f"{ROUNDS} rounds without it",
+            lambda: all(
+                peer.committed >= start + ROUNDS and liar.peer_id not in sum(newest_members(peer), []) for peer in (one, two)
+            ),
+        )
         swarm.equal(swarm.whole(one, two), one, two)
         for peer in (one, two):
             assert liar.peer_id not in sum(newest_members(peer), []), "once out, it stays out"

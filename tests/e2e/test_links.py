@@ -17,8 +17,16 @@ def test_peers_on_home_lines_make_rounds_together(tmp_path: Path) -> None:
         pytest.skip(reason)
     lines = [Access(20e6, 50e6), Access(20e6, 50e6), Access(5e6, 20e6)]
     with Links(lines, delay_s=0.02, loss=0.002) as links, Swarm(tmp_path) as swarm:
-        printed = swarm.command(swarm.place("peer-0"), "run", "create", str(swarm.run_file), "--out", str(swarm.manifest),
-                                "--address", f"/ip4/{address(0)}/tcp/{PORT}")
+        printed = swarm.command(
+            swarm.place("peer-0"),
+            "run",
+            "create",
+            str(swarm.run_file),
+            "--out",
+            str(swarm.manifest),
+            "--address",
+            f"/ip4/{address(0)}/tcp/{PORT}",
+        )
         invitation = next(word for word in printed.split() if word.startswith("mh1"))
         for number in range(len(lines)):
             peer = swarm.peer(f"peer-{number}", invitation)

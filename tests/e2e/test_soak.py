@@ -23,8 +23,12 @@ REPORT = """<testsuites><testsuite>
 def test_only_what_passed_whole_counts_as_passed(tmp_path: Path) -> None:
     (tmp_path / "report.xml").write_text(REPORT)
     outcomes = outcomes_in(tmp_path / "report.xml")
-    assert outcomes == {"test_a::good": True, "test_a::wrong": False, "test_b::left something": False,
-                        "test_b::not run": False}
+    assert outcomes == {
+        "test_a::good": True,
+        "test_a::wrong": False,
+        "test_b::left something": False,
+        "test_b::not run": False,
+    }
     tally = Tally()
     tally.add(outcomes, green=False)
     tally.add({"test_a::good": True}, green=True)

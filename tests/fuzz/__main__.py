@@ -32,9 +32,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder)
         seeds = _sow(corpus)
-        command = [sys.executable, "-m", "tests.fuzz.target", str(corpus), f"-max_total_time={args.seconds}",
-                   f"-seed={args.seed}", f"-max_len={MAX_BYTES}", f"-artifact_prefix={Path.cwd()}/fuzz-", "-timeout=30",
-                   "-rss_limit_mb=2048", "-print_final_stats=1", "-len_control=0"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.fuzz.target",
+            str(corpus),
+            f"-max_total_time={args.seconds}",
+            f"-seed={args.seed}",
+            f"-max_len={MAX_BYTES}",
+            f"-artifact_prefix={Path.cwd()}/fuzz-",
+            "-timeout=30",
+            "-rss_limit_mb=2048",
+            "-print_final_stats=1",
+            "-len_control=0",
+        ]
         run = subprocess.run(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, errors="replace")
     return _report(run, seeds)
 
@@ -69,8 +80,10 @@ def _report(run: subprocess.CompletedProcess[str], seeds: int) -> int:
     crashes = re.findall(r"Test unit written to (\S+)", run.stdout)
     print("| executions | branches reached by the valid messages | at the end | inputs kept | peak memory | crashes |")
     print("|---|---|---|---|---|---|")
-    print(f"| {done[1] if done else executions} | {before} (of {seeds}) | {after} | {corpus} | "
-          f"{peak[1] if peak else '?'} MB | {len(crashes)} |")
+    print(
+        f"| {done[1] if done else executions} | {before} (of {seeds}) | {after} | {corpus} | "
+        f"{peak[1] if peak else '?'} MB | {len(crashes)} |"
+    )
     if run.returncode:
         print(run.stdout[-6000:])
         print("\n".join(f"replay: python -m tests.fuzz --replay {path}" for path in crashes))

@@ -100,25 +100,68 @@ RUN = hash_bytes("manifest", b"run")
 TIP = hash_bytes("record", b"tip")
 MEMBER = Member(peer=ONE.peer_id, tokens=10, root=TIP)
 ENTRY = ChunkEntry(hash=TIP, mask=b"\1")
-RECORD = Record(round=1, fragment=0, attempt=0, proposer=ONE.peer_id, previous=TIP, members=[MEMBER], codec="int8",
-                result_root=TIP, state_digest=TIP, loss=1.5)
+RECORD = Record(
+    round=1,
+    fragment=0,
+    attempt=0,
+    proposer=ONE.peer_id,
+    previous=TIP,
+    members=[MEMBER],
+    codec="int8",
+    result_root=TIP,
+    state_digest=TIP,
+    loss=1.5,
+)
 PLAN = Plan(round=1, fragment=0, base=TIP, members=[MEMBER], owners=b"\0\0", state_digest=TIP, loss=1.5)
-CERTIFICATE = Certificate(attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id],
-                          votes=[Signature(peer=ONE.peer_id, signature=bytes(64))])
+CERTIFICATE = Certificate(
+    attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id], votes=[Signature(peer=ONE.peer_id, signature=bytes(64))]
+)
 PROVENANCE = Provenance(owners=b"\0\0", signers=b"\0\0", signatures=[bytes(64), bytes(64)])
 BODIES: list[Body] = [
-    Heartbeat(measured=Measurement(rounds=1, tip=bytes(32), loss=1.5),
-              incarnation=1, seq=2, name="n", role=Role.TRAINER, phase=Phase.COMPUTING, why_idle=WhyIdle.BUSY,
-              why_detail="", round=3, tip=TIP, steps=4, loss=5.5, tokens_per_s=6.0, up_bytes_per_s=0.0,
-              down_bytes_per_s=0.0, addresses=["/ip4/127.0.0.1/tcp/1"], version="1"),
+    Heartbeat(
+        measured=Measurement(rounds=1, tip=bytes(32), loss=1.5),
+        incarnation=1,
+        seq=2,
+        name="n",
+        role=Role.TRAINER,
+        phase=Phase.COMPUTING,
+        why_idle=WhyIdle.BUSY,
+        why_detail="",
+        round=3,
+        tip=TIP,
+        steps=4,
+        loss=5.5,
+        tokens_per_s=6.0,
+        up_bytes_per_s=0.0,
+        down_bytes_per_s=0.0,
+        addresses=["/ip4/127.0.0.1/tcp/1"],
+        version="1",
+    ),
     Goodbye(incarnation=1, seq=2),
-    Ready(round=1, fragment=0, base=TIP, incarnation=2, serial=1, tokens=3, steps=4, loss=5.0, norm=6.0,
-          root=TIP, state_digest=TIP),
+    Ready(
+        round=1,
+        fragment=0,
+        base=TIP,
+        incarnation=2,
+        serial=1,
+        tokens=3,
+        steps=4,
+        loss=5.0,
+        norm=6.0,
+        root=TIP,
+        state_digest=TIP,
+    ),
     Proposal(attempt=0, plan=PLAN, evicted=[]),
-    Promise(round=1, base=TIP, attempt=1, proposer=ONE.peer_id,
-            voted=Voted(attempt=0, proposer=ONE.peer_id, record=RECORD, index=[ENTRY], provenance=PROVENANCE)),
-    Motion(attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id], record=RECORD, index=[ENTRY, ENTRY],
-           provenance=PROVENANCE),
+    Promise(
+        round=1,
+        base=TIP,
+        attempt=1,
+        proposer=ONE.peer_id,
+        voted=Voted(attempt=0, proposer=ONE.peer_id, record=RECORD, index=[ENTRY], provenance=PROVENANCE),
+    ),
+    Motion(
+        attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id], record=RECORD, index=[ENTRY, ENTRY], provenance=PROVENANCE
+    ),
     Vote(round=1, attempt=0, proposer=ONE.peer_id, evicted=[], record_hash=TIP),
     Commit(record=RECORD, index=[ENTRY], certificate=CERTIFICATE),
     ChunkResult(plan=TIP, chunk=0, entry=ENTRY),
@@ -127,18 +170,35 @@ BODIES: list[Body] = [
     Refusal(round=1, base=TIP, attempt=0, proposer=ONE.peer_id, record_hash=TIP),
 ]
 QUESTIONS: list[Body] = [
-    TipsRequest(start=0, count=64), TipsReply(length=1, tips=[TIP]), CommitsRequest(start=0, count=2),
-    CommitsReply(commits=[BODIES[7].encode()]), HaveRequest(),
-    HaveReply(length=3, oldest_result=1, checkpoints=[0, 3]), LeavesRequest(rounds=4), LeavesReply(leaves=[TIP, RUN]),
-    ChunkRequest(what="result", round=1, root=TIP, index=0, offset=0, length=9), ExchangeAsk(plan=TIP, fragment=0, chunk=1),
-    PartRequest(root=TIP, chunk=0, offset=0, length=9), PartReply(proof=[TIP], data=b"data"),
-    EvidenceRequest(evidence=TIP, offset=0, length=9), HelloReply(protocol=1, version="1"),
-    make_hello(RUN, Role.TRAINER, b"token", "1"), VouchRequest(peers=[ONE.peer_id]), VouchReply(tokens=[b"token", b""]),
+    TipsRequest(start=0, count=64),
+    TipsReply(length=1, tips=[TIP]),
+    CommitsRequest(start=0, count=2),
+    CommitsReply(commits=[BODIES[7].encode()]),
+    HaveRequest(),
+    HaveReply(length=3, oldest_result=1, checkpoints=[0, 3]),
+    LeavesRequest(rounds=4),
+    LeavesReply(leaves=[TIP, RUN]),
+    ChunkRequest(what="result", round=1, root=TIP, index=0, offset=0, length=9),
+    ExchangeAsk(plan=TIP, fragment=0, chunk=1),
+    PartRequest(root=TIP, chunk=0, offset=0, length=9),
+    PartReply(proof=[TIP], data=b"data"),
+    EvidenceRequest(evidence=TIP, offset=0, length=9),
+    HelloReply(protocol=1, version="1"),
+    make_hello(RUN, Role.TRAINER, b"token", "1"),
+    VouchRequest(peers=[ONE.peer_id]),
+    VouchReply(tokens=[b"token", b""]),
 ]
-EVIDENCE = [encode_evidence(case) for case in (
-    WrongAverage(plan=PLAN, statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw,
-                 parts=[AveragedPart(member=0, proof=[TIP], data=b"part")]),
-    TwoStatements(first=seal(ONE, RUN, "ready", BODIES[2].encode()).raw, second=b"second"))]
+EVIDENCE = [
+    encode_evidence(case)
+    for case in (
+        WrongAverage(
+            plan=PLAN,
+            statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw,
+            parts=[AveragedPart(member=0, proof=[TIP], data=b"part")],
+        ),
+        TwoStatements(first=seal(ONE, RUN, "ready", BODIES[2].encode()).raw, second=b"second"),
+    )
+]
 HEADER = PushHeader(plan=TIP, fragment=0, chunk=0, proof=[TIP], statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw)
 
 
@@ -298,23 +358,41 @@ DOORS: list[Door] = [
     Door("envelope", _envelope, [seal(ONE, RUN, body.KIND, body.encode()).raw for body in BODIES]),
     *(Door(f"statement {body.KIND}", partial(_statement, body.KIND), [body.encode()]) for body in BODIES),
     *(Door(f"body {type(body).__name__}", partial(_body, type(body)), [body.encode()], 2 << 20) for body in QUESTIONS),
-    Door("manifest", _manifest, [demo_manifest().manifest.model_copy(update={"organiser": ONE.peer_id}).encode()],
-         320 << 10),
+    Door(
+        "manifest", _manifest, [demo_manifest().manifest.model_copy(update={"organiser": ONE.peer_id}).encode()], 320 << 10
+    ),
     Door("token", _token, [Token(run=RUN, role=Role.TRAINER, expiry=1, peer=ONE.peer_id).encode()], 1024),
-    Door("invitation", _invitation, [base58.b58decode(_INVITATION[len(PREFIX):])[4:]], 5000),
+    Door("invitation", _invitation, [base58.b58decode(_INVITATION[len(PREFIX) :])[4:]], 5000),
     Door("invitation text", _invitation_text, [_INVITATION.encode()], 15_000),
     Door("push header", _push_header, [HEADER.encode()], 16 << 10),
     Door("evidence", _evidence, EVIDENCE, 2 << 20),
     Door("question", _question, [encode_question("tips", QUESTIONS[0].encode(), 10)], 2 << 20, (Malformed, BadFrame)),
-    Door("answer", _answer, [canonical.encode({"data": b"x"}), canonical.encode({"reason": "no"})], 2 << 20,
-         (Malformed, BadFrame, Refused)),
-    Door("control frame", _control, [pack_frame(fields, max_bytes=1 << 12) for fields in
-                                     ({"do": "status"}, Stamped(1.0, 2.0, Notice("info", "text")).to_fields())],
-         MAX_CONTROL_BYTES, (BadControlFrame,)),
+    Door(
+        "answer",
+        _answer,
+        [canonical.encode({"data": b"x"}), canonical.encode({"reason": "no"})],
+        2 << 20,
+        (Malformed, BadFrame, Refused),
+    ),
+    Door(
+        "control frame",
+        _control,
+        [
+            pack_frame(fields, max_bytes=1 << 12)
+            for fields in ({"do": "status"}, Stamped(1.0, 2.0, Notice("info", "text")).to_fields())
+        ],
+        MAX_CONTROL_BYTES,
+        (BadControlFrame,),
+    ),
     Door("multiaddr", _address, [f"/ip4/127.0.0.1/tcp/1/p2p/{ONE.peer_id}".encode()], 1 << 12),
     Door("files of others", _files, _JSON, 8 << 10, ()),
-    Door("bulk frames", _frames, [_frame_seed(), HEAD.pack(FRAME_BYTES + TAG_BYTES, FrameKind.DATA, 0) + bytes(99)],
-         1 << 16, (LinkBroken,)),
+    Door(
+        "bulk frames",
+        _frames,
+        [_frame_seed(), HEAD.pack(FRAME_BYTES + TAG_BYTES, FrameKind.DATA, 0) + bytes(99)],
+        1 << 16,
+        (LinkBroken,),
+    ),
 ]
 
 assert {body.KIND for body in BODIES} == set(STATEMENTS), "a kind of statement that is not fuzzed"

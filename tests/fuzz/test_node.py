@@ -31,8 +31,23 @@ SHOTS = 12
 """Against each peer, in each virtual second."""
 STRANGERS = [Identity.from_seed(bytes([0x66, number]) * 16) for number in range(30)]
 """One that contradicts itself is ejected, and another takes its place."""
-KINDS = ("hello", "round", "exchange", "part", "evidence", "vouch", "goodbye", "tips", "commits", "have", "leaves", "chunk",
-         "manifest", "", "nothing")
+KINDS = (
+    "hello",
+    "round",
+    "exchange",
+    "part",
+    "evidence",
+    "vouch",
+    "goodbye",
+    "tips",
+    "commits",
+    "have",
+    "leaves",
+    "chunk",
+    "manifest",
+    "",
+    "nothing",
+)
 
 
 class Tap:
@@ -91,8 +106,9 @@ class Stranger:
 
     def _made_up(self) -> bytes:
         random = self._random
-        return random.choice([random.randbytes(random.randint(0, 90)), HEADER.encode(),
-                              random.choice([*BODIES, *QUESTIONS]).encode()])
+        return random.choice(
+            [random.randbytes(random.randint(0, 90)), HEADER.encode(), random.choice([*BODIES, *QUESTIONS]).encode()]
+        )
 
     async def fire(self, seat: Seat) -> None:
         assert seat.node is not None
@@ -125,8 +141,11 @@ class Stranger:
 
     def _others(self, seat: Seat) -> dict[PeerId, tuple[int, int, Hash, Liveness]]:
         assert seat.node is not None
-        return {peer: (known.heartbeat.incarnation, known.heartbeat.seq, Hash(known.heartbeat.tip), known.liveness)
-                for peer, known in seat.node._membership if peer not in self._world.judge.liars}
+        return {
+            peer: (known.heartbeat.incarnation, known.heartbeat.seq, Hash(known.heartbeat.tip), known.liveness)
+            for peer, known in seat.node._membership
+            if peer not in self._world.judge.liars
+        }
 
 
 async def _fire_for_ever(stranger: Stranger, seat: Seat) -> None:

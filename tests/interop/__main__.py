@@ -49,8 +49,11 @@ class Trial:
     def row(self, what: str, came: str, good: bool = True) -> None:
         self.good = self.good and good
         memory = self.process.memory_info().rss / 1e6
-        print(f"| {time.monotonic() - self.began:.0f} | {what} | {came} | {self.process.num_fds()} | {memory:.0f} MB "
-              f"| {self.target.committed} |", flush=True)
+        print(
+            f"| {time.monotonic() - self.began:.0f} | {what} | {came} | {self.process.num_fds()} | {memory:.0f} MB "
+            f"| {self.target.committed} |",
+            flush=True,
+        )
 
     def node(self, *words: str) -> dict[str, Any]:
         """What the script says at its end."""
@@ -67,13 +70,17 @@ class Trial:
     def visit(self, count: int, at_once: int) -> None:
         said = self.node("visit", self.address, str(count), str(at_once))
         errors = f", {said['errors']}" if said["errors"] else ""
-        self.row(f"{count} connections, {at_once} at a time", f"{said['good']} good in {said['seconds']:.0f} s{errors}",
-                 said["good"] == count)
+        self.row(
+            f"{count} connections, {at_once} at a time",
+            f"{said['good']} good in {said['seconds']:.0f} s{errors}",
+            said["good"] == count,
+        )
 
     def crowd(self, pings: int) -> None:
         """A newcomer, and pings, while strangers stay and come back."""
-        with subprocess.Popen([NODE, SCRIPT, "silent", self.address, str(SILENT)], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE) as strangers:
+        with subprocess.Popen(
+            [NODE, SCRIPT, "silent", self.address, str(SILENT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as strangers:
             assert strangers.stdout is not None and strangers.stdin is not None
             end, open_, said = time.monotonic() + CROWD_S, 0, {}
             while time.monotonic() < end and open_ < 100:
@@ -91,8 +98,12 @@ class Trial:
             *_, last = strangers.stdout.read().splitlines()
             said = json.loads(last)
         told = self.target.heard(ev.StrangersClosed)
-        self.row("the strangers leave", f"{said['opened']} connections opened, {said['closed']} closed by the peer; events: "
-                 + ", ".join(f"{event.silent} silent + {event.crowded} crowded" for event in told), bool(told))
+        self.row(
+            "the strangers leave",
+            f"{said['opened']} connections opened, {said['closed']} closed by the peer; events: "
+            + ", ".join(f"{event.silent} silent + {event.crowded} crowded" for event in told),
+            bool(told),
+        )
 
 
 def main() -> int:

@@ -8,8 +8,17 @@ from triton.compiler import ASTSource
 
 from kernels import codec_triton
 
-POINTERS = {"base_ptr": "*fp32", "values_ptr": "*fp32", "shares_ptr": "*fp32", "scales_ptr": "*fp32",
-            "codes_ptr": "*i8", "squares_ptr": "*fp64", "addresses_ptr": "*i64", "count": "i32", "count_rows": "i32"}
+POINTERS = {
+    "base_ptr": "*fp32",
+    "values_ptr": "*fp32",
+    "shares_ptr": "*fp32",
+    "scales_ptr": "*fp32",
+    "codes_ptr": "*i8",
+    "squares_ptr": "*fp64",
+    "addresses_ptr": "*i64",
+    "count": "i32",
+    "count_rows": "i32",
+}
 
 
 def ptx(kernel: triton.JITFunction, constants: dict[str, int]) -> str:

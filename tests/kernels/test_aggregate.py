@@ -142,8 +142,10 @@ def test_sane_contributions_give_a_sane_result(given: Floats, weights: list[int]
 def test_the_largest_and_smallest_contributions_do_not_overflow(rule: Rule, members: int) -> None:
     largest = np.full(3, codec.LARGEST_SCALE, "<f4").tobytes()
     tiny = np.full(3, 1e-45, "<f4").tobytes()
-    parts = [[largest + bytes([127]) * 600, largest + bytes([129]) * 600, tiny + bytes([127]) * 600][place % 3]
-             for place in range(members)]
+    parts = [
+        [largest + bytes([127]) * 600, largest + bytes([129]) * 600, tiny + bytes([127]) * 600][place % 3]
+        for place in range(members)
+    ]
     assert codec.is_sane(of(rule, parts, 600, [(1, 2**40, 7)[place % 3] for place in range(members)]), 600)
 
 
@@ -192,6 +194,8 @@ def test_golden_bytes(rule: Rule) -> None:
 
 
 GOLDEN: dict[Rule, str] = {
-    "mean": "e067f6d36647acc0", "clip": "ac1be40f00a345ec", "trimmed": "20413467b06076e1",
+    "mean": "e067f6d36647acc0",
+    "clip": "ac1be40f00a345ec",
+    "trimmed": "20413467b06076e1",
     "centered_clip": "621e11b292454506",
 }

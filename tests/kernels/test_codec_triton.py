@@ -16,9 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def run(*arguments: str, interpret: bool) -> str:
     env = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

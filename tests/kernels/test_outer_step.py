@@ -88,8 +88,15 @@ def test_records_without_tokens_divide_by_nothing() -> None:
 
 def test_known_values() -> None:
     """A change of any of these is a change of the protocol: peers of two versions would part."""
-    known = {(1, 10): (1024, 0), (2, 10): (384, 768), (3, 30): (439, 878), (4, 100): (717, 922), (8, 10): (362, 922),
-             (8, 30): (579, 922), (256, 100): (896, 922)}
+    known = {
+        (1, 10): (1024, 0),
+        (2, 10): (384, 768),
+        (3, 30): (439, 878),
+        (4, 100): (717, 922),
+        (8, 10): (362, 922),
+        (8, 30): (579, 922),
+        (256, 100): (896, 922),
+    }
     for (members, inner_steps), (rate, momentum) in known.items():
         assert automatic([4096] * members, inner_steps) == (rate / GRID, momentum / GRID)
     assert automatic([4096] * 256, 1) == (float(HIGHEST), 922 / GRID)

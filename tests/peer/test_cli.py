@@ -50,9 +50,7 @@ def test_id_is_made_once(data: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert first == second and first.startswith("12D3Koo")
 
 
-def test_an_exported_identity_can_be_imported(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_exported_identity_can_be_imported(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = str(tmp_path / "copy.pem")
     assert main(["id"]) == main(["id", "export", copy]) == ExitCode.OK
     assert main(["id", "import", copy, "--data-dir", str(tmp_path / "other")]) == ExitCode.OK
@@ -119,13 +117,16 @@ def test_mistakes_are_one_sentence(
     assert failure(capsys, *arguments)[0] == code
 
 
-@pytest.mark.parametrize(("word", "remedy"), [
-    ("https://example.org/run.toml", "download it yourself"),
-    ("http://example.org/mh1abc", "download it yourself"),
-    ("/ip4/127.0.0.1/tcp/4001", "ask for an invitation"),
-    ("/dns4/example.org/tcp/4001/p2p/12D3KooWSAcDHkwJMmMvrDgV9h2YrXwjhZCmfsXEJHGAhrgk8sVB", "ask for an invitation"),
-    ("12D3KooWSAcDHkwJMmMvrDgV9h2YrXwjhZCmfsXEJHGAhrgk8sVB", "ask for an invitation"),
-])
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("https://example.org/run.toml", "download it yourself"),
+        ("http://example.org/mh1abc", "download it yourself"),
+        ("/ip4/127.0.0.1/tcp/4001", "ask for an invitation"),
+        ("/dns4/example.org/tcp/4001/p2p/12D3KooWSAcDHkwJMmMvrDgV9h2YrXwjhZCmfsXEJHGAhrgk8sVB", "ask for an invitation"),
+        ("12D3KooWSAcDHkwJMmMvrDgV9h2YrXwjhZCmfsXEJHGAhrgk8sVB", "ask for an invitation"),
+    ],
+)
 def test_words_that_name_no_run_have_their_remedy(
     data: Path, capsys: pytest.CaptureFixture[str], word: str, remedy: str
 ) -> None:

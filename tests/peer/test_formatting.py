@@ -11,7 +11,13 @@ def test_numbers_have_units_that_a_person_reads() -> None:
     assert (size(512), size(3_200_000), amount(950), amount(1500)) == ("512 B", "3.2 MB", "950", "1.5 k")
     assert (duration(45), duration(180), duration(7500)) == ("45 s", "3 min", "2 h 5 min")
     assert [roughly(each) for each in (0, 1, 119, 120, 86_400, 200_000)] == [
-        "0 seconds", "1 second", "119 seconds", "2 minutes", "24 hours", "2 days"]
+        "0 seconds",
+        "1 second",
+        "119 seconds",
+        "2 minutes",
+        "24 hours",
+        "2 days",
+    ]
     assert (number(1.23456), number(None), number(math.nan)) == ("1.235", "-", "-")
     assert (to_go(61.0), to_go(None), to_go(math.inf)) == ("61 s to go", "", "")
 

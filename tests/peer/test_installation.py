@@ -19,8 +19,14 @@ FOREIGN = 'raise SystemExit("a foreign package was imported")\n'
 
 def start(folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """`python -m peer --version`, started in `folder`."""
-    return subprocess.run([sys.executable, "-m", "peer", "--version"], cwd=folder, env=dict(environment),
-                          capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-m", "peer", "--version"],
+        cwd=folder,
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 def refusal(folder: Path, path: str) -> str:

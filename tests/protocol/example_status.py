@@ -9,13 +9,49 @@ from protocol.status import PeerStatus, SwarmPeer
 
 ME = "12D3KooWMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeMeABCDEF"
 OTHER = "12D3KooWOtherOtherOtherOtherOtherOtherOtherOtherUVWXYZ"
-NEIGHBOUR = SwarmPeer(peer=OTHER, name="kitchen", role="trainer", phase="ready", round=12, steps=20, tokens_per_s=2048.0,
-                      liveness="alive", heard_s=1.0, version="0.1")
+NEIGHBOUR = SwarmPeer(
+    peer=OTHER,
+    name="kitchen",
+    role="trainer",
+    phase="ready",
+    round=12,
+    steps=20,
+    tokens_per_s=2048.0,
+    liveness="alive",
+    heard_s=1.0,
+    version="0.1",
+)
 TRAINING = PeerStatus(
-    peer=ME, name="attic", run="ab" * 32, run_name="demo", role="trainer", phase="computing", why_idle="", why_detail="",
-    round=12, tip="cd" * 32, state_rounds=12, state_digest="ef" * 32, peers=1, members=[ME, OTHER], tokens=40960, steps=11,
-    inner_steps=20, tokens_per_s=3200.0, loss=2.31, eval_loss=2.4, eval_rounds=11, eval_by=OTHER, up_bytes=3_100_000,
-    down_bytes=2_900_000, trainer_pid=1234, version="0.1", swarm=[NEIGHBOUR], pid=1233, uptime_s=7500.0)
+    peer=ME,
+    name="attic",
+    run="ab" * 32,
+    run_name="demo",
+    role="trainer",
+    phase="computing",
+    why_idle="",
+    why_detail="",
+    round=12,
+    tip="cd" * 32,
+    state_rounds=12,
+    state_digest="ef" * 32,
+    peers=1,
+    members=[ME, OTHER],
+    tokens=40960,
+    steps=11,
+    inner_steps=20,
+    tokens_per_s=3200.0,
+    loss=2.31,
+    eval_loss=2.4,
+    eval_rounds=11,
+    eval_by=OTHER,
+    up_bytes=3_100_000,
+    down_bytes=2_900_000,
+    trainer_pid=1234,
+    version="0.1",
+    swarm=[NEIGHBOUR],
+    pid=1233,
+    uptime_s=7500.0,
+)
 
 
 def status(**changes: Any) -> PeerStatus:

@@ -38,9 +38,23 @@ Answer = Callable[[str, bytes], Awaitable[bytes]]
 def a_heartbeat(**changes: Any) -> Heartbeat:
     """The first one of a trainer at genesis."""
     fields: dict[str, Any] = {
-        "incarnation": 1, "seq": 1, "name": "ann", "role": Role.TRAINER, "phase": Phase.COMPUTING, "why_idle": WhyIdle.BUSY,
-        "why_detail": "", "round": 0, "tip": ZERO_HASH, "steps": 0, "loss": 0.0, "tokens_per_s": 0.0, "up_bytes_per_s": 0.0,
-        "down_bytes_per_s": 0.0, "addresses": [], "version": "0"}
+        "incarnation": 1,
+        "seq": 1,
+        "name": "ann",
+        "role": Role.TRAINER,
+        "phase": Phase.COMPUTING,
+        "why_idle": WhyIdle.BUSY,
+        "why_detail": "",
+        "round": 0,
+        "tip": ZERO_HASH,
+        "steps": 0,
+        "loss": 0.0,
+        "tokens_per_s": 0.0,
+        "up_bytes_per_s": 0.0,
+        "down_bytes_per_s": 0.0,
+        "addresses": [],
+        "version": "0",
+    }
     return Heartbeat(**{**fields, **changes})
 
 
@@ -82,11 +96,22 @@ async def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
 def extended(signed: SignedManifest, base: Base, author: Identity, tokens: int = 8) -> tuple[Commit, Base]:
     """A round on `base` of which `author` is the only member and elector, and what the next one stands on."""
     index = [ChunkEntry(hash=chunk_hash(bytes([chunk])), mask=b"\1") for chunk in range(signed.manifest.chunks)]
-    record = Record(round=base.round, fragment=0, attempt=0, proposer=author.peer_id, previous=base.tip,
-                    members=[Member(peer=author.peer_id, tokens=tokens, root=ZERO_HASH)], codec=signed.manifest.codec,
-                    result_root=index_root(index), state_digest=ZERO_HASH, loss=1.0)
+    record = Record(
+        round=base.round,
+        fragment=0,
+        attempt=0,
+        proposer=author.peer_id,
+        previous=base.tip,
+        members=[Member(peer=author.peer_id, tokens=tokens, root=ZERO_HASH)],
+        codec=signed.manifest.codec,
+        result_root=index_root(index),
+        state_digest=ZERO_HASH,
+        loss=1.0,
+    )
     vote = Vote(round=record.round, attempt=0, proposer=author.peer_id, evicted=[], record_hash=record_hash(record))
     signature = Signature(peer=author.peer_id, signature=pack(author, signed.run, vote).signature)
     certificate = Certificate(attempt=0, proposer=author.peer_id, evicted=[], votes=[signature])
-    return (Commit(record=record, index=index, certificate=certificate),
-            Base(base.round + 1, 0, record_hash(record), record))
+    return (
+        Commit(record=record, index=index, certificate=certificate),
+        Base(base.round + 1, 0, record_hash(record), record),
+    )

@@ -30,8 +30,16 @@ def test_every_event_says_what_it_means(cls: type[Event]) -> None:
     assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("), "dataclasses write one of their own"
 
 
-@pytest.mark.parametrize("given", [{}, {"event": "Unheard"}, {"event": "Notice"}, {"event": "Notice", "text": "x"},
-                                   {"event": "Notice", "level": "info", "text": "x", "more": 1}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"event": "Unheard"},
+        {"event": "Notice"},
+        {"event": "Notice", "text": "x"},
+        {"event": "Notice", "level": "info", "text": "x", "more": 1},
+    ],
+)
 def test_what_is_no_event_is_a_value_error(given: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="event"):
         from_fields(given)

@@ -65,8 +65,10 @@ def _find(pool: Pool, mutation: Mutation, arguments: argparse.Namespace) -> bool
     """The first seed that finds the mutation."""
     for run in pool.imap(rough_job, _jobs(arguments, mutation.name)):
         if run.failure is not None and mutation.shows in run.failure:
-            print(f"{mutation.name:<24} {mutation.broken:<10} {mutation.how:<48} seed {run.seed:>4}: {run.failure[:90]}",
-                  flush=True)
+            print(
+                f"{mutation.name:<24} {mutation.broken:<10} {mutation.how:<48} seed {run.seed:>4}: {run.failure[:90]}",
+                flush=True,
+            )
             return True
     print(f"{mutation.name:<24} {mutation.broken:<10} {mutation.how:<48} not found in {arguments.seeds} seeds", flush=True)
     return False

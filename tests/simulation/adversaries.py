@@ -42,9 +42,7 @@ class HostileTrainer(ArithmeticTrainer):
         self.draw = np.random.Generator(np.random.Philox(arguments[1]))
         self.past: list[Contribution] = []
 
-    async def compute(
-        self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]
-    ) -> Contribution:
+    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
         honest = await super().compute(task, theta, on_progress)
         self.past.append(replace(honest, data=memoryview(bytearray(honest.data))))
         return self.handed_in(self._attack(self, honest))
@@ -62,9 +60,7 @@ class Copying(HostileTrainer):
         self._victim = victim
         self.copies = 0
 
-    async def compute(
-        self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]
-    ) -> Contribution:
+    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
         own = await super().compute(task, theta, on_progress)
         with trio.move_on_after(COPY_WAIT_S):
             while (seen := self._of_victim(task.round)) is None:

@@ -21,14 +21,16 @@ EVALUATION_PARTS = 4
 class ArithmeticTrainer:
     """Implements `protocol.trainer_link.TrainerLink`.  step_s: simulated seconds of one inner step."""
 
-    def __init__(self, manifest: RunManifest, seed: int, step_s: float,
-                 on_contribution: Callable[[memoryview], None]) -> None:
+    def __init__(
+        self, manifest: RunManifest, seed: int, step_s: float, on_contribution: Callable[[memoryview], None]
+    ) -> None:
         self._manifest, self._seed = manifest, seed
         self.step_s = step_s
         self._on_contribution = on_contribution
         self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
         self._target = np.random.Generator(np.random.Philox(manifest.seed + 1)).standard_normal(
-            manifest.parameters, dtype=np.float32)
+            manifest.parameters, dtype=np.float32
+        )
         self._tokens_a_step = manifest.data.sequences_per_step * manifest.data.sequence_length
         self._finish = False
         self._resumed = trio.Event()
@@ -45,11 +47,10 @@ class ArithmeticTrainer:
     async def initialise(self, theta: memoryview) -> None:
         await trio.lowlevel.checkpoint()
         np.frombuffer(theta, np.float32)[:] = np.random.Generator(np.random.Philox(self._manifest.seed)).standard_normal(
-            self._manifest.parameters, dtype=np.float32)
+            self._manifest.parameters, dtype=np.float32
+        )
 
-    async def compute(
-        self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]
-    ) -> Contribution:
+    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
         self.said.append(f"compute {task.round}")
         self._finish, steps, deaths = False, 0, self._deaths
         while steps < task.steps and not (self._finish and steps):
@@ -60,7 +61,8 @@ class ArithmeticTrainer:
             on_progress(Progress(task.round, steps, 1.0, steps * self._tokens_a_step, self._tokens_a_step / self.step_s))
         values = np.frombuffer(theta, np.float32)
         noise = np.random.Generator(np.random.Philox(key=[self._seed, task.round * 1000 + task.lane])).standard_normal(
-            values.size, dtype=np.float32)
+            values.size, dtype=np.float32
+        )
         delta = (values - self._target) * np.float32(0.05 * steps / task.steps) + noise * np.float32(0.01)
         data = memoryview(bytearray(payload_bytes(self._layout)))
         for span in self._layout:

@@ -5,9 +5,28 @@ from __future__ import annotations
 from collections import Counter
 
 PHASES = ("starting", "syncing", "computing", "ready", "exchanging", "voting", "applying", "stopping")
-FAULTS = ("kill", "kill between two awaits", "power cut", "dies at a disk operation", "torn write", "failing fsync",
-          "full disk", "freeze", "clock jump", "slow peer", "trainer death", "lost gossip", "late gossip", "doubled gossip",
-          "lost request", "partition", "one-way link", "leave", "join", "restart")
+FAULTS = (
+    "kill",
+    "kill between two awaits",
+    "power cut",
+    "dies at a disk operation",
+    "torn write",
+    "failing fsync",
+    "full disk",
+    "freeze",
+    "clock jump",
+    "slow peer",
+    "trainer death",
+    "lost gossip",
+    "late gossip",
+    "doubled gossip",
+    "lost request",
+    "partition",
+    "one-way link",
+    "leave",
+    "join",
+    "restart",
+)
 
 
 def table(met: Counter[tuple[str, str]]) -> str:

@@ -39,8 +39,14 @@ from tests.simulation.world import World, simulated_run
 
 ROLES = ("proposer", "owner", "member", "joiner")
 SENT = ("Finish", "Proposal", "Promise", "Motion", "Vote", "Commit", "Ready", "Refusal")
-ROUND_EFFECTS = (*(f"Send {kind}" for kind in SENT), "Persist", "BeginExchange", "FinishCompute", "ObtainResult",
-                 "Committed")
+ROUND_EFFECTS = (
+    *(f"Send {kind}" for kind in SENT),
+    "Persist",
+    "BeginExchange",
+    "FinishCompute",
+    "ObtainResult",
+    "Committed",
+)
 EXCHANGE_EFFECTS = ("SendPart", "SendResult", "Reduce", "Ask", "Lost", "Done", "push")
 SHELL_ACTS = ("say ready", "append", "apply", "checkpoint")
 RESTART_S = 3.0
@@ -79,11 +85,20 @@ def possible(point: Point) -> bool:
     return point.what != "Send Vote" or point.role != "joiner"
 
 
-ALL_POINTS = tuple(Point(what, when, role) for what in (*ROUND_EFFECTS, *EXCHANGE_EFFECTS, *SHELL_ACTS)
-                   for when in ("before", "after") for role in ROLES)
+ALL_POINTS = tuple(
+    Point(what, when, role)
+    for what in (*ROUND_EFFECTS, *EXCHANGE_EFFECTS, *SHELL_ACTS)
+    for when in ("before", "after")
+    for role in ROLES
+)
 SINGLES = tuple((point,) for point in ALL_POINTS if possible(point))
-PAIRS = tuple((one, other) for (one,) in SINGLES if one.when == "after" for other in ALL_POINTS
-              if other.when == "after" and (possible(other) or other.what in ("Ask", "Lost", *OWNERS)))
+PAIRS = tuple(
+    (one, other)
+    for (one,) in SINGLES
+    if one.when == "after"
+    for other in ALL_POINTS
+    if other.when == "after" and (possible(other) or other.what in ("Ask", "Lost", *OWNERS))
+)
 """Before an effect is after the one that precedes it."""
 
 
@@ -121,10 +136,12 @@ class Trap:
 @contextmanager
 def laid(trap: Trap) -> Iterator[None]:
     """Within, whatever peers do passes by the trap."""
+
     def by_runner(what: Callable[..., str]) -> Name:
         def name(runner: RoundRunner, *arguments: Any) -> tuple[str, PeerId]:
             trap.role(runner)
             return what(*arguments), runner.session.me
+
         return name
 
     def plain(what: str) -> Name:
@@ -135,8 +152,10 @@ def laid(trap: Trap) -> Iterator[None]:
         (RoundRunner, "_say_ready", by_runner(lambda *arguments: "say ready")),
         (ExchangeRunner, "_perform", lambda runner, effect: (type(effect).__name__, runner.machine.me)),
         (Sender, "_push_until_over", lambda sender, *arguments: ("push", sender._machine.me)),
-        (History, "append", plain("append")), (CatchUp, "apply", plain("apply")),
-        (StateKeeper, "checkpoint", plain("checkpoint")))
+        (History, "append", plain("append")),
+        (CatchUp, "apply", plain("apply")),
+        (StateKeeper, "checkpoint", plain("checkpoint")),
+    )
     with ExitStack() as stack:
         for owner, method, name in watched:
             stack.enter_context(patch.object(owner, method, _passing(trap, getattr(owner, method), name)))
@@ -145,6 +164,7 @@ def laid(trap: Trap) -> Iterator[None]:
 
 def _passing(trap: Trap, act: Callable[..., Any], name: Name) -> Callable[..., Any]:
     """`act`, a method, with the trap before and after it."""
+
     async def acts(*arguments: Any) -> Any:
         what, peer = name(*arguments)
         trap.passing(what, "before", peer)
@@ -245,8 +265,11 @@ def _matrix(pool: Any, entries: Sequence[tuple[Point, ...]], what: str) -> tuple
             print(f"  {len(deaths)} of {len(entries)}, {shown - started:.0f} s", flush=True)
     complete = [outcome for outcome in deaths if outcome.reached == len(outcome.points)]
     failed = [outcome for outcome in deaths if outcome.failure is not None]
-    print(f"{what}: {len(entries)} run, {len(complete)} came to all their points, {len(failed)} failed, "
-          f"{time.perf_counter() - started:.0f} s", flush=True)
+    print(
+        f"{what}: {len(entries)} run, {len(complete)} came to all their points, {len(failed)} failed, "
+        f"{time.perf_counter() - started:.0f} s",
+        flush=True,
+    )
     return deaths, not failed
 
 

@@ -111,8 +111,11 @@ class Faults:
     def disk_fault(self, seat: Seat, operation: str) -> str | None:
         """The fault that was ordered for this disk happens at the first operation that it fits, after some others."""
         fault = seat.disk_fault
-        if fault is None or (fault == "torn write" and operation != "write") or (
-                fault == "failing fsync" and operation != "sync"):
+        if (
+            fault is None
+            or (fault == "torn write" and operation != "write")
+            or (fault == "failing fsync" and operation != "sync")
+        ):
             return None
         seat.disk_operations -= 1
         if seat.disk_operations > 0:

@@ -165,9 +165,14 @@ class Judge:
     def _proposal(self, proposer: PeerId, node: Node, event: RoundProposed, now: float) -> None:
         """Who was owed a place in this plan, when it was made, and has none."""
         heard = self._heard.get((proposer, node.tip), {})
-        owed = [peer for peer, since in heard.items() if since + HEARD_S < now
-                and peer in self._alive[proposer] and peer not in event.members
-                and now - self._disturbed.get(peer, 0.0) > CALM_S]
+        owed = [
+            peer
+            for peer, since in heard.items()
+            if since + HEARD_S < now
+            and peer in self._alive[proposer]
+            and peer not in event.members
+            and now - self._disturbed.get(peer, 0.0) > CALM_S
+        ]
         self._left_out.setdefault((event.round, tuple(event.members)), owed)
 
     def _no_loss(self, peer: PeerId, event: RoundCommitted, now: float) -> None:

@@ -39,12 +39,22 @@ VICTIMS = ("owner", "proposer")
 def narrow_run() -> SignedManifest:
     """About 0.8 M parameters in 50 chunks."""
     organiser = Identity.from_seed(b"\x2a" * 32)
-    return sign(organiser, RunManifest(
-        name="narrow", organiser=organiser.peer_id, seed=1,
-        model=ModelSection(vocab=256, dim=128, layers=4, heads=2, kv_heads=2, ffn=352),
-        data=DataSection(sequence_length=8, sequences_per_step=1), aggregation="mean",
-        rounds=RoundSection(inner_steps=10, min_members=1, max_members=64, grace_s=10, eviction_s=60, stall_s=10),
-        chunk_parameters=16384, checkpoint_interval=100, checkpoint_chunk_bytes=1 << 20, total_tokens=10**9))
+    return sign(
+        organiser,
+        RunManifest(
+            name="narrow",
+            organiser=organiser.peer_id,
+            seed=1,
+            model=ModelSection(vocab=256, dim=128, layers=4, heads=2, kv_heads=2, ffn=352),
+            data=DataSection(sequence_length=8, sequences_per_step=1),
+            aggregation="mean",
+            rounds=RoundSection(inner_steps=10, min_members=1, max_members=64, grace_s=10, eviction_s=60, stall_s=10),
+            chunk_parameters=16384,
+            checkpoint_interval=100,
+            checkpoint_chunk_bytes=1 << 20,
+            total_tokens=10**9,
+        ),
+    )
 
 
 def link_bytes_per_s() -> float:
@@ -138,8 +148,10 @@ def main() -> int:
     arguments = parser.parse_args()
     calm = kill_at("owner", None)
     assert calm.failure is None, calm.failure
-    print(f"undisturbed: {calm.seconds:.1f} s from the proposal to the last commit "
-          f"(links alone: {EXCHANGE_S:.0f} s)", flush=True)
+    print(
+        f"undisturbed: {calm.seconds:.1f} s from the proposal to the last commit (links alone: {EXCHANGE_S:.0f} s)",
+        flush=True,
+    )
     print("victim      killed at   noticed after   committed after   over the bar of 1.5 x undisturbed + notice   lost")
     good = True
     moments = [calm.seconds * UNTIL * moment / (arguments.moments - 1) for moment in range(arguments.moments)]
@@ -147,8 +159,11 @@ def main() -> int:
         for outcome in pool.imap(_job, [(victim, at_s) for victim in VICTIMS for at_s in moments]):
             ratio = outcome.seconds / (BAR * calm.seconds + outcome.noticed_s)
             good = good and outcome.failure is None and ratio <= 1.0 and not outcome.lost
-            print(f"{outcome.victim:<10} {outcome.at_s:>9.1f} s {outcome.noticed_s:>12.1f} s {outcome.seconds:>15.1f} s "
-                  f"{ratio:>44.2f} {outcome.lost:>6}  {outcome.failure or ''}", flush=True)
+            print(
+                f"{outcome.victim:<10} {outcome.at_s:>9.1f} s {outcome.noticed_s:>12.1f} s {outcome.seconds:>15.1f} s "
+                f"{ratio:>44.2f} {outcome.lost:>6}  {outcome.failure or ''}",
+                flush=True,
+            )
     return 0 if good else 1
 
 

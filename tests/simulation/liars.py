@@ -55,6 +55,7 @@ def flip_one(data: Any) -> None:
 
 def averaging_wrong(corrupt: Corrupt) -> Offload:
     """For a seat: what it averages as an owner is spoilt before it is signed."""
+
     async def offload(function: Any, *arguments: Any) -> Any:
         answer = await inline(function, *arguments)
         if function is averaging.average:
@@ -100,9 +101,24 @@ class Ghost:
         return ""
 
     def beat(self, seq: int, round: int, tip: bytes = ZERO_HASH) -> Heartbeat:
-        return Heartbeat(incarnation=1, seq=seq, name="ghost", role=Role.TRAINER, phase=Phase.COMPUTING,
-                         why_idle=WhyIdle.BUSY, why_detail="", round=round, tip=tip, steps=0, loss=0.0, tokens_per_s=0.0,
-                         up_bytes_per_s=0.0, down_bytes_per_s=0.0, addresses=[], version="0")
+        return Heartbeat(
+            incarnation=1,
+            seq=seq,
+            name="ghost",
+            role=Role.TRAINER,
+            phase=Phase.COMPUTING,
+            why_idle=WhyIdle.BUSY,
+            why_detail="",
+            round=round,
+            tip=tip,
+            steps=0,
+            loss=0.0,
+            tokens_per_s=0.0,
+            up_bytes_per_s=0.0,
+            down_bytes_per_s=0.0,
+            addresses=[],
+            version="0",
+        )
 
     def made_up_motion(self, readys: dict[PeerId, Ready], signed: bool) -> Motion:
         """A record of the running round with these members and the ghost, and averages that nobody made."""
@@ -113,15 +129,32 @@ class Ghost:
         me, chunks = [member.peer for member in members].index(self.peer), self._world.signed.manifest.chunks
         mask = mask_of(range(len(members)), len(members))
         index = [ChunkEntry(hash=chunk_hash(bytes([chunk])), mask=mask) for chunk in range(chunks)]
-        record = Record(round=example.round, fragment=0, attempt=0, proposer=self.peer, previous=example.base,
-                        members=members, codec="int8", result_root=index_root(index), state_digest=example.state_digest,
-                        loss=1.0)
+        record = Record(
+            round=example.round,
+            fragment=0,
+            attempt=0,
+            proposer=self.peer,
+            previous=example.base,
+            members=members,
+            codec="int8",
+            result_root=index_root(index),
+            state_digest=example.state_digest,
+            loss=1.0,
+        )
         owners = bytes([me]) * chunks
-        plan = Plan(round=record.round, fragment=0, base=record.previous, members=members, owners=owners,
-                    state_digest=record.state_digest, loss=record.loss)
+        plan = Plan(
+            round=record.round,
+            fragment=0,
+            base=record.previous,
+            members=members,
+            owners=owners,
+            state_digest=record.state_digest,
+            loss=record.loss,
+        )
         results = [ChunkResult(plan=plan_hash(plan), chunk=chunk, entry=index[chunk]) for chunk in range(chunks)]
-        signatures = [pack(self.identity, self._world.signed.run, result).signature if signed else bytes(64)
-                      for result in results]
+        signatures = [
+            pack(self.identity, self._world.signed.run, result).signature if signed else bytes(64) for result in results
+        ]
         provenance = Provenance(owners=owners, signers=owners, signatures=signatures)
         return Motion(attempt=0, proposer=self.peer, evicted=[], record=record, index=index, provenance=provenance)
 
@@ -129,8 +162,19 @@ class Ghost:
         """The READY that makes the ghost a member."""
         record = motion.record
         self._serial += 1
-        return Ready(round=record.round, fragment=0, base=record.previous, incarnation=1, serial=self._serial, tokens=8,
-                     steps=1, loss=1.0, norm=1.0, root=ZERO_HASH, state_digest=record.state_digest)
+        return Ready(
+            round=record.round,
+            fragment=0,
+            base=record.previous,
+            incarnation=1,
+            serial=self._serial,
+            tokens=8,
+            steps=1,
+            loss=1.0,
+            norm=1.0,
+            root=ZERO_HASH,
+            state_digest=record.state_digest,
+        )
 
     # -- what the network calls ---------------------------------------------------------------------------------------
 

@@ -78,11 +78,14 @@ def _promise_not_persisted() -> Sequence[Any]:
 
 def _carried_vote_ignored() -> Sequence[Any]:
     """The proposer puts its own record to the vote, whatever was voted for before."""
+
     def forgetful(on_promise: Any) -> Any:
         def forgets(self: Proposer, sender: Any, promise: Promise, now: float) -> list[RoundEffect]:
             effects: list[RoundEffect] = on_promise(self, sender, promise.model_copy(update={"voted": None}), now)
             return effects
+
         return forgets
+
     return [_instead(Proposer, "on_promise", forgetful)]
 
 
@@ -91,6 +94,7 @@ def _carried_vote_ignored() -> Sequence[Any]:
 
 def _applied_twice() -> Sequence[Any]:
     """After a restart the newest result is applied once more."""
+
     def twice(restore: Any) -> Any:
         async def restores(self: CatchUp) -> None:
             await restore(self)
@@ -101,21 +105,28 @@ def _applied_twice() -> Sequence[Any]:
                 if result is not None:
                     state.rounds -= 1
                     state.apply(result, manifest.outer_step([member.tokens for member in newest.record.members]))
+
         return restores
 
     def unchecked(apply: Any) -> Any:
         async def applies(self: CatchUp, commit: Commit, result: memoryview) -> None:
-            honest = commit.model_copy(update={"record": commit.record.model_copy(
-                update={"state_digest": self.replica.state.digest()})})
+            honest = commit.model_copy(
+                update={"record": commit.record.model_copy(update={"state_digest": self.replica.state.digest()})}
+            )
             await apply(self, honest, result)
+
         return applies
+
     return [_instead(CatchUp, "restore", twice), _instead(CatchUp, "apply", unchecked)]
 
 
 def _own_average_kept() -> Sequence[Any]:
     """What a member averaged itself stays in its result, whatever version the record names."""
-    return [patch.object(ExchangeMachine, "adopt", lambda self, index: [
-        chunk for chunk in range(len(index)) if chunk not in self.entries])]
+    return [
+        patch.object(
+            ExchangeMachine, "adopt", lambda self, index: [chunk for chunk in range(len(index)) if chunk not in self.entries]
+        )
+    ]
 
 
 # -- mass ---------------------------------------------------------------------------------------------------------------
@@ -123,10 +134,13 @@ def _own_average_kept() -> Sequence[Any]:
 
 def _divisor_of_all() -> Sequence[Any]:
     """The sum of those who came is divided by the tokens of more; and the audits reckon alike."""
+
     def heavy(aggregate: Any) -> Any:
         def average(rule: Any, parts: Any, weights: Any, count: int, out: Any) -> None:
             aggregate(rule, [*parts, parts[0]], [*weights, sum(weights) // 4], count, out)
+
         return average
+
     return [_instead(module, "aggregate", heavy) for module in (averaging, evidence)]
 
 
@@ -135,11 +149,14 @@ def _divisor_of_all() -> Sequence[Any]:
 
 def _ready_member_dropped() -> Sequence[Any]:
     """The proposer leaves the last ready member out of its plan, and nobody protests."""
+
     def short(agreed: Any) -> Any:
         def fewer(self: ClosingPolicy, view: Any) -> Any:
             peers = agreed(self, view)
             return peers[:-1] if len(peers) > 2 else peers
+
         return fewer
+
     return [_instead(ClosingPolicy, "agreed", short), patch.object(Acceptor, "_is_left_out", lambda self, plan: False)]
 
 
@@ -162,33 +179,44 @@ def _fork_choice_keeps_ours() -> Sequence[Any]:
 
 def _never_synced() -> Sequence[Any]:
     """What is acted on lies in the cache only."""
-    return [patch.object(FaultyDisk, "sync", lambda self, file: None),
-            patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
-            patch.object(FaultyDisk, "sync_folder", lambda self, folder: None)]
+    return [
+        patch.object(FaultyDisk, "sync", lambda self, file: None),
+        patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
+        patch.object(FaultyDisk, "sync_folder", lambda self, folder: None),
+    ]
 
 
 def _unsynced_result_believed() -> Sequence[Any]:
     """A result gets its name before its bytes are safe, and is taken for what its name says."""
+
     def believing(self: CatchUp, commit: Commit) -> memoryview | None:
         record = commit.record
         return self.replica.store.results.open(record.round, record.fragment, Hash(record.result_root))
-    return [patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
-            patch.object(CatchUp, "_stored_result", believing)]
+
+    return [
+        patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
+        patch.object(CatchUp, "_stored_result", believing),
+    ]
 
 
 def _sent_before_persisted() -> Sequence[Any]:
     """A vote is on its way a moment before it is on the disk."""
+
     def hasty(perform: Any) -> Any:
         async def performs(self: RoundRunner, effect: RoundEffect) -> None:
             if isinstance(effect, Persist):
+
                 async def later() -> None:
                     await trio.sleep(0.5)
                     await perform(self, effect)
+
                 assert self._nursery is not None
                 self._nursery.start_soon(later)
             else:
                 await perform(self, effect)
+
         return performs
+
     return [_instead(RoundRunner, "_perform", hasty)]
 
 
@@ -197,32 +225,50 @@ def _sent_before_persisted() -> Sequence[Any]:
 
 def _round_skipped() -> Sequence[Any]:
     """A result that cannot be had at once counts as applied."""
+
     def skipping(replay: Any) -> Any:
         async def replays(self: CatchUp, sources: Any) -> bool:
             if self.replica.state.rounds and self.replica.state.rounds + 1 < self.replica.history.length:
                 self.replica.state.rounds += 1
             done: bool = await replay(self, sources)
             return done
+
         return replays
 
     return [_instead(CatchUp, "replay", skipping), _applied_twice()[1]]
 
 
-MUTATIONS = {mutation.name: mutation for mutation in (
-    Mutation("quorum-of-one", "agreement", "one vote certifies a record", "agreement:", _quorum_of_one),
-    Mutation("promise-not-persisted", "agreement", "promises and votes are not written", "agreement:",
-             _promise_not_persisted),
-    Mutation("carried-vote-ignored", "agreement", "a proposer overrules a vote", "agreement:", _carried_vote_ignored),
-    Mutation("applied-twice", "parity", "a restart applies the newest result again", "parity:", _applied_twice),
-    Mutation("own-average-kept", "parity", "a member keeps its version of a chunk", "parity:", _own_average_kept),
-    Mutation("divisor-of-all", "mass", "the divisor is not the tokens averaged", "mass:", _divisor_of_all),
-    Mutation("ready-member-dropped", "no loss", "a proposer leaves a ready member out", "no loss:", _ready_member_dropped),
-    Mutation("attempt-never-advances", "progress", "nobody follows a proposer that died", "no round after",
-             _attempt_never_advances),
-    Mutation("fork-choice-keeps-ours", "heal", "both sides of a fork keep their chain", "one tip and one state",
-             _fork_choice_keeps_ours),
-    Mutation("never-synced", "crash", "nothing is synced before it is acted on", "", _never_synced),
-    Mutation("unsynced-result-believed", "crash", "a result is named before it is safe", "", _unsynced_result_believed),
-    Mutation("sent-before-persisted", "crash", "a vote is sent before it is on disk", "", _sent_before_persisted),
-    Mutation("round-skipped", "order", "a missing result counts as applied", "order:", _round_skipped),
-)}
+MUTATIONS = {
+    mutation.name: mutation
+    for mutation in (
+        Mutation("quorum-of-one", "agreement", "one vote certifies a record", "agreement:", _quorum_of_one),
+        Mutation(
+            "promise-not-persisted", "agreement", "promises and votes are not written", "agreement:", _promise_not_persisted
+        ),
+        Mutation("carried-vote-ignored", "agreement", "a proposer overrules a vote", "agreement:", _carried_vote_ignored),
+        Mutation("applied-twice", "parity", "a restart applies the newest result again", "parity:", _applied_twice),
+        Mutation("own-average-kept", "parity", "a member keeps its version of a chunk", "parity:", _own_average_kept),
+        Mutation("divisor-of-all", "mass", "the divisor is not the tokens averaged", "mass:", _divisor_of_all),
+        Mutation(
+            "ready-member-dropped", "no loss", "a proposer leaves a ready member out", "no loss:", _ready_member_dropped
+        ),
+        Mutation(
+            "attempt-never-advances",
+            "progress",
+            "nobody follows a proposer that died",
+            "no round after",
+            _attempt_never_advances,
+        ),
+        Mutation(
+            "fork-choice-keeps-ours",
+            "heal",
+            "both sides of a fork keep their chain",
+            "one tip and one state",
+            _fork_choice_keeps_ours,
+        ),
+        Mutation("never-synced", "crash", "nothing is synced before it is acted on", "", _never_synced),
+        Mutation("unsynced-result-believed", "crash", "a result is named before it is safe", "", _unsynced_result_believed),
+        Mutation("sent-before-persisted", "crash", "a vote is sent before it is on disk", "", _sent_before_persisted),
+        Mutation("round-skipped", "order", "a missing result counts as applied", "order:", _round_skipped),
+    )
+}

@@ -38,8 +38,9 @@ class Finished:
     """How often a fault met a peer in a phase."""
 
 
-def simulate(peers: int, scenario: Scenario, seed: int = 1, weather: Weather | None = None,
-             signed: SignedManifest | None = None) -> Finished:
+def simulate(
+    peers: int, scenario: Scenario, seed: int = 1, weather: Weather | None = None, signed: SignedManifest | None = None
+) -> Finished:
     """Run `scenario` in a world of `peers` seats under virtual time.  Never raises for what the peers do."""
     worlds: list[World] = []
 
@@ -62,8 +63,16 @@ def simulate(peers: int, scenario: Scenario, seed: int = 1, weather: Weather | N
         except Exception as error:  # noqa: BLE001 - whatever a peer dies of is this run's result
             failure = _cause(error)
     world = worlds[0]
-    return Finished(seed, failure, world.trace.lines, world.trace.hash(), world.judge.commits_checked, virtual_s,
-                    world.wire.messages, world.faults.met)
+    return Finished(
+        seed,
+        failure,
+        world.trace.lines,
+        world.trace.hash(),
+        world.judge.commits_checked,
+        virtual_s,
+        world.wire.messages,
+        world.faults.met,
+    )
 
 
 @dataclass(frozen=True)

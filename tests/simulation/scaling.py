@@ -28,12 +28,21 @@ FIRST, ROUNDS = 2, 3
 def wide_run() -> SignedManifest:
     """Room for 256 members; rounds of half a minute; three chunks."""
     organiser = Identity.from_seed(b"\x2a" * 32)
-    return sign(organiser, RunManifest(
-        name="wide", organiser=organiser.peer_id, seed=1,
-        model=ModelSection(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
-        data=DataSection(sequence_length=8, sequences_per_step=1),
-        rounds=RoundSection(inner_steps=3, min_members=1, max_members=256),
-        chunk_parameters=1024, checkpoint_interval=100, checkpoint_chunk_bytes=4096, total_tokens=10**9))
+    return sign(
+        organiser,
+        RunManifest(
+            name="wide",
+            organiser=organiser.peer_id,
+            seed=1,
+            model=ModelSection(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
+            data=DataSection(sequence_length=8, sequences_per_step=1),
+            rounds=RoundSection(inner_steps=3, min_members=1, max_members=256),
+            chunk_parameters=1024,
+            checkpoint_interval=100,
+            checkpoint_chunk_bytes=4096,
+            total_tokens=10**9,
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -78,12 +87,17 @@ def measure(peers: int) -> Row:
         for (kind, _), count in (Counter(world.wire.arrivals) - before).items():
             arrivals[kind] += count
         share = 1 / peers / ROUNDS
-        rows.append(Row(peers, sum(members[round] for round in counted) / ROUNDS,
-                        {kind: count * share for kind, count in arrivals.items()},
-                        {kind: count * share for kind, count in (Counter(world.wire.questions) - spoken).items()},
-                        (_bytes(world) - traffic) * share / 1000,
-                        sum(committed[round] - ready[round] for round in counted) / ROUNDS,
-                        (time.perf_counter() - begun) / ROUNDS))
+        rows.append(
+            Row(
+                peers,
+                sum(members[round] for round in counted) / ROUNDS,
+                {kind: count * share for kind, count in arrivals.items()},
+                {kind: count * share for kind, count in (Counter(world.wire.questions) - spoken).items()},
+                (_bytes(world) - traffic) * share / 1000,
+                sum(committed[round] - ready[round] for round in counted) / ROUNDS,
+                (time.perf_counter() - begun) / ROUNDS,
+            )
+        )
 
     run = simulate(peers, scenario, 1, signed=wide_run())
     assert rows, run.failure
@@ -102,11 +116,15 @@ def main() -> int:
     print("peers  members   gossip  requests   pushes   kB in   last READY to last commit   wall time a round")
     for peers in arguments.peers:
         row = measure(peers)
-        print(f"{peers:>5} {row.members:>8.1f} {row.arrivals.get('gossip', 0):>8.1f} {row.arrivals.get('request', 0):>9.1f} "
-              f"{row.arrivals.get('push', 0):>8.1f} {row.kilobytes:>7.1f} {row.commit_s:>25.2f} s {row.wall_s:>17.1f} s",
-              flush=True)
-        print("       requests: " + ", ".join(f"{kind} {count:.1f}" for kind, count in sorted(row.statements.items())),
-              flush=True)
+        print(
+            f"{peers:>5} {row.members:>8.1f} {row.arrivals.get('gossip', 0):>8.1f} {row.arrivals.get('request', 0):>9.1f} "
+            f"{row.arrivals.get('push', 0):>8.1f} {row.kilobytes:>7.1f} {row.commit_s:>25.2f} s {row.wall_s:>17.1f} s",
+            flush=True,
+        )
+        print(
+            "       requests: " + ", ".join(f"{kind} {count:.1f}" for kind, count in sorted(row.statements.items())),
+            flush=True,
+        )
     return 0
 
 

@@ -35,8 +35,21 @@ class Troubles:
 
 
 GENTLE = Troubles()
-ROUGH = Troubles(kill=0.2, power=0.08, disk=0.12, full=0.05, freeze=0.12, clock=0.05, slow=0.08, trainer=0.1, one_way=0.06,
-                 partition=0.05, blackout=0.01, ambush=0.4, orphan=0.06)
+ROUGH = Troubles(
+    kill=0.2,
+    power=0.08,
+    disk=0.12,
+    full=0.05,
+    freeze=0.12,
+    clock=0.05,
+    slow=0.08,
+    trainer=0.1,
+    one_way=0.06,
+    partition=0.05,
+    blackout=0.01,
+    ambush=0.4,
+    orphan=0.06,
+)
 STEP_S = 4.0
 ROUND_BOUND_S = 60.0
 """A round is committed within so much virtual time in which a majority of the electors is there, whatever else happens."""
@@ -199,8 +212,13 @@ async def _ambush(world: World) -> None:
         return
     random, faults = world.random, world.faults
     strikes: list[Callable[[Seat], None]] = [
-        faults.kill, faults.cut_power, faults.freeze, lambda seat: faults.doom(seat, random.randint(1, 20)),
-        faults.fill_disk, lambda seat: faults.break_disk(seat, random.choice(DISK_FAULTS), random.randint(1, 3))]
+        faults.kill,
+        faults.cut_power,
+        faults.freeze,
+        lambda seat: faults.doom(seat, random.randint(1, 20)),
+        faults.fill_disk,
+        lambda seat: faults.break_disk(seat, random.choice(DISK_FAULTS), random.randint(1, 3)),
+    ]
     world.ambush = random.choice(["starting", "syncing", "exchanging", "voting", "applying"]), random.choice(strikes)
     with trio.move_on_after(6.0):
         while world.ambush is not None:
@@ -238,7 +256,20 @@ async def _orphan(world: World) -> None:
 
 
 HAPPENS: dict[str, Callable[[World], Awaitable[None]]] = {
-    "join": _join, "restart": _restart, "leave": _leave, "kill": _kill, "power": _power, "disk": _disk, "full": _full,
-    "freeze": _freeze, "clock": _clock, "slow": _slow, "trainer": _trainer, "one_way": _one_way, "partition": _partition,
-    "blackout": _blackout, "ambush": _ambush,
-    "orphan": _orphan}
+    "join": _join,
+    "restart": _restart,
+    "leave": _leave,
+    "kill": _kill,
+    "power": _power,
+    "disk": _disk,
+    "full": _full,
+    "freeze": _freeze,
+    "clock": _clock,
+    "slow": _slow,
+    "trainer": _trainer,
+    "one_way": _one_way,
+    "partition": _partition,
+    "blackout": _blackout,
+    "ambush": _ambush,
+    "orphan": _orphan,
+}

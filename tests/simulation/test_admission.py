@@ -71,8 +71,11 @@ async def begin(world: World, seats: Iterable[Seat]) -> None:
     for seat in wanted:
         world.start(seat)
     names = {seat.peer for seat in wanted}
-    await world.until("one record of all", lambda: all(
-        seat.node is not None and seat.node.rounds > 0 and newest(seat) >= names for seat in wanted), within_s=120)
+    await world.until(
+        "one record of all",
+        lambda: all(seat.node is not None and seat.node.rounds > 0 and newest(seat) >= names for seat in wanted),
+        within_s=120,
+    )
 
 
 async def until_expired(world: World) -> None:
@@ -121,8 +124,9 @@ def test_who_came_in_in_time_may_take_its_time_until_its_first_record() -> None:
         invite(slow, EXPIRES_S)
         await begin(world, (one, two, three))
         world.start(slow)
-        await world.until("it is let in", lambda: one.node is not None and one.node._handshake.may_speak(slow.peer),
-                          within_s=20)
+        await world.until(
+            "it is let in", lambda: one.node is not None and one.node._handshake.may_speak(slow.peer), within_s=20
+        )
         assert slow.node is not None
         slow.node.pause()
         await until_expired(world)
@@ -149,7 +153,8 @@ def test_an_expired_token_without_a_record_stays_outside_and_so_does_a_second_ke
         await world.until("rounds go on", lambda: one.node is not None and one.node.rounds >= reached + 4, within_s=120)
         assert late.peer not in members(one) and late.node is not None and late.node.rounds == 0
         assert {text for who, text in heard if who == late.number} == {
-            "the token of the invitation has expired; ask the run's organiser for a new invitation"}
+            "the token of the invitation has expired; ask the run's organiser for a new invitation"
+        }
 
     holds(simulate(4, scenario, signed=invited_run()))
 
@@ -162,8 +167,11 @@ def test_who_was_a_member_of_a_lost_fork_only_is_a_stranger_on_the_chain_that_wo
         await begin(world, (one, two, three, strays))
         world.faults.partition([one, two, three], [strays, late])
         world.start(late)
-        await world.until("a fork with the newcomer", lambda: strays.node is not None and late.peer in newest(strays),
-                          within_s=EXPIRES_S - world.now())
+        await world.until(
+            "a fork with the newcomer",
+            lambda: strays.node is not None and late.peer in newest(strays),
+            within_s=EXPIRES_S - world.now(),
+        )
         world.faults.kill(late)
         await until_expired(world)
         world.faults.heal()

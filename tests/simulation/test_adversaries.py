@@ -73,6 +73,7 @@ def test_two_of_seven_keep_nobody_from_the_target_under_the_rules_for_more(rule:
 @pytest.mark.parametrize("rule, hostile", [("mean", 1), ("clip", 4)])
 def test_one_leads_a_mean_astray_and_a_majority_any_rule(rule: Rule, hostile: int) -> None:
     """What the tests above assert can fail."""
+
     async def scenario(world: World) -> None:
         for seat in world.seats[:hostile]:
             turn(seat, ATTACKS["sign flip x -1000"])

@@ -28,5 +28,3 @@ def test_a_sample_of_the_pairs_of_deaths_harms_nobody() -> None:
     outcomes = deaths(list(PAIRS[:: len(PAIRS) // SAMPLE]))
     assert [([str(point) for point in outcome.points], outcome.failure) for outcome in outcomes if outcome.failure] == []
     assert sum(outcome.reached == 2 for outcome in outcomes) >= SAMPLE // 2
-
-

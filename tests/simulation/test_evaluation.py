@@ -167,8 +167,11 @@ def test_a_claim_of_a_member_that_was_not_drawn_is_dropped_once_and_changes_noth
         order = drawn_order(record.tips[rounds], members_after(world, rounds))
         assert record.measured[rounds] == order[:1] and liar.peer != order[0]
         assert {known[rounds][1] for known in record.heard.values()} == {order[0]}
-        drops = Counter(seat.peer for seat, event in record.others
-                        if isinstance(event, Dropped) and event.peer == liar.peer and "drawn" in event.reason)
+        drops = Counter(
+            seat.peer
+            for seat, event in record.others
+            if isinstance(event, Dropped) and event.peer == liar.peer and "drawn" in event.reason
+        )
         assert drops == {seat.peer: 1 for seat in world.seats if seat is not liar}
 
     lived(3, scenario)
@@ -229,8 +232,11 @@ def test_finish_does_not_wait_for_the_last_measurement() -> None:
         seat = world.seats[0]
         seat.step_s, seat.stop_after = 30.0, 1
         world.start(seat)
-        await world.until("the end is being measured", lambda: seat.node is not None and "measuring" in str(
-            seat.node.status().why_detail), within_s=600)
+        await world.until(
+            "the end is being measured",
+            lambda: seat.node is not None and "measuring" in str(seat.node.status().why_detail),
+            within_s=600,
+        )
         assert seat.node is not None
         seat.node.finish()
         await world.until("it has left", lambda: not seat.up, within_s=10)

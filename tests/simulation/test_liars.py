@@ -35,8 +35,11 @@ def test_an_owner_that_blows_an_average_up_is_caught_before_the_vote_and_blamed_
         turn(world, liar, blow_up)
         for seat in world.seats:
             world.start(seat)
-        await world.until("everybody honest has ejected the liar",
-                          lambda: len(world.judge.ejections.get(liar.peer, {})) == len(honest), within_s=60)
+        await world.until(
+            "everybody honest has ejected the liar",
+            lambda: len(world.judge.ejections.get(liar.peer, {})) == len(honest),
+            within_s=60,
+        )
         world.faults.kill(liar)
         reached = max(world.rounds())
         await world.until_round(reached + 3, within_s=90)
@@ -57,8 +60,11 @@ def test_an_owner_that_changes_one_value_is_caught_by_the_drawn_audits(seed: int
         turn(world, liar, flip_one)
         for seat in world.seats:
             world.start(seat)
-        await world.until("everybody honest has ejected the liar",
-                          lambda: len(world.judge.ejections.get(liar.peer, {})) == len(honest), within_s=200)
+        await world.until(
+            "everybody honest has ejected the liar",
+            lambda: len(world.judge.ejections.get(liar.peer, {})) == len(honest),
+            within_s=200,
+        )
         reached = max(world.rounds())
         await world.until("rounds without it", lambda: sorted(world.rounds())[1] >= reached + 3, within_s=120)
 
@@ -103,10 +109,26 @@ def test_two_readys_under_one_serial_eject_their_author() -> None:
         ghost = Ghost(world, b"\x67")
         world.judge.liars[ghost.peer] = None
         for tokens in (8, 16):
-            await ghost.gossip(Ready(round=99, fragment=0, base=ZERO_HASH, incarnation=1, serial=0, tokens=tokens, steps=1,
-                                     loss=1.0, norm=1.0, root=ZERO_HASH, state_digest=ZERO_HASH))
-        await world.until("everybody ejected the ghost",
-                          lambda: len(world.judge.ejections.get(ghost.peer, {})) == len(world.seats), within_s=30)
+            await ghost.gossip(
+                Ready(
+                    round=99,
+                    fragment=0,
+                    base=ZERO_HASH,
+                    incarnation=1,
+                    serial=0,
+                    tokens=tokens,
+                    steps=1,
+                    loss=1.0,
+                    norm=1.0,
+                    root=ZERO_HASH,
+                    state_digest=ZERO_HASH,
+                )
+            )
+        await world.until(
+            "everybody ejected the ghost",
+            lambda: len(world.judge.ejections.get(ghost.peer, {})) == len(world.seats),
+            within_s=30,
+        )
 
     holds(simulate(3, scenario))
 
@@ -114,14 +136,16 @@ def test_two_readys_under_one_serial_eject_their_author() -> None:
 @pytest.mark.parametrize("signed", [False, True])
 def test_a_record_made_up_by_one_member_gets_no_votes(signed: bool) -> None:
     """The ghost is ready, then puts to the vote a record whose every chunk it averaged itself, as it says."""
+
     async def scenario(world: World) -> None:
         await begin(world)
         ghost = Ghost(world, b"\x69")
         world.judge.liars[ghost.peer] = None
         for _ in range(3):
             round = max(world.rounds())
-            await world.until("somebody ready", lambda: len(set(world.rounds())) == 1 and bool(ready_roots(world)),
-                              within_s=30)
+            await world.until(
+                "somebody ready", lambda: len(set(world.rounds())) == 1 and bool(ready_roots(world)), within_s=30
+            )
             motion = ghost.made_up_motion(ready_roots(world), signed)
             await ghost.gossip(ghost.ready_for(motion))
             await trio.sleep(0.2)
@@ -147,9 +171,15 @@ def test_rejected_proposals_are_logged_with_the_reason_and_do_not_flood_the_log(
         seat = world.seats[0]
         await world.until("a round begins", lambda: bool(ready_roots(world)), within_s=30)
         example = ready_roots(world).popitem()[1]
-        plan = Plan(round=example.round, fragment=0, base=example.base,
-                    members=[Member(peer=ghost.peer, tokens=1, root=ZERO_HASH)],
-                    owners=bytes(world.signed.manifest.chunks), state_digest=example.state_digest, loss=1.0)
+        plan = Plan(
+            round=example.round,
+            fragment=0,
+            base=example.base,
+            members=[Member(peer=ghost.peer, tokens=1, root=ZERO_HASH)],
+            owners=bytes(world.signed.manifest.chunks),
+            state_digest=example.state_digest,
+            loss=1.0,
+        )
         for attempt in range(3 * REJECTIONS_LOGGED_PER_PEER):
             world.spawn(ghost.tell, seat.peer, Proposal(attempt=attempt, plan=plan, evicted=[]))
         await world.until_round(max(world.rounds()) + 1, within_s=60)

@@ -30,7 +30,13 @@ def test_the_rate_outlives_its_round() -> None:
         assert [event.left_s for event in steps[:10]] == sorted((event.left_s for event in steps[:10]), reverse=True)
         await world.until("a round that has begun", lambda: first.phase == "computing", within_s=20)
         assert first.node is not None and (first.node.status().round_left_s or 0) > 0
-        await world.until("its heartbeat", lambda: second.node is not None and any(
-            known.peer == first.peer and known.tokens_per_s > 0 for known in second.node.status().swarm), 20)
+        await world.until(
+            "its heartbeat",
+            lambda: (
+                second.node is not None
+                and any(known.peer == first.peer and known.tokens_per_s > 0 for known in second.node.status().swarm)
+            ),
+            20,
+        )
 
     holds(simulate(2, scenario))

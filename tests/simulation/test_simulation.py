@@ -60,6 +60,7 @@ def test_a_seed_replays_exactly() -> None:
 @pytest.mark.parametrize("outer", ["auto", OuterSection()])
 def test_a_joiner_contributes_within_two_rounds_and_has_the_same_state(outer: Outer) -> None:
     """Also where the outer step follows from each round's members, whose number changes here."""
+
     async def scenario(world: World) -> None:
         *founders, joiner = world.seats
         for seat in founders:
@@ -69,8 +70,10 @@ def test_a_joiner_contributes_within_two_rounds_and_has_the_same_state(outer: Ou
         world.start(joiner)
         await world.until_round(joined_at + 4, within_s=60)
         await world.until_equal(within_s=20)
-        members = [[m.peer for m in founders[0].node.commit_at(r).record.members]  # type: ignore[union-attr]
-                   for r in range(joined_at, joined_at + 4)]
+        members = [
+            [m.peer for m in founders[0].node.commit_at(r).record.members]  # type: ignore[union-attr]
+            for r in range(joined_at, joined_at + 4)
+        ]
         assert any(joiner.peer in names for names in members[:3])
 
     manifest = simulated_run().manifest.model_copy(update={"outer": outer})
@@ -96,6 +99,7 @@ def test_the_founder_leaves_for_good_and_the_run_goes_on() -> None:
 def test_a_lone_founder_that_dies_is_succeeded_by_the_joiner() -> None:
     """The only elector is gone, with a result that nobody else has: after the eviction time those who are left decide.
     When it comes back, one of the two chains wins everywhere."""
+
     async def scenario(world: World) -> None:
         founder, joiner = world.seats
         world.start(founder)

@@ -45,19 +45,38 @@ NOISE = (*PROGRESS, PhaseChanged)
 def simulated_run(min_members: int = 1) -> SignedManifest:
     """A run of a few thousand parameters and rounds of a few seconds."""
     organiser = Identity.from_seed(b"\x2a" * 32)
-    return sign(organiser, RunManifest(
-        name="simulation", organiser=organiser.peer_id, seed=1,
-        model=ModelSection(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
-        data=DataSection(sequence_length=8, sequences_per_step=1), outer=OuterSection(lr=0.7, momentum=0.9),
-        rounds=RoundSection(inner_steps=10, min_members=min_members, max_members=64, grace_s=4, eviction_s=20, stall_s=5),
-        chunk_parameters=1024, checkpoint_interval=4, checkpoint_chunk_bytes=4096, total_tokens=10**9))
+    return sign(
+        organiser,
+        RunManifest(
+            name="simulation",
+            organiser=organiser.peer_id,
+            seed=1,
+            model=ModelSection(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
+            data=DataSection(sequence_length=8, sequences_per_step=1),
+            outer=OuterSection(lr=0.7, momentum=0.9),
+            rounds=RoundSection(
+                inner_steps=10, min_members=min_members, max_members=64, grace_s=4, eviction_s=20, stall_s=5
+            ),
+            chunk_parameters=1024,
+            checkpoint_interval=4,
+            checkpoint_chunk_bytes=4096,
+            total_tokens=10**9,
+        ),
+    )
 
 
 class World:
     """Seats for `peers`, none of them started."""
 
-    def __init__(self, nursery: trio.Nursery, folder: Path, seed: int, peers: int, weather: Weather | None = None,
-                 signed: SignedManifest | None = None) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        folder: Path,
+        seed: int,
+        peers: int,
+        weather: Weather | None = None,
+        signed: SignedManifest | None = None,
+    ) -> None:
         self.random = Random(seed)
         self.signed = signed or simulated_run()
         self.wire = MemoryWire(nursery, Random(seed + 1), weather)
@@ -125,9 +144,16 @@ class World:
     async def _run_node(self, seat: Seat, process: Process) -> None:
         store = Store(seat.folder, FaultyDisk(seat.platter, process, lambda what: self.faults.disk_fault(seat, what)))
         seat.trainer = seat.make_trainer(self.signed.manifest, seat.number, seat.step_s, self.judge.on_contribution)
-        settings = NodeSettings(name=f"sim-{seat.number}", role=Role.TRAINER, version="0", incarnation=seat.lives,
-                                stop_after=seat.stop_after, token=seat.token, introduced=seat.introduced,
-                                wall_clock=self.now)
+        settings = NodeSettings(
+            name=f"sim-{seat.number}",
+            role=Role.TRAINER,
+            version="0",
+            incarnation=seat.lives,
+            stop_after=seat.stop_after,
+            token=seat.token,
+            introduced=seat.introduced,
+            wall_clock=self.now,
+        )
         state = OuterState(self.signed.manifest)
         network = MemoryNetwork(self.wire, seat.peer)
         session = Session(seat.identity, self.signed.run, network, partial(self._on_event, seat, process))
@@ -194,8 +220,11 @@ class World:
             while not condition():
                 await trio.sleep(0.25)
             return
-        state = [(seat.number, seat.node.status().phase, seat.node.status().why_detail, seat.node.rounds)
-                 for seat in self.up() if seat.node]
+        state = [
+            (seat.number, seat.node.status().phase, seat.node.status().why_detail, seat.node.rounds)
+            for seat in self.up()
+            if seat.node
+        ]
         raise AssertionError(f"not within {within_s:.0f} s: {what}; peers: {state}")
 
     async def until_round(self, round: int, within_s: float) -> None:
@@ -204,11 +233,13 @@ class World:
 
     async def until_equal(self, within_s: float) -> None:
         """All running peers stand on one tip with one digest."""
+
         def equal() -> bool:
             if any(seat.node is None for seat in self.up()):
                 return False
             marks = [(seat.node.tip, seat.node.state_mark) for seat in self.up() if seat.node]
             return len(set(marks)) == 1
+
         await self.until("one tip and one state everywhere", equal, within_s)
 
     def _on_event(self, seat: Seat, process: Process, event: Event) -> None:

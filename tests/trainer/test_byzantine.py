@@ -23,8 +23,11 @@ def test_one_sign_flip_times_1000_ruins_the_mean_and_costs_the_other_rules_littl
     started, honest = bench.loss(bench.start), bench.run(HONEST)
     assert honest < started - 0.05
     assert bench.run(Case("mean", "sign flip x -1000", 1)) > started + 1
-    for case in (Case("clip", "sign flip x -1000", 1), Case("trimmed", "sign flip x -1000", 2),
-                 Case("centered_clip", "sign flip x -1000", 2)):
+    for case in (
+        Case("clip", "sign flip x -1000", 1),
+        Case("trimmed", "sign flip x -1000", 2),
+        Case("centered_clip", "sign flip x -1000", 2),
+    ):
         assert bench.run(case) < (started + honest) / 2
 
 

@@ -68,8 +68,9 @@ def test_a_saved_run_counts_for_its_own_settings_and_recipe_only(tmp_path: Path,
     assert Progress(SMALL, path).losses == {parallel: [1.5]}
 
 
-def test_the_last_line_is_the_table_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                            capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_line_is_the_table_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     ran: list[Case] = []
 
     def run(self: Bench, case: Case) -> list[float]:
@@ -82,4 +83,9 @@ def test_the_last_line_is_the_table_as_json(tmp_path: Path, monkeypatch: pytest.
     assert len(ran) == len(set(ran)) == 16
     table = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {(row["members"], row["holds"]) for row in table["rows"]} == {
-        ("1", True), ("2", False), ("4", True), ("8", True), ("1 to 8 and back", True)}
+        ("1", True),
+        ("2", False),
+        ("4", True),
+        ("8", True),
+        ("1 to 8 and back", True),
+    }

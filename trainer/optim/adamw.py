@@ -60,9 +60,22 @@ class AdamW:
         self.steps += 1
         clip_grad_norm_(model.parameters(), config.clip_norm)
         for group in self._groups:
-            adamw(group.parameters, group.gradients, group.means, group.squares, [], group.steps, fused=True, amsgrad=False,
-                  maximize=False, beta1=config.beta1, beta2=config.beta2, lr=rate, eps=config.eps,
-                  weight_decay=group.weight_decay)
+            adamw(
+                group.parameters,
+                group.gradients,
+                group.means,
+                group.squares,
+                [],
+                group.steps,
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                beta1=config.beta1,
+                beta2=config.beta2,
+                lr=rate,
+                eps=config.eps,
+                weight_decay=group.weight_decay,
+            )
         model.gradient.zero_()
 
 

@@ -40,8 +40,16 @@ _GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
 class Bulk:
     """Pushes to and from all peers, for as long as `run` runs.  up, down: the limits of both directions."""
 
-    def __init__(self, host: Host, run: Hash, handlers: Handlers, reputation: Reputation, listen_host: str,
-                 up: RateLimit, down: RateLimit) -> None:
+    def __init__(
+        self,
+        host: Host,
+        run: Hash,
+        handlers: Handlers,
+        reputation: Reputation,
+        listen_host: str,
+        up: RateLimit,
+        down: RateLimit,
+    ) -> None:
         self._host = host
         self._me = peer_id_of(host.get_id())
         self._run = run
@@ -76,8 +84,11 @@ class Bulk:
         while True:
             accepted = [link for links in self._links.values() for link in links]
             states = {link: link.state for link in (*accepted, *self._sending.links())}
-            self._gauge.read({link: state for link, state in states.items() if state is not None}, trio.current_time(),
-                             self._sending.offered())
+            self._gauge.read(
+                {link: state for link, state in states.items() if state is not None},
+                trio.current_time(),
+                self._sending.offered(),
+            )
             self._sending.share_out(self._gauge.line_bytes_per_s)
             await trio.sleep(WINDOW_S)
 
@@ -205,8 +216,14 @@ class Bulk:
                     await trio.SocketStream(sock).send_all(keys.proof(b"listener"))
             finally:
                 self._unproved.pop(sock, None)
-        except (OSError, KeyError, LinkBroken, trio.TooSlowError, trio.BrokenResourceError,
-                trio.ClosedResourceError) as error:
+        except (
+            OSError,
+            KeyError,
+            LinkBroken,
+            trio.TooSlowError,
+            trio.BrokenResourceError,
+            trio.ClosedResourceError,
+        ) as error:
             log.debug("a bulk socket was turned away: %r", error)
             sock.close()
             return

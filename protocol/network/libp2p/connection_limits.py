@@ -111,8 +111,9 @@ class ResourceLimits:
         self._reputation = reputation
         self._streams: Counter[str] = Counter()
 
-    def open_connection(self, peer_id: LibraryId | None = None, endpoint_ip: str | None = None,
-                        direction: str = "inbound") -> SimpleNamespace | None:
+    def open_connection(
+        self, peer_id: LibraryId | None = None, endpoint_ip: str | None = None, direction: str = "inbound"
+    ) -> SimpleNamespace | None:
         """An empty scope for a new connection, or None to refuse it."""
         if peer_id is not None and self._reputation.is_banned(PeerId(str(peer_id))):
             return None

@@ -52,8 +52,14 @@ class Dialer:
     connected to us itself.
     """
 
-    def __init__(self, host: Host, me: PeerId, leave_alone: Callable[[PeerId], bool],
-                 is_banned: Callable[[PeerId], bool], on_came: Callable[[PeerId], None]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        me: PeerId,
+        leave_alone: Callable[[PeerId], bool],
+        is_banned: Callable[[PeerId], bool],
+        on_came: Callable[[PeerId], None],
+    ) -> None:
         self._host = host
         self._me = me
         self._leave_alone, self._is_banned, self._on_came = leave_alone, is_banned, on_came
@@ -84,8 +90,9 @@ class Dialer:
 
     def attempts(self) -> list[Attempt]:
         """The last attempt at each address that was dialled."""
-        return [self._seen_as(peer, entry, attempt)
-                for peer, entry in self._book.items() for attempt in entry.tried.values()]
+        return [
+            self._seen_as(peer, entry, attempt) for peer, entry in self._book.items() for attempt in entry.tried.values()
+        ]
 
     def _seen_as(self, peer: PeerId, entry: _Entry, attempt: Attempt) -> Attempt:
         if attempt.problem == "" and entry.other_run:
@@ -129,9 +136,7 @@ class Dialer:
                 self._changed = trio.Event()
                 now = trio.current_time()
                 waiting = [
-                    (peer, entry)
-                    for peer, entry in self._book.items()
-                    if not entry.dialling and not self._leave_alone(peer)
+                    (peer, entry) for peer, entry in self._book.items() if not entry.dialling and not self._leave_alone(peer)
                 ]
                 for peer, entry in waiting:
                     if entry.due_at <= now:

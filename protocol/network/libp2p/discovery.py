@@ -24,9 +24,7 @@ LOOK_UP_MS = 2000
 log = logging.getLogger(__name__)
 
 
-async def discover(
-    run: Hash, me: PeerId, addresses: Sequence[str], found: Callable[[Sequence[str]], None]
-) -> None:
+async def discover(run: Hash, me: PeerId, addresses: Sequence[str], found: Callable[[Sequence[str]], None]) -> None:
     """Announce `addresses` and report those of others until cancelled."""
     token = trio.lowlevel.current_trio_token()
 

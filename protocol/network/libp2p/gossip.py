@@ -68,8 +68,9 @@ class Gossip:
         gossip = self
 
         class FloodPublish(GossipSub):
-            def _get_peers_to_send(self, topic_ids: Iterable[str], msg_forwarder: ID, origin: ID,
-                                   msg_id: bytes | None = None) -> Iterable[ID]:
+            def _get_peers_to_send(
+                self, topic_ids: Iterable[str], msg_forwarder: ID, origin: ID, msg_id: bytes | None = None
+            ) -> Iterable[ID]:
                 peers = set(super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id))
                 if origin == gossip._me:
                     peers |= gossip._pubsub.peer_topics.get(gossip._topic, set()) - {origin}

@@ -67,17 +67,23 @@ def new_host(identity: Identity, reputation: Reputation, limits: ResourceLimits)
     _silence()
     keys = create_new_key_pair(identity.seed)
     config = ConnectionConfig(
-        max_connections=MAX_CONNECTIONS, min_connections=0, low_watermark=0, high_watermark=MAX_CONNECTIONS,
+        max_connections=MAX_CONNECTIONS,
+        min_connections=0,
+        low_watermark=0,
+        high_watermark=MAX_CONNECTIONS,
         inbound_upgrade_timeout=UPGRADE_S,
     )
-    host = cast(Host, libp2p.new_host(
-        key_pair=keys,
-        sec_opt={PROTOCOL_ID: Transport(keys, noise_privkey=new_noise_key_pair().private_key)},
-        muxer_opt={TProtocol(YAMUX_ID): Yamux},
-        negotiate_timeout=STREAM_NEGOTIATION_S,
-        connection_config=config,
-        resource_manager=cast("ResourceManager", limits),
-    ))
+    host = cast(
+        Host,
+        libp2p.new_host(
+            key_pair=keys,
+            sec_opt={PROTOCOL_ID: Transport(keys, noise_privkey=new_noise_key_pair().private_key)},
+            muxer_opt={TProtocol(YAMUX_ID): Yamux},
+            negotiate_timeout=STREAM_NEGOTIATION_S,
+            connection_config=config,
+            resource_manager=cast("ResourceManager", limits),
+        ),
+    )
     swarm = host.get_network()
     limit_connections(swarm, reputation)
     _say_less(host)

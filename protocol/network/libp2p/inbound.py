@@ -132,8 +132,9 @@ class InboundConnections:
             self._changed.set()
             await trio.aclose_forcefully(stream.stream)
 
-    async def _through_all_stages(self, number: int, accepted: _Accepted, stream: AcceptedStream,
-                                  listening_at: Address) -> None:
+    async def _through_all_stages(
+        self, number: int, accepted: _Accepted, stream: AcceptedStream, listening_at: Address
+    ) -> None:
         """From the first byte to the end of the connection."""
         from libp2p.network.connection.raw_connection import RawConnection
 

@@ -107,8 +107,9 @@ class InboundPolicy:
     on_closed: told the address and the reason of each connection that is closed by a decision.
     """
 
-    def __init__(self, limits: InboundLimits, now: float,
-                 on_closed: Callable[[str, CloseReason], None] = lambda address, reason: None) -> None:
+    def __init__(
+        self, limits: InboundLimits, now: float, on_closed: Callable[[str, CloseReason], None] = lambda address, reason: None
+    ) -> None:
         self._limits, self._on_closed = limits, on_closed
         self._connections: dict[int, _Connection] = {}
         self._greeted: OrderedDict[PeerId, None] = OrderedDict()
@@ -174,9 +175,12 @@ class InboundPolicy:
         self._shorten_queue(decision)
         self._begin_handshakes(now, self._limits.overload_price if overloaded else 1.0, decision)
         decision.again_at = min(
-            (now + STEP_AGAIN_S if connection.stage is Stage.QUEUED else self._due(connection)
-             for connection in self._connections.values()),
-            default=math.inf)
+            (
+                now + STEP_AGAIN_S if connection.stage is Stage.QUEUED else self._due(connection)
+                for connection in self._connections.values()
+            ),
+            default=math.inf,
+        )
         return decision
 
     def _close_overdue(self, now: float, decision: Decision) -> None:

@@ -29,8 +29,15 @@ class Libp2pNetwork:
     emit: takes `PeerBanned` and `StrangersClosed`.  See also `open_network`.
     """
 
-    def __init__(self, identity: Identity, run: Hash, handlers: Handlers, settings: NetworkSettings, *,
-                 emit: Callable[[Event], None] = lambda event: None) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        run: Hash,
+        handlers: Handlers,
+        settings: NetworkSettings,
+        *,
+        emit: Callable[[Event], None] = lambda event: None,
+    ) -> None:
         self._identity, self._run, self._handlers = identity, run, handlers
         self._settings, self._emit = settings, emit
         self._port = settings.listen_port
@@ -142,8 +149,14 @@ class Libp2pNetwork:
 
 
 @asynccontextmanager
-async def open_network(identity: Identity, run: Hash, handlers: Handlers, settings: NetworkSettings, *,
-                       emit: Callable[[Event], None] = lambda event: None) -> AsyncIterator[Libp2pNetwork]:
+async def open_network(
+    identity: Identity,
+    run: Hash,
+    handlers: Handlers,
+    settings: NetworkSettings,
+    *,
+    emit: Callable[[Event], None] = lambda event: None,
+) -> AsyncIterator[Libp2pNetwork]:
     """A running `Libp2pNetwork` for the length of the block.  Raises `PortBusy` or `NetworkError` if it cannot listen."""
     network = Libp2pNetwork(identity, run, handlers, settings, emit=emit)
     claim_port(settings.listen_host, settings.listen_port)  # here, so that `PortBusy` comes out bare and not in a group

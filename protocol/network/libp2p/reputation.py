@@ -71,8 +71,12 @@ class Reputation:
     connected from, None if it is not connected.
     """
 
-    def __init__(self, clock: Callable[[], float], on_ban: Callable[[PeerId, str], None],
-                 address_of: Callable[[PeerId], str | None] = lambda peer: None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        on_ban: Callable[[PeerId, str], None],
+        address_of: Callable[[PeerId], str | None] = lambda peer: None,
+    ) -> None:
         self._clock, self._on_ban, self._address_of = clock, on_ban, address_of
         self._peers: OrderedDict[PeerId, _Peer] = OrderedDict()
         self._addresses: OrderedDict[str, TokenBucket] = OrderedDict()

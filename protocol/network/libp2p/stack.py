@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 class Stack:
     """Built when a network starts: importing the library takes most of a second."""
 
-    def __init__(self, identity: Identity, run: Hash, handlers: Handlers, settings: NetworkSettings,
-                 emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self, identity: Identity, run: Hash, handlers: Handlers, settings: NetworkSettings, emit: Callable[[Event], None]
+    ) -> None:
         self._run, self._handlers, self._emit = run, handlers, emit
         self._me = identity.peer_id
         self._nursery: trio.Nursery | None = None
@@ -50,17 +51,24 @@ class Stack:
         self.observed.watch(self.host)
         self.requests = Requests(self.host, run, handlers, self.reputation)
         self.gossip = Gossip(self.host, run, handlers, self.reputation)
-        self.bulk = Bulk(self.host, run, handlers, self.reputation, settings.listen_host,
-                         RateLimit(settings.up_limit, lambda: self._control_traffic().up_bytes),
-                         RateLimit(settings.down_limit, lambda: self._control_traffic().down_bytes))
+        self.bulk = Bulk(
+            self.host,
+            run,
+            handlers,
+            self.reputation,
+            settings.listen_host,
+            RateLimit(settings.up_limit, lambda: self._control_traffic().up_bytes),
+            RateLimit(settings.down_limit, lambda: self._control_traffic().down_bytes),
+        )
         self.dialer = Dialer(self.host, self._me, self._leave_alone, self.reputation.is_banned, self.welcome)
         self.inbound = InboundConnections(self.reputation, settings.inbound, emit)
         self.connections = Connections(self.host.get_network(), self.reputation, self.inbound)
         connections.watch(self.host.get_network(), self._on_opened, self._on_closed)
         self.inbound.attach(self.host.get_network())
 
-    async def run(self, host: str, port: int, announced: Sequence[str], *,
-                  task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self, host: str, port: int, announced: Sequence[str], *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Listen on `host` and `port` until cancelled.
 
         announced: our addresses, to announce on the local network; empty to stay silent there.
@@ -168,4 +176,4 @@ class Stack:
 
     def _leave_alone(self, peer: PeerId) -> bool:
         """Whether the dialer has nothing to do about a peer."""
-        return (peer in self.connections or self.reputation.is_banned(peer) or len(self.connections) >= ENOUGH_PEERS)
+        return peer in self.connections or self.reputation.is_banned(peer) or len(self.connections) >= ENOUGH_PEERS

@@ -33,8 +33,7 @@ class Topology:
 
     def linked(self, one: PeerId, other: PeerId) -> bool:
         """Whether two peers are connected; a cut does not disconnect them."""
-        return (one != other and self._side.get(one, 0) == self._side.get(other, 0)
-                and (one, other) not in self._forgotten)
+        return one != other and self._side.get(one, 0) == self._side.get(other, 0) and (one, other) not in self._forgotten
 
     def carries(self, sender: PeerId, receiver: PeerId) -> bool:
         """Whether messages pass from `sender` to `receiver` directly."""

@@ -122,12 +122,14 @@ class MemoryWire:
         """The time that the next message is under way (s)."""
         return self.weather.latency_s + self.random.random() * self.weather.jitter_s
 
-    def send(self, sender: Endpoint, receiver: Endpoint, size: int, arrived: Callable[[], None], *,
-             delay_s: float | None = None) -> Transfer:
+    def send(
+        self, sender: Endpoint, receiver: Endpoint, size: int, arrived: Callable[[], None], *, delay_s: float | None = None
+    ) -> Transfer:
         """Send one message of `size` bytes; `arrived` is called unless the link does not carry it by then.
 
         delay_s: the time under way, without the time that the links take for its bytes; None for the weather's.
         """
+
         def arrive() -> None:
             if self._ends.get(receiver.peer_id) is receiver and self._topology.carries(sender.peer_id, receiver.peer_id):
                 receiver.down_bytes += size
@@ -157,8 +159,9 @@ class MemoryWire:
                 if hops and not self._strikes(weather.gossip_loss, "lost gossip", receiver):
                     late = self._strikes(weather.gossip_late, "late gossip", receiver)
                     delay_s = hops * self.delay_s() + (self.random.random() * weather.late_s if late else 0.0)
-                    self.agenda.put(delay_s + len(data) / weather.bytes_per_s,
-                                    self._gossip(sender.peer_id, self._ends[receiver], data))
+                    self.agenda.put(
+                        delay_s + len(data) / weather.bytes_per_s, self._gossip(sender.peer_id, self._ends[receiver], data)
+                    )
 
     def _strikes(self, chance: float, trouble: str, peer: PeerId) -> bool:
         if chance == 0 or self.random.random() >= chance:

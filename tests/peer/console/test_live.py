@@ -23,9 +23,12 @@ def view_of(*happened: ev.Event, **changes: Any) -> View:
 
 
 def test_an_evaluation_is_shown_beside_training_and_alone_as_a_bar() -> None:
-    beside = view_of(ev.EvalLoss(11, 2.4, OTHER), ev.ComputeProgress(12, 11, 20, 2.31, 3200.0, 9.0),
-                     ev.EvalProgress(12, 4, 10),
-                     eval_percent=40)
+    beside = view_of(
+        ev.EvalLoss(11, 2.4, OTHER),
+        ev.ComputeProgress(12, 11, 20, 2.31, 3200.0, 9.0),
+        ev.EvalProgress(12, 4, 10),
+        eval_percent=40,
+    )
     text = "\n".join(render(beside, 140, 24))
     assert "training" in text and "11/20" in text
     assert f"held out 2.400 after 11, measuring 40 %  by kitchen ({short(OTHER)})" in text
@@ -33,7 +36,6 @@ def test_an_evaluation_is_shown_beside_training_and_alone_as_a_bar() -> None:
     assert "4/10" in "\n".join(render(alone, 80, 24))
     alone.apply(Stamped(0.0, 0.0, ev.EvalLoss(12, 2.3, ME)))
     assert "4/10" not in "\n".join(render(alone, 80, 24))
-
 
 
 def test_everything_that_matters_fits_80_by_24() -> None:
@@ -46,8 +48,22 @@ def test_everything_that_matters_fits_80_by_24() -> None:
     lines = render(view, 80, 24, clock="12:00:00")
     assert len(lines) == 24 and all(columns(line) <= 80 for line in lines)
     text = "\n".join(lines)
-    for wanted in ("demo", "round 12", "computing", "2 peers", "11/20", "█", "4.500 to 2.500", "held out 2.400",
-                   "3.1 MB", "trainer 1234", "kitchen", "attic (me)", "round 11 committed", "Ctrl-C"):
+    for wanted in (
+        "demo",
+        "round 12",
+        "computing",
+        "2 peers",
+        "11/20",
+        "█",
+        "4.500 to 2.500",
+        "held out 2.400",
+        "3.1 MB",
+        "trainer 1234",
+        "kitchen",
+        "attic (me)",
+        "round 11 committed",
+        "Ctrl-C",
+    ):
         assert wanted in text, wanted
 
 
@@ -74,7 +90,6 @@ def test_a_round_without_a_step_shows_the_last_rate_and_the_time_to_its_end() ->
     assert "0/20" in text and "3.2 k tokens/s" in text and "2 min to go" in text
     later = "\n".join(render(view_of(ev.ComputeProgress(12, 11, 20, 2.3, 3200.0, 61.0)), 100, 24))
     assert "11/20" in later and "61 s to go" in later
-
 
 
 def test_nothing_known_yet_still_renders() -> None:

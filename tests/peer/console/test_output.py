@@ -192,6 +192,7 @@ def test_the_thinner_lets_everything_else_pass() -> None:
 
 # -- descriptors ------------------------------------------------------------------------------------------------------
 
+
 def test_a_pipe_that_its_reader_closes_is_noticed_without_writing() -> None:
     async def main() -> None:
         reader, writer = os.pipe()

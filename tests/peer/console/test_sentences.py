@@ -13,7 +13,8 @@ from tests.protocol.example_status import OTHER
 def test_a_held_out_loss_is_said_with_who_measured_it() -> None:
     names = naming({OTHER: "kitchen"})
     assert sentence(ev.EvalLoss(3, 1.8712, OTHER), names) == (
-        f"held-out loss after 3 rounds: 1.871 (measured by kitchen ({short(OTHER)}))")
+        f"held-out loss after 3 rounds: 1.871 (measured by kitchen ({short(OTHER)}))"
+    )
 
 
 def test_a_departure_is_told_as_what_it_was() -> None:
@@ -24,12 +25,20 @@ def test_a_departure_is_told_as_what_it_was() -> None:
     assert sentence(ev.Left(False, 0, None, 0, "")) == "left: before it had begun"
     assert sentence(ev.PeerGone(OTHER, True)) == f"{short(OTHER)} said goodbye and left"
     assert "broke" in sentence(ev.PeerSuspected(OTHER, 1.0, True)) and "silent for 7 s" in sentence(
-        ev.PeerSuspected(OTHER, 7.0, False))
+        ev.PeerSuspected(OTHER, 7.0, False)
+    )
 
 
 def test_every_event_has_a_sentence_and_a_level() -> None:
-    values: dict[str, Any] = {"int": 1, "float": 1.0, "str": "x", "bool": True, "list[str]": [OTHER], "int | None": 1,
-                              "list[dict[str, Any]]": [{"address": "/ip4/192.0.2.1/tcp/1", "times": 1, "problem": "x"}]}
+    values: dict[str, Any] = {
+        "int": 1,
+        "float": 1.0,
+        "str": "x",
+        "bool": True,
+        "list[str]": [OTHER],
+        "int | None": 1,
+        "list[dict[str, Any]]": [{"address": "/ip4/192.0.2.1/tcp/1", "times": 1, "problem": "x"}],
+    }
     for cls in ev.EVENTS.values():
         event = cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])
         assert sentence(event) and level(event), cls

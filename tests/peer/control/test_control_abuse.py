@@ -50,8 +50,9 @@ async def _unpackable(fields: dict[str, Any]) -> dict[str, Any]:
     return {"number": 1 << 100}
 
 
-def attacked(data_dir: Path, attack: Callable[[EventLog], Awaitable[None]],
-             status: Callable[[], PeerStatus] = status) -> None:
+def attacked(
+    data_dir: Path, attack: Callable[[EventLog], Awaitable[None]], status: Callable[[], PeerStatus] = status
+) -> None:
     """Run `attack` against a server of `data_dir`; afterwards the server must still answer."""
     commands = {"echo": _echo, "huge": _huge, "large": _large, "broken": _broken, "unpackable": _unpackable}
 
@@ -92,8 +93,9 @@ async def asked(stream: trio.SocketStream, question: dict[str, Any]) -> dict[str
     return await answer(stream)
 
 
-@pytest.mark.parametrize(("command", "said"), [
-    ("huge", "larger than the 8.4 MB"), ("broken", "unexpected KeyError"), ("unpackable", None)])
+@pytest.mark.parametrize(
+    ("command", "said"), [("huge", "larger than the 8.4 MB"), ("broken", "unexpected KeyError"), ("unpackable", None)]
+)
 def test_an_answer_that_cannot_be_given_ends_at_most_its_connection(tmp_path: Path, command: str, said: str | None) -> None:
     async def attack(log: EventLog) -> None:
         async with await connected(tmp_path) as stream:

@@ -104,9 +104,7 @@ def test_odd_files_give_no_addresses(tmp_path: Path) -> None:
     assert [path.name for path in reader.folder.iterdir()] == ["README"]
 
 
-def test_a_folder_that_another_removes_at_that_moment_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_another_removes_at_that_moment_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, file = tempfile.mkstemp, HeldFile(tmp_path / "folder" / "file")
 
     def removed_before(dir: Path, prefix: str) -> tuple[int, str]:

@@ -62,8 +62,10 @@ def test_what_was_tried_how_often_and_why_not_is_said_within_seconds_and_then_no
     assert times[0] <= 3 and len(times) >= 4
     assert all(later - sooner >= 5 for sooner, later in zip(times, times[1:], strict=False))
     first = watch.said[0][1]
-    assert first.tried == [{"address": at(TWO, 2), "times": 0, "problem": TRYING},
-                           {"address": at(ONE), "times": 3, "problem": REFUSED}]
+    assert first.tried == [
+        {"address": at(TWO, 2), "times": 0, "problem": TRYING},
+        {"address": at(ONE), "times": 3, "problem": REFUSED},
+    ]
     assert from_fields(first.to_fields()) == first and level(first) == "warning"
     line = sentence(first)
     assert "192.0.2.1 port 4001 (3 times: refused, nothing listens there)" in line and "peer runs" in line

@@ -12,8 +12,10 @@ import pytest
 
 from peer.files.lock import LockHeld, locked
 
-HOLDER = "import pathlib, sys\nfrom peer.files.lock import locked\n" \
-         "with locked(pathlib.Path(sys.argv[1])):\n    print(flush=True)\n    sys.stdin.read()"
+HOLDER = (
+    "import pathlib, sys\nfrom peer.files.lock import locked\n"
+    "with locked(pathlib.Path(sys.argv[1])):\n    print(flush=True)\n    sys.stdin.read()"
+)
 
 
 def test_a_lock_is_held_until_its_holder_is_killed(tmp_path: Path) -> None:

@@ -37,8 +37,13 @@ def at(peer: PeerId, host: str = "192.0.2.1", port: int = 4001) -> str:
 class Net:
     """A network that was reached, and reaches, as the test says."""
 
-    def __init__(self, listening: Sequence[str] = (), here: Sequence[str] = (), there: Sequence[str] = (),
-                 answering: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        listening: Sequence[str] = (),
+        here: Sequence[str] = (),
+        there: Sequence[str] = (),
+        answering: Iterable[str] = (),
+    ) -> None:
         self.listening, self.here, self.there = listening or [at(ME)], list(here), list(there)
         self.answering = set(answering)
         self.dialled: list[str] = []
@@ -110,8 +115,10 @@ def test_what_was_known_is_kept_for_invitations_without_a_running_peer(tmp_path:
     assert find_addresses(RUN, ME, tmp_path).addresses == [at(ONE)], "what was reached at another port is not ours now"
 
 
-@pytest.mark.parametrize("content", [
-    "", "[]", "{", '{"here": 3}', '{"here": ["/ip4/1.2.3.4", 5, "/ip4/a b/tcp/1/p2p/x"], "there": {"a": 1}}', "[" * 9000])
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{", '{"here": 3}', '{"here": ["/ip4/1.2.3.4", 5, "/ip4/a b/tcp/1/p2p/x"], "there": {"a": 1}}', "[" * 9000],
+)
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE_NAME).write_text(content)
     assert read_contacts(tmp_path) == Known()
@@ -123,8 +130,10 @@ def test_what_the_control_socket_brings_is_checked_too() -> None:
 
 
 def test_this_computers_addresses_are_those_that_a_peer_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    links = [SimpleNamespace(family=family, address=address)
-             for family, address in ((socket.AF_INET, "192.0.2.7"), (socket.AF_INET6, "fd00::2"))]
+    links = [
+        SimpleNamespace(family=family, address=address)
+        for family, address in ((socket.AF_INET, "192.0.2.7"), (socket.AF_INET6, "fd00::2"))
+    ]
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": links})
     assert own_addresses(4001) == ["/ip4/192.0.2.7/tcp/4001"]
 

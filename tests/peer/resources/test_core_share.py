@@ -108,10 +108,13 @@ def test_a_paused_peer_leaves_its_cores_to_the_others(tmp_path: Path) -> None:
 
 
 def test_a_killed_peer_is_not_counted(tmp_path: Path) -> None:
-    code = ("import sys; from pathlib import Path; from peer.resources.core_share import CoreShare\n"
-            "CoreShare(Path(sys.argv[1]), 2).take(); print('up', flush=True); sys.stdin.read()")
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                             text=True)
+    code = (
+        "import sys; from pathlib import Path; from peer.resources.core_share import CoreShare\n"
+        "CoreShare(Path(sys.argv[1]), 2).take(); print('up', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     share = CoreShare(tmp_path, 2)
     try:
         assert child.stdout is not None and child.stdout.readline() == "up\n"

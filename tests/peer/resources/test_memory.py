@@ -100,9 +100,13 @@ class Driver(SimpleNamespace):
             if broken:
                 raise self.NVMLError("no driver")
 
-        super().__init__(nvmlInit=init, nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: len(free),
-                         nvmlDeviceGetHandleByIndex=lambda index: index,
-                         nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(free=free[index]))
+        super().__init__(
+            nvmlInit=init,
+            nvmlShutdown=lambda: None,
+            nvmlDeviceGetCount=lambda: len(free),
+            nvmlDeviceGetHandleByIndex=lambda index: index,
+            nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(free=free[index]),
+        )
 
 
 @pytest.mark.parametrize(
@@ -114,8 +118,9 @@ class Driver(SimpleNamespace):
         ("2.13.0", None, Driver(broken=True), None),
     ],
 )  # fmt: skip
-def test_the_gpu_that_a_trainer_would_use(monkeypatch: pytest.MonkeyPatch, torch: str, visible: str | None, driver: Driver,
-                                          expected: int | None) -> None:
+def test_the_gpu_that_a_trainer_would_use(
+    monkeypatch: pytest.MonkeyPatch, torch: str, visible: str | None, driver: Driver, expected: int | None
+) -> None:
     monkeypatch.setattr(gpu, "version", lambda name: torch)
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     if visible is None:

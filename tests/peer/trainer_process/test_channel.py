@@ -106,7 +106,8 @@ def test_the_end_of_the_process_ends_every_call_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"\xff\xff\xff\xff", frames.pack({"is": "done"}), b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x01x"])
+    "said", [b"\xff\xff\xff\xff", frames.pack({"is": "done"}), b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x01x"]
+)
 def test_nonsense_ends_the_process(said: bytes) -> None:
     async def scenario(channel: TrainerChannel, process: Process, far: Far) -> None:
         await far.say_bytes(said)

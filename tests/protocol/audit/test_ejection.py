@@ -29,8 +29,23 @@ LIAR, ACCUSER = BOB.peer_id, ANN.peer_id
 
 def ready(tokens: int) -> bytes:
     """The liar's READY with this many tokens."""
-    return pack(BOB, simulated_run().run, Ready(round=1, fragment=0, base=ZERO_HASH, incarnation=1, serial=0, tokens=tokens,
-                                                steps=1, loss=1.0, norm=1.0, root=ZERO_HASH, state_digest=ZERO_HASH)).raw
+    return pack(
+        BOB,
+        simulated_run().run,
+        Ready(
+            round=1,
+            fragment=0,
+            base=ZERO_HASH,
+            incarnation=1,
+            serial=0,
+            tokens=tokens,
+            steps=1,
+            loss=1.0,
+            norm=1.0,
+            root=ZERO_HASH,
+            state_digest=ZERO_HASH,
+        ),
+    ).raw
 
 
 PROOF = TwoStatements(first=ready(8), second=ready(16))
@@ -65,8 +80,12 @@ class Table:
 
     def has_ejected(self) -> bool:
         """Whether all that follows from an ejection has happened, or nothing of it."""
-        signs = {LIAR in self.ejections, LIAR in self.network.forgotten, self.membership.has_left(LIAR),
-                 any(isinstance(event, PeerEjected) for event in self.events)}
+        signs = {
+            LIAR in self.ejections,
+            LIAR in self.network.forgotten,
+            self.membership.has_left(LIAR),
+            any(isinstance(event, PeerEjected) for event in self.events),
+        }
         assert len(signs) == 1
         return signs.pop()
 
@@ -122,13 +141,17 @@ def test_an_accusation_with_proof_ejects(tmp_path: Path) -> None:
     on_table(tmp_path, check)
 
 
-@pytest.mark.parametrize("held, told", [
-    (NO_PROOF, accusation(NO_PROOF)),
-    (b"x" * 100, accusation(b"x" * 100)),
-    (RAW, accusation(accused=ACCUSER)),
-    (b"y" * len(RAW), accusation()),
-    (RAW[:-1], accusation()),
-], ids=["it proves nothing", "rubbish", "it is about somebody else", "another hash", "another size"])
+@pytest.mark.parametrize(
+    "held, told",
+    [
+        (NO_PROOF, accusation(NO_PROOF)),
+        (b"x" * 100, accusation(b"x" * 100)),
+        (RAW, accusation(accused=ACCUSER)),
+        (b"y" * len(RAW), accusation()),
+        (RAW[:-1], accusation()),
+    ],
+    ids=["it proves nothing", "rubbish", "it is about somebody else", "another hash", "another size"],
+)
 def test_an_accuser_without_proof_is_not_believed_again(tmp_path: Path, held: bytes, told: Accusation) -> None:
     async def check(table: Table) -> None:
         table.held = held

@@ -42,8 +42,15 @@ def contribution(number: int) -> memoryview:
 
 DATA = [contribution(number) for number in range(3)]
 LEAVES = [contribution_leaves(data, LAW.layout) for data in DATA]
-PLAN = Plan(round=3, fragment=0, base=ZERO_HASH, owners=bytes([1, 1, 1]), state_digest=ZERO_HASH, loss=1.0, members=[
-    Member(peer=peer.peer_id, tokens=100 + n, root=tree_root(LEAVES[n])) for n, peer in enumerate(PEERS)])
+PLAN = Plan(
+    round=3,
+    fragment=0,
+    base=ZERO_HASH,
+    owners=bytes([1, 1, 1]),
+    state_digest=ZERO_HASH,
+    loss=1.0,
+    members=[Member(peer=peer.peer_id, tokens=100 + n, root=tree_root(LEAVES[n])) for n, peer in enumerate(PEERS)],
+)
 
 ELSEWHERE = PLAN.model_copy(update={"fragment": 1})
 """A plan of a fragment that the run does not have."""
@@ -71,17 +78,31 @@ def test_a_wrong_average_convicts_its_signer(members: list[int]) -> None:
     assert verdict.peer == OWNER.peer_id and verdict.false_chunk == (CHUNK, chunk_hash(b"wrong"))
 
 
-@pytest.mark.parametrize("case", [
-    WrongAverage(plan=PLAN, statement=statement(right([0, 1, 2]), [0, 1, 2]), parts=[part(0), part(1), part(2)]),
-    WrongAverage(plan=PLAN, statement=statement(right([0, 2]), [0, 2]), parts=[part(0), part(2)]),
-    WrongAverage(plan=PLAN, statement=statement(right([0, 1, 2]), [0, 1, 2]), parts=[part(0), part(2)]),
-    WrongAverage(plan=PLAN, statement=statement(right([0, 2]), [0, 2]), parts=[part(0), part(1)]),
-    WrongAverage(plan=PLAN, statement=statement(right([0, 2]), [0, 2]), parts=[part(0), part(2, part(1).data)]),
-    WrongAverage(plan=PLAN.model_copy(update={"loss": 2.0}), statement=statement(right([0]), [0]), parts=[part(0)]),
-    WrongAverage(plan=ELSEWHERE, statement=statement(chunk_hash(b"wrong"), [0], plan=ELSEWHERE), parts=[part(0)]),
-    WrongAverage(plan=PLAN, statement=statement(chunk_hash(b"x"), [0], Identity.from_seed(b"\x99" * 32)), parts=[part(0)]),
-], ids=["right", "right without one", "a part kept back", "another member's part", "a part made up", "another plan",
-        "another fragment", "a stranger's statement"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        WrongAverage(plan=PLAN, statement=statement(right([0, 1, 2]), [0, 1, 2]), parts=[part(0), part(1), part(2)]),
+        WrongAverage(plan=PLAN, statement=statement(right([0, 2]), [0, 2]), parts=[part(0), part(2)]),
+        WrongAverage(plan=PLAN, statement=statement(right([0, 1, 2]), [0, 1, 2]), parts=[part(0), part(2)]),
+        WrongAverage(plan=PLAN, statement=statement(right([0, 2]), [0, 2]), parts=[part(0), part(1)]),
+        WrongAverage(plan=PLAN, statement=statement(right([0, 2]), [0, 2]), parts=[part(0), part(2, part(1).data)]),
+        WrongAverage(plan=PLAN.model_copy(update={"loss": 2.0}), statement=statement(right([0]), [0]), parts=[part(0)]),
+        WrongAverage(plan=ELSEWHERE, statement=statement(chunk_hash(b"wrong"), [0], plan=ELSEWHERE), parts=[part(0)]),
+        WrongAverage(
+            plan=PLAN, statement=statement(chunk_hash(b"x"), [0], Identity.from_seed(b"\x99" * 32)), parts=[part(0)]
+        ),
+    ],
+    ids=[
+        "right",
+        "right without one",
+        "a part kept back",
+        "another member's part",
+        "a part made up",
+        "another plan",
+        "another fragment",
+        "a stranger's statement",
+    ],
+)
 def test_what_proves_nothing_convicts_nobody(case: Evidence) -> None:
     with pytest.raises(Malformed):
         judge(LAW, case)
@@ -104,8 +125,19 @@ def test_who_averages_what_it_had_to_refuse_is_convicted() -> None:
 
 
 def ready(serial: int, tokens: int) -> Ready:
-    return Ready(round=1, fragment=0, base=ZERO_HASH, incarnation=1, serial=serial, tokens=tokens, steps=1, loss=1.0,
-                 norm=1.0, root=ZERO_HASH, state_digest=ZERO_HASH)
+    return Ready(
+        round=1,
+        fragment=0,
+        base=ZERO_HASH,
+        incarnation=1,
+        serial=serial,
+        tokens=tokens,
+        steps=1,
+        loss=1.0,
+        norm=1.0,
+        root=ZERO_HASH,
+        state_digest=ZERO_HASH,
+    )
 
 
 def test_two_readys_under_one_serial_convict_and_others_do_not() -> None:

@@ -15,8 +15,18 @@ PEERS: list[PeerId] = sorted(Identity.from_seed(bytes([number + 1]) * 32).peer_i
 TIP = Hash(b"\x09" * 32)
 STATE = Hash(b"\x03" * 32)
 CHUNKS = 3
-SETTINGS = RoundSettings(run=Hash(b"\x07" * 32), fragments=1, chunks=CHUNKS, max_tokens=1000, codec="int8", min_members=2,
-                         max_members=4, grace_s=4.0, eviction_s=20.0, stall_s=6.0)
+SETTINGS = RoundSettings(
+    run=Hash(b"\x07" * 32),
+    fragments=1,
+    chunks=CHUNKS,
+    max_tokens=1000,
+    codec="int8",
+    min_members=2,
+    max_members=4,
+    grace_s=4.0,
+    eviction_s=20.0,
+    stall_s=6.0,
+)
 INDEX = [ChunkEntry(hash=chunk_hash(bytes([chunk])), mask=b"\x07") for chunk in range(CHUNKS)]
 PROVENANCE = Provenance(owners=b"\0\1\2", signers=b"\0\1\2", signatures=[bytes(64)] * CHUNKS)
 
@@ -29,8 +39,17 @@ def members(*peers: PeerId, tokens: int = 100) -> list[Member]:
 def a_record(**changes: Any) -> Record:
     """The record of round 5 with the first three peers."""
     fields: dict[str, Any] = {
-        "round": 5, "fragment": 0, "attempt": 0, "proposer": PEERS[0], "previous": TIP, "members": members(*PEERS[:3]),
-        "codec": "int8", "result_root": index_root(INDEX), "state_digest": STATE, "loss": 2.0}
+        "round": 5,
+        "fragment": 0,
+        "attempt": 0,
+        "proposer": PEERS[0],
+        "previous": TIP,
+        "members": members(*PEERS[:3]),
+        "codec": "int8",
+        "result_root": index_root(INDEX),
+        "state_digest": STATE,
+        "loss": 2.0,
+    }
     return Record(**{**fields, **changes})
 
 
@@ -40,15 +59,33 @@ BASE = SETTINGS.base(5, TIP, a_record(round=4, previous=ZERO_HASH, members=membe
 
 def a_plan(**changes: Any) -> Plan:
     """A plan of round 5 with the first three peers."""
-    fields: dict[str, Any] = {"round": 5, "fragment": 0, "base": TIP, "members": members(*PEERS[:3]), "owners": b"\0\1\2",
-                              "state_digest": STATE, "loss": 2.0}
+    fields: dict[str, Any] = {
+        "round": 5,
+        "fragment": 0,
+        "base": TIP,
+        "members": members(*PEERS[:3]),
+        "owners": b"\0\1\2",
+        "state_digest": STATE,
+        "loss": 2.0,
+    }
     return Plan(**{**fields, **changes})
 
 
 def a_ready(**changes: Any) -> Ready:
     """A READY for round 5."""
-    fields: dict[str, Any] = {"round": 5, "fragment": 0, "base": TIP, "incarnation": 1, "serial": 1, "tokens": 100,
-                              "steps": 10, "loss": 2.0, "norm": 1.0, "root": ZERO_HASH, "state_digest": STATE}
+    fields: dict[str, Any] = {
+        "round": 5,
+        "fragment": 0,
+        "base": TIP,
+        "incarnation": 1,
+        "serial": 1,
+        "tokens": 100,
+        "steps": 10,
+        "loss": 2.0,
+        "norm": 1.0,
+        "root": ZERO_HASH,
+        "state_digest": STATE,
+    }
     return Ready(**{**fields, **changes})
 
 

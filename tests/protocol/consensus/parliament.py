@@ -36,8 +36,18 @@ CHUNKS = 3
 
 
 def settings(min_members: int = 1) -> RoundSettings:
-    return RoundSettings(run=RUN, fragments=1, chunks=CHUNKS, max_tokens=10_000, codec="int8", min_members=min_members,
-                         max_members=16, grace_s=4.0, eviction_s=20.0, stall_s=6.0)
+    return RoundSettings(
+        run=RUN,
+        fragments=1,
+        chunks=CHUNKS,
+        max_tokens=10_000,
+        codec="int8",
+        min_members=min_members,
+        max_members=16,
+        grace_s=4.0,
+        eviction_s=20.0,
+        stall_s=6.0,
+    )
 
 
 @dataclass
@@ -61,8 +71,10 @@ class Parliament:
         self.random = Random(seed)
         self.loss, self.versions = loss, versions
         self.now = 0.0
-        identities = sorted((Identity.from_seed(bytes([i + 1]) * 32) for i in range(electors + joiners)),
-                            key=lambda identity: identity.peer_id)
+        identities = sorted(
+            (Identity.from_seed(bytes([i + 1]) * 32) for i in range(electors + joiners)),
+            key=lambda identity: identity.peer_id,
+        )
         previous = _record([identity.peer_id for identity in identities[:electors]]) if electors else None
         self.near: set[PeerId] = set()
         """Who is not on the tip yet, as everybody sees it, and about to be."""
@@ -87,8 +99,19 @@ class Parliament:
         """These peers say READY in their `life`th life, and everybody alive hears it."""
         for peer in peers or tuple(self.seats):
             root = chunk_hash(peer.encode() + bytes([life]))
-            statement = Ready(round=self.base.round, fragment=0, base=self.base.tip, incarnation=life, serial=0, tokens=1000,
-                              steps=10, loss=2.0, norm=1.0, root=root, state_digest=state_digest)
+            statement = Ready(
+                round=self.base.round,
+                fragment=0,
+                base=self.base.tip,
+                incarnation=life,
+                serial=0,
+                tokens=1000,
+                steps=10,
+                loss=2.0,
+                norm=1.0,
+                root=root,
+                state_digest=state_digest,
+            )
             for seat in self.seats.values():
                 if seat.alive:
                     self.hand_over(peer, seat, statement)
@@ -162,9 +185,16 @@ class Parliament:
         return tuple(ChunkEntry(hash=chunk_hash(version + bytes([chunk])), mask=mask) for chunk in range(CHUNKS))
 
     def view(self, me: PeerId) -> View:
-        return {peer: PeerView(seat.alive, seat.alive and peer not in self.near, False,
-                               self.now - self.silent_since.get(peer, self.now), near=seat.alive)
-                for peer, seat in self.seats.items()}
+        return {
+            peer: PeerView(
+                seat.alive,
+                seat.alive and peer not in self.near,
+                False,
+                self.now - self.silent_since.get(peer, self.now),
+                near=seat.alive,
+            )
+            for peer, seat in self.seats.items()
+        }
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 
@@ -178,6 +208,15 @@ class Parliament:
 
 def _record(members: list[PeerId]) -> Record:
     entries = [ChunkEntry(hash=ZERO_HASH, mask=b"\x01")]
-    return Record(round=4, fragment=0, attempt=0, proposer=members[0], previous=ZERO_HASH,
-                  members=[Member(peer=peer, tokens=1000, root=ZERO_HASH) for peer in members], codec="int8",
-                  result_root=index_root(entries), state_digest=ZERO_HASH, loss=2.0)
+    return Record(
+        round=4,
+        fragment=0,
+        attempt=0,
+        proposer=members[0],
+        previous=ZERO_HASH,
+        members=[Member(peer=peer, tokens=1000, root=ZERO_HASH) for peer in members],
+        codec="int8",
+        result_root=index_root(entries),
+        state_digest=ZERO_HASH,
+        loss=2.0,
+    )

@@ -252,8 +252,11 @@ def test_a_rival_does_not_take_over_while_the_proposer_works() -> None:
     machine = next(seat.machine for seat in parliament.seats.values() if seat.me != proposer)
     plan, view = machine.plan, parliament.view(machine.me)
     assert plan is not None
-    rival = next(peer for peer in parliament.seats
-                 if peer not in (proposer, machine.me, closing(parliament, machine.me).proposer(view, 9)))
+    rival = next(
+        peer
+        for peer in parliament.seats
+        if peer not in (proposer, machine.me, closing(parliament, machine.me).proposer(view, 9))
+    )
 
     def proposes(attempt: int) -> list[RoundEffect]:
         return parliament.hand_over(rival, parliament.seats[machine.me], Proposal(attempt=attempt, plan=plan, evicted=[]))
@@ -272,8 +275,13 @@ def test_refusals_begin_the_next_attempt() -> None:
     before = machine.attempt
     for peer in parliament.seats:
         if peer != proposer:
-            refused = Refusal(round=machine.base.round, base=machine.base.tip, attempt=before, proposer=proposer,
-                              record_hash=record_hash(motion.record))
+            refused = Refusal(
+                round=machine.base.round,
+                base=machine.base.tip,
+                attempt=before,
+                proposer=proposer,
+                record_hash=record_hash(motion.record),
+            )
             parliament.hand_over(peer, parliament.seats[proposer], refused)
     assert machine.attempt == before + 1
 
@@ -304,8 +312,9 @@ def test_a_commit_whose_certificate_does_not_hold_is_rejected_with_the_reason() 
     parliament.run(3)
     commit = parliament.commits()[0]
     other = Parliament(3)
-    forged = commit.model_copy(update={"certificate": commit.certificate.model_copy(
-        update={"votes": commit.certificate.votes[:1]})})
+    forged = commit.model_copy(
+        update={"certificate": commit.certificate.model_copy(update={"votes": commit.certificate.votes[:1]})}
+    )
     rejected = other.hand_over(second, other.seats[first], forged)
     assert [type(effect) for effect in rejected] == [Reject] and not other.commits()
     other.hand_over(second, other.seats[first], commit)

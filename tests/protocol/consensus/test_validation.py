@@ -27,37 +27,43 @@ from tests.protocol.consensus.examples import (
 ROOT = b"\x05" * 32
 
 
-@pytest.mark.parametrize(("changes", "flaw"), [
-    ({}, None),
-    ({"members": members(*PEERS[:4])}, None),
-    ({"state_digest": ZERO_HASH}, None),
-    ({"round": 4}, "its plan is for another round"),
-    ({"base": ZERO_HASH}, "its plan is for another round"),
-    ({"fragment": 1}, "its plan is for fragment 1, not 0"),
-    ({"members": members(PEERS[1], PEERS[0], PEERS[2])}, "the members of its plan are not sorted, or not distinct"),
-    ({"members": members(PEERS[0], PEERS[0], PEERS[1])}, "the members of its plan are not sorted, or not distinct"),
-    ({"members": members(PEERS[0])}, "its plan has 1 members, not 2 to 4"),
-    ({"members": members(*PEERS)}, "its plan has 5 members, not 2 to 4"),
-    ({"members": members(*PEERS[:3], tokens=1000)}, None),
-    ({"members": members(*PEERS[:3], tokens=1001)}, "a member of its plan has more than 1000 tokens"),
-    ({"owners": b"\0\1"}, "its plan has 2 chunks, not 3"),
-    ({"owners": b"\0\1\2\0"}, "its plan has 4 chunks, not 3"),
-    ({"owners": b"\0\1\3"}, "a chunk of its plan has an owner that is no member"),
-])
+@pytest.mark.parametrize(
+    ("changes", "flaw"),
+    [
+        ({}, None),
+        ({"members": members(*PEERS[:4])}, None),
+        ({"state_digest": ZERO_HASH}, None),
+        ({"round": 4}, "its plan is for another round"),
+        ({"base": ZERO_HASH}, "its plan is for another round"),
+        ({"fragment": 1}, "its plan is for fragment 1, not 0"),
+        ({"members": members(PEERS[1], PEERS[0], PEERS[2])}, "the members of its plan are not sorted, or not distinct"),
+        ({"members": members(PEERS[0], PEERS[0], PEERS[1])}, "the members of its plan are not sorted, or not distinct"),
+        ({"members": members(PEERS[0])}, "its plan has 1 members, not 2 to 4"),
+        ({"members": members(*PEERS)}, "its plan has 5 members, not 2 to 4"),
+        ({"members": members(*PEERS[:3], tokens=1000)}, None),
+        ({"members": members(*PEERS[:3], tokens=1001)}, "a member of its plan has more than 1000 tokens"),
+        ({"owners": b"\0\1"}, "its plan has 2 chunks, not 3"),
+        ({"owners": b"\0\1\2\0"}, "its plan has 4 chunks, not 3"),
+        ({"owners": b"\0\1\3"}, "a chunk of its plan has an owner that is no member"),
+    ],
+)
 def test_plans(changes: dict[str, Any], flaw: str | None) -> None:
     assert flaw_of_plan(SETTINGS, BASE, a_plan(**changes)) == flaw
 
 
-@pytest.mark.parametrize(("changes", "flaw"), [
-    ({}, None),
-    ({"previous": ZERO_HASH}, "a record that does not stand on this tip"),
-    ({"round": 6}, "a record that does not stand on this tip"),
-    ({"fragment": 1}, "a record of another fragment or codec than the round's"),
-    ({"codec": "fp32"}, "a record of another fragment or codec than the round's"),
-    ({"members": members(*PEERS)}, "a record whose members are not sorted, too few or too many"),
-    ({"members": members(*PEERS[:3], tokens=1001)}, "a record that credits a member with more tokens than a round has"),
-    ({"result_root": ZERO_HASH}, "a record whose chunks do not match its result root"),
-])
+@pytest.mark.parametrize(
+    ("changes", "flaw"),
+    [
+        ({}, None),
+        ({"previous": ZERO_HASH}, "a record that does not stand on this tip"),
+        ({"round": 6}, "a record that does not stand on this tip"),
+        ({"fragment": 1}, "a record of another fragment or codec than the round's"),
+        ({"codec": "fp32"}, "a record of another fragment or codec than the round's"),
+        ({"members": members(*PEERS)}, "a record whose members are not sorted, too few or too many"),
+        ({"members": members(*PEERS[:3], tokens=1001)}, "a record that credits a member with more tokens than a round has"),
+        ({"result_root": ZERO_HASH}, "a record whose chunks do not match its result root"),
+    ],
+)
 def test_records_put_to_the_vote(changes: dict[str, Any], flaw: str | None) -> None:
     assert flaw_of_motion(SETTINGS, BASE, a_record(**changes), INDEX, PROVENANCE) == flaw
 
@@ -76,14 +82,17 @@ def test_a_record_of_fewer_chunks_than_the_run_has() -> None:
     assert flaw_of_motion(SETTINGS, BASE, record, fewer, PROVENANCE) == "a record whose chunks do not match its result root"
 
 
-@pytest.mark.parametrize(("changes", "flaw"), [
-    ({}, None),
-    ({"owners": b"\0\1"}, "its provenance is not of this many chunks"),
-    ({"signers": b"\0\1\2\0"}, "its provenance is not of this many chunks"),
-    ({"signatures": [bytes(64)] * 2}, "its provenance is not of this many chunks"),
-    ({"owners": b"\0\1\3"}, "its provenance names an owner or a signer that is no member"),
-    ({"signers": b"\3\1\2"}, "its provenance names an owner or a signer that is no member"),
-])
+@pytest.mark.parametrize(
+    ("changes", "flaw"),
+    [
+        ({}, None),
+        ({"owners": b"\0\1"}, "its provenance is not of this many chunks"),
+        ({"signers": b"\0\1\2\0"}, "its provenance is not of this many chunks"),
+        ({"signatures": [bytes(64)] * 2}, "its provenance is not of this many chunks"),
+        ({"owners": b"\0\1\3"}, "its provenance names an owner or a signer that is no member"),
+        ({"signers": b"\3\1\2"}, "its provenance names an owner or a signer that is no member"),
+    ],
+)
 def test_provenances_put_to_the_vote(changes: dict[str, Any], flaw: str | None) -> None:
     assert flaw_of_motion(SETTINGS, BASE, a_record(), INDEX, PROVENANCE.model_copy(update=changes)) == flaw
 
@@ -93,13 +102,17 @@ def test_the_plan_of_a_record_is_the_one_that_was_exchanged_by() -> None:
     assert plan_of(a_record(), PROVENANCE).state_digest == STATE
 
 
-@pytest.mark.parametrize(("peer", "ready", "there"), [
-    (PEERS[1], a_ready(), True),
-    (PEERS[1], None, False),
-    (PEERS[3], a_ready(), False),
-    (PEERS[1], a_ready(root=ROOT), False),
-    (PEERS[1], a_ready(tokens=99), False),
-], ids=["as we said", "we said nothing", "no member", "another contribution", "other tokens"])
+@pytest.mark.parametrize(
+    ("peer", "ready", "there"),
+    [
+        (PEERS[1], a_ready(), True),
+        (PEERS[1], None, False),
+        (PEERS[3], a_ready(), False),
+        (PEERS[1], a_ready(root=ROOT), False),
+        (PEERS[1], a_ready(tokens=99), False),
+    ],
+    ids=["as we said", "we said nothing", "no member", "another contribution", "other tokens"],
+)
 def test_a_plan_has_our_contribution(peer: Any, ready: Any, there: bool) -> None:
     assert is_in(a_plan(), peer, ready) is there
 

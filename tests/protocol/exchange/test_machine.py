@@ -111,21 +111,25 @@ ENTRY = entry_of(chunk_hash(b"average"), range(4), 4)
 STRANGER = Identity.from_seed(b"\xff" * 32).peer_id
 
 
-@pytest.mark.parametrize(("event", "effects"), [
-    (Asked(PEERS[1], 1), [SendPart(PEERS[1], 1)]),
-    (Asked(PEERS[1], 2), []),
-    (Asked(PEERS[1], -1), []),
-    (Asked(STRANGER, 0), []),
-    (Asked(PEERS[0], 0), []),
-    (Heard(STRANGER), []),
-    (PeerDead(STRANGER), []),
-    (PeerDead(PEERS[0]), []),
-    (PeerDead(PEERS[3]), [Lost(PEERS[3])]),
-    (PeerBack(PEERS[3]), []),
-    (Averaged(0, ENTRY), [SendResult(peer, 0) for peer in PEERS[1:]]),
-    (ResultArrived(PEERS[1], 1, ENTRY), []),
-    (Tick(), []),
-], ids=str)
+@pytest.mark.parametrize(
+    ("event", "effects"),
+    [
+        (Asked(PEERS[1], 1), [SendPart(PEERS[1], 1)]),
+        (Asked(PEERS[1], 2), []),
+        (Asked(PEERS[1], -1), []),
+        (Asked(STRANGER, 0), []),
+        (Asked(PEERS[0], 0), []),
+        (Heard(STRANGER), []),
+        (PeerDead(STRANGER), []),
+        (PeerDead(PEERS[0]), []),
+        (PeerDead(PEERS[3]), [Lost(PEERS[3])]),
+        (PeerBack(PEERS[3]), []),
+        (Averaged(0, ENTRY), [SendResult(peer, 0) for peer in PEERS[1:]]),
+        (ResultArrived(PEERS[1], 1, ENTRY), []),
+        (Tick(), []),
+    ],
+    ids=str,
+)
 def test_events_after_the_start(event: ExchangeEvent, effects: list[ExchangeEffect]) -> None:
     """We own the first of two chunks, the second peer owns the other one."""
     exchange = machine(PEERS[0], bytes([0, 1]))

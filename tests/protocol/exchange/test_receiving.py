@@ -19,8 +19,15 @@ from protocol.wire.messages import Member, Plan
 
 ME, OTHER, STRANGER = (Identity.from_seed(bytes([number]) * 32).peer_id for number in range(3))
 LAYOUT = chunk_layout(2500, 1024)
-PLAN = Plan(round=0, fragment=0, base=ZERO_HASH, owners=bytes([0, 1, 0]), state_digest=ZERO_HASH, loss=0.0,
-            members=[Member(peer=peer, tokens=1, root=ZERO_HASH) for peer in sorted([ME, OTHER])])
+PLAN = Plan(
+    round=0,
+    fragment=0,
+    base=ZERO_HASH,
+    owners=bytes([0, 1, 0]),
+    state_digest=ZERO_HASH,
+    loss=0.0,
+    members=[Member(peer=peer, tokens=1, root=ZERO_HASH) for peer in sorted([ME, OTHER])],
+)
 
 
 def receiver() -> Receiver:
@@ -29,14 +36,18 @@ def receiver() -> Receiver:
     return Receiver(machine, LAYOUT, Hash(ZERO_HASH), WaitingParts(machine.others, pool), results, pool, lambda event: None)
 
 
-@pytest.mark.parametrize(("changes", "peer", "size", "taken"), [
-    ({}, OTHER, LAYOUT[0].size, True),
-    ({"chunk": 2}, OTHER, LAYOUT[2].size, True),
-    ({"fragment": 1}, OTHER, LAYOUT[0].size, False),
-    ({"chunk": 3}, OTHER, LAYOUT[0].size, False),
-    ({"chunk": 2}, OTHER, LAYOUT[0].size, False),
-    ({}, STRANGER, LAYOUT[0].size, False),
-], ids=["a part", "a short part", "another fragment", "no such chunk", "another size", "a stranger"])
+@pytest.mark.parametrize(
+    ("changes", "peer", "size", "taken"),
+    [
+        ({}, OTHER, LAYOUT[0].size, True),
+        ({"chunk": 2}, OTHER, LAYOUT[2].size, True),
+        ({"fragment": 1}, OTHER, LAYOUT[0].size, False),
+        ({"chunk": 3}, OTHER, LAYOUT[0].size, False),
+        ({"chunk": 2}, OTHER, LAYOUT[0].size, False),
+        ({}, STRANGER, LAYOUT[0].size, False),
+    ],
+    ids=["a part", "a short part", "another fragment", "no such chunk", "another size", "a stranger"],
+)
 def test_a_part_is_taken_if_the_plan_has_it(changes: dict[str, Any], peer: Any, size: int, taken: bool) -> None:
     fields: dict[str, Any] = {"plan": ZERO_HASH, "fragment": 0, "chunk": 0, "proof": [], "statement": None}
     header = PushHeader(**{**fields, **changes}).encode()

@@ -92,8 +92,17 @@ def test_a_voucher_needs_tokens_that_are_good_for_those_it_names(tmp_path: Path)
     def gone(data: bytes) -> bytes:
         raise Unreachable("gone")
 
-    for number, answer in enumerate((answers(), answers(b""), answers(b"rubbish"), answers(token(EXPIRY - 2 * 86_400)),
-                                     answers(token(role=Role.SEED)), lambda data: b"odd", gone)):
+    for number, answer in enumerate(
+        (
+            answers(),
+            answers(b""),
+            answers(b"rubbish"),
+            answers(token(EXPIRY - 2 * 86_400)),
+            answers(token(role=Role.SEED)),
+            lambda data: b"odd",
+            gone,
+        )
+    ):
         assert not admitted(opened(tmp_path / str(number), clock), answer, GUEST)
     handshake = opened(tmp_path / "good", clock)
     assert admitted(handshake, gone, ME, ORGANISER.peer_id), "nobody is asked about those"

@@ -34,21 +34,27 @@ def liveness(membership: Membership) -> Liveness | None:
     return known.liveness if known is not None else None
 
 
-@pytest.mark.parametrize("silent_s, expected, events", [
-    (SUSPECT_S, Liveness.ALIVE, []),
-    (SUSPECT_S + 0.5, Liveness.SUSPECT, [PeerSuspected(PEER, SUSPECT_S + 0.5, disconnected=False)]),
-    (GONE_S + 0.5, Liveness.GONE, [PeerSuspected(PEER, SUSPECT_S + 1, disconnected=False), PeerGone(PEER, False)]),
-    (FORGET_S + 0.5, None, [PeerSuspected(PEER, SUSPECT_S + 1, disconnected=False), PeerGone(PEER, False)]),
-])
+@pytest.mark.parametrize(
+    "silent_s, expected, events",
+    [
+        (SUSPECT_S, Liveness.ALIVE, []),
+        (SUSPECT_S + 0.5, Liveness.SUSPECT, [PeerSuspected(PEER, SUSPECT_S + 0.5, disconnected=False)]),
+        (GONE_S + 0.5, Liveness.GONE, [PeerSuspected(PEER, SUSPECT_S + 1, disconnected=False), PeerGone(PEER, False)]),
+        (FORGET_S + 0.5, None, [PeerSuspected(PEER, SUSPECT_S + 1, disconnected=False), PeerGone(PEER, False)]),
+    ],
+)
 def test_silence_makes_a_peer_suspect_then_gone_then_forgotten(
-        silent_s: float, expected: Liveness | None, events: list[Event]) -> None:
+    silent_s: float, expected: Liveness | None, events: list[Event]
+) -> None:
     membership = heard()
     assert ticked(membership, silent_s) == events
     assert liveness(membership) is expected
 
 
-@pytest.mark.parametrize("incarnation, seq, news, joined", [
-    (1, 1, False, False), (1, 0, False, False), (1, 2, True, False), (2, 0, True, True), (0, 9, False, False)])
+@pytest.mark.parametrize(
+    "incarnation, seq, news, joined",
+    [(1, 1, False, False), (1, 0, False, False), (1, 2, True, False), (2, 0, True, True), (0, 9, False, False)],
+)
 def test_only_newer_heartbeats_are_news(incarnation: int, seq: int, news: bool, joined: bool) -> None:
     beat = a_heartbeat(incarnation=incarnation, seq=seq)
     assert heard().on_heartbeat(PEER, beat, 1.0) == (news, [PeerJoined(PEER, "ann")] if joined else [])

@@ -105,7 +105,9 @@ async def _echo(kind: str, data: bytes) -> bytes:
 
 @asynccontextmanager
 async def network(
-    handlers: Recorder, identity: Identity | None = None, limits: InboundLimits = InboundLimits()  # noqa: B008 - frozen
+    handlers: Recorder,
+    identity: Identity | None = None,
+    limits: InboundLimits = InboundLimits(),  # noqa: B008 - frozen
 ) -> AsyncIterator[Libp2pNetwork]:
     """A network on loopback that greets every peer and admits every peer that greets."""
     me = identity or Identity.generate()

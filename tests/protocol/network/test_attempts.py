@@ -36,8 +36,12 @@ def test_an_address_that_does_not_answer_says_why() -> None:
             closed.close()
             async with network(Recorder()) as one, network(Recorder()) as two:
                 there = two.addresses()[0].split("/p2p/")[0]
-                for where, why in ((f"/ip4/127.0.0.1/tcp/{ports[1]}", REFUSED), (there, WRONG_PEER),
-                                   (f"/ip4/127.0.0.1/tcp/{ports[0]}", NO_PEER), ("/ip4/127.0.0.1/tcp/99999", ODD)):
+                for where, why in (
+                    (f"/ip4/127.0.0.1/tcp/{ports[1]}", REFUSED),
+                    (there, WRONG_PEER),
+                    (f"/ip4/127.0.0.1/tcp/{ports[0]}", NO_PEER),
+                    ("/ip4/127.0.0.1/tcp/99999", ODD),
+                ):
                     address = f"{where}/p2p/{Identity.generate().peer_id}"
                     assert await dialled(one, address) == Attempt(address, 1, why)
 
@@ -55,8 +59,13 @@ def under(cause: BaseException) -> BaseException:
 
 
 def test_the_first_cause_decides_what_is_said() -> None:
-    for number, said in ((errno.ECONNREFUSED, REFUSED), (errno.ENETUNREACH, NO_ROUTE), (errno.EHOSTUNREACH, NO_ROUTE),
-                         (errno.ETIMEDOUT, SILENT), (errno.EIO, ODD)):
+    for number, said in (
+        (errno.ECONNREFUSED, REFUSED),
+        (errno.ENETUNREACH, NO_ROUTE),
+        (errno.EHOSTUNREACH, NO_ROUTE),
+        (errno.ETIMEDOUT, SILENT),
+        (errno.EIO, ODD),
+    ):
         assert problem_of(under(OSError(number, "the system's words"))) == said
     assert problem_of(under(RuntimeError("Failed to connect to any resolved address for /dns4/x"))) == NO_NAME
     assert problem_of(RuntimeError("anything")) == ODD

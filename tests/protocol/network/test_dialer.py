@@ -21,8 +21,9 @@ class Unwelcoming:
         self.there = Identity.generate().peer_id
         self.connected = False
         self.connections: dict[object, object] = {}
-        self.dialer = Dialer(cast(Host, self), Identity.generate().peer_id, lambda peer: self.connected, lambda peer: False,
-                             lambda peer: None)
+        self.dialer = Dialer(
+            cast(Host, self), Identity.generate().peer_id, lambda peer: self.connected, lambda peer: False, lambda peer: None
+        )
 
     def get_network(self) -> Unwelcoming:
         return self

@@ -56,6 +56,7 @@ def test_two_hosts_connect_gossip_ask_refuse_and_survive_a_failing_handler() -> 
 def test_a_peer_in_the_address_book_is_no_stranger_when_it_connects_first() -> None:
     """A newcomer that has no manifest yet can answer no greeting, and asks whoever is connected: also the peer of its
     invitation that has found it first."""
+
     class Newcomer(Recorder):
         async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
             return await trio.sleep_forever()

@@ -33,8 +33,10 @@ def linked(test: Callable[[Link, Link], Awaitable[Any]], rekey_frames: int = 1 <
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = socket.create_connection(server.getsockname())
         here, _ = server.accept()
-    ends = (Link(there, keys, dialled=True, rekey_frames=rekey_frames),
-            Link(here, keys, dialled=False, rekey_frames=other or rekey_frames))
+    ends = (
+        Link(there, keys, dialled=True, rekey_frames=rekey_frames),
+        Link(here, keys, dialled=False, rekey_frames=other or rekey_frames),
+    )
     try:
         trio.run(test, *ends)
     finally:

@@ -71,11 +71,15 @@ class AtSocket(Connection):
         return self.remote, 50000
 
 
-@pytest.mark.parametrize(("local", "remote", "seen"), [
-    ("192.0.2.7", "192.0.2.9", ["/ip4/192.0.2.7/tcp/4001"]),
-    ("192.0.2.7", "192.0.2.7", []),
-    ("127.0.0.1", "127.0.0.1", ["/ip4/127.0.0.1/tcp/4001"]),
-], ids=["another computer", "this computer", "loopback"])
+@pytest.mark.parametrize(
+    ("local", "remote", "seen"),
+    [
+        ("192.0.2.7", "192.0.2.9", ["/ip4/192.0.2.7/tcp/4001"]),
+        ("192.0.2.7", "192.0.2.7", []),
+        ("127.0.0.1", "127.0.0.1", ["/ip4/127.0.0.1/tcp/4001"]),
+    ],
+    ids=["another computer", "this computer", "loopback"],
+)
 def test_a_program_on_this_computer_does_not_show_that_others_can_reach_it(local: str, remote: str, seen: list[str]) -> None:
     observed = ObservedAddresses()
     observed.on_connection(AtSocket(local, remote))
@@ -96,9 +100,22 @@ def test_claims_count_as_whoever_asks_says_one_for_each_peer_and_have_an_end() -
     assert reached.addresses(lambda peer: peer in trusted)[0] == "/ip4/198.51.100.1/tcp/4001"
 
 
-@pytest.mark.parametrize("address", [
-    "", "/",
-    "/ip4/127.0.0.1/tcp/1", "/ip4/0.0.0.0/tcp/1", "/ip4/224.0.0.1/tcp/1", "/ip6/fe80::1/tcp/1", "/ip4/1.2.3.4/tcp/0",
-    "/ip4/1.2.3.4/udp/1", "/ip4/1.2.3.4/tcp/x", "/dns4/example/tcp/1", "/ip4/1.2.3.4/tcp/1/p2p/x", "/ip4/" + "1" * 5000])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "/",
+        "/ip4/127.0.0.1/tcp/1",
+        "/ip4/0.0.0.0/tcp/1",
+        "/ip4/224.0.0.1/tcp/1",
+        "/ip6/fe80::1/tcp/1",
+        "/ip4/1.2.3.4/tcp/0",
+        "/ip4/1.2.3.4/udp/1",
+        "/ip4/1.2.3.4/tcp/x",
+        "/dns4/example/tcp/1",
+        "/ip4/1.2.3.4/tcp/1/p2p/x",
+        "/ip4/" + "1" * 5000,
+    ],
+)
 def test_odd_claims_are_none(address: str) -> None:
     assert not is_public_form(address)

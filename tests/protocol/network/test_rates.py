@@ -104,8 +104,9 @@ def test_a_line_is_shared_out_equally_if_it_is_known_and_not_too_fast() -> None:
 
 def test_a_line_is_known_only_from_windows_in_which_it_was_always_used_and_nothing_else_held_back() -> None:
     gauge, sent, known = Gauge(), 0, []
-    for second, (size, offered) in enumerate([(0, 0.0), (10_000_000, 0.0), (10_000_000, inf), (10_300_000, 10.4e6),
-                                              (5_000_000, 10.7e6)]):
+    for second, (size, offered) in enumerate(
+        [(0, 0.0), (10_000_000, 0.0), (10_000_000, inf), (10_300_000, 10.4e6), (5_000_000, 10.7e6)]
+    ):
         sent += size
         gauge.read({"a": SocketState(0.0, sent, 0)}, float(second), offered)
         known.append(gauge.line_bytes_per_s)

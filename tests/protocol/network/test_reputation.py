@@ -25,7 +25,8 @@ class Watched:
         self.now = 0.0
         self.banned: list[tuple[PeerId, str]] = []
         self.reputation = Reputation(
-            lambda: self.now, lambda peer, why: self.banned.append((peer, why)), lambda peer: "address")
+            lambda: self.now, lambda peer, why: self.banned.append((peer, why)), lambda peer: "address"
+        )
 
     def brought(self, channel: Channel, messages: int, size: int = 0, peer: PeerId = ONE) -> int:
         return sum(self.reputation.spend(peer, channel, size) for _ in range(messages))

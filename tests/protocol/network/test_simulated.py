@@ -69,6 +69,7 @@ class Wired:
 
 def on_a_wire(test: Callable[[Wired], Awaitable[None]], weather: Weather | None = None) -> float:
     """Run the test under virtual time; the virtual seconds it took."""
+
     async def main() -> float:
         async with trio.open_nursery() as nursery:
             await test(Wired(nursery, weather or Weather(latency_s=0.01, jitter_s=0.0, bytes_per_s=RATE)))
@@ -95,6 +96,7 @@ def test_a_question_is_answered_and_a_refusal_has_its_reason() -> None:
 
 def test_two_flows_share_a_link_up_and_one_has_it_alone() -> None:
     """2 MB each to B and C through 1 MB/s: 4 s together, half of it alone."""
+
     async def both(wired: Wired) -> None:
         data = memoryview(bytearray(2_000_000))
         async with trio.open_nursery() as nursery:

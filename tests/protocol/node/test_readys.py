@@ -23,10 +23,17 @@ def sealed(**changes: Any) -> tuple[Ready, Envelope]:
     return ready, pack(ANN, RUN, ready)
 
 
-@pytest.mark.parametrize("changes, news", [
-    ({}, False), ({"serial": 2}, True), ({"incarnation": 2, "serial": 0}, True), ({"serial": 0}, False),
-    ({"incarnation": 0, "serial": 5}, False)],
-    ids=["the same", "a later one", "of a later life", "an earlier one", "of an earlier life"])
+@pytest.mark.parametrize(
+    "changes, news",
+    [
+        ({}, False),
+        ({"serial": 2}, True),
+        ({"incarnation": 2, "serial": 0}, True),
+        ({"serial": 0}, False),
+        ({"incarnation": 0, "serial": 5}, False),
+    ],
+    ids=["the same", "a later one", "of a later life", "an earlier one", "of an earlier life"],
+)
 def test_only_later_ones_are_news(changes: dict[str, Any], news: bool) -> None:
     readys = Readys()
     assert readys.add(ANN.peer_id, *sealed(), is_known=True) is True

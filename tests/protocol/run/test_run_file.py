@@ -35,8 +35,16 @@ def mistakes(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("dim", "heads", "kv_heads", "ffn"),
-    [(32, 1, 1, 88), (128, 4, 2, 384), (256, 8, 4, 768), (768, 12, 6, 2048), (1024, 16, 8, 2816), (2048, 16, 8, 5504),
-     (4096, 32, 8, 11008), (8192, 64, 8, 21888)],
+    [
+        (32, 1, 1, 88),
+        (128, 4, 2, 384),
+        (256, 8, 4, 768),
+        (768, 12, 6, 2048),
+        (1024, 16, 8, 2816),
+        (2048, 16, 8, 5504),
+        (4096, 32, 8, 11008),
+        (8192, 64, 8, 21888),
+    ],
 )
 def test_heads_and_widths_follow_from_the_model_width(dim: int, heads: int, kv_heads: int, ffn: int) -> None:
     model = parsed(f"[model]\ndim = {dim}\n").model
@@ -44,8 +52,9 @@ def test_heads_and_widths_follow_from_the_model_width(dim: int, heads: int, kv_h
 
 
 def test_what_is_said_is_kept() -> None:
-    said = parsed("chunk_parameters = 4096\ncheckpoint_chunk_bytes = 8192\n"
-                  "[model]\ndim = 64\nheads = 8\nkv_heads = 1\nffn = 24\n")
+    said = parsed(
+        "chunk_parameters = 4096\ncheckpoint_chunk_bytes = 8192\n[model]\ndim = 64\nheads = 8\nkv_heads = 1\nffn = 24\n"
+    )
     model = said.model
     assert (model.dim, model.heads, model.kv_heads, model.ffn) == (64, 8, 1, 24)
     assert (said.chunk_parameters, said.checkpoint_chunk_bytes) == (4096, 8192)
@@ -63,14 +72,16 @@ def test_a_written_out_run_is_the_same_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "layers", "billions"), [(2048, 20, 1), (5120, 34, 10), (8192, 24, 16.5), (7168, 31, 16.5), (32768, 1, 10)])
+    ("dim", "layers", "billions"), [(2048, 20, 1), (5120, 34, 10), (8192, 24, 16.5), (7168, 31, 16.5), (32768, 1, 10)]
+)
 def test_large_models_have_as_many_chunks_as_fit(dim: int, layers: int, billions: float) -> None:
     manifest = parsed(f"[model]\ndim = {dim}\nlayers = {layers}\n")
     assert manifest.parameters / 1e9 == pytest.approx(billions, rel=0.15)
 
 
 @pytest.mark.parametrize(
-    ("dim", "layers", "billions", "chunk_parameters"), [(2048, 20, 1, 1 << 20), (5120, 37, 10, 1 << 22)])
+    ("dim", "layers", "billions", "chunk_parameters"), [(2048, 20, 1, 1 << 20), (5120, 37, 10, 1 << 22)]
+)
 def test_the_default_chunk_follows_the_model(dim: int, layers: int, billions: int, chunk_parameters: int) -> None:
     manifest = parsed(f"[model]\ndim = {dim}\nlayers = {layers}\n")
     assert round(manifest.parameters / 1e9) == billions
@@ -79,8 +90,7 @@ def test_the_default_chunk_follows_the_model(dim: int, layers: int, billions: in
 
 
 def test_a_run_in_several_fragments_is_refused_in_one_sentence() -> None:
-    assert mistakes("fragments = 4\n") == [
-        "fragments is 4, and this version exchanges whole states; fragments = 1 would do"]
+    assert mistakes("fragments = 4\n") == ["fragments is 4, and this version exchanges whole states; fragments = 1 would do"]
 
 
 @settings(deadline=None)
@@ -109,12 +119,19 @@ def fitting(said: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     "text",
     [
-        "[model]\ndim = 130\nheads = 4\n", "[model]\ndim = 96\nheads = 5\n", "[model]\nheads = 4\nkv_heads = 3\n",
-        "[model]\ndim = 8192\nlayers = 32\n", "[model]\ndim = 32768\nlayers = 9\nffn = 262144\n",
-        "chunk_parameters = 256\n[model]\ndim = 2048\n", "chunk_parameters = 1000\n",
-        "checkpoint_chunk_bytes = 4096\n[model]\ndim = 2048\n", "checkpoint_chunk_bytes = 5000\n",
-        "[data]\nsequence_length = 131072\nsequences_per_step = 65536\n", "[rounds]\nmin_members = 9\nmax_members = 2\n",
-        "protocol_min = 2\nprotocol_max = 1\n", "fragments = 4\n",
+        "[model]\ndim = 130\nheads = 4\n",
+        "[model]\ndim = 96\nheads = 5\n",
+        "[model]\nheads = 4\nkv_heads = 3\n",
+        "[model]\ndim = 8192\nlayers = 32\n",
+        "[model]\ndim = 32768\nlayers = 9\nffn = 262144\n",
+        "chunk_parameters = 256\n[model]\ndim = 2048\n",
+        "chunk_parameters = 1000\n",
+        "checkpoint_chunk_bytes = 4096\n[model]\ndim = 2048\n",
+        "checkpoint_chunk_bytes = 5000\n",
+        "[data]\nsequence_length = 131072\nsequences_per_step = 65536\n",
+        "[rounds]\nmin_members = 9\nmax_members = 2\n",
+        "protocol_min = 2\nprotocol_max = 1\n",
+        "fragments = 4\n",
     ],
 )
 def test_the_value_that_a_sentence_names_fits(text: str) -> None:
@@ -131,11 +148,22 @@ def test_a_schedule_out_of_order_is_told_one_that_fits() -> None:
 
 
 def test_all_mistakes_are_told_at_once() -> None:
-    said = mistakes('seeed = 1\nchunk_parameters = 257\nadmission = "allowlist"\n'
-                    "[model]\ndim = 8192\nheads = 3\nlayers = 32\n"
-                    '[rounds]\ngrace_s = -1\nmin_members = 5\nmax_members = 3\n[inner]\ntotal_steps = 500\nlr = "fast"\n')
-    parts = ["did you mean seed", "a multiple of 256", "the allowlist is empty", "dim (8192)", "22.94 G parameters",
-             "grace_s", "min_members (5)", "total_steps (500)", "inner.lr is 'fast'"]
+    said = mistakes(
+        'seeed = 1\nchunk_parameters = 257\nadmission = "allowlist"\n'
+        "[model]\ndim = 8192\nheads = 3\nlayers = 32\n"
+        '[rounds]\ngrace_s = -1\nmin_members = 5\nmax_members = 3\n[inner]\ntotal_steps = 500\nlr = "fast"\n'
+    )
+    parts = [
+        "did you mean seed",
+        "a multiple of 256",
+        "the allowlist is empty",
+        "dim (8192)",
+        "22.94 G parameters",
+        "grace_s",
+        "min_members (5)",
+        "total_steps (500)",
+        "inner.lr is 'fast'",
+    ]
     assert len(said) == len(parts)
     assert all(any(part in line for line in said) for part in parts)
 

@@ -117,10 +117,12 @@ def test_truncating_drops_records_and_the_checkpoints_on_them(tmp_path: Path) ->
     assert (store.records.length(), store.checkpoints.rounds()) == (4, [2, 4])
 
 
-@pytest.mark.parametrize("checkpoints, kept, oldest_result", [
-    ([], [], 1), ([2], [2], 1), ([2, 4], [2, 4], 2), ([2, 4, 6], [4, 6], 4)])
+@pytest.mark.parametrize(
+    "checkpoints, kept, oldest_result", [([], [], 1), ([2], [2], 1), ([2, 4], [2, 4], 2), ([2, 4, 6], [4, 6], 4)]
+)
 def test_pruning_leaves_two_checkpoints_and_the_results_since(
-        tmp_path: Path, checkpoints: list[int], kept: list[int], oldest_result: int) -> None:
+    tmp_path: Path, checkpoints: list[int], kept: list[int], oldest_result: int
+) -> None:
     store = Store(tmp_path)
     for round in range(1, 7):
         write_result(store, round, ROOTS[round])

@@ -63,20 +63,35 @@ def on_table(folder: Path, ours: Rounds, theirs: Rounds, check: Callable[[Table]
     trio.run(main)
 
 
-@pytest.mark.parametrize("ours, theirs, outcome", [
-    ([], [], Followed.NOTHING),
-    (SHARED, SHARED, Followed.NOTHING),
-    (SHARED, SHARED[:1], Followed.NOTHING),
-    ([], SHARED, Followed.EXTENDED),
-    (SHARED, [*SHARED, *[(ANN, 8)] * 200], Followed.EXTENDED),
-    ([*SHARED, (ANN, 8)], [*SHARED, (ANN, 9)], Followed.SWITCHED),
-    ([*SHARED, (ANN, 9)], [*SHARED, (ANN, 8)], Followed.KEPT),
-    ([*SHARED, (ANN, 8)], [*SHARED, (ANN, 4), (ANN, 5)], Followed.SWITCHED),
-    ([(BOB, 9)], [(ANN, 8)], Followed.KEPT),
-    ([(BOB, 8)] * 80, [(ANN, 9)] * 80, Followed.SWITCHED),
-    ([(BOB, 8)] * 100, [(ANN, 9)] * 100, Followed.KEPT),
-], ids=["both at genesis", "the same", "they are behind", "from genesis", "far behind", "more tokens", "fewer tokens",
-        "more tokens in more rounds", "another first round", "another long chain", "a final chain"])
+@pytest.mark.parametrize(
+    "ours, theirs, outcome",
+    [
+        ([], [], Followed.NOTHING),
+        (SHARED, SHARED, Followed.NOTHING),
+        (SHARED, SHARED[:1], Followed.NOTHING),
+        ([], SHARED, Followed.EXTENDED),
+        (SHARED, [*SHARED, *[(ANN, 8)] * 200], Followed.EXTENDED),
+        ([*SHARED, (ANN, 8)], [*SHARED, (ANN, 9)], Followed.SWITCHED),
+        ([*SHARED, (ANN, 9)], [*SHARED, (ANN, 8)], Followed.KEPT),
+        ([*SHARED, (ANN, 8)], [*SHARED, (ANN, 4), (ANN, 5)], Followed.SWITCHED),
+        ([(BOB, 9)], [(ANN, 8)], Followed.KEPT),
+        ([(BOB, 8)] * 80, [(ANN, 9)] * 80, Followed.SWITCHED),
+        ([(BOB, 8)] * 100, [(ANN, 9)] * 100, Followed.KEPT),
+    ],
+    ids=[
+        "both at genesis",
+        "the same",
+        "they are behind",
+        "from genesis",
+        "far behind",
+        "more tokens",
+        "fewer tokens",
+        "more tokens in more rounds",
+        "another first round",
+        "another long chain",
+        "a final chain",
+    ],
+)
 def test_what_comes_of_following(tmp_path: Path, ours: Rounds, theirs: Rounds, outcome: Followed) -> None:
     async def check(table: Table) -> None:
         before = table.ours.history.tip

@@ -97,7 +97,8 @@ def test_ahead_are_those_with_more_rounds_or_another_tip_the_longest_first(tmp_p
 
 @pytest.mark.parametrize("outcome", [Followed.NOTHING, Followed.KEPT, Unreachable("gone"), Malformed("odd")])
 def test_a_peer_that_shows_nothing_is_not_believed_for_longer_each_time(
-        tmp_path: Path, outcome: Followed | Exception) -> None:
+    tmp_path: Path, outcome: Followed | Exception
+) -> None:
     async def check(table: Table) -> None:
         table.looking.outcome = outcome
         patience = DISBELIEF_S
@@ -113,10 +114,13 @@ def test_a_peer_that_shows_nothing_is_not_believed_for_longer_each_time(
     on_table(tmp_path, check)
 
 
-@pytest.mark.parametrize("outcome, judged", [
-    (Followed.NOTHING, False), (Followed.KEPT, True), (Unreachable("gone"), False), (Malformed("odd"), True)])
+@pytest.mark.parametrize(
+    "outcome, judged",
+    [(Followed.NOTHING, False), (Followed.KEPT, True), (Unreachable("gone"), False), (Malformed("odd"), True)],
+)
 def test_a_lost_fork_and_a_malformed_chain_are_not_looked_at_again(
-        tmp_path: Path, outcome: Followed | Exception, judged: bool) -> None:
+    tmp_path: Path, outcome: Followed | Exception, judged: bool
+) -> None:
     async def check(table: Table) -> None:
         table.looking.outcome = outcome
         table.hear(ANN.peer_id, 9)
@@ -169,7 +173,8 @@ def test_hope_ends_when_a_claim_was_not_shown_for_long(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("waited_s, holders, kept", [(19.0, [], 2), (21.0, [], 0), (21.0, [ANN.peer_id], 2)])
 def test_records_whose_results_nobody_has_are_given_up_after_the_eviction_time(
-        tmp_path: Path, waited_s: float, holders: list[PeerId], kept: int) -> None:
+    tmp_path: Path, waited_s: float, holders: list[PeerId], kept: int
+) -> None:
     async def check(table: Table) -> None:
         since = trio.current_time()
         await trio.sleep(waited_s)

@@ -32,8 +32,7 @@ def test_another_run_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"run": OTHER_RUN}, {"kind": "vote"}, {"sender": TWO.peer_id}, {"body": b"Body"}, {"signature": bytes(64)}]
+    "change", [{"run": OTHER_RUN}, {"kind": "vote"}, {"sender": TWO.peer_id}, {"body": b"Body"}, {"signature": bytes(64)}]
 )
 def test_a_changed_part_breaks_the_signature(change: dict[str, object]) -> None:
     forged = replace(GOOD, **change)  # type: ignore[arg-type]

@@ -73,8 +73,6 @@ def _fill(out: F32, std: np.float32, quantiles: F32, stream: np.random.Philox) -
 def _quantiles(truncated: bool) -> F32:
     normal = NormalDist()
     low = normal.cdf(-TRUNCATE_AT) if truncated else 0.0
-    half = [
-        round(normal.inv_cdf(low + (i + 0.5) / QUANTILES * (1 - 2 * low)) * GRID) / GRID for i in range(QUANTILES // 2)
-    ]
+    half = [round(normal.inv_cdf(low + (i + 0.5) / QUANTILES * (1 - 2 * low)) * GRID) / GRID for i in range(QUANTILES // 2)]
     values = np.array(half, dtype=np.float32)
     return np.concatenate([values, -values[::-1]])
