@@ -18,26 +18,13 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return _of_a_life(event)
         case ev.PhaseChanged(phase, why, detail):
             return f"{phase}: {detail or why}" if detail or why else phase
-        case ev.PeerJoined(peer, called):
-            return f"{clean(called) or 'a peer'} ({short(peer)}) is here"
-        case ev.PeerBanned(peer, reason):
-            return f"{name(peer)} was disconnected and stays out for a while: {clean(reason)}"
+        case ev.PeerJoined() | ev.PeerBanned() | ev.PeerEjected() | ev.PeerSuspected() | ev.PeerGone():
+            return _of_a_peer(event, name)
         case ev.StrangersClosed(silent, crowded, busiest):
             return (
                 f"closed {silent + crowded} connections from outside ({silent} that did not greet in time, "
                 f"{crowded} for want of room), most of them from {clean(busiest)}"
             )
-        case ev.PeerEjected(peer, reason, evidence):
-            return f"{name(peer)} is shut out for good: {clean(reason)} (proof {evidence[:16]})"
-        case ev.PeerSuspected(peer, silent_s, disconnected):
-            last = f"(last heard {duration(silent_s)} ago)"
-            return (
-                f"the connection to {name(peer)} broke {last}"
-                if disconnected
-                else (f"{name(peer)} has been silent for {duration(silent_s)}")
-            )
-        case ev.PeerGone(peer, goodbye):
-            return f"{name(peer)} said goodbye and left" if goodbye else f"{name(peer)} is gone: it fell silent"
         case ev.TrainerStarted(pid):
             return f"trainer started (process {pid})"
         case ev.TrainerStopped(reason):
@@ -63,6 +50,26 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return clean(text, 1000)
         case _:
             return _of_a_round(event, name)
+
+
+def _of_a_peer(event: ev.Event, name: Naming) -> str:
+    match event:
+        case ev.PeerJoined(peer, called):
+            return f"{clean(called) or 'a peer'} ({short(peer)}) is here"
+        case ev.PeerBanned(peer, reason):
+            return f"{name(peer)} was disconnected and stays out for a while: {clean(reason)}"
+        case ev.PeerEjected(peer, reason, evidence):
+            return f"{name(peer)} is shut out for good: {clean(reason)} (proof {evidence[:16]})"
+        case ev.PeerSuspected(peer, silent_s, disconnected):
+            last = f"(last heard {duration(silent_s)} ago)"
+            return (
+                f"the connection to {name(peer)} broke {last}"
+                if disconnected
+                else (f"{name(peer)} has been silent for {duration(silent_s)}")
+            )
+        case ev.PeerGone(peer, goodbye):
+            return f"{name(peer)} said goodbye and left" if goodbye else f"{name(peer)} is gone: it fell silent"
+    return ""
 
 
 def _of_a_life(event: ev.Event) -> str:

@@ -59,50 +59,55 @@ class Node:
         self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
         self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity)
-        catch_up = CatchUp(session, replica, offload, trainer.initialise if trainer is not None else None)
-        following = Following(session, replica, membership, catch_up)
-        ejections, readys = Ejections(session, replica, membership, offload), Readys()
-        self._keeper = StateKeeper(session, replica, offload, membership, activity, catch_up, following)
+        self._catch_up = CatchUp(session, replica, offload, trainer.initialise if trainer is not None else None)
+        self._following = Following(session, replica, membership, self._catch_up)
+        self._ejections, self._readys = Ejections(session, replica, membership, offload), Readys()
+        self._keeper = StateKeeper(session, replica, offload, membership, activity, self._catch_up, self._following)
         self.dispatcher = Dispatcher(
             session,
             membership,
             self._handshake,
             activity,
-            ejections,
+            self._ejections,
             self._evaluator,
             Serving(replica, offload),
-            readys,
+            self._readys,
             self._round,
         )
+        self._life = self._make_life(offload)
+        self.goodbye_heard_by: int | None = None
+        """Peers that confirmed our goodbye; None before it was said."""
+
+    def _make_life(self, offload: Offload) -> Life:
+        session, replica, settings, membership = self._session, self._replica, self._settings, self._membership
+        activity, current, following = self._activity, self._round, self._following
         rounds = Rounds(
             session,
             replica,
             offload,
             membership,
             activity,
-            catch_up,
-            ejections,
+            self._catch_up,
+            self._ejections,
             self._contributor,
             self._evaluator,
-            readys,
-            self._round,
+            self._readys,
+            current,
         )
-        self._life = Life(
+        return Life(
             session,
             self._history,
             settings.stop_after,
             dispatcher=self.dispatcher,
             heartbeats=self._heartbeats,
-            ejections=ejections,
-            watch=Watch(session, membership, following, self._round),
+            ejections=self._ejections,
+            watch=Watch(session, membership, following, current),
             keeper=self._keeper,
             gathering=Gathering(session, replica, settings, membership, following, activity),
             rounds=rounds,
             evaluator=self._evaluator,
             activity=activity,
         )
-        self.goodbye_heard_by: int | None = None
-        """Peers that confirmed our goodbye; None before it was said."""
 
     async def run(self) -> None:
         """Until `leave`, the goodbye said.  Raises `StoreFull` when the disk is full: nothing is lost by that."""

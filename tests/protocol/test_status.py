@@ -61,6 +61,45 @@ def test_what_is_no_status_is_a_value_error(given: object) -> None:
         PeerStatus.from_fields(given)
 
 
+EARLY = {
+    "peer": "p",
+    "name": "n",
+    "run": "r",
+    "run_name": "",
+    "role": "seed",
+    "phase": "starting",
+    "why_idle": "connecting",
+    "why_detail": "",
+    "round": 0,
+    "tip": "",
+    "state_rounds": 0,
+    "state_digest": "",
+    "peers": 0,
+    "members": [],
+    "tokens": 0,
+    "steps": 0,
+    "inner_steps": 0,
+    "tokens_per_s": 0.0,
+    "round_left_s": None,
+    "loss": None,
+    "eval_loss": None,
+    "eval_rounds": None,
+    "eval_by": None,
+    "eval_percent": None,
+    "up_bytes": 0,
+    "down_bytes": 0,
+    "trainer_pid": None,
+    "version": "1",
+    "swarm": [],
+    "pid": 1,
+    "uptime_s": 0.5,
+    "addresses": ["/ip4/127.0.0.1/tcp/1"],
+    "invitation": "",
+    "invite_command": "",
+}
+"""The status of a peer whose node does not run yet."""
+
+
 def test_a_node_that_does_not_run_yet_has_done_nothing() -> None:
     early = NodeStatus(
         peer="p",
@@ -76,39 +115,4 @@ def test_a_node_that_does_not_run_yet_has_done_nothing() -> None:
     around = PeerStatus.around(
         early, pid=1, uptime_s=0.5, addresses=["/ip4/127.0.0.1/tcp/1"], invitation="", invite_command=""
     )
-    assert around.to_fields() == {
-        "peer": "p",
-        "name": "n",
-        "run": "r",
-        "run_name": "",
-        "role": "seed",
-        "phase": "starting",
-        "why_idle": "connecting",
-        "why_detail": "",
-        "round": 0,
-        "tip": "",
-        "state_rounds": 0,
-        "state_digest": "",
-        "peers": 0,
-        "members": [],
-        "tokens": 0,
-        "steps": 0,
-        "inner_steps": 0,
-        "tokens_per_s": 0.0,
-        "round_left_s": None,
-        "loss": None,
-        "eval_loss": None,
-        "eval_rounds": None,
-        "eval_by": None,
-        "eval_percent": None,
-        "up_bytes": 0,
-        "down_bytes": 0,
-        "trainer_pid": None,
-        "version": "1",
-        "swarm": [],
-        "pid": 1,
-        "uptime_s": 0.5,
-        "addresses": ["/ip4/127.0.0.1/tcp/1"],
-        "invitation": "",
-        "invite_command": "",
-    }
+    assert around.to_fields() == EARLY
