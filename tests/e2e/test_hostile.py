@@ -6,7 +6,8 @@ from pathlib import Path
 
 import trio
 
-from tests.e2e.hostile import BANNED, MEMORY_BYTES, Assault
+from tests.e2e.attacks import BANNED
+from tests.e2e.hostile import MEMORY_BYTES, Assault
 from tests.e2e.swarm import Swarm
 
 

@@ -25,181 +25,33 @@ from peer.control.client import BadFrame as BadControlFrame
 from peer.control.client import Stamped, pack_frame, take_frame
 from peer.discovery import address_book, rendezvous
 from protocol.audit.evidence import (
-    AveragedPart,
     Law,
-    TwoStatements,
-    WrongAverage,
     decode_evidence,
     encode_evidence,
     judge,
 )
-from protocol.content.blobs import ChunkRequest
 from protocol.events import Notice
-from protocol.exchange.messages import ExchangeAsk, PushHeader, push_plan
+from protocol.exchange.messages import PushHeader, push_plan
 from protocol.network.interface import Refused
 from protocol.network.libp2p.dialer import peer_of
 from protocol.network.libp2p.link import FRAME_BYTES, HEAD, TAG_BYTES, FrameKind, Keys, Link, LinkBroken
 from protocol.network.libp2p.requests import decode_answer, decode_question, encode_question
 from protocol.network.libp2p.streams import BadFrame
-from protocol.run.admission import HelloReply, Token, make_hello, read_token
+from protocol.run.admission import Token, read_token
 from protocol.run.invitation import MAX_INVITATION_BYTES, PREFIX, make_invitation, read_invitation
 from protocol.run.manifest import RunManifest, demo_manifest, open_manifest
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, open_envelope, rebuild, seal
 from protocol.wire.hashes import Hash, hash_bytes
-from protocol.wire.identity import Identity
 from protocol.wire.messages import (
     STATEMENTS,
-    Accusation,
     Body,
-    Certificate,
-    ChunkEntry,
-    ChunkResult,
-    Commit,
-    Finish,
-    Goodbye,
-    Heartbeat,
-    Measurement,
-    Member,
-    Motion,
-    Phase,
-    Plan,
-    Promise,
-    Proposal,
-    Provenance,
-    Ready,
-    Record,
-    Refusal,
     Role,
-    Signature,
-    Vote,
-    Voted,
-    WhyIdle,
     decode_body,
     unpack,
 )
-from protocol.wire.questions import (
-    CommitsReply,
-    CommitsRequest,
-    EvidenceRequest,
-    HaveReply,
-    HaveRequest,
-    LeavesReply,
-    LeavesRequest,
-    PartReply,
-    PartRequest,
-    TipsReply,
-    TipsRequest,
-    VouchReply,
-    VouchRequest,
-)
-
-ONE = Identity.from_seed(bytes(32))
-RUN = hash_bytes("manifest", b"run")
-TIP = hash_bytes("record", b"tip")
-MEMBER = Member(peer=ONE.peer_id, tokens=10, root=TIP)
-ENTRY = ChunkEntry(hash=TIP, mask=b"\1")
-RECORD = Record(
-    round=1,
-    fragment=0,
-    attempt=0,
-    proposer=ONE.peer_id,
-    previous=TIP,
-    members=[MEMBER],
-    codec="int8",
-    result_root=TIP,
-    state_digest=TIP,
-    loss=1.5,
-)
-PLAN = Plan(round=1, fragment=0, base=TIP, members=[MEMBER], owners=b"\0\0", state_digest=TIP, loss=1.5)
-CERTIFICATE = Certificate(
-    attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id], votes=[Signature(peer=ONE.peer_id, signature=bytes(64))]
-)
-PROVENANCE = Provenance(owners=b"\0\0", signers=b"\0\0", signatures=[bytes(64), bytes(64)])
-BODIES: list[Body] = [
-    Heartbeat(
-        measured=Measurement(rounds=1, tip=bytes(32), loss=1.5),
-        incarnation=1,
-        seq=2,
-        name="n",
-        role=Role.TRAINER,
-        phase=Phase.COMPUTING,
-        why_idle=WhyIdle.BUSY,
-        why_detail="",
-        round=3,
-        tip=TIP,
-        steps=4,
-        loss=5.5,
-        tokens_per_s=6.0,
-        up_bytes_per_s=0.0,
-        down_bytes_per_s=0.0,
-        addresses=["/ip4/127.0.0.1/tcp/1"],
-        version="1",
-    ),
-    Goodbye(incarnation=1, seq=2),
-    Ready(
-        round=1,
-        fragment=0,
-        base=TIP,
-        incarnation=2,
-        serial=1,
-        tokens=3,
-        steps=4,
-        loss=5.0,
-        norm=6.0,
-        root=TIP,
-        state_digest=TIP,
-    ),
-    Proposal(attempt=0, plan=PLAN, evicted=[]),
-    Promise(
-        round=1,
-        base=TIP,
-        attempt=1,
-        proposer=ONE.peer_id,
-        voted=Voted(attempt=0, proposer=ONE.peer_id, record=RECORD, index=[ENTRY], provenance=PROVENANCE),
-    ),
-    Motion(
-        attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id], record=RECORD, index=[ENTRY, ENTRY], provenance=PROVENANCE
-    ),
-    Vote(round=1, attempt=0, proposer=ONE.peer_id, evicted=[], record_hash=TIP),
-    Commit(record=RECORD, index=[ENTRY], certificate=CERTIFICATE),
-    ChunkResult(plan=TIP, chunk=0, entry=ENTRY),
-    Finish(round=1, base=TIP),
-    Accusation(accused=ONE.peer_id, evidence=TIP, size=100),
-    Refusal(round=1, base=TIP, attempt=0, proposer=ONE.peer_id, record_hash=TIP),
-]
-QUESTIONS: list[Body] = [
-    TipsRequest(start=0, count=64),
-    TipsReply(length=1, tips=[TIP]),
-    CommitsRequest(start=0, count=2),
-    CommitsReply(commits=[BODIES[7].encode()]),
-    HaveRequest(),
-    HaveReply(length=3, oldest_result=1, checkpoints=[0, 3]),
-    LeavesRequest(rounds=4),
-    LeavesReply(leaves=[TIP, RUN]),
-    ChunkRequest(what="result", round=1, root=TIP, index=0, offset=0, length=9),
-    ExchangeAsk(plan=TIP, fragment=0, chunk=1),
-    PartRequest(root=TIP, chunk=0, offset=0, length=9),
-    PartReply(proof=[TIP], data=b"data"),
-    EvidenceRequest(evidence=TIP, offset=0, length=9),
-    HelloReply(protocol=1, version="1"),
-    make_hello(RUN, Role.TRAINER, b"token", "1"),
-    VouchRequest(peers=[ONE.peer_id]),
-    VouchReply(tokens=[b"token", b""]),
-]
-EVIDENCE = [
-    encode_evidence(case)
-    for case in (
-        WrongAverage(
-            plan=PLAN,
-            statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw,
-            parts=[AveragedPart(member=0, proof=[TIP], data=b"part")],
-        ),
-        TwoStatements(first=seal(ONE, RUN, "ready", BODIES[2].encode()).raw, second=b"second"),
-    )
-]
-HEADER = PushHeader(plan=TIP, fragment=0, chunk=0, proof=[TIP], statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw)
+from tests.fuzz.examples import BODIES, EVIDENCE, HEADER, ONE, QUESTIONS, RUN
 
 
 @dataclass(frozen=True)

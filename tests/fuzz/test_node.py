@@ -20,7 +20,7 @@ from protocol.wire.envelope import open_envelope, seal
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import STATEMENTS
-from tests.fuzz.doors import BODIES, HEADER, QUESTIONS
+from tests.fuzz.examples import BODIES, HEADER, QUESTIONS
 from tests.fuzz.mutations import mutated
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat

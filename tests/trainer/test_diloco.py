@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import diloco
-from benchmarks.diloco import MOST, WAVE, Bench, Case, Plan, Progress, Settings, size_in
+from benchmarks import diloco, diloco_bench
+from benchmarks.diloco import Plan, Progress
+from benchmarks.diloco_bench import MOST, WAVE, Bench, Case, Settings, size_in
 from kernels.outer_step import OuterStep
 from trainer.data import corpus as corpora
 
@@ -43,7 +44,7 @@ def test_a_loss_on_the_way_is_that_of_a_shorter_run(bench: Bench) -> None:
 
 @pytest.mark.parametrize("rounds", [6, 20, 30, 60, 75])
 def test_the_wave_rises_from_one_to_all_and_falls_to_one(rounds: int) -> None:
-    sizes = [size_in(WAVE, number, rounds) for number in range(min(rounds, diloco.WAVE_ROUNDS))]
+    sizes = [size_in(WAVE, number, rounds) for number in range(min(rounds, diloco_bench.WAVE_ROUNDS))]
     top = sizes.index(MOST)
     assert (sizes[0], sizes[-1]) == (1, 1) and sizes[:top] == sorted(sizes[:top])
     assert sizes[top:] == sorted(sizes[top:], reverse=True)

@@ -1,0 +1,206 @@
+"""Training as members of a swarm do, and data-parallel, from a common warm start: what `benchmarks.diloco` compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels import outer, reduce
+from kernels.layout import chunk_layout, payload_bytes
+from kernels.outer_step import OuterStep, automatic
+from trainer.config import DataConfig, InnerConfig, TrainingConfig
+from trainer.data import corpus as corpora
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.initial import initial_parameters
+from trainer.worker import Task, Worker
+
+F32 = npt.NDArray[np.float32]
+OuterRule = Callable[[Sequence[int], int], OuterStep]
+"""From the members' tokens and H to rate and momentum."""
+MODEL = ModelConfig(vocab=256, dim=48, layers=2, heads=2, kv_heads=1, ffn=144, rope_base=1e4, norm_eps=1e-5, tied=True)
+CHUNK = 1 << 14
+WARM_MEMBERS = 4
+WARM_RATE, RATE = 3e-3, 1e-3
+MEMBERS = (1, 2, 4, 8)
+MOST = max(MEMBERS)
+WAVE = 0
+"""Instead of a number of members: they come and go."""
+WAVE_ROUNDS = 30
+"""Length of a wave, where the run has so many rounds."""
+BAR_PERCENT = 0.5
+CODEC_BAR_PERCENT = 0.3
+CODEC_MEMBERS, CODEC_INNER_STEPS = 4, 30
+LONGEST = 2600
+"""Steps of a run, warm start included."""
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one table.  Runs of other settings do not compare.  Steps are inner steps of every member."""
+
+    steps: int = 600
+    rounds: int = 20
+    """At least so many, whatever H is."""
+    warm_steps: int = 600
+    sequences: int = 8
+    sequence_length: int = 64
+    evaluation_tokens: int = 1 << 17
+    """More than a peer spends on it: differences of tenths of a percent must show."""
+
+    def steps_of(self, inner_steps: int) -> int:
+        """Steps of a run with H = `inner_steps`: whole rounds."""
+        return max(self.steps // inner_steps, self.rounds) * inner_steps
+
+    def config(self, seed: int, rate: float) -> TrainingConfig:
+        """One round as long as the longest run, so that what a lane reads does not depend on H."""
+        inner = InnerConfig(
+            lr=rate, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=1.0, z_loss=2e-4, schedule="wsd",
+            warmup_steps=30, stable_steps=1 << 30, total_steps=1 << 31, joiner_warmup_steps=10,
+        )  # fmt: skip
+        data = DataConfig("stdlib", self.sequence_length, self.sequences, held_out_percent=5)
+        return TrainingConfig(seed, MODEL, data, inner, LONGEST, lanes=MOST, chunk_parameters=CHUNK)
+
+
+QUICK = Settings(steps=12, rounds=2, warm_steps=8, sequences=2, evaluation_tokens=1 << 12)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run.  members: or `WAVE`.  steps: after which the held-out loss is measured.  inner_steps: H; 0 where it makes no
+    difference.  outer: "auto", "RATE/MOMENTUM", or "" for data-parallel.  exchange: int8 (the real codec) or fp32."""
+
+    seed: int
+    members: int
+    steps: tuple[int, ...]
+    inner_steps: int = 0
+    outer: str = ""
+    exchange: str = "int8"
+
+    def __str__(self) -> str:
+        kind = f"diloco {self.outer} {self.exchange}" if self.outer else "data-parallel"
+        return f"seed {self.seed}, {row_name(self.members)}, H {self.inner_steps}, {kind}"
+
+
+def row_name(members: int) -> str:
+    return f"1 to {MOST} and back" if members == WAVE else str(members)
+
+
+def size_in(members: int, round_number: int, rounds: int) -> int:
+    """Members in a round of a run of `rounds` rounds."""
+    if members != WAVE:
+        return members
+    length = min(WAVE_ROUNDS, rounds)
+    place, top = round_number % length, length // 2
+    height = place / top if place <= top else (length - 1 - place) / max(1, length - 1 - top)
+    return 1 + round((MOST - 1) * height)
+
+
+def rule_named(name: str) -> OuterRule:
+    """ "auto", or "RATE/MOMENTUM" whatever the members are; raises ValueError."""
+    if name == "auto":
+        return automatic
+    rate, momentum = (float(part) for part in name.split("/"))
+    return lambda tokens, inner_steps: OuterStep(rate, momentum)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+class Member(Worker):
+    """A worker that reads its lane from the swarm's step `first` on."""
+
+    first = 0
+
+    def batch(self, round_number: int, lane: int, step: int) -> np.ndarray:
+        return super().batch(0, lane, self.first + step)
+
+
+class Bench:
+    """The runs of one table and the text that they share."""
+
+    def __init__(self, settings: Settings, corpus: corpora.Corpus) -> None:
+        self.settings, self.corpus = settings, corpus
+        self._starts: dict[int, F32] = {}
+
+    def member(self, seed: int, rate: float = RATE) -> Member:
+        return Member(self.settings.config(seed, rate), CPU, self.corpus)
+
+    def loss(self, theta: F32) -> float:
+        return self.member(0).evaluate(theta, self.settings.evaluation_tokens)
+
+    def start(self, seed: int) -> F32:
+        """The parameters from which all runs of a seed start."""
+        if seed not in self._starts:
+            member = self.member(seed, WARM_RATE)
+            theta = np.empty(member.parameters, dtype=np.float32)
+            initial_parameters(MODEL, seed, theta)
+            self._starts[seed] = data_parallel(member, theta, range(self.settings.warm_steps), lambda step: WARM_MEMBERS)
+        return self._starts[seed]
+
+    def run(self, case: Case) -> list[float]:
+        """The held-out losses after the case's steps."""
+        begin, last = self.settings.warm_steps, case.steps[-1]
+        if case.outer:
+            states = self.diloco(case, last // case.inner_steps)
+            return [self.loss(theta) for number, theta in enumerate(states, 1) if number * case.inner_steps in case.steps]
+        losses, member, theta = [], self.member(case.seed), self.start(case.seed)
+        rounds = last // max(1, case.inner_steps)
+        for low, high in zip((0, *case.steps), case.steps, strict=False):
+            theta = data_parallel(
+                member,
+                theta,
+                range(begin + low, begin + high),
+                lambda step: size_in(case.members, (step - begin) // max(1, case.inner_steps), rounds),
+            )
+            losses.append(self.loss(theta))
+        return losses
+
+    def diloco(self, case: Case, rounds: int) -> Iterator[F32]:
+        """Train members apart and take the outer step after every round; yields the outer parameters after each."""
+        rule, chunk_bytes = rule_named(case.outer), payload_bytes(chunk_layout(self.start(case.seed).size, CHUNK))
+        theta = self.start(case.seed).copy()
+        momentum = np.zeros_like(theta)
+        members: list[Member] = []
+        for round_number in range(rounds):
+            size = size_in(case.members, round_number, rounds)
+            first = self.settings.warm_steps + round_number * case.inner_steps
+            members = members[:size] + [self.member(case.seed) for _ in range(size - len(members))]
+            encoded, tokens = [bytearray(chunk_bytes) for _ in members], []
+            for lane, (member, out) in enumerate(zip(members, encoded, strict=True)):
+                member.first = first
+                task = Task(0, lane, case.inner_steps, first, 0)
+                tokens.append(member.compute(task, theta, memoryview(out), lambda *_: False).tokens)
+            step = rule(tokens, case.inner_steps)
+            if case.exchange == "int8":
+                apply_int8(theta, momentum, encoded, tokens, step)
+            else:
+                differences = np.stack([theta - member.model.flat.numpy() for member in members])
+                mean = np.asarray(differences.mean(axis=0), dtype=np.float32)
+                outer.nesterov_update(theta, momentum, mean, step.rate, step.momentum)
+            yield theta
+
+
+def data_parallel(member: Member, theta: F32, steps: range, size: Callable[[int], int]) -> F32:
+    """Train one model on the windows of all `size(step)` members; the parameters at the end."""
+    member.load(theta)
+    for step in steps:
+        rows = np.concatenate([member.batch(0, lane, step) for lane in range(size(step))])
+        member.inner.step(rows, step, 1.0)
+    return member.model.flat.numpy().copy()
+
+
+def apply_int8(theta: F32, momentum: F32, encoded: Sequence[bytearray], tokens: Sequence[int], step: OuterStep) -> None:
+    """One round's exchange and outer step, with the real codec."""
+    for span in chunk_layout(len(theta), CHUNK):
+        parts = [memoryview(data)[span.encoded] for data in encoded]
+        result = memoryview(bytearray(span.size))
+        reduce.weighted_mean(parts, tokens, span.count, result)
+        outer.apply_result(theta[span.values], momentum[span.values], result, step.rate, step.momentum)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
