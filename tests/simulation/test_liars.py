@@ -50,7 +50,7 @@ def test_an_owner_that_blows_an_average_up_is_caught_before_the_vote_and_blamed_
     holds(simulate(4, scenario))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [2, 3, 4])
 def test_an_owner_that_changes_one_value_is_caught_by_the_drawn_audits(seed: int) -> None:
     async def scenario(world: World) -> None:
         liar, *honest = world.seats
