@@ -72,7 +72,8 @@ class TrainerLink(Protocol):
     come in between."""
 
     @property
-    def pid(self) -> int | None: ...
+    def pid(self) -> int | None:
+        """The process ID of the trainer; None while there is none."""
 
     async def initialise(self, theta: memoryview) -> None:
         """Write the initial parameters (fp32, little endian) of the manifest's seed into `theta`."""
@@ -97,9 +98,11 @@ class TrainerLink(Protocol):
         """
         ...
 
-    def pause(self) -> None: ...
+    def pause(self) -> None:
+        """Rest after the present step, until `resume`."""
 
-    def resume(self) -> None: ...
+    def resume(self) -> None:
+        """Go on computing."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ OOM_SCORE_ADJUSTMENT = "500"
 
 
 def main() -> int:
+    """Serve the peer process over the descriptors that the command line names."""
     parser = argparse.ArgumentParser(prog="trainer", description="Trains for a peer; started by it, not by hand.")
     parser.add_argument("--fd", type=int, required=True, help="socket for commands")
     parser.add_argument("--theta-fd", type=int, required=True, help="shared memory with the parameters")

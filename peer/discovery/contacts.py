@@ -35,13 +35,17 @@ DIAL_BACK_S = 4.0
 class Reaching(Protocol):
     """What is asked of the network."""
 
-    def addresses(self) -> Sequence[str]: ...
+    def addresses(self) -> Sequence[str]:
+        """Where this peer listens."""
 
-    def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]: ...
+    def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]:
+        """Addresses of ours by which others have reached us."""
 
-    def reached_there(self) -> list[str]: ...
+    def reached_there(self) -> list[str]:
+        """Addresses of others by which we have reached them."""
 
-    async def answers(self, address: str) -> bool: ...
+    async def answers(self, address: str) -> bool:
+        """Whether the peer of this address answers there now."""
 
 
 @dataclass(frozen=True)

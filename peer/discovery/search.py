@@ -40,9 +40,11 @@ OTHERWISE = "ask who invited you for a newer invitation"
 class Dialling(Protocol):
     """What is asked of the network."""
 
-    def connected(self) -> Sequence[PeerId]: ...
+    def connected(self) -> Sequence[PeerId]:
+        """The peers we are connected to."""
 
-    def attempts(self) -> Sequence[Attempt]: ...
+    def attempts(self) -> Sequence[Attempt]:
+        """What came of the addresses that were dialled."""
 
 
 @dataclass

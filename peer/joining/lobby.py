@@ -49,6 +49,7 @@ class Lobby:
         return await self._node.open_push(peer, header, size) if self._node else None
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
+        """The node's; before it runs there is no push to finish."""
         if self._node is not None:
             await self._node.finish_push(peer, header, landing)
 
@@ -58,6 +59,7 @@ class Lobby:
             self._node.on_peer_connected(peer)
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
+        """The node's."""
         if self._node is not None:
             self._node.on_peer_disconnected(peer)
 

@@ -31,9 +31,11 @@ class Trainer(Protocol):
     """What is told its share."""
 
     @property
-    def paused(self) -> bool: ...
+    def paused(self) -> bool:
+        """Whether it rests."""
 
-    def use_threads(self, threads: int) -> None: ...
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many threads from the next step on."""
 
 
 def chosen_threads(option: int) -> int:

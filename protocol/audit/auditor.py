@@ -57,7 +57,8 @@ class OwnContribution(Protocol):
     """Ours of this round.  data: its codec bytes, None before it is there."""
 
     @property
-    def data(self) -> memoryview | None: ...
+    def data(self) -> memoryview | None:
+        """The codec bytes of our contribution; None before it is there."""
 
     def part(self, root: Hash, chunk: int) -> tuple[list[bytes], memoryview] | None:
         """A chunk with its tree proof; None when `root` is not its name."""

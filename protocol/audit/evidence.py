@@ -80,6 +80,7 @@ class Law:
 
 
 def encode_evidence(evidence: Evidence) -> bytes:
+    """The bytes of a proof, as it is kept and sent."""
     return canonical.encode({"kind": evidence.KIND, "case": evidence.encode()})
 
 

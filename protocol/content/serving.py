@@ -45,6 +45,7 @@ class Serving:
         }
 
     def knows(self, kind: str) -> bool:
+        """Whether `kind` is a question that is answered here."""
         return kind in self._kinds
 
     async def answer(self, kind: str, data: bytes) -> bytes:

@@ -74,6 +74,7 @@ class Dispatcher:
     # -- gossip -------------------------------------------------------------------------------------------------------
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+        """Judge a statement that travels by gossip, and hand it on; whether it is forwarded."""
         try:
             sender, body, envelope = unpack(data, self._session.run, max_bytes=MAX_GOSSIP_BYTES)
         except Malformed as error:
@@ -150,6 +151,7 @@ class Dispatcher:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        """Answer a peer's question.  Raises `Refused`, or `Offence` where the question breaks the protocol."""
         if peer in self._ejections:
             raise Refused(f"you were ejected from this run: you {self._ejections.reason(peer)}")
         if kind == "hello":
@@ -237,6 +239,7 @@ class Dispatcher:
     # -- pushes -------------------------------------------------------------------------------------------------------
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
+        """Where a pushed chunk goes; None when it is not wanted."""
         plan, exchanges = push_plan(header), self._round.exchanges
         if plan is None or exchanges is None or not self._may_speak(peer):
             return None
@@ -244,6 +247,7 @@ class Dispatcher:
         return await exchange.open_push(peer, header, size) if exchange is not None else None
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
+        """A pushed chunk is complete, or was broken off."""
         plan, exchanges = push_plan(header), self._round.exchanges
         if plan is not None and exchanges is not None:
             await exchanges.finish_push(plan, peer, header, landing)
@@ -251,6 +255,7 @@ class Dispatcher:
     # -- connections --------------------------------------------------------------------------------------------------
 
     def on_peer_connected(self, peer: PeerId) -> None:
+        """Greet a peer that we are connected to now."""
         if self._nursery is not None:
             self._nursery.start_soon(self._greet, peer)
 
@@ -261,6 +266,7 @@ class Dispatcher:
             self._session.emit(Notice("warning", refusal))
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
+        """Judge a peer's liveness by its broken connection."""
         if self._nursery is None:
             return  # we close the connections ourselves, and nobody is silent for that
         for event in self._membership.on_disconnected(peer, trio.current_time()):

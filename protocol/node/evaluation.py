@@ -77,9 +77,11 @@ class Measurements:
             self._measured.pop(oldest, None)
 
     def state(self, tip: Hash) -> State | None:
+        """The state with this tip; None when we do not know it, or no longer."""
         return self._states.get(tip)
 
     def of(self, tip: Hash) -> Measured | None:
+        """What was measured of the state with this tip; None when nothing was."""
         return self._measured.get(tip)
 
     def take(self, state: State, loss: float, by: PeerId) -> bool:

@@ -66,6 +66,7 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
+        """Parameters of one layer."""
         kv_dim = self.kv_heads * (self.dim // self.heads)
         return 2 * self.dim + 2 * self.dim * self.dim + 2 * kv_dim * self.dim + 3 * self.ffn * self.dim
 
@@ -76,6 +77,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
+        """Parameters of the whole model."""
         return self.other_parameters + self.layers * self.layer_parameters
 
 
@@ -114,6 +116,7 @@ def checkpoint_chunk_size(state_bytes: int) -> int:
 
 
 def model_problems(shape: ModelShape) -> Iterator[Problem]:
+    """What does not fit in the model's numbers, a sentence each."""
     dim, heads, kv_heads = shape.dim, shape.heads, shape.kv_heads
     if dim % (2 * heads):
         below = dim // (2 * heads) * 2 * heads
@@ -174,6 +177,7 @@ def fragment_problems(fragments: int) -> Iterator[Problem]:
 
 
 def data_problems(sequence_length: int, sequences_per_step: int) -> Iterator[Problem]:
+    """What does not fit in the numbers of the data, a sentence each."""
     if sequence_length * sequences_per_step > MAX_STEP_TOKENS:
         yield Problem(
             ("sequence_length", "sequences_per_step"),
@@ -183,6 +187,7 @@ def data_problems(sequence_length: int, sequences_per_step: int) -> Iterator[Pro
 
 
 def schedule_problems(warmup_steps: int, stable_steps: int, total_steps: int) -> Iterator[Problem]:
+    """What does not fit in the learning-rate schedule, a sentence each."""
     if not warmup_steps <= stable_steps < total_steps:
         total = max(total_steps, 1)
         stable = total * 4 // 5
@@ -194,6 +199,7 @@ def schedule_problems(warmup_steps: int, stable_steps: int, total_steps: int) ->
 
 
 def member_problems(min_members: int, max_members: int) -> Iterator[Problem]:
+    """What does not fit in the numbers of members, a sentence each."""
     if min_members > max_members:
         yield Problem(
             ("min_members", "max_members"),

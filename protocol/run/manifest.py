@@ -267,6 +267,7 @@ class RunManifest(Section):
 
     @property
     def parameters(self) -> int:
+        """Parameters of the model."""
         return self.model.parameters
 
     @property
@@ -313,6 +314,7 @@ class SignedManifest:
 
 
 def run_id(manifest: RunManifest) -> Hash:
+    """The hash of a manifest, which names the run."""
     return hash_bytes("manifest", manifest.encode())
 
 

@@ -66,4 +66,5 @@ class Base:
 
     @property
     def electors(self) -> tuple[PeerId, ...]:
+        """The members of the previous record; empty at genesis."""
         return tuple(PeerId(member.peer) for member in self.previous.members) if self.previous else ()

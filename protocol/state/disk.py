@@ -74,6 +74,7 @@ class Disk:
             raise _sentence(error, path) from error
 
     def reserve(self, file: BinaryIO, size: int) -> None:
+        """Make sure that there is room for `size` more bytes.  Raises `StoreFull`."""
         os.posix_fallocate(file.fileno(), 0, size)
 
     def flush(self, path: Path, mapping: mmap.mmap) -> None:
@@ -87,9 +88,11 @@ class Disk:
         self.sync_folder(target.parent)
 
     def remove(self, path: Path) -> None:
+        """Remove a file, if it is there."""
         path.unlink(missing_ok=True)
 
     def sync_folder(self, folder: Path) -> None:
+        """Make renames and removals in a folder durable.  Raises `StoreFailed`."""
         if self.durable:
             descriptor = os.open(folder, os.O_RDONLY)
             try:

@@ -41,6 +41,7 @@ class History:
 
     @property
     def tip(self) -> Hash:
+        """The hash of the newest record; of the run, before there is one."""
         return self._tips[-1]
 
     @property
@@ -57,6 +58,7 @@ class History:
         return self._tips[rounds]
 
     def tips(self, start: int, count: int) -> list[Hash]:
+        """The tips after `start`, `start` + 1, ... rounds, at most `count`."""
         return self._tips[start : start + count]
 
     def commit_at(self, round: int) -> Commit:

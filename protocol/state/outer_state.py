@@ -48,6 +48,7 @@ class OuterState:
 
     @property
     def leaf_count(self) -> int:
+        """How many chunks a checkpoint of this state has."""
         return -(-self.size_bytes // self._piece)
 
     def reset(self) -> None:

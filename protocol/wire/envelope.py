@@ -46,6 +46,7 @@ def rebuild(run: Hash, kind: str, sender: PeerId, body: bytes, signature: bytes)
 
 
 def is_authentic(envelope: Envelope) -> bool:
+    """Whether the signature is the sender's, over this body, kind and run."""
     signed = _signed_bytes(envelope.run, envelope.kind, envelope.sender, envelope.body)
     return verify(envelope.sender, envelope.signature, signed)
 

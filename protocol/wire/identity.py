@@ -53,6 +53,7 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
+        """A new identity, from the system's randomness."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
@@ -64,17 +65,21 @@ class Identity:
 
     @property
     def seed(self) -> bytes:
+        """The 32 secret bytes that the identity is made from."""
         return self._key.private_bytes_raw()
 
     @property
     def public_key(self) -> bytes:
+        """The 32 bytes of the Ed25519 public key."""
         return self._key.public_key().public_bytes_raw()
 
     @cached_property
     def peer_id(self) -> PeerId:
+        """The libp2p peer ID, which contains the public key."""
         return peer_id_of(self.public_key)
 
     def sign(self, data: bytes) -> bytes:
+        """The 64-byte Ed25519 signature of `data`."""
         return self._key.sign(data)
 
     def __repr__(self) -> str:

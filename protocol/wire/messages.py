@@ -48,6 +48,7 @@ class Body(BaseModel):
     KIND: ClassVar[str] = ""
 
     def encode(self) -> bytes:
+        """Canonical msgpack of the fields."""
         return canonical.encode(self.model_dump(mode="python"))
 
 
@@ -69,6 +70,8 @@ def decode_body(cls: type[B], data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTE
 
 
 class Role(str, Enum):
+    """What a peer does in a run."""
+
     TRAINER = "trainer"
     SEED = "seed"
 
@@ -295,6 +298,8 @@ class Refusal(Body):
 
 
 class Signature(Body):
+    """One voter's signature in a certificate."""
+
     peer: PeerField
     signature: SignatureField
 

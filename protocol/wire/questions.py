@@ -31,11 +31,15 @@ class TipsRequest(Body):
 
 
 class TipsReply(Body):
+    """The length of a peer's chain, and a window of its tips."""
+
     length: Count
     tips: Annotated[list[HashField], Field(max_length=MAX_TIPS)]
 
 
 class CommitsRequest(Body):
+    """Asks for the commits of rounds `start` to `start` + `count` - 1."""
+
     start: Count
     count: Annotated[int, Field(ge=1, le=MAX_COMMITS)]
 
@@ -47,7 +51,7 @@ class CommitsReply(Body):
 
 
 class HaveRequest(Body):
-    pass
+    """Asks what a peer can serve."""
 
 
 class HaveReply(Body):
@@ -59,6 +63,8 @@ class HaveReply(Body):
 
 
 class LeavesRequest(Body):
+    """Asks for the hashes of the chunks of the checkpoint after so many rounds."""
+
     rounds: Count
 
 
@@ -87,6 +93,8 @@ class EvidenceRequest(Body):
 
 
 class LeavesReply(Body):
+    """The hashes of the chunks of a checkpoint, in order."""
+
     leaves: Annotated[list[HashField], Field(min_length=1, max_length=MAX_LEAVES)]
 
 

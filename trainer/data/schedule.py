@@ -24,6 +24,7 @@ class Permutation:
 
     @classmethod
     def of(cls, seed: int, epoch: int, size: int) -> Permutation:
+        """Where the permutation sends `index`."""
         assert size >= 1 and epoch >= 0
         material = hashlib.blake2b(
             (seed & _MASK64).to_bytes(8, "big") + epoch.to_bytes(8, "big"), digest_size=8 * FEISTEL_ROUNDS
