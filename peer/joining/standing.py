@@ -18,12 +18,15 @@ def standing_problem(
 ) -> str | None:
     """Why `peer` may not take part, as a sentence; None when it may.  Blocking.
 
-    wall_now: unix seconds.  folder: the run's, with the records that earlier lives committed: a member stays one.
+    wall_now: unix seconds.  folder: the run's, with what earlier lives kept.  A member of a record stays one; a peer that
+    promised in a round and left may be in a record that it has not seen, so then the others decide.
     """
     problem = version_problem(manifest)
     if problem is not None:
         return problem
     problem = admit(manifest, peer, token, wall_now, role=role)
     if problem is not None and (folder / "records").is_dir():
-        return admit(manifest, peer, token, wall_now, role=role, member=History(run, Store(folder)).has_member(peer))
+        store = Store(folder)
+        member = History(run, store).has_member(peer) or store.promise.load() is not None
+        return admit(manifest, peer, token, wall_now, role=role, member=member)
     return problem
