@@ -20,4 +20,4 @@ def plain(value: Any) -> Any:
 
 def print_json(value: Any) -> None:
     """One object on one line of standard output."""
-    print(json.dumps(plain(value), ensure_ascii=False), flush=True)
+    print(json.dumps(plain(value)), flush=True)

@@ -17,7 +17,7 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
         case ev.Started() | ev.Left() | ev.LinesLost():
             return _of_a_life(event)
         case ev.PhaseChanged(phase, why, detail):
-            return f"{phase}: {detail or why}" if detail or why else phase
+            return f"{phase}: {clean(detail or why, 300)}" if detail or why else phase
         case ev.PeerJoined() | ev.PeerBanned() | ev.PeerEjected() | ev.PeerSuspected() | ev.PeerGone():
             return _of_a_peer(event, name)
         case ev.StrangersClosed(silent, crowded, busiest):

@@ -38,7 +38,7 @@ def to_line(stamped: Stamped) -> str:
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in stamped.to_fields().items()
     }
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False, default=str)
+    return json.dumps(fields, separators=(",", ":"), default=str)
 
 
 class TooManyListeners(Exception):

@@ -74,9 +74,17 @@ class Ejections:
                 self._session.emit(Notice("warning", f"a proof on disk proves nothing: {error}"))
 
     async def convict(self, evidence: Evidence) -> Verdict | None:
-        """We found proof ourselves: persist it, and announce it.  None when its author was ejected before."""
+        """We found proof ourselves: persist it, and announce it.
+
+        None when its author was ejected before, or when it proves nothing: it is made of what others sent.
+        """
         raw = encode_evidence(evidence)
-        return await self._eject(raw, await self._offload(judge, self._law, evidence))
+        try:
+            verdict = await self._offload(judge, self._law, evidence)
+        except Malformed as error:
+            self._session.emit(Notice("warning", f"what looked like proof of a lie is none: {error}"))
+            return None
+        return await self._eject(raw, verdict)
 
     # -- rumours ------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,8 @@ class Readys:
         if known is not None and known[1].raw == envelope.raw:
             return False
         if known is not None and (ready.incarnation, ready.serial) <= (known[0].incarnation, known[0].serial):
-            return TwoStatements(first=known[1].raw, second=envelope.raw) if slot(ready) == slot(known[0]) else False
+            contradicts = slot(ready) == slot(known[0]) and ready != known[0]
+            return TwoStatements(first=known[1].raw, second=envelope.raw) if contradicts else False
         if not is_known and len(self._newest) >= MAX_READYS:
             return False
         self._newest[sender] = (ready, envelope)

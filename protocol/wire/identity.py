@@ -20,6 +20,8 @@ PeerId = NewType("PeerId", str)
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
+REMEMBERED_BYTES = 2048
+"""Signed data up to this size is remembered with its verdict: 16 MiB in all."""
 _PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])  # identity multihash of 36 bytes: key type 1, then 32 bytes of key
 
 
@@ -86,9 +88,20 @@ class Identity:
         return f"Identity({self.peer_id})"
 
 
-@lru_cache(maxsize=8192)
 def verify(peer: PeerId, signature: bytes, data: bytes) -> bool:
-    """Whether `signature` is `peer`'s over `data`.  Pure, hence remembered: gossip brings the same bytes again."""
+    """Whether `signature` is `peer`'s over `data`.
+
+    Remembered for short data, which gossip brings again; what is remembered is bounded in bytes by that.
+    """
+    return _verify_small(peer, signature, data) if len(data) <= REMEMBERED_BYTES else _verify(peer, signature, data)
+
+
+@lru_cache(maxsize=8192)
+def _verify_small(peer: PeerId, signature: bytes, data: bytes) -> bool:
+    return _verify(peer, signature, data)
+
+
+def _verify(peer: PeerId, signature: bytes, data: bytes) -> bool:
     if len(signature) != SIGNATURE_BYTES:
         return False
     try:

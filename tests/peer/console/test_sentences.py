@@ -42,3 +42,8 @@ def test_every_event_has_a_sentence_and_a_level() -> None:
     for cls in ev.EVENTS.values():
         event = cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])
         assert sentence(event) and level(event), cls
+
+
+def test_a_name_in_a_phase_moves_no_cursor() -> None:
+    text = sentence(ev.PhaseChanged("ready", "waiting", "waiting for \x1b]0;owned\x07\x1b[2J\n12:00 error"))
+    assert text.isprintable() and text.startswith("ready: waiting for")

@@ -106,6 +106,17 @@ def on_table(folder: Path, check: Callable[[Table], Awaitable[None]]) -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+def test_what_looked_like_proof_and_is_none_ejects_nobody(tmp_path: Path) -> None:
+    """It is made of what others sent; whatever that is, it must not end this peer."""
+
+    async def check(table: Table) -> None:
+        assert await table.ejections.convict(TwoStatements(first=ready(8), second=ready(8))) is None
+        assert await table.ejections.convict(TwoStatements(first=ready(8), second=b"no statement")) is None
+        assert not table.has_ejected() and len([each for each in table.events if isinstance(each, Notice)]) == 2
+
+    on_table(tmp_path, check)
+
+
 def test_a_lie_that_we_found_ejects_its_author_once_and_is_persisted(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         verdict = await table.ejections.convict(PROOF)

@@ -49,6 +49,13 @@ def test_two_for_one_slot_are_proof() -> None:
     assert readys.add(ANN.peer_id, *second, is_known=True) == TwoStatements(first=first[1].raw, second=second[1].raw)
 
 
+def test_the_same_said_in_other_bytes_is_neither_news_nor_proof() -> None:
+    readys, plus, minus = Readys(), sealed(loss=0.0), sealed(loss=-0.0)
+    assert plus[0] == minus[0] and plus[1].raw != minus[1].raw
+    readys.add(ANN.peer_id, *plus, is_known=True)
+    assert readys.add(ANN.peer_id, *minus, is_known=True) is False
+
+
 def test_those_for_another_tip_are_not_given() -> None:
     readys = Readys()
     readys.add(ANN.peer_id, *sealed(), is_known=True)

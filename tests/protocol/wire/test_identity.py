@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.wire.canonical import Malformed
-from protocol.wire.identity import Identity, PeerId, peer_id_of, public_key_of, verify
+from protocol.wire.identity import REMEMBERED_BYTES, Identity, PeerId, _verify_small, peer_id_of, public_key_of, verify
 
 ONE = Identity.from_seed(bytes(32))
 TWO = Identity.from_seed(bytes([2]) * 32)
@@ -47,3 +47,14 @@ def test_the_key_is_not_shown() -> None:
 def test_a_seed_of_the_wrong_length_is_malformed() -> None:
     with pytest.raises(Malformed):
         Identity.from_seed(b"short")
+
+
+def test_only_verdicts_on_short_data_are_remembered() -> None:
+    """The data is kept with its verdict: strangers must not fill memory with it."""
+    identity = Identity.generate()
+    short, long = bytes(REMEMBERED_BYTES), bytes(REMEMBERED_BYTES + 1)
+    before = _verify_small.cache_info().misses
+    assert verify(identity.peer_id, identity.sign(long), long) and not verify(identity.peer_id, identity.sign(short), long)
+    assert _verify_small.cache_info().misses == before
+    assert verify(identity.peer_id, identity.sign(short), short)
+    assert _verify_small.cache_info().misses == before + 1
