@@ -188,9 +188,10 @@ class Lane:
                 try:
                     while True:
                         await self._something_waits()
-                        while self._under_way() > (NEAR_BYTES if rtt_of(link) < LONG_WAY_S else FAR_BYTES):
+                        if self._under_way() > (NEAR_BYTES if rtt_of(link) < LONG_WAY_S else FAR_BYTES):
                             self._answered = trio.Event()
                             await self._answered.wait()
+                            continue  # what waited may have been given up meanwhile
                         self._current = self._waiting.popleft()
                         await self._send(link, self._current)
                         self._current = None

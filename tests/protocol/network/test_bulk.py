@@ -6,10 +6,12 @@ import os
 
 import pytest
 import trio
+import trio.testing
 
-from protocol.network.interface import MAX_PUSH_BYTES, NetworkError, Refused, Unreachable
+from protocol.network.interface import MAX_PUSH_BYTES, Landing, NetworkError, Refused, Unreachable
 from protocol.network.libp2p import link as link_module
 from protocol.network.libp2p.link import FrameKind, Link, SocketState
+from protocol.wire.identity import PeerId
 from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, stack
 
 DATA = os.urandom(3 << 20)
@@ -38,6 +40,43 @@ def test_pushes_arrive_whole_and_a_refusal_does_not_end_the_connection() -> None
             assert one.traffic().up_bytes >= 5 * len(DATA) and two.traffic().down_bytes >= 5 * len(DATA)
             with pytest.raises(NetworkError, match="limit"):
                 await one.push(two.peer_id, b"", memoryview(bytes(MAX_PUSH_BYTES + 1)), timeout_s=PATIENCE_S)
+
+    trio.run(main)
+
+
+def test_a_push_may_be_given_up_while_it_waits_for_the_answer_to_another() -> None:
+    class Slow(Recorder):
+        """Answers the push "slow" when it is let."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.let = trio.Event()
+
+        async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
+            await super().finish_push(peer, header, landing)
+            if header == b"slow":
+                await self.let.wait()
+
+    async def main() -> None:
+        a, b = Recorder(), Slow()
+        async with network(a) as one, network(b) as two:
+            one.remember(two.addresses())
+            await b.until(lambda: b.connected)
+            await a.until(lambda: a.connected)
+
+            async def push(header: bytes) -> None:
+                await one.push(two.peer_id, header, memoryview(DATA), timeout_s=PATIENCE_S)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(push, b"slow")
+                await b.until(lambda: b.finished)
+                async with trio.open_nursery() as given_up:
+                    given_up.start_soon(push, b"given up")
+                    await trio.testing.wait_all_tasks_blocked(0.05)
+                    given_up.cancel_scope.cancel()
+                b.let.set()
+            await push(b"next")
+            assert [header for header, _ in b.finished] == [b"slow", b"next"]
 
     trio.run(main)
 
