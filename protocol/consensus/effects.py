@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Body, ChunkEntry, Commit, Plan, Promise, Provenance, Record
+from protocol.wire.messages import Body, ChunkEntry, Commit, Kept, Plan, Provenance, Record
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Send:
 
 @dataclass(frozen=True)
 class Persist:
-    """Write our promise (with our last vote) to disk before anything after this effect happens."""
+    """Write what binds us to disk before anything after this effect happens."""
 
-    promise: Promise
+    kept: Kept
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,14 @@ class FinishCompute:
 class ObtainResult:
     """Bring the result of this record to disk, then say `ResultObtained`.
 
-    sources: peers that may have it.  provenance: None for a certified record; a record that is only put to the vote is
-    audited first, and may end in `AuditFailed`.
+    sources: peers that may have it.  proposer: the peer that put it to the vote.  provenance: None for a certified or
+    locked record; one that is only put to the vote is audited first, and may end in `AuditFailed`.
     """
 
     record: Record
     index: tuple[ChunkEntry, ...]
     sources: tuple[PeerId, ...]
+    proposer: PeerId
     provenance: Provenance | None
 
 

@@ -1,37 +1,33 @@
-"""How the members agree on one round: single-decree Paxos with signatures, as a pure state machine.
+"""How the electors agree on one round: a two-step vote with locks, as a pure state machine.
 
 A `RoundMachine` lives from one tip to the next.  It is told what arrived, what became of the exchange and what time it
 is, and answers with effects; `protocol.node.round_runner` performs them.  It does no I/O, reads no clock and holds no key.
 
     ready     everybody gossips READY when its compute is done: the contribution is committed by its root
-    proposal  the proposer closes the round: attempt, plan (members, chunk owners), evicted electors   [Paxos 1a]
-    promise   a member takes part in no lower attempt, and tells what it voted for, if anything         [1b]
-    (exchange: everyone in the plan averages; it starts with the promise and survives a change of proposer)
-    motion    the proposer puts one record to the vote: a carried one, or that of its own exchange      [2a]
-    vote      an elector holds that result on disk and signs                                            [2b]
-    commit    a quorum of equal votes is the certificate
+    roll      an elector that wants the round closed takes part in an attempt, and tells what it is locked on
+    proposal  the attempt's proposer, with the rolls of a quorum, says who averages what with whom
+    (exchange: everyone in the plan averages; it begins with the proposal and survives a change of proposer)
+    motion    the proposer puts one record to the vote: the one that the rolls oblige it to carry on, or its exchange's
+    first     an elector holds that result on disk and nothing forbids it: a first vote
+    proof     the proposer shows a quorum of first votes
+    second    an elector that has seen the proof locks itself on the record: a second vote
+    commit    a quorum of second votes is the certificate
 
-Policy
-* A ballot is (attempt, proposer); ballots are ordered, so two proposers of one attempt never share a ballot.
-* Acceptors are the electors: the members of the previous record less the evicted ones.  At genesis, or when all of
-  them are evicted, the members of the plan vote.
-* Who proposes, and when, is `protocol.consensus.policy`'s matter.  Proposing is no privilege: safety rests on the acceptors.
-* The record put to the vote fixes the one version of every chunk: a member that assembled another one fetches the
-  difference before it votes.  (So a quorum never splits over two versions.)
-* Who is ready and finds itself left out answers the first such proposal with its READY instead of a promise.  Nobody
-  takes up a new plan that leaves out more than a third of those it sees ready.
-* A promise is not given to a higher ballot while the proposer of the last one is alive and at work: otherwise anybody
-  could keep a round from ending by proposing again and again.
-* A record with an average that was proven wrong, or that cannot be accounted for, is voted for only by who has voted for
-  it before; who doubts it carries it on only where it may have been decided already.
-* A later attempt takes over the plan of the attempt it has promised: what was exchanged is not exchanged again; except
-  a plan that found no quorum of promises, which its proposer makes anew.
-* Promise and vote are on disk (fsync) before they are sent: the effect `Persist` precedes the `Send`.
+* Each attempt has one proposer, whom the tip and the number of the attempt draw from the electors.  Nobody proposes anything
+  without the signed rolls of a quorum, so nobody can begin an attempt alone, or hide a lock.
+* Safety is `protocol.consensus.voting`'s and `protocol.consensus.justification`'s matter alone; everything else here may be
+  late, wrong or hostile without harm to it.
+* The next attempt is due when the proposer is gone, when nothing moves for longer than the attempt is given, or when so many
+  electors are there already that one of them must be honest.
+* A later attempt keeps the plan that was taken up: what was exchanged is not exchanged again; except when its result is in
+  doubt, or the contributions to it are gone.
+* The record put to the vote fixes the one version of every chunk: a voter that assembled another one fetches the
+  difference before it votes.
+* What binds a voter is on disk (fsync) before it is said: the effect `Persist` precedes the `Send`.
 """
 
 from __future__ import annotations
 
-from protocol.consensus.acceptor import Acceptor
 from protocol.consensus.effects import Committed, FinishCompute, ObtainResult, Reject, Repair, RoundEffect, Send
 from protocol.consensus.events import (
     Arrived,
@@ -44,30 +40,40 @@ from protocol.consensus.events import (
     StateHashed,
     Tick,
 )
-from protocol.consensus.policy import FINISH_S
+from protocol.consensus.patience import Patience
 from protocol.consensus.proposer import Proposer
-from protocol.consensus.round_state import PATIENCE_S, RoundState
+from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
+from protocol.consensus.voter import Voter
 from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import verify_commit
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Finish, Motion, Plan, Promise, Proposal, Ready, Refusal, Vote, Voted
+from protocol.wire.messages import Commit, Finish, Kept, Lock, Motion, Plan, Proof, Proposal, Ready, Roll, Vote
 
 
 class RoundMachine:
-    """One round as one peer lives it: what it is told goes to its proposer, its acceptor, or ends the round.
+    """One round as one peer lives it: what it is told goes to its proposer, its voter, or ends the round.
 
-    persisted: the promise on disk, of this round or another.  `now` is always trio time.
+    kept: what binds us, as it is on disk, at this tip or another.  patience: what we remember of earlier rounds.  `now` is
+    always trio time.
     """
 
     def __init__(
-        self, me: PeerId, settings: RoundSettings, base: Base, now: float, persisted: Promise | None = None
+        self,
+        me: PeerId,
+        settings: RoundSettings,
+        base: Base,
+        now: float,
+        kept: Kept | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self.me, self.base = me, base
-        self._state = RoundState(me, settings, base, now)
-        self._acceptor, self._proposer = Acceptor(self._state, persisted), Proposer(self._state)
+        self._state = RoundState(me, settings, base, now, kept, patience or Patience())
+        self._voter, self._proposer = Voter(self._state), Proposer(self._state)
+        self._closing = self._state.kept.attempt > 0
+        """Whether the round is being closed: we have seen that it may be, or others have."""
         self._certified: Commit | None = None
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -85,12 +91,12 @@ class RoundMachine:
     @property
     def readys(self) -> dict[PeerId, Ready]:
         """The newest READY of each peer that is ready for this round."""
-        return self._state.readys
+        return {peer: signed.ready for peer, signed in self._state.closing.readys.items()}
 
     @property
-    def voted(self) -> Voted | None:
-        """Our last vote in this round."""
-        return self._state.voted
+    def kept(self) -> Kept:
+        """What binds us in this round."""
+        return self._state.kept
 
     @property
     def decided(self) -> Commit | None:
@@ -125,7 +131,7 @@ class RoundMachine:
             case ResultObtained(root):
                 return self._on_result_obtained(root)
             case AuditFailed(root):
-                return self._acceptor.on_audit_failed(root)
+                self._voter.on_audit_failed(root, now)
             case AverageDisproved():
                 self._on_average_disproved(event, now)
             case Tick():
@@ -136,52 +142,58 @@ class RoundMachine:
         sender = arrived.sender
         match arrived.body:
             case Ready() as ready:
-                self._state.closing.add(sender, ready)
+                self._state.closing.add(sender, ready, arrived.signature)
                 return self._tick(view, now)
             case Finish() as finish:
                 return self._on_finish(sender, finish, view)
+            case Roll() as roll:
+                objection = self._proposer.on_roll(sender, roll, arrived.signature, now)
+                return [Reject(sender, Roll.KIND, objection)] if objection is not None else self._tick(view, now)
+            case Lock() as lock:
+                self._proposer.on_lock(sender, lock)
             case Proposal() as proposal:
-                return self._acceptor.on_proposal(sender, proposal, view, now)
-            case Promise() as promise:
-                return self._proposer.on_promise(sender, promise, now)
+                return self._voter.on_proposal(sender, proposal, view, now)
             case Motion() as motion:
-                return self._acceptor.on_motion(sender, motion, view, now)
+                return self._voter.on_motion(sender, motion, view, now)
+            case Proof() as proof:
+                return self._voter.on_proof(sender, proof)
             case Vote() as vote:
-                return self._on_vote(sender, vote, arrived.signature)
-            case Refusal() as refusal:
-                self._proposer.on_refusal(sender, refusal, now)
+                return self._on_vote(sender, vote, arrived.signature, now)
             case Commit() as commit:
                 return self._on_commit(sender, commit)
         return []
 
     def _on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[RoundEffect]:
-        """Somebody who is ready asks us to finish: we do when we see for ourselves that others wait."""
-        waits = sender in self.readys and self.me not in self.readys and self._state.closing.may_ask_to_finish(view)
-        return [FinishCompute()] if self._state.is_for_this_round(finish.round, finish.base) and waits else []
+        """Somebody who is ready asks us to finish: we do when we see for ourselves that a quorum waits."""
+        waits = sender in self._state.closing.readys and self.me not in self._state.closing.readys
+        if not waits or not self._state.is_for_this_round(finish.round, finish.base):
+            return []
+        return [FinishCompute()] if self._state.closing.has_quorum(view) else []
 
     def _on_average_disproved(self, event: AverageDisproved, now: float) -> None:
         """What rests on the average is made anew without the liar."""
         state = self._state
         state.doubts.disprove(event.chunk, event.hash)
-        self._proposer.drop_false_results()
-        self._acceptor.drop_false_motion()
+        self._voter.drop_false_motion()
         if state.plan is not None and any(member.peer == event.liar for member in state.plan.members):
             state.plan = None
             self._proposer.drop_attempt()
-            state.next_attempt(now)
+            state.go_to_attempt(state.attempt + 1, now)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def _on_vote(self, sender: PeerId, vote: Vote, signature: bytes) -> list[RoundEffect]:
-        certified = self._proposer.on_vote(sender, vote, signature)
-        if certified is None:
+    def _on_vote(self, sender: PeerId, vote: Vote, signature: bytes, now: float) -> list[RoundEffect]:
+        result = self._proposer.on_vote(sender, vote, signature, now)
+        if not isinstance(result, Commit):
+            return result
+        if self.decided is not None or self._certified is not None:
             return []
-        commit, others = certified
-        return [Send(others, commit), *self._decide(commit, others)]
+        others = tuple(peer for peer in self._proposer.audience() if peer != self.me)
+        return [Send(others, result), *self._decide(result, others)]
 
     def _on_commit(self, sender: PeerId, commit: Commit) -> list[RoundEffect]:
         """A certified record, from anywhere; not for this round: somebody is behind, or ahead."""
-        if self.decided is not None or commit.record.round != self.base.round:
+        if self.decided is not None or self._certified is not None or commit.record.round != self.base.round:
             return []
         try:
             verify_commit(self._state.settings, commit, self.base)
@@ -195,7 +207,7 @@ class RoundMachine:
             self._state.decided = commit
             return [Committed(commit)]
         self._certified = commit
-        return [ObtainResult(commit.record, tuple(commit.index), sources, None)]
+        return [ObtainResult(commit.record, tuple(commit.index), sources, self.me, None)]
 
     def _on_result_obtained(self, root: bytes) -> list[RoundEffect]:
         """End the round, if its certified record waited for this result; else it may be one to vote for."""
@@ -204,49 +216,40 @@ class RoundMachine:
             commit, self._certified = self._certified, None
             self._state.decided = commit
             return [Committed(commit)]
-        return self._acceptor.on_result_obtained(root)
+        return self._voter.on_result_obtained(root)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def _tick(self, view: View, now: float) -> list[RoundEffect]:
-        """Close the round, send again, or lose patience."""
+        """Close the round, lead our attempt, or lose patience with another's."""
         state = self._state
         if state.decided is not None or self._certified is not None:
             return []
-        effects = self._proposer.tick(now)
-        if effects is not None:
-            return effects
-        if state.promised is not None and state.promised[1] != self.me:
-            return self._watch_proposer(view, now)
-        if self.me not in self.readys:
-            return []
-        asks, closable = state.closing.gather(view, now)
-        return [*asks, *self._lead_or_wait(view, now)] if closable else asks
+        effects = self._repair()
+        if not self._closing:
+            asks, closable = state.closing.gather(view, now)
+            effects += asks
+            self._closing = closable or (self._proposer.are_calling() and state.closing.has_quorum(view))
+            if not self._closing:
+                return effects
+            state.move(now)
+        if not state.has_patience(now):
+            self._lose_patience(view, now)
+        call, ballot = self._voter.call(view, now)
+        effects += call
+        if ballot is not None and ballot.proposer == self.me:
+            effects += self._proposer.lead(ballot, view, now)
+        return effects
 
-    def _lead_or_wait(self, view: View, now: float) -> list[RoundEffect]:
-        """The round may be closed: propose if it is our turn; else wait for the proposer, and lose patience with it."""
-        state = self._state
-        agreed = state.closing.agreed(view)
-        if agreed and state.differs_from(self.readys[agreed[0]].state_digest):
-            return [Repair(Hash(self.readys[agreed[0]].state_digest))]
-        if state.closing.proposer(view, state.attempt) == self.me:
-            return self._proposer.propose(view, now)
-        if state.idle_s(now) > state.settings.grace_s + FINISH_S + PATIENCE_S * (1 + state.attempt):
-            state.next_attempt(now)
-        return []
+    def _repair(self) -> list[RoundEffect]:
+        """Look again at our state, if the electors stand on another one."""
+        digest = self._state.state_digest
+        other = self._state.closing.state_against(digest) if digest is not None else None
+        return [Repair(Hash(other))] if other is not None else []
 
-    def _watch_proposer(self, view: View, now: float) -> list[RoundEffect]:
-        """We promised another peer: when it is gone or nothing moves, the next attempt begins."""
+    def _lose_patience(self, view: View, now: float) -> None:
         state = self._state
-        assert state.promised is not None
-        attempt, proposer = state.promised
-        stalled = state.is_stalled(now, attempt)
-        if state.closing.lives(proposer, view) and not stalled and state.attempt <= attempt:
-            return []
-        if state.attempt <= attempt:
-            state.next_attempt(now, after=attempt)
-        elif stalled:
-            state.next_attempt(now)
-        if self.me in self.readys and state.closing.proposer(view, state.attempt) == self.me:
-            return self._proposer.propose(view, now)
-        return []
+        stalled = self._voter.proposer_to_blame(view)
+        if stalled is not None:
+            state.closing.patience.lost_with(stalled, self.base.round)
+        state.go_to_attempt(state.attempt + 1, now)

@@ -1,260 +1,295 @@
-"""The proposer of a round: our own attempts to have a record certified."""
+"""The proposer of a round: gathers rolls, proposes a plan, puts a record to the vote and counts the votes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protocol.consensus.effects import Repair, RoundEffect, Send
+from protocol.consensus.ballot import Ballot
+from protocol.consensus.effects import RoundEffect, Send
+from protocol.consensus.justification import Justification, check_lock, check_roll, justify
 from protocol.consensus.policy import RESEND_S
 from protocol.consensus.round_state import RoundState
-from protocol.consensus.terms import Ballot, View
-from protocol.consensus.validation import flaw_of_motion
+from protocol.consensus.terms import View
 from protocol.exchange.assignment import plan_hash
-from protocol.state.chain import effective_electorate, index_root, quorum_size, record_hash
+from protocol.state.chain import index_root, record_hash
+from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
     Commit,
+    Lock,
+    LockName,
     Motion,
     Plan,
-    Promise,
+    Proof,
     Proposal,
     Provenance,
     Record,
-    Refusal,
+    Roll,
     Signature,
+    Step,
     Vote,
-    Voted,
 )
+
+MAX_LEAD = 16
+"""Attempts that a roll may be ahead of ours.  Attempts take seconds: further ahead is nobody honest."""
+LOCKS_KEPT = 2
+"""Of each voter: one of the whole electorate, and one of a part."""
 
 
 @dataclass
 class OwnAttempt:
-    """One ballot of ours.  electors: of the round, with the evicted ones.  votes: signatures by voter.
-
-    sent: when the proposal or the motion was sent last, in trio time.
-    """
+    """One ballot of ours.  first, second: signatures of votes, by voter.  sent: the last time, in trio time."""
 
     ballot: Ballot
-    plan: Plan
-    electors: tuple[PeerId, ...]
-    evicted: tuple[PeerId, ...]
+    rolls: list[bytes]
     sent: float
-    promises: dict[PeerId, Promise] = field(default_factory=dict)
+    plan: Plan | None = None
     motion: Motion | None = None
-    votes: dict[PeerId, bytes] = field(default_factory=dict)
-    refusals: dict[PeerId, None] = field(default_factory=dict)
+    first: dict[PeerId, bytes] = field(default_factory=dict)
+    second: dict[PeerId, bytes] = field(default_factory=dict)
+    proof: Proof | None = None
 
     def audience(self) -> tuple[PeerId, ...]:
-        """Everybody that the proposal and the motion are sent to."""
-        peers = [PeerId(member.peer) for member in self.plan.members] + list(self.electors)
-        return tuple(peer for peer in dict.fromkeys(peers) if peer not in self.evicted)
+        """The members of the plan or the record, and the voters."""
+        members = self.motion.record.members if self.motion is not None else self.plan.members if self.plan is not None else []
+        return tuple(dict.fromkeys([*(PeerId(member.peer) for member in members), *self.ballot.voters]))
 
-    def voters(self) -> tuple[PeerId, ...]:
-        """The acceptors of this ballot: the electors that stay, or the members when none does."""
-        stay = tuple(peer for peer in self.electors if peer not in self.evicted)
-        return stay or tuple(PeerId(member.peer) for member in self.plan.members)
-
-    def has_promises(self) -> bool:
-        """Whether a quorum has promised."""
-        voters = self.voters()
-        return sum(peer in self.promises for peer in voters) >= quorum_size(len(voters))
-
-    def can_win(self) -> bool:
-        """Whether enough voters are left that did not refuse the motion."""
-        voters = self.voters()
-        return sum(peer not in self.refusals for peer in voters) >= quorum_size(len(voters))
-
-    def proposal(self) -> Proposal:
-        """The statement that opens it."""
-        return Proposal(attempt=self.ballot[0], plan=self.plan, evicted=list(self.evicted))
+    def certificate(self, votes: dict[PeerId, bytes]) -> Certificate:
+        """These votes as a certificate."""
+        signatures = [Signature(peer=peer, signature=votes[peer]) for peer in sorted(votes)]
+        return Certificate(attempt=self.ballot.attempt, absent=list(self.ballot.absent), votes=signatures)
 
 
 class Proposer:
-    """Proposes a plan, gathers promises, puts a record to the vote and counts the votes."""
+    """Leads the attempts that are ours; what it hears of others' rolls tells which attempt is due."""
 
     def __init__(self, state: RoundState) -> None:
         self._state = state
+        self._rolls: dict[PeerId, tuple[Roll, bytes]] = {}
+        """The roll of the highest attempt of each voter, and as it travelled."""
+        self._locks: dict[PeerId, list[Lock]] = {}
         self._mine: OwnAttempt | None = None
-        self._results: dict[Hash, tuple[tuple[ChunkEntry, ...], Provenance]] = {}
 
     @property
     def is_proposing(self) -> bool:
         """Whether an attempt of ours is under way."""
-        return self._mine is not None
+        return self._mine is not None and self._mine.ballot.attempt == self._state.attempt
 
-    # -- an attempt begins and ends -----------------------------------------------------------------------------------
+    # -- rolls --------------------------------------------------------------------------------------------------------
 
-    def propose(self, view: View, now: float) -> list[RoundEffect]:
-        """Begin an attempt with the plan that was taken up, or a new one if that leaves out too many."""
-        state, plan = self._state, self._state.plan
-        if plan is None or state.leaves_out_too_many(plan, view):
-            plan = state.closing.make_plan(view)
-        if plan is None:
-            return []
-        if plan.state_digest != state.state_digest:
-            return [Repair(Hash(plan.state_digest))] if state.state_digest is not None else []
-        if state.promised is not None and (state.attempt, state.me) <= state.promised:
-            state.attempt = state.promised[0] + 1
-        self._mine = OwnAttempt((state.attempt, state.me), plan, state.base.electors, state.closing.evictable(view), now)
-        return [Send(self._mine.audience(), self._mine.proposal())]
-
-    def tick(self, now: float) -> list[RoundEffect] | None:
-        """Send again what is not answered.  None when no attempt of ours is under way, or it has just been given up."""
-        mine, state = self._mine, self._state
-        if mine is None:
+    def on_roll(self, sender: PeerId, roll: Roll, signature: bytes, now: float) -> str | None:
+        """Take a roll.  An attempt that some honest voter has entered is due for us, too.  Returns an objection."""
+        state, electors = self._state, self._state.base.electors
+        if not state.is_for_this_round(roll.round, roll.base):
             return None
-        if not state.is_stalled(now, mine.ballot[0]):
-            return self._resend(mine, now)
-        if mine.motion is None and not mine.has_promises():
-            state.plan = None  # nearly nobody took it up: the next one has everybody who is ready by then
-        self._give_up(now)
+        if roll.attempt > state.attempt + MAX_LEAD:
+            return f"attempt {roll.attempt} is too far ahead of attempt {state.attempt}"
+        if sender not in electors and sender not in state.closing.readys:
+            return "its sender does not vote"
+        known = self._rolls.get(sender)
+        if known is not None and known[0].attempt > roll.attempt:
+            return None
+        raw = rebuild(state.settings.run, Roll.KIND, sender, roll.encode(), signature).raw
+        self._rolls[sender] = (roll, raw)
+        ahead = sorted((entered.attempt for entered, _ in self._rolls.values()), reverse=True)
+        needed = state.ballot(0, ()).some_honest
+        if len(ahead) >= needed:
+            state.go_to_attempt(max(state.attempt, ahead[needed - 1]), now)
         return None
 
-    def _resend(self, mine: OwnAttempt, now: float) -> list[RoundEffect]:
-        if now - mine.sent < RESEND_S:
-            return []
-        mine.sent = now
-        if mine.motion is not None:
-            return [Send(tuple(peer for peer in mine.audience() if peer not in mine.votes), mine.motion)]
-        waiting = tuple(peer for peer in mine.audience() if peer not in mine.promises)
-        return [Send(waiting, mine.proposal())] if waiting else []
+    def are_calling(self) -> bool:
+        """Whether some honest voter, other than us, wants the round closed."""
+        others = sum(peer != self._state.me for peer in self._rolls)
+        return others >= self._state.ballot(0, ()).some_honest
 
-    def _give_up(self, now: float) -> None:
-        self._mine = None
-        self._state.next_attempt(now)
+    def on_lock(self, sender: PeerId, lock: Lock) -> None:
+        """Keep the proof of a lock that a roll names, until the roll is here."""
+        if sender in self._state.base.electors or sender in self._state.closing.readys:
+            kept = [known for known in self._locks.get(sender, []) if bool(known.proof.absent) != bool(lock.proof.absent)]
+            self._locks[sender] = [*kept, lock][-LOCKS_KEPT:]
 
-    # -- promises -----------------------------------------------------------------------------------------------------
+    # -- an attempt begins --------------------------------------------------------------------------------------------
 
-    def on_promise(self, sender: PeerId, promise: Promise, now: float) -> list[RoundEffect]:
-        """Count a promise; one of a higher ballot ends our attempt."""
-        mine, state = self._mine, self._state
-        if mine is None or not state.is_for_this_round(promise.round, promise.base):
+    def lead(self, ballot: Ballot, view: View, now: float) -> list[RoundEffect]:
+        """Begin our attempt once a quorum has called it: carry on a lock, else a plan, else make one.
+
+        ballot: the one that is due, which is ours.
+        """
+        if self._mine is not None and self._mine.ballot.attempt == ballot.attempt:
+            return self._resend(self._mine, now)
+        rolls = self._usable_rolls(ballot)
+        if len(rolls) < ballot.quorum:
             return []
-        ballot = (promise.attempt, PeerId(promise.proposer))
-        if ballot > mine.ballot:
-            state.attempt = max(state.attempt, min(promise.attempt, state.attempt + 1))
-            state.move(now)
-            self._mine = None
+        justification = justify(self._state.settings.run, ballot, rolls)
+        lock = self._lock_to_carry(justification)
+        plan = self._plan_for(justification, view) if lock is None else None
+        members = lock.record.members if lock is not None else plan.members if plan is not None else []
+        ballot = self._state.ballot(ballot.attempt, ballot.absent, members)
+        rolls = self._usable_rolls(ballot) if members else []
+        if not members or ballot.proposer != self._state.me or len(rolls) < ballot.quorum:
             return []
-        if ballot != mine.ballot or not self._could_be_voted_for(promise.voted):
-            return []
-        if sender not in mine.promises:
-            mine.promises[sender] = promise
-            state.move(now)
-        return self._put_to_vote(now)
+        self._mine = mine = OwnAttempt(ballot, rolls, now, plan)
+        if lock is not None:
+            return self._put(mine, lock.record, lock.index, lock.provenance, lock.proof, now)
+        assert plan is not None
+        result = self._state.results.get(plan_hash(plan))
+        if result is not None:
+            return self._put_result(mine, result, now)
+        return [Send(mine.audience(), self._proposal(mine, plan))]
+
+    def _usable_rolls(self, ballot: Ballot) -> list[bytes]:
+        """The rolls for this ballot whose READYs we hold, and the proof of whose lock, sorted by voter."""
+        usable: dict[PeerId, bytes] = {}
+        for peer in sorted(ballot.voters):
+            roll, raw = self._rolls.get(peer, (None, b""))
+            if roll is not None and check_roll(ballot, roll) is None and self._has_proofs(ballot, peer, roll):
+                usable[peer] = raw
+        return list(usable.values())
+
+    def _has_proofs(self, ballot: Ballot, peer: PeerId, roll: Roll) -> bool:
+        return all(
+            name is None or any(self._proves(ballot, name, lock) for lock in self._known_locks())
+            for name in (roll.lock, roll.reduced)
+        )
+
+    def _known_locks(self) -> list[Lock]:
+        return [lock for locks in self._locks.values() for lock in locks]
+
+    def _proves(self, ballot: Ballot, name: LockName, lock: Lock) -> bool:
+        try:
+            check_lock(self._state.settings.run, ballot, lock.record, name, lock.proof)
+        except Malformed:
+            return False
+        return True
+
+    def _lock_to_carry(self, justification: Justification) -> Lock | None:
+        """The lock that the rolls oblige us to carry on; None when they name none."""
+        for name in justification.highest_locks():
+            for lock in self._known_locks():
+                if self._proves(justification.ballot, name, lock):
+                    return lock
+        return None
+
+    def _plan_for(self, justification: Justification, view: View) -> Plan | None:
+        """The plan that was taken up, if it stands; else a new one."""
+        state = self._state
+        if state.plan is not None and justification.takes_up(plan_hash(state.plan)) and state.standing_plan() is not None:
+            return state.plan
+        if state.state_digest is None:
+            return None
+        return state.closing.make_plan(view, state.state_digest, justification.held())
+
+    def _proposal(self, mine: OwnAttempt, plan: Plan) -> Proposal:
+        return Proposal(attempt=mine.ballot.attempt, absent=list(mine.ballot.absent), plan=plan, rolls=mine.rolls)
+
+    # -- the vote -----------------------------------------------------------------------------------------------------
 
     def on_exchange_done(
         self, plan: Hash, entries: tuple[ChunkEntry, ...], provenance: Provenance, now: float
     ) -> list[RoundEffect]:
         """Our exchange of the plan with this hash is complete: its result may be put to the vote."""
-        if self._state.doubts.is_false(entries):
+        state, mine = self._state, self._mine
+        if state.doubts.is_false(entries):
             return []
-        self._results[plan] = (entries, provenance)
-        self._state.move(now)
-        return self._put_to_vote(now)
-
-    def _could_be_voted_for(self, voted: Voted | None) -> bool:
-        return (
-            voted is None
-            or flaw_of_motion(self._state.settings, self._state.base, voted.record, voted.index, voted.provenance) is None
-        )
-
-    # -- the vote -----------------------------------------------------------------------------------------------------
-
-    def _put_to_vote(self, now: float) -> list[RoundEffect]:
-        """Make the motion once a quorum has promised: the record already voted for, or that of our exchange."""
-        mine, doubts = self._mine, self._state.doubts
-        if mine is None or mine.motion is not None or not mine.has_promises():
+        state.results[plan] = (entries, provenance)
+        state.move(now)
+        if mine is None or mine.plan is None or mine.motion is not None or plan_hash(mine.plan) != plan:
             return []
-        voters = mine.voters()
-        carried = self._carried(mine, voters)
-        if any(doubts.apply_to(voted) for voted in carried) and not all(peer in mine.promises for peer in voters):
-            return []  # the others' promises may show that it was not decided
-        if carried:
-            latest = max(carried, key=lambda voted: (voted.attempt, voted.proposer))
-            record, index, provenance = latest.record, list(latest.index), latest.provenance
-        else:
-            result = self._results.get(plan_hash(mine.plan))
-            if result is None:
-                return []
-            record, index, provenance = self._make_record(mine, result[0]), list(result[0]), result[1]
+        if mine.ballot.attempt != state.attempt:
+            return []
+        return self._put_result(mine, state.results[plan], now)
+
+    def _put_result(
+        self, mine: OwnAttempt, result: tuple[tuple[ChunkEntry, ...], Provenance], now: float
+    ) -> list[RoundEffect]:
+        assert mine.plan is not None
+        entries, provenance = result
+        return self._put(mine, self._record(mine.plan, entries), entries, provenance, None, now)
+
+    def _put(
+        self,
+        mine: OwnAttempt,
+        record: Record,
+        index: Sequence[ChunkEntry],
+        provenance: Provenance,
+        proof: Certificate | None,
+        now: float,
+    ) -> list[RoundEffect]:
+        """Put a record to the vote."""
         mine.motion = Motion(
-            attempt=mine.ballot[0],
-            proposer=self._state.me,
-            evicted=list(mine.evicted),
+            attempt=mine.ballot.attempt,
+            absent=list(mine.ballot.absent),
             record=record,
-            index=index,
+            index=list(index),
             provenance=provenance,
+            rolls=mine.rolls,
+            proof=proof,
         )
         mine.sent = now
         return [Send(mine.audience(), mine.motion)]
 
-    def _carried(self, mine: OwnAttempt, voters: Sequence[PeerId]) -> list[Voted]:
-        """Votes for records that may be decided.  Votes for a record that we doubt count only if so many have, or
-        may have, given them that it may be: those who promised us without such a vote keep it from being decided."""
-        promises = {peer: promise.voted for peer, promise in mine.promises.items() if peer in voters}
-        true = [peer for peer, voted in promises.items() if voted is None or not self._state.doubts.apply_to(voted)]
-        settled = len(voters) - len(true) < quorum_size(len(voters))
-        return [voted for peer, voted in promises.items() if voted is not None and (peer in true or not settled)]
-
-    def _make_record(self, mine: OwnAttempt, entries: Sequence[ChunkEntry]) -> Record:
-        base = self._state.base
+    def _record(self, plan: Plan, entries: Sequence[ChunkEntry]) -> Record:
         return Record(
-            round=base.round,
-            fragment=base.fragment,
-            attempt=mine.ballot[0],
-            proposer=self._state.me,
-            previous=base.tip,
-            members=mine.plan.members,
+            round=plan.round,
+            fragment=plan.fragment,
+            previous=plan.base,
+            members=plan.members,
             codec=self._state.settings.codec,
             result_root=index_root(entries),
-            state_digest=mine.plan.state_digest,
-            loss=mine.plan.loss,
+            state_digest=plan.state_digest,
         )
 
-    def on_vote(self, sender: PeerId, vote: Vote, signature: bytes) -> tuple[Commit, tuple[PeerId, ...]] | None:
-        """Count a vote.  With a quorum: the certified record, and the other peers to send it to."""
-        mine, state = self._mine, self._state
-        if mine is None or mine.motion is None or state.decided is not None:
-            return None
-        record = mine.motion.record
-        if (vote.attempt, vote.proposer) != mine.ballot or vote.record_hash != record_hash(record):
-            return None
-        voters = effective_electorate(state.base.previous, record, mine.evicted)
-        if vote.evicted != list(mine.evicted) or sender not in voters:
-            return None
-        if sender not in mine.votes:
-            mine.votes[sender] = signature
-            state.move(mine.sent)
-        if len(mine.votes) < quorum_size(len(voters)):
-            return None
-        signatures = [Signature(peer=peer, signature=mine.votes[peer]) for peer in sorted(mine.votes)]
-        certificate = Certificate(attempt=mine.ballot[0], proposer=state.me, evicted=list(mine.evicted), votes=signatures)
-        commit = Commit(record=record, index=mine.motion.index, certificate=certificate)
-        return commit, tuple(peer for peer in mine.audience() if peer != state.me)
-
-    def on_refusal(self, sender: PeerId, refusal: Refusal, now: float) -> None:
-        """A voter will not vote for our motion.  When too few are left, the next attempt begins, with another record
-        unless this one may have been decided."""
+    def on_vote(self, sender: PeerId, vote: Vote, signature: bytes, now: float) -> list[RoundEffect] | Commit:
+        """Count a vote.  A quorum of first votes makes the proof of lock; one of second votes certifies the record."""
         mine = self._mine
-        if mine is None or mine.motion is None or (refusal.attempt, refusal.proposer) != mine.ballot:
-            return
-        if refusal.record_hash != record_hash(mine.motion.record):
-            return
-        mine.refusals[sender] = None
-        if not mine.can_win():
-            self._state.doubts.suspect(mine.motion.record.result_root)
-            self._give_up(now)
+        if mine is None or mine.motion is None or sender not in mine.ballot.voters:
+            return []
+        motion = mine.motion
+        if (vote.attempt, vote.absent) != (motion.attempt, motion.absent) or vote.record_hash != record_hash(motion.record):
+            return []
+        if not self._state.is_for_this_round(vote.round, vote.base):
+            return []
+        votes = mine.first if vote.step is Step.FIRST else mine.second
+        if sender not in votes:
+            votes[sender] = signature
+            self._state.move(now)
+        if len(mine.second) >= mine.ballot.quorum:
+            return Commit(record=motion.record, index=motion.index, certificate=mine.certificate(mine.second))
+        if mine.proof is None and len(mine.first) >= mine.ballot.quorum:
+            mine.proof = Proof(
+                round=motion.record.round,
+                base=motion.record.previous,
+                record_hash=record_hash(motion.record),
+                certificate=mine.certificate(mine.first),
+            )
+            mine.sent = now
+            return [Send(mine.ballot.voters, mine.proof)]
+        return []
 
-    def drop_false_results(self) -> None:
-        """Forget the results of our exchanges that have an average proven wrong."""
-        self._results = {
-            plan: result for plan, result in self._results.items() if not self._state.doubts.is_false(result[0])
-        }
+    def audience(self) -> tuple[PeerId, ...]:
+        """Everybody that our attempt concerns."""
+        return self._mine.audience() if self._mine is not None else ()
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def _resend(self, mine: OwnAttempt, now: float) -> list[RoundEffect]:
+        """Send again what is not answered."""
+        if now - mine.sent < RESEND_S:
+            return []
+        mine.sent = now
+        if mine.motion is None:
+            return [Send(mine.audience(), self._proposal(mine, mine.plan))] if mine.plan is not None else []
+        unmoved = tuple(peer for peer in mine.audience() if peer not in mine.first and peer not in mine.second)
+        effects: list[RoundEffect] = [Send(unmoved, mine.motion)] if unmoved else []
+        if mine.proof is not None:
+            unproven = tuple(peer for peer in mine.ballot.voters if peer not in mine.second)
+            effects += [Send(unproven, mine.proof)] if unproven else []
+        return effects
 
     def drop_attempt(self) -> None:
         """End our attempt, unless its motion may still be voted for: the plan has a member that lied."""

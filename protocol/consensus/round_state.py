@@ -1,53 +1,53 @@
-"""The state of a round that the proposer and the acceptor of one peer share."""
+"""The state of a round that the proposer and the voter of one peer share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from protocol.consensus.ballot import Ballot
+from protocol.consensus.patience import Patience
 from protocol.consensus.policy import ClosingPolicy
-from protocol.consensus.terms import Ballot, View
-from protocol.consensus.validation import leaves_out
+from protocol.consensus.terms import View
+from protocol.consensus.validation import is_in
+from protocol.consensus.voting import blank
+from protocol.exchange.assignment import plan_hash
 from protocol.state.base import Base, RoundSettings
+from protocol.state.chain import index_root
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkEntry, Commit, Plan, Promise, Ready, Voted
+from protocol.wire.messages import ChunkEntry, Commit, Kept, Member, Plan, Provenance
 
 PATIENCE_S = 3.0
-"""Seconds beyond grace and finish time that a live proposer gets before the next attempt begins; grows by attempt.  A
-proposer under which nothing moved for so long may be overtaken by another."""
+"""Seconds that a proposer gets for each step of attempt 0; twice as many in each later attempt."""
+MAX_DOUBLINGS = 5
 
 
 class RoundState:
     """One peer's knowledge of the running round.  `now` is trio time.
 
-    attempt: the number of the attempt that we think is due.  plan: the one taken up last.  state_digest: of our outer
-    state, None until it is hashed.  promised, voted: what we are bound by, as it is on disk.  obtained: the roots of the
+    attempt: the one that we think is due.  plan: the one taken up last.  state_digest: of our outer state, None until it is
+    hashed.  kept: what we are bound by, as it is on disk.  results: of our exchanges, by plan.  obtained: the roots of the
     results that are on disk.  decided: the certified record once its result is on disk.
     """
 
-    def __init__(self, me: PeerId, settings: RoundSettings, base: Base, now: float) -> None:
+    def __init__(
+        self, me: PeerId, settings: RoundSettings, base: Base, now: float, kept: Kept | None, patience: Patience
+    ) -> None:
         self.me, self.settings, self.base = me, settings, base
-        self.closing = ClosingPolicy(me, settings, base)
+        self.closing = ClosingPolicy(me, settings, base, patience)
         self.doubts = Doubts()
-        self.attempt = 0
+        self.kept = kept if kept is not None and self.is_for_this_round(kept.round, kept.base) else blank(base)
+        self.attempt = self.kept.attempt
         self.plan: Plan | None = None
         self.state_digest: Hash | None = None
-        self.promised: Ballot | None = None
-        self.voted: Voted | None = None
         self.decided: Commit | None = None
+        self.results: dict[Hash, tuple[tuple[ChunkEntry, ...], Provenance]] = {}
         self.obtained: set[bytes] = set()
         self._moved_at = now
 
-    @property
-    def readys(self) -> dict[PeerId, Ready]:
-        """The newest READY of each peer that is ready for this round."""
-        return self.closing.readys
-
-    def promise(self) -> Promise:
-        """Our last promise as a statement, with our last vote.  There must be one."""
-        assert self.promised is not None
-        attempt, proposer = self.promised
-        return Promise(round=self.base.round, base=self.base.tip, attempt=attempt, proposer=proposer, voted=self.voted)
+    def ballot(self, attempt: int, absent: Sequence[str], members: Sequence[Member] = ()) -> Ballot:
+        """A ballot of this round.  members: of its plan."""
+        return Ballot(self.base, attempt, tuple(map(PeerId, absent)), tuple(PeerId(member.peer) for member in members))
 
     # -- patience -----------------------------------------------------------------------------------------------------
 
@@ -55,18 +55,21 @@ class RoundState:
         """Something got further: patience begins anew."""
         self._moved_at = max(self._moved_at, now)
 
-    def next_attempt(self, now: float, after: int | None = None) -> None:
-        """Begin the attempt after this one; patience begins anew.  after: None for the running one."""
-        self.attempt = (self.attempt if after is None else after) + 1
-        self.move(now)
+    def go_to_attempt(self, attempt: int, now: float) -> None:
+        """A later attempt is due; patience begins anew."""
+        assert attempt >= self.attempt, "attempts only grow"
+        if attempt > self.attempt:
+            self.attempt = attempt
+            self.move(now)
 
     def idle_s(self, now: float) -> float:
         """Seconds since something moved."""
         return now - self._moved_at
 
-    def is_stalled(self, now: float, attempt: int) -> bool:
-        """Whether nothing has moved for longer than this attempt is given."""
-        return self.idle_s(now) > self.settings.stall_s + PATIENCE_S * (1 + attempt)
+    def has_patience(self, now: float) -> bool:
+        """Whether what moved last is not longer ago than this attempt is given."""
+        exchanging = self.settings.stall_s if self.plan is not None else 0.0
+        return self.idle_s(now) <= exchanging + PATIENCE_S * 2 ** min(self.attempt, MAX_DOUBLINGS)
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
@@ -74,14 +77,21 @@ class RoundState:
         """Whether a statement about round `round` on the tip `base` is about ours."""
         return round == self.base.round and base == self.base.tip
 
-    def differs_from(self, digest: bytes) -> bool:
-        """Whether we know that our outer state is another one than this."""
-        return self.state_digest is not None and digest != self.state_digest
+    def standing_plan(self) -> Hash | None:
+        """The plan that we took up, while our contribution to it is alive and its result is not in doubt."""
+        plan = self.plan
+        if plan is None:
+            return None
+        result = self.results.get(plan_hash(plan))
+        if result is not None:
+            return None if self.doubts.apply_to(result[0]) else plan_hash(plan)
+        is_member = any(member.peer == self.me for member in plan.members)
+        alive = not is_member or is_in(plan, self.me, self.closing.ready_of(self.me))
+        return plan_hash(plan) if alive else None
 
-    def leaves_out_too_many(self, plan: Plan, view: View) -> bool:
-        """Whether the plan leaves out the contributions of more than a third of those who are ready as we see it."""
-        ready = self.closing.agreed(view)[: self.settings.max_members]
-        return leaves_out(plan, ready, self.readys) > len(ready) // 3
+    def held(self, view: View) -> list[PeerId]:
+        """The electors whose READY for our state we hold."""
+        return self.closing.held(view, self.state_digest)
 
 
 class Doubts:
@@ -103,6 +113,6 @@ class Doubts:
         """Whether a result with this index has an average that is proven wrong."""
         return bool(self._disproved) and any((chunk, entry.hash) in self._disproved for chunk, entry in enumerate(index))
 
-    def apply_to(self, voted: Voted) -> bool:
-        """Whether we doubt the record that somebody voted for."""
-        return voted.record.result_root in self._unaccountable or self.is_false(voted.index)
+    def apply_to(self, index: Sequence[ChunkEntry]) -> bool:
+        """Whether we doubt the result with this index."""
+        return index_root(index) in self._unaccountable or self.is_false(index)

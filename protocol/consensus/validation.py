@@ -1,14 +1,14 @@
 """Checks of plans, records and motions that need nothing but the statement, the base and the settings of the round.
 
-Pure.  A flaw is a phrase for the log.  Which proposer is promised to is `protocol.consensus.acceptor`'s matter.
+Pure.  A flaw is a phrase for the log.  Whether the ballot permits it is `protocol.consensus.voter`'s matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from protocol.state.base import Base, RoundSettings
-from protocol.state.chain import verify_record
+from protocol.state.chain import verify_members, verify_record
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Plan, Provenance, Ready, Record
@@ -16,21 +16,18 @@ from protocol.wire.messages import ChunkEntry, Plan, Provenance, Ready, Record
 
 def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
     """Why this cannot be a plan of the round on `base`; None when it can be."""
-    peers = [member.peer for member in plan.members]
     if plan.round != base.round or plan.base != base.tip:
         return "its plan is for another round"
     if plan.fragment != base.fragment:
         return f"its plan is for fragment {plan.fragment}, not {base.fragment}"
-    if peers != sorted(set(peers)):
-        return "the members of its plan are not sorted, or not distinct"
-    if not settings.min_members <= len(peers) <= settings.max_members:
-        return f"its plan has {len(peers)} members, not {settings.min_members} to {settings.max_members}"
-    if any(member.tokens > settings.max_tokens for member in plan.members):
-        return f"a member of its plan has more than {settings.max_tokens} tokens"
     if len(plan.owners) != settings.chunks:
         return f"its plan has {len(plan.owners)} chunks, not {settings.chunks}"
-    if max(plan.owners) >= len(peers):
+    if max(plan.owners) >= len(plan.members):
         return "a chunk of its plan has an owner that is no member"
+    try:
+        verify_members(settings, plan.members, base, plan.state_digest)
+    except Malformed as error:
+        return f"its plan has {error}"
     return None
 
 
@@ -62,7 +59,6 @@ def plan_of(record: Record, provenance: Provenance) -> Plan:
         members=record.members,
         owners=provenance.owners,
         state_digest=record.state_digest,
-        loss=record.loss,
     )
 
 
@@ -71,9 +67,3 @@ def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:
     return ready is not None and any(
         member.peer == peer and (member.root, member.tokens) == (ready.root, ready.tokens) for member in plan.members
     )
-
-
-def leaves_out(plan: Plan, peers: Sequence[PeerId], readys: Mapping[PeerId, Ready]) -> int:
-    """How many of these ready peers have no place in the plan, or one for a contribution that they no longer have: who
-    was restarted has made another."""
-    return sum(not is_in(plan, peer, readys.get(peer)) for peer in peers)

@@ -1,13 +1,13 @@
-"""What a round stands on: the tip with the record before it, and what the manifest says about rounds."""
+"""What a round stands on: the tip with its electors, and what the manifest says about rounds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.run.manifest import RunManifest
-from protocol.wire.hashes import Hash
+from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Record
 
 
 def fragment_of(round: int, fragments: int) -> int:
@@ -33,10 +33,6 @@ class RoundSettings:
     eviction_s: float
     stall_s: float
 
-    def base(self, round: int, tip: Hash, previous: Record | None) -> Base:
-        """What round `round` stands on, when `tip` is the hash of `previous`."""
-        return Base(round, fragment_of(round, self.fragments), tip, previous)
-
 
 def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
     """The settings that `manifest` fixes."""
@@ -57,14 +53,18 @@ def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
 
 @dataclass(frozen=True)
 class Base:
-    """What the round stands on: its number, the fragment it exchanges, the tip, the previous record (None at genesis)."""
+    """What a round stands on.
+
+    electors: who votes on it, sorted; none at the genesis of a run without founders.  contributors: the members of the
+    record before.
+    """
 
     round: int
     fragment: int
     tip: Hash
-    previous: Record | None
+    electors: tuple[PeerId, ...]
+    contributors: tuple[PeerId, ...] = ()
 
-    @property
-    def electors(self) -> tuple[PeerId, ...]:
-        """The members of the previous record; empty at genesis."""
-        return tuple(PeerId(member.peer) for member in self.previous.members) if self.previous else ()
+    def ranked(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        """In the order in which these peers propose: the tip draws it, so nobody can choose a key for it in advance."""
+        return sorted(peers, key=lambda peer: hash_bytes("proposer", self.tip + peer.encode()))

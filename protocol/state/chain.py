@@ -16,11 +16,8 @@ from protocol.wire.envelope import is_authentic, rebuild
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import members_in
-from protocol.wire.messages import Certificate, ChunkEntry, Commit, Record, Vote
-
-FINAL_ROUNDS = 100
-"""A chain of so many rounds is not given up for one that shares nothing with it."""
-
+from protocol.state.electorate import quorum_size
+from protocol.wire.messages import Certificate, ChunkEntry, Commit, Member, Ready, Record, Step, Vote, ready_of
 
 def genesis_tip(run: Hash) -> Hash:
     """The tip before the first round."""
@@ -37,55 +34,57 @@ def index_root(entries: Sequence[ChunkEntry]) -> Hash:
     return hash_bytes("index", canonical.encode([[entry.hash, entry.mask] for entry in entries]))
 
 
-def quorum_size(voters: int) -> int:
-    """A majority."""
-    return voters // 2 + 1
-
-
-def effective_electorate(previous: Record | None, record: Record, evicted: Iterable[str]) -> tuple[PeerId, ...]:
-    """Who votes: the members of the previous record less the evicted; if nobody is left, the record's own members."""
-    gone = set(evicted)
-    stay = tuple(PeerId(member.peer) for member in previous.members if member.peer not in gone) if previous else ()
-    return stay or tuple(PeerId(member.peer) for member in record.members)
-
-
 def verify_record(settings: RoundSettings, record: Record, index: Sequence[ChunkEntry], base: Base) -> None:
     """Whether a record makes sense as the next one on `base`; raises `Malformed` with the reason."""
-    previous = base.previous
     if record.round != base.round or record.previous != base.tip:
         raise Malformed("a record that does not stand on this tip")
-    if previous is not None and previous.round != base.round - 1:
-        raise Malformed("a record whose predecessor is another round")
     if record.fragment != base.fragment or record.codec != settings.codec:
         raise Malformed("a record of another fragment or codec than the round's")
-    peers = [member.peer for member in record.members]
-    if peers != sorted(set(peers)) or not settings.min_members <= len(peers) <= settings.max_members:
-        raise Malformed("a record whose members are not sorted, too few or too many")
-    if any(member.tokens > settings.max_tokens for member in record.members):
-        raise Malformed("a record that credits a member with more tokens than a round has")
     if len(index) != settings.chunks or index_root(index) != record.result_root:
         raise Malformed("a record whose chunks do not match its result root")
     for entry in index:
-        members_in(entry.mask, len(peers))
+        members_in(entry.mask, len(record.members))
+    verify_members(settings, record.members, base, record.state_digest)
 
 
-def verify_certificate(run: Hash, record: Record, previous: Record | None, certificate: Certificate) -> None:
-    """Whether a quorum of the electorate signed this record; raises `Malformed` with the reason."""
-    evicted = list(certificate.evicted)
-    electors = {member.peer for member in previous.members} if previous else set()
-    if evicted != sorted(set(evicted)) or not set(evicted) <= electors:
-        raise Malformed("a certificate that evicts others than electors")
-    voters = effective_electorate(previous, record, evicted)
+def verify_members(settings: RoundSettings, members: Sequence[Member], base: Base, state_digest: bytes) -> None:
+    """Whether these can be the members of a round on `base`: in order, each with the READY that it signed; raises
+    `Malformed` with the reason."""
+    peers = [member.peer for member in members]
+    if peers != sorted(set(peers)) or not settings.min_members <= len(peers) <= settings.max_members:
+        raise Malformed("members that are not sorted, too few or too many")
+    if any(member.tokens > settings.max_tokens for member in members):
+        raise Malformed("a member with more tokens than a round has")
+    for member in members:
+        ready = ready_of(member, base.round, base.fragment, base.tip, state_digest)
+        statement = rebuild(settings.run, Ready.KIND, PeerId(member.peer), ready.encode(), member.signature)
+        if not is_authentic(statement):
+            raise Malformed("a member that did not say READY")
+
+
+def voters_of(base: Base, members: Iterable[Member], absent: Sequence[str]) -> tuple[PeerId, ...]:
+    """The peers that vote on a record: the electors less the absent ones; the record's own members, if nobody is left."""
+    stay = tuple(peer for peer in base.electors if peer not in absent)
+    return stay or tuple(PeerId(member.peer) for member in members)
+
+
+def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate, step: Step) -> None:
+    """Whether a quorum cast this vote for this record; raises `Malformed` with the reason."""
+    absent = list(certificate.absent)
+    if absent != sorted(set(absent)) or not set(absent) <= set(base.electors):
+        raise Malformed("a certificate that takes others than electors for absent")
+    voters = voters_of(base, record.members, absent)
     signers = [vote.peer for vote in certificate.votes]
     if signers != sorted(set(signers)) or not set(signers) <= set(voters):
-        raise Malformed("a certificate with signatures of others than electors")
+        raise Malformed("a certificate with votes of others than electors")
     if len(signers) < quorum_size(len(voters)):
         raise Malformed(f"a certificate with {len(signers)} of the {quorum_size(len(voters))} votes it needs")
     vote = Vote(
         round=record.round,
+        base=base.tip,
         attempt=certificate.attempt,
-        proposer=certificate.proposer,
-        evicted=evicted,
+        step=step,
+        absent=absent,
         record_hash=record_hash(record),
     )
     body = vote.encode()
@@ -94,33 +93,29 @@ def verify_certificate(run: Hash, record: Record, previous: Record | None, certi
             raise Malformed("a certificate with a false signature")
 
 
+def is_full(certificate: Certificate) -> bool:
+    """Whether the whole electorate was asked; a provisional record went on without the absent."""
+    return not certificate.absent
+
+
 def verify_commit(settings: RoundSettings, commit: Commit, base: Base) -> None:
     """Record, index and certificate together; raises `Malformed`."""
     verify_record(settings, commit.record, commit.index, base)
-    verify_certificate(settings.run, commit.record, base.previous, commit.certificate)
+    verify_votes(settings.run, base, commit.record, commit.certificate, Step.SECOND)
 
 
-def prefer(common: Record | None, ours: Sequence[Commit], theirs: Sequence[Commit]) -> bool:
-    """Fork choice: whether `theirs` wins over `ours`, both verified and both beginning after the last common record.
+def prefer(electors: Sequence[PeerId], ours: Commit, theirs: Commit) -> bool:
+    """Fork choice at the first record that differs, both verified: whether `theirs` wins over `ours`.
 
-    At the first record: more signers from the common electorate (a majority always beats those who went on without
-    it); then the greater sum of committed tokens over the branch; then the lower tip hash.  Total and antisymmetric.
-
-    Where no elector is common, nothing but claims of tokens could decide, and anybody can sign a long chain from genesis
-    alone: a branch of `FINAL_ROUNDS` stays with whoever holds it.
+    electors: of the tip that both stand on.  A full record beats a provisional one; then the one with more signers among
+    these electors; then the lower hash.  Claimed tokens decide nothing.  Total and antisymmetric.
     """
-    if not theirs or not ours:
-        return bool(theirs)
-    if common is None and len(ours) >= FINAL_ROUNDS:
-        return False
-    return _rank(common, theirs) < _rank(common, ours)
+    return _rank(electors, theirs) < _rank(electors, ours)
 
 
-def _rank(common: Record | None, branch: Sequence[Commit]) -> tuple[int, int, bytes]:
-    electors = {member.peer for member in common.members} if common else set()
-    signers = sum(vote.peer in electors for vote in branch[0].certificate.votes)
-    tokens = sum(member.tokens for commit in branch for member in commit.record.members)
-    return -signers, -tokens, record_hash(branch[-1].record)
+def _rank(electors: Sequence[PeerId], commit: Commit) -> tuple[bool, int, bytes]:
+    signers = sum(vote.peer in electors for vote in commit.certificate.votes)
+    return not is_full(commit.certificate), -signers, record_hash(commit.record)
 
 
 @dataclass(frozen=True)

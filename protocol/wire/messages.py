@@ -6,7 +6,7 @@ One frozen class a statement.  `pack` seals one; `unpack` opens an envelope and 
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, IntEnum
 from functools import lru_cache
 from typing import Annotated, ClassVar, TypeVar
 
@@ -22,7 +22,12 @@ REMEMBERED_BYTES = 2048
 """Statements up to this size are decoded once, however often they arrive."""
 MAX_TOKEN_BYTES = 1024
 """Of an invitation's token."""
+MAX_ADMISSION_BYTES = 1024
+"""Of the proof that a peer was admitted."""
 MAX_MEMBERS = 256
+MAX_ELECTORS = 64
+MAX_ROLL_BYTES = 6144
+"""Of a signed ROLL as it travels."""
 MAX_CHUNKS = 4096
 """Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""
 MAX_FRAGMENTS = 64
@@ -33,8 +38,8 @@ MAX_LOSS = 1e6
 HashField = Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 PeerField = Annotated[str, Field(min_length=46, max_length=60, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
 SignatureField = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
-Evicted = Annotated[list[PeerField], Field(max_length=MAX_MEMBERS)]
-"""Electors that take no part: sorted peer IDs."""
+Absent = Annotated[list[PeerField], Field(max_length=MAX_ELECTORS)]
+"""Electors that a ballot goes on without: sorted peer IDs."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
 FragmentNumber = Annotated[int, Field(ge=0, lt=MAX_FRAGMENTS)]
 Number = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
@@ -153,7 +158,7 @@ class Ready(Body):
     """A finished contribution, committed by its root before anybody shows theirs.
 
     fragment: of the state, which the contribution covers.  serial: grows with every READY of an incarnation; two different
-    ones under one serial are a lie.
+    ones under one serial are a lie.  admission: proof that the sender was admitted; empty where the run asks for none.
     """
 
     KIND: ClassVar[str] = "ready"
@@ -168,14 +173,22 @@ class Ready(Body):
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     root: HashField
     state_digest: HashField
+    admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
 
 
 class Member(Body):
-    """A member of a round as everyone agreed on it."""
+    """A member of a round: its READY, less what the round says of all of them, with the READY's signature."""
 
     peer: PeerField
+    incarnation: Count
+    serial: Count
     tokens: Annotated[int, Field(ge=1, le=2**40)]
+    steps: Annotated[int, Field(ge=1, le=1_000_000)]
+    loss: Number
+    norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     root: HashField
+    admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
+    signature: SignatureField
 
 
 class Plan(Body):
@@ -191,16 +204,49 @@ class Plan(Body):
     members: Annotated[list[Member], Field(min_length=1, max_length=MAX_MEMBERS)]
     owners: Annotated[bytes, Field(min_length=1, max_length=MAX_CHUNKS)]
     state_digest: HashField
-    loss: Number
+
+
+class LockName(Body):
+    """What an elector is locked on: the record of the ballot in which it last cast a second vote."""
+
+    attempt: Count
+    absent: Absent
+    record_hash: HashField
+
+
+class Roll(Body):
+    """An elector takes part in this attempt and in no lower one.
+
+    absent: the electors that it goes on without.  held: the electors whose READY it holds, bit i for the i-th of them.
+    plan: the one it has taken up, while its contribution to it is alive.  lock, reduced: what it is locked on, by a quorum
+    of the whole electorate and by one of the rest.
+    """
+
+    KIND: ClassVar[str] = "roll"
+    round: Count
+    base: HashField
+    attempt: Count
+    absent: Absent
+    held: Annotated[bytes, Field(max_length=MAX_ELECTORS // 8)]
+    plan: HashField | None
+    lock: LockName | None
+    reduced: LockName | None
+
+
+Rolls = Annotated[
+    list[Annotated[bytes, Field(max_length=MAX_ROLL_BYTES)]], Field(min_length=1, max_length=MAX_MEMBERS)
+]
+"""Signed ROLLs of different voters for one ballot, as they travelled."""
 
 
 class Proposal(Body):
-    """Attempt `attempt` of a round: this plan, without these electors."""
+    """Attempt `attempt` of a round: this plan, which follows from these rolls."""
 
     KIND: ClassVar[str] = "proposal"
     attempt: Count
+    absent: Absent
     plan: Plan
-    evicted: Evicted
+    rolls: Rolls
 
 
 class ChunkEntry(Body):
@@ -220,14 +266,16 @@ class Record(Body):
     KIND: ClassVar[str] = "record"
     round: Count
     fragment: FragmentNumber
-    attempt: Count
-    proposer: PeerField
     previous: HashField
     members: Annotated[list[Member], Field(min_length=1, max_length=MAX_MEMBERS)]
     codec: Annotated[str, Field(max_length=16)]
     result_root: HashField
     state_digest: HashField
-    loss: Number
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss of the members, by tokens, as they claim it; nats a token."""
+        return sum(member.loss * member.tokens for member in self.members) / sum(member.tokens for member in self.members)
 
 
 class Provenance(Body):
@@ -242,61 +290,6 @@ class Provenance(Body):
     signatures: Annotated[list[SignatureField], Field(min_length=1, max_length=MAX_CHUNKS)]
 
 
-class Voted(Body):
-    """The last vote of a peer in this round."""
-
-    attempt: Count
-    proposer: PeerField
-    record: Record
-    index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
-    provenance: Provenance
-
-
-class Promise(Body):
-    """To the proposer: I take part in no lower attempt; and this is what I voted for, if anything."""
-
-    KIND: ClassVar[str] = "promise"
-    round: Count
-    base: HashField
-    attempt: Count
-    proposer: PeerField
-    voted: Voted | None
-
-
-class Motion(Body):
-    """The proposer puts a record to the vote, among the electors that are not evicted."""
-
-    KIND: ClassVar[str] = "motion"
-    attempt: Count
-    proposer: PeerField
-    evicted: Evicted
-    record: Record
-    index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
-    provenance: Provenance
-
-
-class Vote(Body):
-    """I hold the result of this record on disk, and agree to it, and that these electors are gone."""
-
-    KIND: ClassVar[str] = "vote"
-    round: Count
-    attempt: Count
-    proposer: PeerField
-    evicted: Evicted
-    record_hash: HashField
-
-
-class Refusal(Body):
-    """To the proposer: I do not vote for this record, so do not wait for me."""
-
-    KIND: ClassVar[str] = "refusal"
-    round: Count
-    base: HashField
-    attempt: Count
-    proposer: PeerField
-    record_hash: HashField
-
-
 class Signature(Body):
     """One voter's signature in a certificate."""
 
@@ -305,20 +298,94 @@ class Signature(Body):
 
 
 class Certificate(Body):
-    """A quorum of equal votes of one attempt.
+    """A quorum of equal votes of one attempt, in one step.
 
-    evicted: electors that had gone when it was voted.  It is here and not in the record, so that a record carried into
-    a later attempt, with more electors gone, stays the same record.
+    absent: the electors that the ballot went on without.  It is here and not in the record, so that a record carried into
+    another ballot stays the same record.
     """
 
     attempt: Count
-    proposer: PeerField
-    evicted: Evicted
+    absent: Absent
     votes: Annotated[list[Signature], Field(min_length=1, max_length=MAX_MEMBERS)]
 
 
+class Lock(Body):
+    """A record with its proof of lock: a quorum of first votes."""
+
+    KIND: ClassVar[str] = "lock"
+    record: Record
+    index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
+    provenance: Provenance
+    proof: Certificate
+
+
+class Motion(Body):
+    """The proposer puts a record to the vote.
+
+    rolls: of a quorum, for this ballot.  proof: of the highest lock that they name; None when they name none.
+    """
+
+    KIND: ClassVar[str] = "motion"
+    attempt: Count
+    absent: Absent
+    record: Record
+    index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
+    provenance: Provenance
+    rolls: Rolls
+    proof: Certificate | None
+
+
+class Step(IntEnum):
+    """The two votes of a ballot."""
+
+    FIRST = 1
+    SECOND = 2
+
+
+class Vote(Body):
+    """I hold the result of this record on disk, and agree that these electors are absent.
+
+    FIRST: the record may be committed.  SECOND: I have seen a quorum of first votes, and am locked on it.
+    """
+
+    KIND: ClassVar[str] = "vote"
+    round: Count
+    base: HashField
+    attempt: Count
+    step: Annotated[Step, Field(strict=False)]
+    absent: Absent
+    record_hash: HashField
+
+
+class Proof(Body):
+    """A quorum of first votes for the record that was put to the vote: who holds its result may cast a second vote."""
+
+    KIND: ClassVar[str] = "proof"
+    round: Count
+    base: HashField
+    record_hash: HashField
+    certificate: Certificate
+
+
+class Kept(Body):
+    """What binds an elector at one tip; on disk before anything that follows from it is said.
+
+    attempt: of the last roll or vote.  absent, first, second: of the votes in that attempt.
+    """
+
+    KIND: ClassVar[str] = "kept"
+    round: Count
+    base: HashField
+    attempt: Count
+    absent: Absent
+    first: HashField | None
+    second: HashField | None
+    lock: Lock | None
+    reduced: Lock | None
+
+
 class Commit(Body):
-    """A record with its certificate: what everyone applies."""
+    """A record with its certificate, a quorum of second votes: what everyone applies."""
 
     KIND: ClassVar[str] = "commit"
     record: Record
@@ -354,9 +421,58 @@ class Finish(Body):
 
 M = TypeVar("M", bound=Body)
 
+
+def member_of(peer: PeerId, ready: Ready, signature: bytes) -> Member:
+    """The place in a plan of the peer that signed this READY."""
+    return Member(
+        peer=peer,
+        incarnation=ready.incarnation,
+        serial=ready.serial,
+        tokens=ready.tokens,
+        steps=ready.steps,
+        loss=ready.loss,
+        norm=ready.norm,
+        root=ready.root,
+        admission=ready.admission,
+        signature=signature,
+    )
+
+
+def ready_of(member: Member, round: int, fragment: int, base: bytes, state_digest: bytes) -> Ready:
+    """The READY that a member of a round on the tip `base` must have signed."""
+    return Ready(
+        round=round,
+        fragment=fragment,
+        base=base,
+        incarnation=member.incarnation,
+        serial=member.serial,
+        tokens=member.tokens,
+        steps=member.steps,
+        loss=member.loss,
+        norm=member.norm,
+        root=member.root,
+        state_digest=state_digest,
+        admission=member.admission,
+    )
+
+
 STATEMENTS: dict[str, type[Body]] = {
     cls.KIND: cls
-    for cls in (Heartbeat, Goodbye, Ready, Proposal, Promise, Motion, Vote, Commit, ChunkResult, Finish, Accusation, Refusal)
+    for cls in (
+        Heartbeat,
+        Goodbye,
+        Ready,
+        Roll,
+        Proposal,
+        Lock,
+        Motion,
+        Vote,
+        Proof,
+        Commit,
+        ChunkResult,
+        Finish,
+        Accusation,
+    )
 }
 
 

@@ -1,0 +1,65 @@
+"""A ballot: one attempt to agree on a record, with one proposer and one quorum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.state.base import Base
+from protocol.state.electorate import quorum_size, tolerated
+from protocol.wire.identity import PeerId
+from protocol.wire.masks import mask_of
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """Attempt `attempt` on `base` without the `absent` electors (sorted).
+
+    members: of the plan; they vote when all electors are absent, or there are none.  Ballots are ordered by attempt.  Each
+    has one proposer, so no order among proposers is needed.
+    """
+
+    base: Base
+    attempt: int
+    absent: tuple[PeerId, ...] = ()
+    members: tuple[PeerId, ...] = ()
+
+    @property
+    def voters(self) -> tuple[PeerId, ...]:
+        """The electors that are not absent; the members where none is left."""
+        stay = tuple(peer for peer in self.base.electors if peer not in self.absent)
+        return stay or self.members
+
+    @property
+    def quorum(self) -> int:
+        """Votes of one step that certify."""
+        return quorum_size(len(self.voters))
+
+    @property
+    def some_honest(self) -> int:
+        """So many voters cannot all be liars, where fewer than a third are."""
+        return tolerated(len(self.voters)) + 1
+
+    @property
+    def proposer(self) -> PeerId:
+        """The voter whose turn it is."""
+        voters = self.base.ranked(self.voters)
+        return voters[self.attempt % len(voters)]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether `absent` names electors, sorted, each once."""
+        return list(self.absent) == sorted(set(self.absent)) and set(self.absent) <= set(self.base.electors)
+
+
+def held_mask(electors: Sequence[PeerId], held: Sequence[PeerId]) -> bytes:
+    """Bit i for the i-th elector that is in `held`; empty where there is no elector."""
+    return mask_of([number for number, peer in enumerate(electors) if peer in held], len(electors))
+
+
+def held_in(electors: Sequence[PeerId], mask: bytes) -> set[PeerId] | None:
+    """The electors of a mask; None when it is not of this many electors."""
+    bits = int.from_bytes(mask, "little")
+    if len(mask) != (len(electors) + 7) // 8 or bits >> len(electors):
+        return None
+    return {peer for number, peer in enumerate(electors) if bits >> number & 1}

@@ -1,0 +1,107 @@
+"""Why a ballot may decide what it decides: the signed rolls of a quorum, and the proof of the highest lock they name.
+
+Pure.  A voter that has sent a roll for an attempt votes in no lower one.  So if a record was certified in a lower ballot, a
+quorum had locked itself on it, and any quorum of rolls has an honest one among its signers that names this lock or a higher
+one.  A motion must carry on the highest lock that its rolls name, and show its proof; where they name none, nothing was
+certified before, and any record may be put to the vote.  (PBFT's view change: Castro and Liskov 1999, section 4.4; the lock
+is Tendermint's: arXiv 1807.04938.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.consensus.ballot import Ballot, held_in
+from protocol.exchange.assignment import plan_hash
+from protocol.state.chain import record_hash, verify_votes
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import MAX_ROLL_BYTES, Certificate, LockName, Plan, Record, Roll, Step, unpack
+
+
+@dataclass(frozen=True)
+class Justification:
+    """The rolls of a quorum for one ballot, opened."""
+
+    ballot: Ballot
+    rolls: dict[PeerId, Roll]
+
+    def highest_locks(self) -> list[LockName]:
+        """The locks of the highest attempt, of which one is to be carried on; none when none is named.
+
+        Locks of the whole electorate come before those of a part, which bind only ballots of the same part.
+        """
+        return highest([roll.lock for roll in self.rolls.values()]) or highest(
+            [
+                roll.reduced
+                for roll in self.rolls.values()
+                if roll.reduced is not None and tuple(roll.reduced.absent) == self.ballot.absent
+            ]
+        )
+
+    def held(self) -> set[PeerId]:
+        """The electors whose READY at least one of the signers holds."""
+        everybody: set[PeerId] = set()
+        for roll in self.rolls.values():
+            everybody |= held_in(self.ballot.base.electors, roll.held) or set()
+        return everybody
+
+    def takes_up(self, plan: bytes) -> bool:
+        """Whether an honest voter took this plan up in an earlier attempt, and still stands by it."""
+        return sum(roll.plan == plan for roll in self.rolls.values()) >= self.ballot.some_honest
+
+    def allows_plan(self, plan: Plan, max_members: int) -> bool:
+        """Whether the plan leaves nobody out by the proposer's will: it has every elector whose READY a signer holds, or
+        was taken up before."""
+        left_out = self.held() - {PeerId(member.peer) for member in plan.members}
+        full = len(plan.members) == max_members and all(m.peer in self.ballot.base.electors for m in plan.members)
+        return not left_out or full or self.takes_up(plan_hash(plan))
+
+
+def highest(locks: Sequence[LockName | None]) -> list[LockName]:
+    """Those of the highest attempt."""
+    named = [lock for lock in locks if lock is not None]
+    top = max((lock.attempt for lock in named), default=0)
+    return [lock for lock in named if lock.attempt == top]
+
+
+def check_roll(ballot: Ballot, roll: Roll) -> str | None:
+    """Why this roll does not count in the ballot; None when it does."""
+    base = ballot.base
+    if (roll.round, roll.base, roll.attempt) != (base.round, base.tip, ballot.attempt):
+        return "a roll of another ballot"
+    if tuple(roll.absent) != ballot.absent:
+        return "a roll with other electors absent"
+    if held_in(base.electors, roll.held) is None:
+        return "a roll that holds READYs of others than electors"
+    locks = [lock for lock in (roll.lock, roll.reduced) if lock is not None]
+    if any(lock.attempt >= roll.attempt for lock in locks):
+        return "a roll with a lock that is not of a lower attempt"
+    if (roll.lock is not None and roll.lock.absent) or (roll.reduced is not None and not roll.reduced.absent):
+        return "a roll that takes a part for the whole electorate"
+    return None
+
+
+def justify(run: Hash, ballot: Ballot, rolls: Sequence[bytes]) -> Justification:
+    """Open the signed rolls of a proposal or a motion; raises `Malformed` when they are no quorum of this ballot."""
+    opened: dict[PeerId, Roll] = {}
+    for raw in rolls:
+        sender, body, _ = unpack(raw, run, max_bytes=MAX_ROLL_BYTES)
+        if not isinstance(body, Roll) or sender in opened or sender not in ballot.voters:
+            raise Malformed("a quorum with a roll of somebody who does not vote, or votes twice")
+        flaw = check_roll(ballot, body)
+        if flaw is not None:
+            raise Malformed(flaw)
+        opened[sender] = body
+    if len(opened) < ballot.quorum:
+        raise Malformed(f"{len(opened)} rolls of the {ballot.quorum} that it needs")
+    return Justification(ballot, opened)
+
+
+def check_lock(run: Hash, ballot: Ballot, record: Record, lock: LockName, proof: Certificate) -> None:
+    """Whether `proof` shows that a quorum cast first votes for this record as `lock` says; raises `Malformed`."""
+    if (proof.attempt, proof.absent) != (lock.attempt, lock.absent) or record_hash(record) != lock.record_hash:
+        raise Malformed("a proof of another lock")
+    verify_votes(run, ballot.base, record, proof, Step.FIRST)

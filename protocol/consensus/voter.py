@@ -1,0 +1,303 @@
+"""The voter of a round: its rolls, its first and second votes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.consensus.ballot import Ballot
+from protocol.consensus.effects import BeginExchange, ObtainResult, Persist, Reject, RoundEffect, Send
+from protocol.consensus.justification import Justification, check_lock, justify
+from protocol.consensus.policy import RESEND_S
+from protocol.consensus.round_state import RoundState
+from protocol.consensus.terms import View
+from protocol.consensus.validation import flaw_of_motion, flaw_of_plan, is_in, plan_of
+from protocol.consensus.voting import (
+    cast_first,
+    cast_second,
+    enter,
+    objection_of_lock,
+    objection_to_vote,
+    roll_of,
+)
+from protocol.state.chain import record_hash, verify_votes
+from protocol.wire.canonical import Malformed
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Step, Vote
+
+
+@dataclass
+class _Call:
+    """The ballot that we called last.  sent: when, in trio time.  answered: its proposer has proposed something."""
+
+    ballot: Ballot
+    sent: float
+    answered: bool = False
+
+
+class Voter:
+    """Rolls and votes, within what `state.kept` permits.
+
+    Everything said follows a `Persist` of what binds us from then on.
+    """
+
+    def __init__(self, state: RoundState) -> None:
+        self._state = state
+        self._call: _Call | None = None
+        self._plan: tuple[int, Plan] | None = None
+        """The plan accepted last, and in which attempt."""
+        self._motion: Motion | None = None
+        self._carried = False
+        """Whether the motion is justified by a lock: then it is voted for without audits."""
+        self._proof: Proof | None = None
+
+    # -- calling an attempt -------------------------------------------------------------------------------------------
+
+    def call(self, view: View, now: float) -> tuple[list[RoundEffect], Ballot | None]:
+        """Take part in the attempt that is due; the next one, while its proposer cannot propose.  Returns its ballot, too;
+        None when we do not vote in it.
+
+        The roll goes to the proposer; when nothing comes of it, to all voters, who join an attempt that some honest voter
+        is in.
+        """
+        state, ballot = self._state, self._due(view, now)
+        if ballot is None or state.me not in ballot.voters:
+            return [], None
+        call = self._call
+        if call is not None and call.ballot == ballot:
+            if call.answered or now - call.sent < RESEND_S:
+                return [], ballot
+            call.sent, to = now, ballot.voters
+        else:
+            self._call, to = _Call(ballot, now), (ballot.proposer,)
+        effects: list[RoundEffect] = []
+        if ballot.attempt > state.kept.attempt:
+            effects.append(self._keep(enter(state.kept, ballot.attempt)))
+        roll = roll_of(state.kept, ballot, state.held(view), state.standing_plan())
+        if roll is None:
+            return effects, ballot
+        locks = [lock for lock in (state.kept.lock, state.kept.reduced) if lock is not None]
+        return [*effects, *(Send((ballot.proposer,), lock) for lock in locks), Send(to, roll)], ballot
+
+    def _due(self, view: View, now: float) -> Ballot | None:
+        """The ballot of the attempt that is due, or of the first after it whose proposer can propose."""
+        state, closing = self._state, self._state.closing
+        absent = closing.absent(view)
+        ready = closing.agreed(view, state.state_digest)
+        members = [closing.member(peer) for peer in ready[: state.settings.max_members]]
+        ballot = state.ballot(state.attempt, absent, members)
+        if not ballot.voters:
+            return None
+        for later in range(len(ballot.voters)):
+            ballot = state.ballot(state.attempt + later, absent, members)
+            if self._can_propose(ballot, view):
+                state.go_to_attempt(ballot.attempt, now)
+                break
+        return state.ballot(state.attempt, absent, members)
+
+    def _can_propose(self, ballot: Ballot, view: View) -> bool:
+        """Whether its proposer is alive, ready (if any voter is), and did not stall rounds lately."""
+        state, proposer = self._state, ballot.proposer
+        if proposer != state.me and not state.closing.patience.has_for(proposer, state.base.round):
+            return False
+        ready = state.closing.readys
+        return state.closing.lives(proposer, view) and (proposer in ready or not any(peer in ready for peer in ballot.voters))
+
+    def proposer_to_blame(self, view: View) -> PeerId | None:
+        """The proposer of our attempt, when it is alive and has kept us waiting."""
+        call = self._call
+        if call is None or call.ballot.attempt != self._state.attempt:
+            return None
+        proposer, plan = call.ballot.proposer, self._state.standing_plan()
+        waits_for_it = not call.answered or (self._motion is None and plan in self._state.results)
+        return proposer if waits_for_it and proposer != self._state.me else None
+
+    # -- proposals ----------------------------------------------------------------------------------------------------
+
+    def on_proposal(self, sender: PeerId, proposal: Proposal, view: View, now: float) -> list[RoundEffect]:
+        """Take up the plan, or say why not."""
+        objection = self._objection_to_proposal(sender, proposal, view)
+        if objection is not None:
+            return [Reject(sender, Proposal.KIND, objection)]
+        state, plan = self._state, proposal.plan
+        if self._plan != (proposal.attempt, plan):
+            self._plan = (proposal.attempt, plan)
+            state.plan = plan
+            state.go_to_attempt(proposal.attempt, now)
+            state.move(now)
+        self._answered(proposal.attempt)
+        return [BeginExchange(plan)] if is_in(plan, state.me, state.closing.ready_of(state.me)) else []
+
+    def _objection_to_proposal(self, sender: PeerId, proposal: Proposal, view: View) -> str | None:
+        """The first reason not to take it up; None when there is none."""
+        state, plan = self._state, proposal.plan
+        ballot = state.ballot(proposal.attempt, proposal.absent, plan.members)
+        objection = self._objection_to_ballot(sender, ballot, view)
+        if objection is not None:
+            return objection
+        if self._plan is not None and self._plan[0] == ballot.attempt and self._plan[1] != plan:
+            return "it is the second plan for one ballot"
+        flaw = flaw_of_plan(state.settings, state.base, plan)
+        if flaw is not None:
+            return flaw
+        if state.state_digest is not None and plan.state_digest != state.state_digest:
+            return "its plan stands on another state than ours"
+        try:
+            justification = justify(state.settings.run, ballot, proposal.rolls)
+        except Malformed as error:
+            return str(error)
+        if justification.highest_locks():
+            return "its rolls name a lock, which is to be put to the vote"
+        if not justification.allows_plan(plan, state.settings.max_members):
+            return "its plan leaves out an elector that was ready"
+        return None
+
+    def _objection_to_ballot(self, sender: PeerId, ballot: Ballot, view: View) -> str | None:
+        state = self._state
+        if state.decided is not None:
+            return "the round is decided"
+        if not ballot.is_sound or ballot.proposer != sender:
+            return "it is not its sender's turn to propose"
+        if ballot.attempt < max(state.kept.attempt, self._plan[0] if self._plan is not None else 0):
+            return f"it is of attempt {ballot.attempt}, and attempt {state.attempt} was entered"
+        if not state.closing.may_be_absent(ballot.absent, view):
+            return "it goes on without an elector that we do not take for gone"
+        return None
+
+    def _answered(self, attempt: int) -> None:
+        if self._call is not None and self._call.ballot.attempt == attempt:
+            self._call.answered = True
+
+    # -- first votes --------------------------------------------------------------------------------------------------
+
+    def on_motion(self, sender: PeerId, motion: Motion, view: View, now: float) -> list[RoundEffect]:
+        """Obtain the result that is put to the vote, then vote for it; or say why not."""
+        state, record = self._state, motion.record
+        if self._motion != motion:
+            objection = self._objection_to_motion(sender, motion, view)
+            if objection is not None:
+                return [Reject(sender, Motion.KIND, objection)]
+            self._motion, self._proof = motion, None
+            state.go_to_attempt(motion.attempt, now)
+            state.move(now)
+        self._answered(motion.attempt)
+        if record.result_root in state.obtained:
+            return self._cast_first(motion)
+        sources = tuple(PeerId(member.peer) for member in record.members if member.peer != state.me)
+        provenance = None if self._carried else motion.provenance
+        return [ObtainResult(record, tuple(motion.index), sources, sender, provenance)]
+
+    def _objection_to_motion(self, sender: PeerId, motion: Motion, view: View) -> str | None:
+        """The first reason not to vote for it; None when there is none."""
+        state = self._state
+        ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
+        objection = self._objection_to_ballot(sender, ballot, view)
+        if objection is not None:
+            return objection
+        name = record_hash(motion.record)
+        objection = objection_to_vote(state.kept, Step.FIRST, motion.attempt, list(motion.absent), name)
+        objection = objection or objection_of_lock(state.kept, motion)
+        if objection is not None:
+            return objection
+        flaw = flaw_of_motion(state.settings, state.base, motion.record, motion.index, motion.provenance)
+        if flaw is not None:
+            return flaw
+        try:
+            justification = justify(state.settings.run, ballot, motion.rolls)
+            self._carried = self._carries_lock(justification, motion)
+        except Malformed as error:
+            return str(error)
+        return None if self._carried else self._objection_to_fresh(justification, motion)
+
+    def _carries_lock(self, justification: Justification, motion: Motion) -> bool:
+        """Whether the motion carries on a lock, as it must if its rolls name one; raises `Malformed` when it does not."""
+        locks, name = justification.highest_locks(), record_hash(motion.record)
+        if not locks:
+            if motion.proof is not None:
+                raise Malformed("a proof of a lock that its rolls do not name")
+            return False
+        lock = next((lock for lock in locks if lock.record_hash == name), None)
+        if lock is None or motion.proof is None:
+            raise Malformed("it does not carry on the highest lock that its rolls name")
+        check_lock(self._state.settings.run, justification.ballot, motion.record, lock, motion.proof)
+        return True
+
+    def _objection_to_fresh(self, justification: Justification, motion: Motion) -> str | None:
+        """The first reason not to vote for a record that nobody is locked on."""
+        state, plan = self._state, plan_of(motion.record, motion.provenance)
+        if state.doubts.apply_to(motion.index):
+            return "its result is in doubt"
+        if state.state_digest is not None and motion.record.state_digest != state.state_digest:
+            return "it stands on another state than ours"
+        if plan != state.plan and not justification.allows_plan(plan, state.settings.max_members):
+            return "its plan leaves out an elector that was ready"
+        return None
+
+    def _cast_first(self, motion: Motion) -> list[RoundEffect]:
+        state = self._state
+        ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
+        name = record_hash(motion.record)
+        if state.me not in ballot.voters:
+            return []
+        if objection_to_vote(state.kept, Step.FIRST, motion.attempt, list(motion.absent), name) is not None:
+            return []  # a later attempt was entered while the result was fetched
+        kept, vote = cast_first(state.kept, motion)
+        return self._say(kept, ballot, vote)
+
+    # -- second votes -------------------------------------------------------------------------------------------------
+
+    def on_proof(self, sender: PeerId, proof: Proof) -> list[RoundEffect]:
+        """A quorum has cast first votes for the motion: lock on it, and vote again."""
+        state, motion = self._state, self._motion
+        if state.decided is not None or motion is None or record_hash(motion.record) != proof.record_hash:
+            return []
+        if (proof.certificate.attempt, proof.certificate.absent) != (motion.attempt, motion.absent):
+            return []
+        if self._proof != proof:
+            try:
+                verify_votes(state.settings.run, state.base, motion.record, proof.certificate, Step.FIRST)
+            except Malformed as error:
+                return [Reject(sender, Proof.KIND, str(error))]
+            self._proof = proof
+        return self._cast_second(motion) if motion.record.result_root in state.obtained else []
+
+    def _cast_second(self, motion: Motion) -> list[RoundEffect]:
+        state, proof = self._state, self._proof
+        ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
+        name = record_hash(motion.record)
+        if proof is None or state.me not in ballot.voters:
+            return []
+        if objection_to_vote(state.kept, Step.SECOND, motion.attempt, list(motion.absent), name) is not None:
+            return []
+        kept, vote = cast_second(state.kept, motion, proof.certificate)
+        return self._say(kept, ballot, vote)
+
+    def _say(self, kept: Kept, ballot: Ballot, vote: Vote) -> list[RoundEffect]:
+        """Cast a vote; on disk first, unless it was cast before."""
+        keep = [] if kept == self._state.kept else [self._keep(kept)]
+        return [*keep, Send((ballot.proposer,), vote)]
+
+    def _keep(self, kept: Kept) -> Persist:
+        self._state.kept = kept
+        return Persist(kept)
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    def on_result_obtained(self, root: bytes) -> list[RoundEffect]:
+        """Vote, if this is the result that is put to the vote."""
+        motion = self._motion
+        if motion is None or motion.record.result_root != root or self._state.decided is not None:
+            return []
+        return [*self._cast_first(motion), *self._cast_second(motion)]
+
+    def on_audit_failed(self, root: bytes, now: float) -> None:
+        """Doubt this result; if it is the one put to the vote, the next attempt is due."""
+        state = self._state
+        state.doubts.suspect(root)
+        if self._motion is not None and self._motion.record.result_root == root:
+            self._motion = None
+            state.go_to_attempt(state.attempt + 1, now)
+
+    def drop_false_motion(self) -> None:
+        """Forget the motion if an average of its record is proven wrong, unless it is justified by a lock."""
+        if self._motion is not None and not self._carried and self._state.doubts.is_false(self._motion.index):
+            self._motion = None
