@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.run.manifest import RunManifest
+from protocol.run.manifest import Admission, RunManifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Record
@@ -20,6 +20,7 @@ class RoundSettings:
     """What the manifest says about rounds.
 
     fragments: of the state; a round exchanges one.  chunks: chunks of a contribution.  max_tokens: of a member in a round.
+    founders: sorted; None when anyone may found the run.  is_open: whether keys are admitted without being known.
     """
 
     run: Hash
@@ -32,6 +33,13 @@ class RoundSettings:
     grace_s: float
     eviction_s: float
     stall_s: float
+    founders: tuple[PeerId, ...] | None
+    is_open: bool
+    seasoning_rounds: int
+    tenure_rounds: int
+    settle_rounds: int
+    settle_s: float
+    listen_s: float
 
     def base(self, round: int, tip: Hash, previous: Record | None) -> Base:
         """What round `round` stands on, when `tip` is the hash of `previous`."""
@@ -52,6 +60,13 @@ def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
         grace_s=rounds.grace_s,
         eviction_s=rounds.eviction_s,
         stall_s=rounds.stall_s,
+        founders=None if manifest.founders == "anyone" else tuple(map(PeerId, manifest.founders)),
+        is_open=manifest.admission is Admission.OPEN,
+        seasoning_rounds=rounds.seasoning_rounds,
+        tenure_rounds=rounds.tenure_rounds,
+        settle_rounds=rounds.settle_rounds,
+        settle_s=rounds.settle_s,
+        listen_s=rounds.listen_s,
     )
 
 
