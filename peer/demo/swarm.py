@@ -112,7 +112,7 @@ def demo_run(run_file: Path | None, peers: int) -> SignedManifest:
     organiser = Identity.generate()
     base = demo_manifest().manifest if run_file is None else load_run_file(run_file, organiser.peer_id)
     rounds = base.rounds.model_copy(update={"min_members": peers, "max_members": max(peers, base.rounds.max_members)})
-    fields = {**base.model_dump(), "organiser": organiser.peer_id, "rounds": rounds.model_dump()}
+    fields = {**base.model_dump(), "organiser": organiser.peer_id, "founders": "anyone", "rounds": rounds.model_dump()}
     return sign(organiser, RunManifest.model_validate(fields))
 
 

@@ -45,6 +45,7 @@ from protocol.consensus.proposer import Proposer
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
 from protocol.consensus.voter import Voter
+from protocol.consensus.voting import blank
 from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import verify_commit
 from protocol.wire.canonical import Malformed
@@ -72,7 +73,7 @@ class RoundMachine:
         self.me, self.base = me, base
         self._state = RoundState(me, settings, base, now, kept, patience or Patience())
         self._voter, self._proposer = Voter(self._state), Proposer(self._state)
-        self._closing = self._state.kept.attempt > 0
+        self._closing = self._state.kept != blank(base)
         """Whether the round is being closed: we have seen that it may be, or others have."""
         self._certified: Commit | None = None
 

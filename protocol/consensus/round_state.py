@@ -12,7 +12,7 @@ from protocol.consensus.validation import is_in
 from protocol.consensus.voting import blank
 from protocol.exchange.assignment import plan_hash
 from protocol.state.base import Base, RoundSettings
-from protocol.state.chain import index_root
+from protocol.state.chain import index_root, voters_of
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Commit, Kept, Member, Plan, Provenance
@@ -47,7 +47,9 @@ class RoundState:
 
     def ballot(self, attempt: int, absent: Sequence[str], members: Sequence[Member] = ()) -> Ballot:
         """A ballot of this round.  members: of its plan."""
-        return Ballot(self.base, attempt, tuple(map(PeerId, absent)), tuple(PeerId(member.peer) for member in members))
+        voters = voters_of(self.base, members, absent)
+        members_vote = not any(peer in self.base.electors for peer in voters)
+        return Ballot(self.base, attempt, tuple(map(PeerId, absent)), voters if members_vote else ())
 
     # -- patience -----------------------------------------------------------------------------------------------------
 

@@ -101,6 +101,4 @@ def cast_second(kept: Kept, motion: Motion, proof: Certificate) -> tuple[Kept, V
 
 
 def _vote(kept: Kept, step: Step, record: Hash) -> Vote:
-    return Vote(
-        round=kept.round, base=kept.base, attempt=kept.attempt, step=step, absent=kept.absent, record_hash=record
-    )
+    return Vote(round=kept.round, base=kept.base, attempt=kept.attempt, step=step, absent=kept.absent, record_hash=record)

@@ -15,6 +15,7 @@ from protocol.run.fitting import checkpoint_chunk_size, chunk_size, ffn_width, h
 from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, ModelSection
 
 DERIVED = {
+    "founders": "the organiser",
     "model.heads": "dim",
     "model.kv_heads": "heads",
     "model.ffn": "dim",
@@ -27,6 +28,8 @@ DERIVED = {
 def derived(fields: Mapping[str, Any]) -> dict[str, Any]:
     """`fields` with what is missing from them; where they make no sense, what depends on them stays missing."""
     filled = dict(fields)
+    if "organiser" in filled:
+        filled.setdefault("founders", [filled["organiser"]])
     section = filled.get("model", {})
     if not isinstance(section, dict):
         return filled

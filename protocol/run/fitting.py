@@ -207,5 +207,17 @@ def member_problems(min_members: int, max_members: int) -> Iterator[Problem]:
         )
 
 
+def founder_problems(founders: Sequence[str], admitted: Sequence[str] | None) -> Iterator[Problem]:
+    """Of named founders.  admitted: whom an allowlist admits; None for any other admission."""
+    if list(founders) != sorted(set(founders)):
+        yield Problem(("founders",), "founders must be sorted and without repetition; sort it")
+    strangers = [] if admitted is None else sorted(set(founders).difference(admitted))
+    if strangers:
+        yield Problem(
+            ("founders", "allowlist", "admission"),
+            f"founders names {strangers[0]}, which the allowlist does not; add it to the allowlist",
+        )
+
+
 def _giga(count: int) -> str:
     return f"{count / 1e9:.2f} G"

@@ -27,6 +27,7 @@ from protocol.run.fitting import (
     Problem,
     chunk_problems,
     data_problems,
+    founder_problems,
     fragment_problems,
     member_problems,
     model_problems,
@@ -43,6 +44,7 @@ PROTOCOL_VERSION = 1
 """The version of the protocol that this software speaks."""
 
 MAX_ALLOWLIST = 4096
+MAX_ELECTORS = 64
 MAX_MANIFEST_BYTES = 320 << 10
 STATE_BYTES_PER_PARAMETER = 8
 """Parameter and momentum, fp32 each."""
@@ -163,6 +165,10 @@ OUTER_FORMS = ("outer as a word", "outer as a section")
 """What pydantic calls the two forms of the outer step in the places of its errors."""
 
 
+FOUNDERS_FORMS = ("founders as a word", "founders as a list")
+"""The same of the founders."""
+
+
 def _form_of_outer(value: Any) -> str:
     return OUTER_FORMS[isinstance(value, Mapping | OuterSection)]
 
@@ -170,6 +176,17 @@ def _form_of_outer(value: Any) -> str:
 Outer = Annotated[
     Annotated[Literal["auto"], Tag(OUTER_FORMS[0])] | Annotated[OuterSection, Tag(OUTER_FORMS[1])],
     Discriminator(_form_of_outer),
+]
+
+
+def _form_of_founders(value: Any) -> str:
+    return FOUNDERS_FORMS[isinstance(value, list)]
+
+
+Founders = Annotated[
+    Annotated[Literal["anyone"], Tag(FOUNDERS_FORMS[0])]
+    | Annotated[list[PeerField], Field(min_length=1, max_length=MAX_ELECTORS), Tag(FOUNDERS_FORMS[1])],
+    Discriminator(_form_of_founders),
 ]
 
 
@@ -188,6 +205,16 @@ class RoundSection(Section):
     """Seconds after which an elector that stays gone may be evicted."""
     stall_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 10.0
     """Seconds without any progress after which an attempt is given up."""
+    seasoning_rounds: Annotated[int, Field(ge=1, le=100)] = 3
+    """Records in a row to which a peer contributes before it gets a vote."""
+    tenure_rounds: Annotated[int, Field(ge=1, le=100_000)] = 100
+    """Records on which an elector votes before it is senior; younger ones hold a quarter of the votes in an open run."""
+    settle_rounds: Annotated[int, Field(ge=1, le=100_000)] = 100
+    """Rounds after which a final record that a peer followed live is settled for it."""
+    settle_s: Annotated[float, Field(ge=0, le=2_592_000, allow_inf_nan=False)] = 86_400.0
+    """Seconds that have to pass as well before such a record is settled."""
+    listen_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 6.0
+    """Seconds that a peer listens before it votes when it was away."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -212,6 +239,8 @@ class RunManifest(Section):
     """What people call the run."""
     organiser: PeerField
     """Peer ID of whoever signs the manifest and the tokens."""
+    founders: Founders
+    """Peer IDs that vote until four peers have earned a vote; sorted.  "anyone": the members of the last record vote."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial parameters and of the order of the data."""
     protocol_min: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION
@@ -259,6 +288,9 @@ class RunManifest(Section):
         yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
         if self.allowlist != sorted(set(self.allowlist)):
             yield Problem(("allowlist",), "allowlist must be sorted and without repetition; sort it")
+        if self.founders != "anyone":
+            listed = [self.organiser, *self.allowlist] if self.admission is Admission.ALLOWLIST else None
+            yield from founder_problems(self.founders, listed)
         if self.admission is Admission.ALLOWLIST and not self.allowlist:
             yield Problem(
                 ("allowlist", "admission"),
@@ -344,6 +376,7 @@ def demo_manifest() -> SignedManifest:
     manifest = RunManifest(
         name="demo",
         organiser=organiser.peer_id,
+        founders="anyone",
         data=DataSection(sequence_length=256, sequences_per_step=4),
         inner=InnerSection(lr=2e-3, warmup_steps=30),
         rounds=RoundSection(inner_steps=40),

@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 
 from protocol.run.derive import DERIVED, derived
 from protocol.run.fitting import Misfit
-from protocol.run.manifest import OUTER_FORMS, RunManifest
+from protocol.run.manifest import FOUNDERS_FORMS, OUTER_FORMS, RunManifest
 from protocol.wire.identity import PeerId
 
 MAX_RUN_FILE_BYTES = 1 << 20
@@ -53,8 +53,10 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file") -> RunM
         raise RunFileError(
             f"{name}: organiser is somebody else than this peer ({organiser}); remove the line to organise it yourself"
         )
-    if isinstance(fields.get("allowlist"), list) and all(isinstance(peer, str) for peer in fields["allowlist"]):
-        fields["allowlist"] = sorted(set(fields["allowlist"]))  # people list peers in any order; the manifest in one
+    for name_of_list in ("allowlist", "founders"):  # people list peers in any order; the manifest in one
+        peers = fields.get(name_of_list)
+        if isinstance(peers, list) and all(isinstance(peer, str) for peer in peers):
+            fields[name_of_list] = sorted(set(peers))
     mistakes = _mistakes(fields)
     if len(mistakes) == 1:
         raise RunFileError(f"{name}: {mistakes[0]}")
@@ -149,7 +151,7 @@ def _text(path: Path) -> str:
 
 def _sentence(error: ErrorDetails) -> str:
     """What is wrong with one field, and the remedy."""
-    place = [str(part) for part in error["loc"] if part not in OUTER_FORMS]
+    place = [str(part) for part in error["loc"] if part not in (*OUTER_FORMS, *FOUNDERS_FORMS)]
     field = ".".join(place)[:80]
     kind = error["type"]
     if kind == "extra_forbidden":

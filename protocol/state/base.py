@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from protocol.run.manifest import RunManifest
+from protocol.run.manifest import Admission, RunManifest
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 
@@ -20,6 +20,7 @@ class RoundSettings:
     """What the manifest says about rounds.
 
     fragments: of the state; a round exchanges one.  chunks: chunks of a contribution.  max_tokens: of a member in a round.
+    founders: sorted; None when anyone may found the run.  is_open: whether keys are admitted without being known.
     """
 
     run: Hash
@@ -32,6 +33,17 @@ class RoundSettings:
     grace_s: float
     eviction_s: float
     stall_s: float
+    founders: tuple[PeerId, ...] | None
+    is_open: bool
+    seasoning_rounds: int
+    tenure_rounds: int
+    settle_rounds: int
+    settle_s: float
+    listen_s: float
+
+    def base(self, round: int, tip: Hash, electors: tuple[PeerId, ...], contributors: tuple[PeerId, ...] = ()) -> Base:
+        """What round `round` stands on."""
+        return Base(round, fragment_of(round, self.fragments), tip, electors, contributors)
 
 
 def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
@@ -48,6 +60,13 @@ def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
         grace_s=rounds.grace_s,
         eviction_s=rounds.eviction_s,
         stall_s=rounds.stall_s,
+        founders=None if manifest.founders == "anyone" else tuple(map(PeerId, manifest.founders)),
+        is_open=manifest.admission is Admission.OPEN,
+        seasoning_rounds=rounds.seasoning_rounds,
+        tenure_rounds=rounds.tenure_rounds,
+        settle_rounds=rounds.settle_rounds,
+        settle_s=rounds.settle_s,
+        listen_s=rounds.listen_s,
     )
 
 

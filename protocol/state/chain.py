@@ -10,14 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.state.base import Base, RoundSettings
+from protocol.state.electorate import Electorate, quorum_size
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import is_authentic, rebuild
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import members_in
-from protocol.state.electorate import quorum_size
 from protocol.wire.messages import Certificate, ChunkEntry, Commit, Member, Ready, Record, Step, Vote, ready_of
+
 
 def genesis_tip(run: Hash) -> Hash:
     """The tip before the first round."""
@@ -91,6 +92,11 @@ def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate
     for signature in certificate.votes:
         if not is_authentic(rebuild(run, Vote.KIND, PeerId(signature.peer), body, signature.signature)):
             raise Malformed("a certificate with a false signature")
+
+
+def next_electorate(electorate: Electorate, commit: Commit) -> Electorate:
+    """Who votes after one more record."""
+    return electorate.after([PeerId(member.peer) for member in commit.record.members], [e.mask for e in commit.index])
 
 
 def is_full(certificate: Certificate) -> bool:

@@ -6,31 +6,42 @@ is the tip after n rounds, and record n leads from `tip_at(n)` to `tip_at(n + 1)
 
 from __future__ import annotations
 
-from protocol.state.chain import genesis_tip, record_hash
+from collections import deque
+
+from protocol.state.base import Base, RoundSettings
+from protocol.state.chain import genesis_tip, next_electorate, record_hash
+from protocol.state.electorate import Electorate
 from protocol.state.store import Store
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Record
 
+ELECTORATES_KEPT = 256
+"""Tips whose electorate is known without reading records again."""
+
 
 class History:
     """Reads the chain that `store` holds.  Appending and rolling back write through to it."""
 
-    def __init__(self, run: Hash, store: Store) -> None:
-        self._store = store
-        self._tips = [genesis_tip(run)]
+    def __init__(self, settings: RoundSettings, store: Store) -> None:
+        self._settings, self._store = settings, store
+        self._tips = [genesis_tip(settings.run)]
         self._last: Record | None = None
+        self._electorates = deque([Electorate.start(settings)], maxlen=ELECTORATES_KEPT)
+        """After the newest records; the last one is of the tip."""
         self._member_since: dict[PeerId, int] = {}
         for round in range(store.records.length()):
             commit = store.records.at(round)
             if commit is None or commit.record.previous != self._tips[-1]:
                 store.truncate(round)
                 break
-            self._take(commit.record)
+            self._take(commit)
 
-    def _take(self, record: Record) -> None:
+    def _take(self, commit: Commit) -> None:
+        record = commit.record
         self._tips.append(record_hash(record))
         self._last = record
+        self._electorates.append(next_electorate(self._electorates[-1], commit))
         for member in record.members:
             self._member_since.setdefault(PeerId(member.peer), record.round)
 
@@ -48,6 +59,28 @@ class History:
     def last(self) -> Record | None:
         """The newest record, None at genesis."""
         return self._last
+
+    @property
+    def base(self) -> Base:
+        """What the next round stands on."""
+        members = self._last.members if self._last is not None else []
+        contributors = tuple(PeerId(member.peer) for member in members)
+        return self._settings.base(self.length, self.tip, self.electorate.electors, contributors)
+
+    @property
+    def electorate(self) -> Electorate:
+        """Who votes on the next record, and who is earning a vote."""
+        return self._electorates[-1]
+
+    def electorate_at(self, rounds: int) -> Electorate:
+        """Who votes after `rounds` rounds, at most `length`.  Reads the records again when that is long ago."""
+        back = self.length - rounds
+        if back < len(self._electorates):
+            return self._electorates[-1 - back]
+        electorate = Electorate.start(self._settings)
+        for round in range(rounds):
+            electorate = next_electorate(electorate, self.commit_at(round))
+        return electorate
 
     def has_member(self, peer: PeerId) -> bool:
         """Whether any record of this chain names `peer` as a member."""
@@ -75,11 +108,16 @@ class History:
         """Add the next record; it is on disk when this returns.  The caller has verified it."""
         assert commit.record.previous == self.tip and commit.record.round == self.length, "not the next record"
         self._store.records.append(commit)
-        self._take(commit.record)
+        self._take(commit)
 
     def roll_back(self, rounds: int) -> None:
         """Keep the first `rounds` records only."""
         assert 0 <= rounds <= self.length
+        electorate = self.electorate_at(rounds)
+        for _ in range(min(self.length - rounds, len(self._electorates))):
+            self._electorates.pop()
+        if not self._electorates:
+            self._electorates.append(electorate)
         self._store.truncate(rounds)
         del self._tips[rounds + 1 :]
         self._last = self.record_at(rounds - 1)

@@ -30,11 +30,12 @@ class Replica:
     def open(cls, signed: SignedManifest, store: Store, state: OuterState) -> Replica:
         """The copy that `store` holds on disk; `state` is where the outer state will be loaded."""
         manifest = signed.manifest
+        rounds = round_settings(signed.run, manifest)
         return cls(
             signed,
             chunk_layout(manifest.parameters, manifest.chunk_parameters),
-            round_settings(signed.run, manifest),
-            History(signed.run, store),
+            rounds,
+            History(rounds, store),
             store,
             state,
         )
@@ -47,4 +48,4 @@ class Replica:
     @property
     def base(self) -> Base:
         """What the next round stands on."""
-        return self.rounds.base(self.history.length, self.history.tip, self.history.last)
+        return self.history.base

@@ -233,9 +233,7 @@ class Roll(Body):
     reduced: LockName | None
 
 
-Rolls = Annotated[
-    list[Annotated[bytes, Field(max_length=MAX_ROLL_BYTES)]], Field(min_length=1, max_length=MAX_MEMBERS)
-]
+Rolls = Annotated[list[Annotated[bytes, Field(max_length=MAX_ROLL_BYTES)]], Field(min_length=1, max_length=MAX_MEMBERS)]
 """Signed ROLLs of different voters for one ballot, as they travelled."""
 
 

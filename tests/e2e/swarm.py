@@ -28,6 +28,7 @@ PATIENCE_S = 300.0
 CONNECT_EVERY_S = 0.05
 TINY_MODEL = """
 name = "tiny"
+founders = "anyone"
 chunk_parameters = 4096
 [model]
 dim = 32

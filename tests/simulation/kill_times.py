@@ -44,6 +44,7 @@ def narrow_run() -> SignedManifest:
         RunManifest(
             name="narrow",
             organiser=organiser.peer_id,
+            founders="anyone",
             seed=1,
             model=ModelSection(vocab=256, dim=128, layers=4, heads=2, kv_heads=2, ffn=352),
             data=DataSection(sequence_length=8, sequences_per_step=1),

@@ -33,6 +33,7 @@ def wide_run() -> SignedManifest:
         RunManifest(
             name="wide",
             organiser=organiser.peer_id,
+            founders="anyone",
             seed=1,
             model=ModelSection(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
             data=DataSection(sequence_length=8, sequences_per_step=1),

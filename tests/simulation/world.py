@@ -50,6 +50,7 @@ def simulated_run(min_members: int = 1) -> SignedManifest:
         RunManifest(
             name="simulation",
             organiser=organiser.peer_id,
+            founders="anyone",
             seed=1,
             model=ModelSection(vocab=256, dim=8, layers=1, heads=1, kv_heads=1, ffn=8),
             data=DataSection(sequence_length=8, sequences_per_step=1),

@@ -13,7 +13,11 @@ from protocol.wire.messages import Role
 
 ORGANISER, GUEST = Identity.generate(), Identity.generate()
 MANIFEST = RunManifest(
-    name="guests only", organiser=ORGANISER.peer_id, admission=Admission.INVITE, data=DataSection(sequence_length=64)
+    name="guests only",
+    organiser=ORGANISER.peer_id,
+    founders="anyone",
+    admission=Admission.INVITE,
+    data=DataSection(sequence_length=64),
 )
 EXPIRED_AT = 1000
 TOKEN = make_token(ORGANISER, run_id(MANIFEST), Role.TRAINER, EXPIRED_AT)

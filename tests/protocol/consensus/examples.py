@@ -26,6 +26,13 @@ SETTINGS = RoundSettings(
     grace_s=4.0,
     eviction_s=20.0,
     stall_s=6.0,
+    founders=None,
+    is_open=True,
+    seasoning_rounds=3,
+    tenure_rounds=100,
+    settle_rounds=100,
+    settle_s=86_400.0,
+    listen_s=6.0,
 )
 INDEX = [ChunkEntry(hash=chunk_hash(bytes([chunk])), mask=b"\x07") for chunk in range(CHUNKS)]
 PROVENANCE = Provenance(owners=b"\0\1\2", signers=b"\0\1\2", signatures=[bytes(64)] * CHUNKS)

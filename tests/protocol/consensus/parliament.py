@@ -47,6 +47,13 @@ def settings(min_members: int = 1) -> RoundSettings:
         grace_s=4.0,
         eviction_s=20.0,
         stall_s=6.0,
+        founders=None,
+        is_open=True,
+        seasoning_rounds=3,
+        tenure_rounds=100,
+        settle_rounds=100,
+        settle_s=86_400.0,
+        listen_s=6.0,
     )
 
 

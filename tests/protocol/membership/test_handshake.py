@@ -22,7 +22,9 @@ from protocol.wire.questions import VouchReply, VouchRequest
 
 ORGANISER = Identity.from_seed(bytes(32))
 ME, GUEST, OTHER = (Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2, 3))
-RUN = RunManifest.model_validate({"name": "run", "organiser": ORGANISER.peer_id, "admission": "invite"})
+RUN = RunManifest.model_validate(
+    {"name": "run", "organiser": ORGANISER.peer_id, "founders": "anyone", "admission": "invite"}
+)
 EXPIRY = 1_000_000
 
 

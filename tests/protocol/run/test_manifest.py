@@ -34,7 +34,7 @@ DEMO = demo_manifest()
 
 
 def a_manifest(**fields: object) -> RunManifest:
-    return RunManifest.model_validate({"name": "run", "organiser": ONE.peer_id, **fields})
+    return RunManifest.model_validate({"name": "run", "organiser": ONE.peer_id, "founders": [ONE.peer_id], **fields})
 
 
 def test_a_signed_manifest_comes_back() -> None:

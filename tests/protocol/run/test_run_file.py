@@ -61,7 +61,7 @@ def test_what_is_said_is_kept() -> None:
 
 
 def test_a_file_without_a_model_has_the_default_one() -> None:
-    assert parsed("") == RunManifest(name="run", organiser=ME)
+    assert parsed("") == RunManifest(name="run", organiser=ME, founders=[ME])
     assert derived({})["model"] == {"ffn": 384, "heads": 4, "kv_heads": 2}
 
 
