@@ -6,6 +6,7 @@ from pathlib import Path
 
 from protocol.run.admission import admit, version_problem
 from protocol.run.manifest import RunManifest
+from protocol.state.base import round_settings
 from protocol.state.history import History
 from protocol.state.store import Store
 from protocol.wire.hashes import Hash
@@ -19,7 +20,7 @@ def standing_problem(
     """Why `peer` may not take part, as a sentence; None when it may.  Blocking.
 
     wall_now: unix seconds.  folder: the run's, with what earlier lives kept.  A member of a record stays one; a peer that
-    promised in a round and left may be in a record that it has not seen, so then the others decide.
+    voted in a round and left may be in a record that it has not seen, so then the others decide.
     """
     problem = version_problem(manifest)
     if problem is not None:
@@ -27,6 +28,6 @@ def standing_problem(
     problem = admit(manifest, peer, token, wall_now, role=role)
     if problem is not None and (folder / "records").is_dir():
         store = Store(folder)
-        member = History(run, store).has_member(peer) or store.promise.load() is not None
+        member = History(round_settings(run, manifest), store).has_member(peer) or store.votes.any()
         return admit(manifest, peer, token, wall_now, role=role, member=member)
     return problem

@@ -31,7 +31,7 @@ from protocol.membership.liveness import Membership
 from protocol.network.interface import NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
-from protocol.state.chain import quorum_size
+from protocol.state.electorate import quorum_size
 from protocol.state.replica import Replica
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope, is_authentic, rebuild
@@ -91,9 +91,15 @@ class Auditor:
         self._membership, self._own = membership, own
 
     async def check(
-        self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, exchange: ExchangeRunner | None
+        self,
+        record: Record,
+        index: Sequence[ChunkEntry],
+        provenance: Provenance,
+        proposer: PeerId,
+        exchange: ExchangeRunner | None,
     ) -> None:
-        """Look at a record before voting for it.  exchange: ours of its plan.  Raises `Unaccountable`."""
+        """Look at a record before voting for it.  proposer: of the motion.  exchange: ours of its plan.  Raises
+        `Unaccountable`."""
         plan = plan_of(record, provenance)
         case = _Case(plan, plan_hash(plan), index, provenance)
         held = exchange.machine.entries if exchange is not None else {}
@@ -112,7 +118,7 @@ class Auditor:
             finding = await self._audit(case, chunk)
             if isinstance(finding, WrongAverage):
                 raise Unaccountable(f"a record with a wrong average of chunk {chunk}", finding)
-            if finding is Finding.UNKNOWN and chunk in out_of_turn and case.signer(chunk) == record.proposer:
+            if finding is Finding.UNKNOWN and chunk in out_of_turn and case.signer(chunk) == proposer:
                 raise Unaccountable(f"a record whose chunk {chunk} was averaged out of turn, and cannot be checked")
             checked += finding is Finding.RIGHT
         self._session.emit(AuditDone(record.round, len(optional), checked))

@@ -118,8 +118,10 @@ class ClosingPolicy:
         return [peer for peer in self.agreed(view, digest) if peer in self.base.electors]
 
     def make_plan(self, view: View, digest: bytes, held: Collection[PeerId]) -> Plan | None:
-        """The plan of all that are ready, with the electors that others hold the READYs of, and the members of the last round
-        before others.  None when they are too few, or a READY is missing."""
+        """The plan of all that are ready.  None when they are too few, or we lack the READY of one in `held`.
+
+        held: the electors that must be in it; then come other electors, members of the last round, and the rest.
+        """
         if any(peer not in self.readys or self.readys[peer].ready.state_digest != digest for peer in held):
             return None
         peers = list(dict.fromkeys([*sorted(held), *self.agreed(view, digest)]))

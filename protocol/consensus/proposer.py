@@ -56,9 +56,8 @@ class OwnAttempt:
 
     def audience(self) -> tuple[PeerId, ...]:
         """The members of the plan or the record, and the voters."""
-        members = (
-            self.motion.record.members if self.motion is not None else self.plan.members if self.plan is not None else []
-        )
+        named = self.motion.record if self.motion is not None else self.plan
+        members = named.members if named is not None else []
         return tuple(dict.fromkeys([*(PeerId(member.peer) for member in members), *self.ballot.voters]))
 
     def certificate(self, votes: dict[PeerId, bytes]) -> Certificate:

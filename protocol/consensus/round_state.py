@@ -71,7 +71,7 @@ class RoundState:
     def has_patience(self, now: float) -> bool:
         """Whether what moved last is not longer ago than this attempt is given."""
         exchanging = self.settings.stall_s if self.plan is not None else 0.0
-        return self.idle_s(now) <= exchanging + PATIENCE_S * 2 ** min(self.attempt, MAX_DOUBLINGS)
+        return self.idle_s(now) <= exchanging + PATIENCE_S * 2.0 ** min(self.attempt, MAX_DOUBLINGS)
 
     # -- judging ------------------------------------------------------------------------------------------------------
 

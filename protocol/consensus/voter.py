@@ -99,10 +99,8 @@ class Voter:
         state, proposer = self._state, ballot.proposer
         if proposer != state.me and not state.closing.patience.has_for(proposer, state.base.round):
             return False
-        ready = state.closing.readys
-        return state.closing.lives(proposer, view) and (
-            proposer in ready or not any(peer in ready for peer in ballot.voters)
-        )
+        ready = [peer for peer in ballot.voters if peer in state.closing.readys]
+        return state.closing.lives(proposer, view) and (proposer in ready or not ready)
 
     def proposer_to_blame(self, view: View) -> PeerId | None:
         """The proposer of our attempt, when it is alive and has kept us waiting."""

@@ -23,6 +23,8 @@ class Activity:
         self._emit = emit
         self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, "starting"
         self.measured: Measurement | None = None
+        self.was_away = True
+        """Whether we were restarted or frozen, and have made no record since: others may have gone on without us."""
         self._urgent = trio.Event()
 
     def show(self, phase: Phase, why: WhyIdle, detail: str) -> None:

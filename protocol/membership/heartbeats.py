@@ -114,6 +114,7 @@ class Heartbeats:
             down_bytes_per_s=bandwidth.down_bytes_per_s,
             addresses=list(self._session.network.addresses())[:8],
             version=settings.version[:40],
+            was_away=activity.was_away,
             measured=activity.measured,
         )
 

@@ -32,6 +32,7 @@ from protocol.state.replica import Replica
 from protocol.status import NodeStatus
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.following import Following
+from protocol.sync.standpoints import Standpoints
 from protocol.trainer_link import StateMark, TrainerLink
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit, Phase, Role
@@ -59,8 +60,10 @@ class Node:
         self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
         self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity)
-        self._catch_up = CatchUp(session, replica, offload, trainer.initialise if trainer is not None else None)
-        self._following = Following(session, replica, membership, self._catch_up)
+        standpoints = Standpoints(session.me, self._history, membership, activity)
+        initialise = trainer.initialise if trainer is not None else None
+        self._catch_up = CatchUp(session, replica, offload, standpoints, initialise)
+        self._following = Following(session, replica, membership, self._catch_up, standpoints)
         self._ejections, self._readys = Ejections(session, replica, membership, offload), Readys()
         self._keeper = StateKeeper(session, replica, offload, membership, activity, self._catch_up, self._following)
         self.dispatcher = Dispatcher(
@@ -101,7 +104,7 @@ class Node:
             dispatcher=self.dispatcher,
             heartbeats=self._heartbeats,
             ejections=self._ejections,
-            watch=Watch(session, membership, following, current),
+            watch=Watch(session, replica.rounds, membership, activity, following, current),
             keeper=self._keeper,
             gathering=Gathering(session, replica, settings, membership, following, activity),
             rounds=rounds,

@@ -13,7 +13,7 @@ from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.network.session import Session
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Body, Phase, Plan, Proposal, Ready, Vote, WhyIdle
+from protocol.wire.messages import Body, Phase, Plan, Proposal, Ready, Step, Vote, WhyIdle
 
 REJECTIONS_LOGGED = 1024
 REJECTIONS_LOGGED_PER_PEER = 16
@@ -56,14 +56,14 @@ class RoundReport:
 
     def sent(self, body: Body) -> None:
         """A statement of ours goes out: votes and new proposals are shown."""
-        if isinstance(body, Vote):
+        if isinstance(body, Vote) and body.step is Step.FIRST:
             self._activity.show(Phase.VOTING, WhyIdle.COMMITTING, f"round {body.round}: voted, waiting for the quorum")
             self._session.emit(RoundVoted(body.round, body.attempt, body.record_hash.hex()))
         elif isinstance(body, Proposal) and body.attempt != self._proposed:
             plan, self._proposed = body.plan, body.attempt
             self._session.emit(
                 RoundProposed(
-                    plan.round, body.attempt, self._session.me, [member.peer for member in plan.members], list(body.evicted)
+                    plan.round, body.attempt, self._session.me, [member.peer for member in plan.members], list(body.absent)
                 )
             )
 

@@ -28,6 +28,7 @@ from protocol.consensus.effects import (
 )
 from protocol.consensus.events import AuditFailed, AverageDisproved, RoundEvent, StateHashed, Tick
 from protocol.consensus.machine import RoundMachine
+from protocol.consensus.patience import Patience
 from protocol.consensus.terms import View
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
@@ -46,7 +47,7 @@ from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp
 from protocol.trainer_link import Contribution
 from protocol.wire.hashes import Hash
-from protocol.wire.messages import Commit, Plan, Promise
+from protocol.wire.messages import Commit, Kept, Plan
 
 TICK_S = 0.25
 
@@ -69,7 +70,7 @@ Outcome = Commit | Behind | Wrong
 class RoundRunner:
     """Lives one round.
 
-    persisted: the promise on disk, of this round or another.
+    kept: what binds us at this tip.  patience: what we remember of earlier rounds.
     state_verified: the state was just made anew from certified data: peers that stand on another one are wrong.
     outlasting: a nursery that goes on when the round is over.
     """
@@ -86,14 +87,15 @@ class RoundRunner:
         ejections: Ejections,
         contributor: Contributor,
         *,
-        persisted: Promise | None,
+        kept: Kept | None,
+        patience: Patience,
         state_verified: bool,
         outlasting: trio.Nursery,
     ) -> None:
         self.session, self.base = session, base
         self._replica, self._offload, self._membership = replica, offload, membership
         self._ejections, self._contributor, self._state_verified = ejections, contributor, state_verified
-        self.machine = RoundMachine(session.me, replica.rounds, base, trio.current_time(), persisted)
+        self.machine = RoundMachine(session.me, replica.rounds, base, trio.current_time(), kept, patience)
         self.work, self.inbox = Work(replica.layout), Inbox(session)
         self.exchanges = Exchanges(session, replica, offload, self.inbox)
         self._delivery = Delivery(session, membership, self.inbox, outlasting)
@@ -174,7 +176,8 @@ class RoundRunner:
     async def _perform(self, effect: RoundEffect) -> None:
         assert self._nursery is not None
         if isinstance(effect, Persist):
-            await self._offload(self._replica.store.promise.save, effect.promise.encode())
+            kept = effect.kept
+            await self._offload(self._replica.store.votes.save, kept.round, Hash(kept.base), kept.encode())
         elif isinstance(effect, Send):
             self._report.sent(effect.body)
             self._delivery.send(effect, self._nursery)

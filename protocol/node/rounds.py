@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 
 from protocol.audit.ejection import Ejections
+from protocol.consensus.patience import Patience
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.network.session import Session
@@ -17,7 +18,11 @@ from protocol.offload import Offload
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.canonical import Malformed
-from protocol.wire.messages import Promise, decode_body
+from protocol.wire.envelope import MAX_ENVELOPE_BYTES
+from protocol.wire.messages import Kept, decode_body
+
+MAX_KEPT_BYTES = 3 * MAX_ENVELOPE_BYTES
+"""Two locks, each as large as a motion."""
 
 
 class Rounds:
@@ -41,6 +46,7 @@ class Rounds:
         self._membership, self._activity, self._catch_up = membership, activity, catch_up
         self._ejections, self._contributor, self._evaluator = ejections, contributor, evaluator
         self._readys, self._current = readys, current
+        self._patience = Patience()
 
     async def run_next(self, *, state_verified: bool, outlasting: trio.Nursery) -> Outcome:
         """Live the round on our tip; returns how it ended.  Raises `StoreFull`.
@@ -48,7 +54,7 @@ class Rounds:
         state_verified: the state was just made anew from certified data.  outlasting: goes on when the round is over.
         """
         base = self._replica.base
-        raw = await self._offload(self._replica.store.promise.load)
+        raw = await self._offload(self._replica.store.votes.load, base.round, base.tip)
         runner = RoundRunner(
             self._session,
             self._replica,
@@ -59,7 +65,8 @@ class Rounds:
             self._catch_up,
             self._ejections,
             self._contributor,
-            persisted=persisted_promise(raw),
+            kept=kept_on_disk(raw),
+            patience=self._patience,
             state_verified=state_verified,
             outlasting=outlasting,
         )
@@ -73,11 +80,11 @@ class Rounds:
         return outcome
 
 
-def persisted_promise(raw: bytes | None) -> Promise | None:
-    """The promise on disk, if there is a readable one."""
+def kept_on_disk(raw: bytes | None) -> Kept | None:
+    """What binds us, if something does and it is readable."""
     if raw is None:
         return None
     try:
-        return decode_body(Promise, raw)
+        return decode_body(Kept, raw, max_bytes=MAX_KEPT_BYTES)
     except Malformed:
         return None

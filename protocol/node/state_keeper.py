@@ -72,12 +72,15 @@ class StateKeeper:
         """Follow peers that are ahead of us, and bring the state to the end of the chain."""
         history, state = self._replica.history, self._replica.state
         seen, begun = (-1, -1), trio.current_time()
-        while self._following.ahead() or state.rounds < history.length or (history.length == 0 and self._following.hopes()):
+        while (
+            self._following.has_news() or state.rounds < history.length or (history.length == 0 and self._following.hopes())
+        ):
             if seen == (history.length, state.rounds):
                 await trio.sleep(CATCH_UP_RETRY_S)  # that led nowhere; a swarm that is fast is run after without a rest
             seen = history.length, state.rounds
             self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "catching up with the swarm")
             async with self._changing:
+                await self._following.go_back()
                 await self._following.follow()
                 try:
                     await self._catch_up.replay(self._membership.live_peers())
@@ -93,6 +96,7 @@ class StateKeeper:
         self._activity.show(Phase.APPLYING, WhyIdle.COMMITTING, f"applying round {record.round}")
         async with self._changing:
             await self._offload(history.append, commit)
+            self._activity.was_away = False
             self._session.emit(
                 RoundCommitted(
                     record.round,

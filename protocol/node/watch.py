@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import trio
 
+from protocol.membership.activity import Activity
 from protocol.membership.liveness import Liveness, Membership
 from protocol.network.session import Session
 from protocol.node.current_round import CurrentRound
 from protocol.node.round_runner import Behind, RoundRunner
+from protocol.state.base import RoundSettings
 from protocol.sync.following import Following
 from protocol.wire.identity import PeerId
 
@@ -21,16 +23,29 @@ LAG_S = 0.5
 class Watch:
     """Ticks four times a second."""
 
-    def __init__(self, session: Session, membership: Membership, following: Following, current: CurrentRound) -> None:
-        self._session, self._membership, self._following, self._current = session, membership, following, current
+    def __init__(
+        self,
+        session: Session,
+        rounds: RoundSettings,
+        membership: Membership,
+        activity: Activity,
+        following: Following,
+        current: CurrentRound,
+    ) -> None:
+        self._session, self._rounds, self._membership, self._activity = session, rounds, membership, activity
+        self._following, self._current = following, current
         self._ahead: tuple[RoundRunner, float] | None = None
         """The round in which a peer was first seen ahead, and since when."""
         self._scouting = False
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Until cancelled.  nursery: where it is looked whether a peer is ahead indeed."""
+        last = trio.current_time()
         while True:
             now = trio.current_time()
+            if now - last >= self._rounds.eviction_s:
+                self._activity.was_away = True  # frozen: the others may have gone on without us
+            last = now
             before = {peer: known.liveness for peer, known in self._membership}
             for event in self._membership.tick(now):
                 self._session.emit(event)
@@ -46,7 +61,9 @@ class Watch:
     def _notice_ahead(self, now: float, nursery: trio.Nursery) -> None:
         """A round that the swarm finished without us is not worth going on with."""
         runner = self._current.runner
-        if runner is None or runner.deciding or not self._following.ahead():
+        if runner is not None and not runner.deciding and self._following.back_to() is not None:
+            runner.end(Behind())
+        elif runner is None or runner.deciding or not self._following.ahead():
             self._ahead = None
         elif self._ahead is None or self._ahead[0] is not runner:
             self._ahead = runner, now

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from protocol.state.base import Base, RoundSettings
-from protocol.state.chain import genesis_tip, next_electorate, record_hash
+from protocol.state.chain import genesis_tip, is_full, next_electorate, record_hash
 from protocol.state.electorate import Electorate
 from protocol.state.store import Store
 from protocol.wire.hashes import Hash
@@ -30,6 +30,7 @@ class History:
         self._electorates = deque([Electorate.start(settings)], maxlen=ELECTORATES_KEPT)
         """After the newest records; the last one is of the tip."""
         self._member_since: dict[PeerId, int] = {}
+        self._provisional: list[int] = []
         for round in range(store.records.length()):
             commit = store.records.at(round)
             if commit is None or commit.record.previous != self._tips[-1]:
@@ -41,6 +42,8 @@ class History:
         record = commit.record
         self._tips.append(record_hash(record))
         self._last = record
+        if not is_full(commit.certificate):
+            self._provisional.append(record.round)
         self._electorates.append(next_electorate(self._electorates[-1], commit))
         for member in record.members:
             self._member_since.setdefault(PeerId(member.peer), record.round)
@@ -82,6 +85,16 @@ class History:
             electorate = next_electorate(electorate, self.commit_at(round))
         return electorate
 
+    @property
+    def final(self) -> int:
+        """Rounds whose records are final: they and all before them were certified by the whole electorate."""
+        return self._provisional[0] if self._provisional else self.length
+
+    @property
+    def provisional(self) -> list[int]:
+        """The rounds whose records were certified without some electors, in order."""
+        return list(self._provisional)
+
     def has_member(self, peer: PeerId) -> bool:
         """Whether any record of this chain names `peer` as a member."""
         return peer in self._member_since
@@ -120,5 +133,6 @@ class History:
             self._electorates.append(electorate)
         self._store.truncate(rounds)
         del self._tips[rounds + 1 :]
+        self._provisional = [round for round in self._provisional if round < rounds]
         self._last = self.record_at(rounds - 1)
         self._member_since = {peer: since for peer, since in self._member_since.items() if since < rounds}

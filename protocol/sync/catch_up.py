@@ -19,13 +19,15 @@ from protocol.events import CheckpointWritten, Desynced, Dropped, Notice, Rolled
 from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
-from protocol.state.chain import prefer, record_hash, verify_commit
+from protocol.state.base import Base
+from protocol.state.chain import is_full, next_electorate, prefer, record_hash, verify_commit
 from protocol.state.replica import Replica
 from protocol.state.results import ResultFile
+from protocol.sync.standpoints import Standpoints
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Body, ChunkEntry, Commit, Record, decode_body
+from protocol.wire.messages import Body, ChunkEntry, Commit, decode_body
 from protocol.wire.questions import (
     MAX_COMMITS,
     MAX_TIPS,
@@ -43,6 +45,8 @@ ASK_TIMEOUT_S = 10.0
 BRANCH_BYTES = 64 << 20
 """A fork with more records than this is not looked at: they are held in memory until it is judged."""
 ENTRY_BYTES = 128
+LOOK_AHEAD = 256
+"""Records that are verified before it is judged which of them we take over."""
 CHECKPOINT_WORTH_ROUNDS = 8
 """A checkpoint is 8 bytes a parameter, a result about 1: further behind than this, the checkpoint is fewer bytes."""
 
@@ -60,6 +64,7 @@ class Followed(Enum):
     EXTENDED = "extended"
     SWITCHED = "switched"
     KEPT = "kept ours"
+    WAITING = "not taken over now"
 
 
 @dataclass
@@ -69,6 +74,7 @@ class CatchUp:
     session: Session
     replica: Replica
     offload: Offload
+    standpoints: Standpoints
     initialise: Callable[[memoryview], Awaitable[None]] | None
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -79,30 +85,49 @@ class CatchUp:
         if common == length:
             return Followed.NOTHING
         if common == self.replica.history.length:
-            await self._extend(peer, length)
-            return Followed.EXTENDED
+            return Followed.EXTENDED if await self._extend(peer, length) else Followed.WAITING
         theirs = await self._winning_branch(peer, common, length)
-        if theirs is None:
+        if not theirs:
             return Followed.KEPT
         await self._switch(common, theirs, peer)
         return Followed.SWITCHED
 
     async def scout(self, peer: PeerId) -> bool:
         """Whether `follow` would lead to certified records that we lack.  Raises `NetworkError`, `Malformed`."""
-        history = self.replica.history
         common, length = await self._common_ancestor(peer)
-        if common < history.length:
-            return common < length and await self._winning_branch(peer, common, length) is not None
-        if common < length:
-            next_one = (await self._commits(peer, common))[0]
-            self._verify(next_one, common, history.tip_at(common), history.record_at(common - 1))
-        return common < length
+        if common == length:
+            return False
+        if common < self.replica.history.length:
+            return bool(await self._winning_branch(peer, common, length))
+        return bool(self._taken(common, await self._commits_after(peer, common, min(length, common + LOOK_AHEAD))))
 
-    async def _winning_branch(self, peer: PeerId, common: int, length: int) -> list[Commit] | None:
-        """Their records after the last common one, if the fork choice prefers them to ours."""
+    async def _winning_branch(self, peer: PeerId, common: int, length: int) -> list[Commit]:
+        """Their records after the last common one, as far as we take them over, if the fork choice prefers them to ours."""
+        history = self.replica.history
         theirs = await self._commits_after(peer, common, length)
-        ours = [self.replica.history.commit_at(round) for round in range(common, self.replica.history.length)]
-        return theirs if prefer(self.replica.history.record_at(common - 1), ours, theirs) else None
+        ours = history.commit_at(common)
+        if common < history.final:
+            if is_full(theirs[0].certificate):
+                self.session.emit(Notice("warning", f"{peer} shows another final record of round {common}; ours is kept"))
+            return []
+        if not prefer(history.electorate_at(common).electors, ours, theirs[0]):
+            return []
+        return [theirs[0], *self._taken(common + 1, theirs[1:], theirs[0])]
+
+    def _taken(self, start: int, theirs: list[Commit], before: Commit | None = None) -> list[Commit]:
+        """Of verified records that follow one another from `start` on, those before the first provisional one that the
+        electors, as they are heard now, do not stand on.  before: the record before them, if it is not ours."""
+        history = self.replica.history
+        electorate = history.electorate_at(start if before is None else start - 1)
+        tip = history.tip_at(start) if before is None else record_hash(before.record)
+        if before is not None:
+            electorate = next_electorate(electorate, before)
+        tips = [record_hash(commit.record) for commit in theirs]
+        for number, commit in enumerate(theirs):
+            if not is_full(commit.certificate) and not self.standpoints.follow(electorate.electors, tips[number:], tip):
+                return theirs[:number]
+            electorate, tip = next_electorate(electorate, commit), tips[number]
+        return theirs
 
     async def _common_ancestor(self, peer: PeerId) -> tuple[int, int]:
         """(rounds both chains share, length of theirs).  Looks back in windows that double."""
@@ -121,27 +146,38 @@ class CatchUp:
                 return start + shared - 1, reply.length
             window *= 2
 
-    async def _extend(self, peer: PeerId, length: int) -> None:
-        while self.replica.history.length < length:
-            for commit in await self._commits(peer, self.replica.history.length):
-                self._verify(commit, self.replica.history.length, self.replica.history.tip, self.replica.history.last)
-                await self.offload(self.replica.history.append, commit)
-            self.session.emit(SyncProgress("records", self.replica.history.length, length))
+    async def _extend(self, peer: PeerId, length: int) -> bool:
+        """Take over what their chain has beyond ours; whether there was any of it to take."""
+        history, began = self.replica.history, self.replica.history.length
+        while history.length < length:
+            ahead = await self._commits_after(peer, history.length, min(length, history.length + LOOK_AHEAD))
+            taken = self._taken(history.length, ahead)
+            for commit in taken:
+                await self.offload(history.append, commit)
+            self.session.emit(SyncProgress("records", history.length, length))
+            if len(taken) < len(ahead):
+                break
+        return history.length > began
 
     async def _commits_after(self, peer: PeerId, common: int, length: int) -> list[Commit]:
-        """Their records from `common` on, verified."""
+        """Their records from `common` to `length`, verified."""
         commits: list[Commit] = []
         size = 0
-        tip, last = self.replica.history.tip_at(common), self.replica.history.record_at(common - 1)
+        electorate, base = self.replica.history.electorate_at(common), self._base_at(common)
         while common + len(commits) < length:
-            for commit in await self._commits(peer, common + len(commits)):
-                self._verify(commit, common + len(commits), tip, last)
+            for commit in (await self._commits(peer, base.round))[: length - base.round]:
+                await self.offload(verify_commit, self.replica.rounds, commit, base)
                 commits.append(commit)
                 size += len(commit.index) * ENTRY_BYTES
                 if size > BRANCH_BYTES:
                     raise Malformed(f"a fork of over {BRANCH_BYTES >> 20} MiB of records")
-                tip, last = record_hash(commit.record), commit.record
+                electorate = next_electorate(electorate, commit)
+                base = self.replica.rounds.base(base.round + 1, record_hash(commit.record), electorate.electors)
         return commits
+
+    def _base_at(self, rounds: int) -> Base:
+        history = self.replica.history
+        return self.replica.rounds.base(rounds, history.tip_at(rounds), history.electorate_at(rounds).electors)
 
     async def _commits(self, peer: PeerId, start: int) -> list[Commit]:
         reply = await self._ask(peer, "commits", CommitsRequest(start=start, count=MAX_COMMITS), CommitsReply)
@@ -149,8 +185,9 @@ class CatchUp:
             raise Malformed("a peer without the records it announced")
         return [decode_body(Commit, raw) for raw in reply.commits]
 
-    def _verify(self, commit: Commit, round: int, tip: Hash, last: Record | None) -> None:
-        verify_commit(self.replica.rounds, commit, self.replica.rounds.base(round, tip, last))
+    async def go_back(self, rounds: int) -> None:
+        """Give up our provisional records from `rounds` on."""
+        await self._switch(rounds, [], self.session.me)
 
     async def _switch(self, common: int, theirs: list[Commit], peer: PeerId) -> None:
         abandoned = self.replica.history.length - common

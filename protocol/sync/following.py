@@ -17,6 +17,7 @@ from protocol.network.interface import NetworkError
 from protocol.network.session import Session
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp, Followed
+from protocol.sync.standpoints import Standpoints
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
 
@@ -25,6 +26,8 @@ MAX_JUDGED = 1024
 FOLLOW_AT_ONCE = 4
 DISBELIEF_S = 5.0
 MAX_DISBELIEF_S = 600.0
+WAIT_S = 2.0
+"""Until a provisional record that we did not take over is looked at again: who is heard changes."""
 HOPE_S = 60.0
 """A newcomer waits for a chain that is claimed until its claimant has failed to show it for about so long."""
 T = TypeVar("T")
@@ -33,8 +36,11 @@ T = TypeVar("T")
 class Following:
     """Compares live peers' tips, as their heartbeats say, with our chain."""
 
-    def __init__(self, session: Session, replica: Replica, membership: Membership, catch_up: CatchUp) -> None:
+    def __init__(
+        self, session: Session, replica: Replica, membership: Membership, catch_up: CatchUp, standpoints: Standpoints
+    ) -> None:
         self._session, self._replica, self._membership, self._catch_up = session, replica, membership, catch_up
+        self._standpoints = standpoints
         self._judged: dict[bytes, None] = {}
         self._disbelieved: dict[PeerId, tuple[float, float]] = {}
 
@@ -58,6 +64,20 @@ class Following:
                 peers.append(peer)
         return sorted(peers, key=self.rounds_of, reverse=True)
 
+    def has_news(self) -> bool:
+        """Whether others have gone on without us, or we without them."""
+        return bool(self.ahead()) or self.back_to() is not None
+
+    def back_to(self) -> int | None:
+        """The round whose provisional record, and all after it, we should give up."""
+        return self._standpoints.back_to()
+
+    async def go_back(self) -> None:
+        """Give up provisional records that most of their electors, as they are heard now, do not stand on."""
+        rounds = self.back_to()
+        if rounds is not None:
+            await self._catch_up.go_back(rounds)
+
     def hopes(self) -> bool:
         """Whether somebody who is not believed just now may still show the way to a peer that has no record at all."""
         for peer in self._membership.live_peers():
@@ -73,6 +93,8 @@ class Following:
             followed = await self._look(peer, self._catch_up.follow)
             if followed in (Followed.EXTENDED, Followed.SWITCHED):
                 self._disbelieved.pop(peer, None)
+            elif followed is Followed.WAITING:
+                self._disbelieved[peer] = (trio.current_time() + WAIT_S, 0.0)
             else:
                 self._disbelieve(peer)
             if followed is Followed.KEPT:

@@ -142,6 +142,8 @@ class Heartbeat(Body):
     down_bytes_per_s: Rate
     addresses: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=8)]
     version: Annotated[str, Field(max_length=40)]
+    was_away: bool = False
+    """Whether it was restarted or frozen, and has made no record since."""
     measured: Measurement | None = None
     """The newest state that this peer measured, while others may want to know."""
 

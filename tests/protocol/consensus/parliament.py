@@ -1,7 +1,7 @@
 """Several round machines on a table: messages are delivered, lost, doubled and delayed as a seeded generator says.
 
 No tasks, no clock: time is a number that the test moves.  What an honest shell does with effects is done here in the
-simplest way: promises are kept in a dict, exchanges finish at once (each member may assemble another version of a
+simplest way: votes are kept in a dict, exchanges finish at once (each member may assemble another version of a
 chunk), results are held as soon as somebody else holds them.
 """
 
@@ -16,18 +16,16 @@ from protocol.consensus.machine import RoundMachine
 from protocol.consensus.terms import PeerView, View
 from protocol.exchange.assignment import plan_hash
 from protocol.state.base import Base, RoundSettings
-from protocol.state.chain import genesis_tip, index_root
+from protocol.state.chain import genesis_tip
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import (
     Body,
     ChunkEntry,
     Commit,
-    Member,
-    Promise,
+    Kept,
     Provenance,
     Ready,
-    Record,
     pack,
 )
 
@@ -62,7 +60,7 @@ class Seat:
     identity: Identity
     machine: RoundMachine
     alive: bool = True
-    persisted: Promise | None = None
+    kept: Kept | None = None
     exchanged: set[Hash] = field(default_factory=set)
     committed: Commit | None = None
 
@@ -82,10 +80,10 @@ class Parliament:
             (Identity.from_seed(bytes([i + 1]) * 32) for i in range(electors + joiners)),
             key=lambda identity: identity.peer_id,
         )
-        previous = _record([identity.peer_id for identity in identities[:electors]]) if electors else None
+        voters = tuple(identity.peer_id for identity in identities[:electors])
         self.near: set[PeerId] = set()
         """Who is not on the tip yet, as everybody sees it, and about to be."""
-        self.base = Base(5, 0, Hash(b"\x09" * 32), previous) if previous else Base(0, 0, genesis_tip(RUN), None)
+        self.base = Base(5, 0, Hash(b"\x09" * 32), voters, voters) if voters else Base(0, 0, genesis_tip(RUN), ())
         self.seats = {identity.peer_id: self._seat(identity, None) for identity in identities}
         self.lie: bytes | None = None
         """The hash of a chunk that was proven wrong: nobody averages to it again."""
@@ -95,10 +93,10 @@ class Parliament:
         self.silent_since: dict[PeerId, float] = {}
         self.performed: list[RoundEffect] = []
 
-    def _seat(self, identity: Identity, persisted: Promise | None) -> Seat:
-        machine = RoundMachine(identity.peer_id, settings(), self.base, self.now, persisted)
+    def _seat(self, identity: Identity, kept: Kept | None) -> Seat:
+        machine = RoundMachine(identity.peer_id, settings(), self.base, self.now, kept)
         machine.handle(StateHashed(ZERO_HASH), {}, self.now)
-        return Seat(identity, machine, persisted=persisted)
+        return Seat(identity, machine, kept=kept)
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -128,9 +126,9 @@ class Parliament:
         self.silent_since[peer] = self.now
 
     def restart(self, peer: PeerId) -> None:
-        """Back with its disk: the promise it persisted."""
+        """Back with its disk: what it is bound by."""
         old = self.seats[peer]
-        self.seats[peer] = self._seat(old.identity, old.persisted)
+        self.seats[peer] = self._seat(old.identity, old.kept)
         self.silent_since.pop(peer, None)
 
     def run(self, seconds: float, *, step: float = 0.5) -> None:
@@ -169,7 +167,7 @@ class Parliament:
         self.performed += effects
         for effect in effects:
             if isinstance(effect, Persist):
-                seat.persisted = effect.promise
+                seat.kept = effect.kept
             elif isinstance(effect, Send):
                 self.queue.extend((seat.me, to, effect.body) for to in effect.to)
             elif isinstance(effect, BeginExchange) and plan_hash(effect.plan) not in seat.exchanged:
@@ -211,19 +209,3 @@ class Parliament:
     def records(self) -> set[bytes]:
         """The different records committed, encoded."""
         return {commit.record.encode() for commit in self.commits()}
-
-
-def _record(members: list[PeerId]) -> Record:
-    entries = [ChunkEntry(hash=ZERO_HASH, mask=b"\x01")]
-    return Record(
-        round=4,
-        fragment=0,
-        attempt=0,
-        proposer=members[0],
-        previous=ZERO_HASH,
-        members=[Member(peer=peer, tokens=1000, root=ZERO_HASH) for peer in members],
-        codec="int8",
-        result_root=index_root(entries),
-        state_digest=ZERO_HASH,
-        loss=2.0,
-    )

@@ -1,0 +1,44 @@
+"""What binds this peer at each tip that it voted on, on disk: what a restarted peer must not contradict."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from protocol.state.disk import Disk
+from protocol.state.guarded import read_guarded, write_guarded
+from protocol.wire.hashes import Hash
+
+_NAME = re.compile(r"(\d{8})-[0-9a-f]{64}")
+
+
+class VoteFiles:
+    """One encoded `Kept` a tip.  Blocking.
+
+    A tip's file outlives the branch that the tip is on: a peer that comes back to it is bound by what it said there.
+    """
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk, self._folder = disk, folder
+
+    def save(self, round: int, tip: Hash, raw: bytes) -> None:
+        """Replace what is kept for the round on this tip, for good when this returns.  Raises `StoreFailed`."""
+        write_guarded(self._disk, self._path(round, tip), raw)
+
+    def load(self, round: int, tip: Hash) -> bytes | None:
+        """What is kept for the round on this tip; None when nothing is."""
+        return read_guarded(self._disk, self._path(round, tip))
+
+    def any(self) -> bool:
+        """Whether this peer has ever voted."""
+        return any(_NAME.fullmatch(path.name) for path in self._folder.iterdir())
+
+    def drop_before(self, round: int) -> None:
+        """Forget the tips before `round`: records there are final, and are voted on no more."""
+        for path in self._folder.iterdir():
+            named = _NAME.fullmatch(path.name)
+            if named and int(named[1]) < round:
+                self._disk.remove(path)
+
+    def _path(self, round: int, tip: Hash) -> Path:
+        return self._folder / f"{round:08d}-{tip.hex()}"

@@ -1,0 +1,47 @@
+"""Where the electors stand, as their last heartbeats say: the evidence by which provisional records are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from protocol.membership.activity import Activity
+from protocol.membership.liveness import Membership
+from protocol.state.history import History
+from protocol.sync.branches import Standpoint, count, follows, returns
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+
+LATEST = 8
+"""Provisional records that are looked at again, the newest ones: older ones have been followed by others long since."""
+
+
+class Standpoints:
+    """Asks `membership` for the others; we stand on our own tip."""
+
+    def __init__(self, me: PeerId, history: History, membership: Membership, activity: Activity) -> None:
+        self._me, self._history, self._membership, self._activity = me, history, membership, activity
+
+    def _heard(self, electors: Collection[PeerId]) -> dict[PeerId, Standpoint]:
+        heard = {self._me: Standpoint(self._history.tip, self._activity.was_away)}
+        for peer in electors:
+            known = self._membership.get(peer)
+            if peer != self._me and known is not None and self._membership.is_live(peer):
+                heard[peer] = Standpoint(known.heartbeat.tip, known.heartbeat.was_away)
+        return heard
+
+    def follow(self, electors: Sequence[PeerId], branch: Sequence[bytes], fork: Hash) -> bool:
+        """Whether we take over a verified provisional record that stands on `fork`, the first of `branch`."""
+        ours = self._history.tips(0, self._history.length + 1)
+        after = ours[ours.index(fork) + 1 :] if fork in ours else []
+        counted = count(electors, self._heard(electors), frozenset(branch), frozenset([fork, *after]))
+        return follows(electors, counted, was_away=self._activity.was_away)
+
+    def back_to(self) -> int | None:
+        """The round whose provisional record, and all after it, we give up; None when those we have hold."""
+        history = self._history
+        for round in history.provisional[-LATEST:]:
+            electors = history.electorate_at(round).electors
+            branch = frozenset(history.tips(round + 1, history.length - round))
+            if returns(electors, count(electors, self._heard(electors), branch, frozenset([history.tip_at(round)]))):
+                return round
+        return None
