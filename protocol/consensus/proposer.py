@@ -100,7 +100,7 @@ class Proposer:
         ahead = sorted((entered.attempt for entered, _ in self._rolls.values()), reverse=True)
         needed = state.ballot(0, ()).some_honest
         if len(ahead) >= needed:
-            state.go_to_attempt(max(state.attempt, ahead[needed - 1]), now)
+            state.go_to_attempt(ahead[needed - 1], now)
         return None
 
     def are_calling(self) -> bool:

@@ -46,10 +46,9 @@ class RoundState:
         self._moved_at = now
 
     def ballot(self, attempt: int, absent: Sequence[str], members: Sequence[Member] = ()) -> Ballot:
-        """A ballot of this round.  members: of its plan."""
-        voters = voters_of(self.base, members, absent)
-        members_vote = not any(peer in self.base.electors for peer in voters)
-        return Ballot(self.base, attempt, tuple(map(PeerId, absent)), voters if members_vote else ())
+        """A ballot of this round.  members: of its plan; they vote where no elector is left."""
+        voters = () if set(self.base.electors) - set(absent) else voters_of(self.base, members, absent)
+        return Ballot(self.base, attempt, tuple(map(PeerId, absent)), voters)
 
     # -- patience -----------------------------------------------------------------------------------------------------
 
@@ -58,8 +57,7 @@ class RoundState:
         self._moved_at = max(self._moved_at, now)
 
     def go_to_attempt(self, attempt: int, now: float) -> None:
-        """A later attempt is due; patience begins anew."""
-        assert attempt >= self.attempt, "attempts only grow"
+        """This attempt is due, unless a later one is; patience begins anew with it."""
         if attempt > self.attempt:
             self.attempt = attempt
             self.move(now)
