@@ -1,7 +1,7 @@
 """The invariants of the protocol, checked while it runs.
 
-    Agreement  no two different records on one tip are certified, unless one of them evicted electors while peers were
-               kept from hearing each other (or it is the first: two founders began the run twice)
+    Agreement  no two different records on one tip are certified, unless one of them is provisional and peers were kept from
+               hearing each other (or it is the first: two founders began the run twice)
     Parity     the same tip means the same state digest
     Mass       each chunk of a result is what the run's rule makes of exactly the contributions in its mask
     No loss    whose READY the proposer had heard, and whom it took for alive, is in its plan
@@ -33,6 +33,7 @@ from protocol.events import (
 from protocol.exchange.assignment import contribution_leaves
 from protocol.node.node import Node
 from protocol.run.manifest import RunManifest
+from protocol.state.chain import is_full
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import members_in
@@ -53,7 +54,7 @@ class Seen:
     """A record that somebody committed."""
 
     tip: str
-    evicted: tuple[str, ...]
+    is_full: bool
 
 
 class Judge:
@@ -73,7 +74,7 @@ class Judge:
         self._applied: dict[PeerId, int] = {}
         self._now = 0.0
         self.apart = False
-        """Peers were kept from hearing each other, so that electors may have been evicted alive."""
+        """Peers were kept from hearing each other, so that live electors may have been taken for absent."""
         self.liars: dict[PeerId, None] = {}
         self.false_chunks = 0
         self.ejections: dict[PeerId, dict[PeerId, float]] = {}
@@ -124,10 +125,10 @@ class Judge:
 
     def _agreement(self, peer: PeerId, event: RoundCommitted, commit: Commit) -> None:
         seen = self._records.setdefault(commit.record.previous, {})
-        seen.setdefault(event.tip, Seen(event.tip, tuple(commit.certificate.evicted)))
+        seen.setdefault(event.tip, Seen(event.tip, is_full(commit.certificate)))
         if len(seen) == 1 or event.round == 0:
             return
-        if not self.apart or sum(not record.evicted for record in seen.values()) > 1:
+        if not self.apart or sum(record.is_full for record in seen.values()) > 1:
             raise Violation(f"agreement: round {event.round} was committed as {sorted(seen)}, at last by {peer}")
 
     def _justice(self, accused: PeerId, judge: PeerId, now: float) -> None:

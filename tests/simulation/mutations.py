@@ -15,21 +15,21 @@ from unittest.mock import patch
 import trio
 
 from protocol.audit import evidence
-from protocol.consensus import policy, proposer
-from protocol.consensus.acceptor import Acceptor
+from protocol.consensus import ballot, policy
 from protocol.consensus.effects import Persist, RoundEffect
+from protocol.consensus.justification import Justification
 from protocol.consensus.machine import RoundMachine
 from protocol.consensus.policy import ClosingPolicy
-from protocol.consensus.proposer import Proposer
+from protocol.consensus.voter import Voter
 from protocol.exchange import averaging
 from protocol.exchange.machine import ExchangeMachine
 from protocol.node.round_runner import RoundRunner
 from protocol.state import chain
-from protocol.state.promise_file import PromiseFile
+from protocol.state.vote_files import VoteFiles
 from protocol.sync import catch_up
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.hashes import Hash
-from protocol.wire.messages import Commit, Promise
+from protocol.wire.messages import Commit
 from tests.simulation.disks import FaultyDisk
 
 
@@ -69,24 +69,16 @@ def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
 
 
 def _quorum_of_one() -> Sequence[Any]:
-    return [patch.object(module, "quorum_size", lambda voters: 1) for module in (chain, policy, proposer)]
+    return [patch.object(module, "quorum_size", lambda voters: 1) for module in (chain, policy, ballot)]
 
 
-def _promise_not_persisted() -> Sequence[Any]:
-    return [patch.object(PromiseFile, "save", lambda self, raw: None)]
+def _votes_not_persisted() -> Sequence[Any]:
+    return [patch.object(VoteFiles, "save", lambda self, round, tip, raw: None)]
 
 
-def _carried_vote_ignored() -> Sequence[Any]:
-    """The proposer puts its own record to the vote, whatever was voted for before."""
-
-    def forgetful(on_promise: Any) -> Any:
-        def forgets(self: Proposer, sender: Any, promise: Promise, now: float) -> list[RoundEffect]:
-            effects: list[RoundEffect] = on_promise(self, sender, promise.model_copy(update={"voted": None}), now)
-            return effects
-
-        return forgets
-
-    return [_instead(Proposer, "on_promise", forgetful)]
+def _lock_ignored() -> Sequence[Any]:
+    """The proposer puts its own record to the vote, whatever others are locked on, and nobody minds."""
+    return [patch.object(Justification, "highest_locks", lambda self: [])]
 
 
 # -- parity -------------------------------------------------------------------------------------------------------------
@@ -148,30 +140,36 @@ def _divisor_of_all() -> Sequence[Any]:
 
 
 def _ready_member_dropped() -> Sequence[Any]:
-    """The proposer leaves the last ready member out of its plan, and nobody protests."""
+    """A proposer leaves the last ready member out of its plan, and nobody minds."""
 
     def short(agreed: Any) -> Any:
-        def fewer(self: ClosingPolicy, view: Any) -> Any:
-            peers = agreed(self, view)
+        def fewer(self: ClosingPolicy, view: Any, digest: Any) -> Any:
+            peers = agreed(self, view, digest)
             return peers[:-1] if len(peers) > 2 else peers
 
         return fewer
 
-    return [_instead(ClosingPolicy, "agreed", short), patch.object(Acceptor, "_is_left_out", lambda self, plan: False)]
+    return [
+        _instead(ClosingPolicy, "agreed", short),
+        patch.object(Justification, "allows_plan", lambda self, plan, max_members: True),
+    ]
 
 
 # -- progress -----------------------------------------------------------------------------------------------------------
 
 
 def _attempt_never_advances() -> Sequence[Any]:
-    return [patch.object(RoundMachine, "_watch_proposer", lambda self, view, now: [])]
+    return [
+        patch.object(RoundMachine, "_lose_patience", lambda self, view, now: None),
+        patch.object(Voter, "_can_propose", lambda self, ballot, view: True),
+    ]
 
 
 # -- heal ---------------------------------------------------------------------------------------------------------------
 
 
 def _fork_choice_keeps_ours() -> Sequence[Any]:
-    return [patch.object(catch_up, "prefer", lambda common, ours, theirs: not ours)]
+    return [patch.object(catch_up, "prefer", lambda electors, ours, theirs: False)]
 
 
 # -- crash --------------------------------------------------------------------------------------------------------------
@@ -242,10 +240,8 @@ MUTATIONS = {
     mutation.name: mutation
     for mutation in (
         Mutation("quorum-of-one", "agreement", "one vote certifies a record", "agreement:", _quorum_of_one),
-        Mutation(
-            "promise-not-persisted", "agreement", "promises and votes are not written", "agreement:", _promise_not_persisted
-        ),
-        Mutation("carried-vote-ignored", "agreement", "a proposer overrules a vote", "agreement:", _carried_vote_ignored),
+        Mutation("votes-not-persisted", "agreement", "rolls and votes are not written", "agreement:", _votes_not_persisted),
+        Mutation("lock-ignored", "agreement", "a proposer overrules a lock", "agreement:", _lock_ignored),
         Mutation("applied-twice", "parity", "a restart applies the newest result again", "parity:", _applied_twice),
         Mutation("own-average-kept", "parity", "a member keeps its version of a chunk", "parity:", _own_average_kept),
         Mutation("divisor-of-all", "mass", "the divisor is not the tokens averaged", "mass:", _divisor_of_all),
