@@ -45,6 +45,8 @@ ASK_TIMEOUT_S = 10.0
 BRANCH_BYTES = 64 << 20
 """A fork with more records than this is not looked at: they are held in memory until it is judged."""
 ENTRY_BYTES = 128
+YOUNG_ROUNDS = 100
+"""A run that anybody may begin may have been begun twice.  A chain of so many rounds is not given up for another beginning."""
 LOOK_AHEAD = 256
 """Records that are verified before it is judged which of them we take over."""
 CHECKPOINT_WORTH_ROUNDS = 8
@@ -106,13 +108,17 @@ class CatchUp:
         history = self.replica.history
         theirs = await self._commits_after(peer, common, length)
         ours = history.commit_at(common)
-        if common < history.final:
+        if common < history.final and not self._is_second_beginning(common):
             if is_full(theirs[0].certificate):
                 self.session.emit(Notice("warning", f"{peer} shows another final record of round {common}; ours is kept"))
             return []
         if not prefer(history.electorate_at(common).electors, ours, theirs[0]):
             return []
         return [theirs[0], *self._taken(common + 1, theirs[1:], theirs[0])]
+
+    def _is_second_beginning(self, common: int) -> bool:
+        """Whether two peers began a run that anybody may begin, and ours is young enough to be given up for the other."""
+        return common == 0 and self.replica.rounds.founders is None and self.replica.history.length < YOUNG_ROUNDS
 
     def _taken(self, start: int, theirs: list[Commit], before: Commit | None = None) -> list[Commit]:
         """Of verified records that follow one another from `start` on, those before the first provisional one that the
