@@ -18,7 +18,8 @@ is, and answers with effects; `protocol.node.round_runner` performs them.  It do
 * Safety is `protocol.consensus.voting`'s and `protocol.consensus.justification`'s matter alone; everything else here may be
   late, wrong or hostile without harm to it.
 * The next attempt is due when the proposer is gone, when nothing moves for longer than the attempt is given, or when so many
-  electors are there already that one of them must be honest.
+  electors are there already that one of them must be honest.  Who loses patience goes to the highest attempt of others, but
+  no elector has that effect on us twice in a round.
 * A later attempt keeps the plan that was taken up: what was exchanged is not exchanged again; except when its result is in
   doubt, or the contributions to it are gone.
 * The record put to the vote fixes the one version of every chunk: a voter that assembled another one fetches the
@@ -253,4 +254,5 @@ class RoundMachine:
         stalled = self._voter.proposer_to_blame(view)
         if stalled is not None:
             state.closing.patience.lost_with(stalled, self.base.round)
-        state.go_to_attempt(state.attempt + 1, now)
+        state.losses += 1
+        state.go_to_attempt(max(state.attempt + 1, self._proposer.pull()), now)

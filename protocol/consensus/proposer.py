@@ -74,6 +74,8 @@ class Proposer:
         self._rolls: dict[PeerId, tuple[Roll, bytes]] = {}
         """The roll of the highest attempt of each voter, and as it travelled."""
         self._locks: dict[PeerId, list[Lock]] = {}
+        self._pulled: dict[PeerId, None] = {}
+        """Voters that we have followed into an attempt far ahead."""
         self._mine: OwnAttempt | None = None
 
     @property
@@ -102,6 +104,17 @@ class Proposer:
         if len(ahead) >= needed:
             state.go_to_attempt(ahead[needed - 1], now)
         return None
+
+    def pull(self) -> int:
+        """The highest attempt that a voter has entered, of those that have not pulled us before; 0 if none is ahead."""
+        ahead = {
+            peer: roll.attempt
+            for peer, (roll, _) in self._rolls.items()
+            if roll.attempt > self._state.attempt and peer not in self._pulled
+        }
+        highest = max(ahead.values(), default=0)
+        self._pulled |= {peer: None for peer, attempt in ahead.items() if attempt == highest}
+        return highest
 
     def are_calling(self) -> bool:
         """Whether some honest voter, other than us, wants the round closed."""

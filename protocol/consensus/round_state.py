@@ -18,14 +18,14 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Commit, Kept, Member, Plan, Provenance
 
 PATIENCE_S = 3.0
-"""Seconds that a proposer gets for each step of attempt 0; twice as many in each later attempt."""
+"""Seconds that a proposer gets for each step; twice as many after each time that we lost patience in this round."""
 MAX_DOUBLINGS = 5
 
 
 class RoundState:
     """One peer's knowledge of the running round.  `now` is trio time.
 
-    attempt: the one that we think is due.  plan: the one taken up last.  state_digest: of our outer state, None until it is
+    attempt: the one that we think is due.  losses: how often we lost patience.  plan: the one taken up last.  state_digest: of our outer state, None until it is
     hashed.  kept: what we are bound by, as it is on disk.  results: of our exchanges, by plan.  obtained: the roots of the
     results that are on disk.  decided: the certified record once its result is on disk.
     """
@@ -38,6 +38,7 @@ class RoundState:
         self.doubts = Doubts()
         self.kept = kept if kept is not None and self.is_for_this_round(kept.round, kept.base) else blank(base)
         self.attempt = self.kept.attempt
+        self.losses = 0
         self.plan: Plan | None = None
         self.state_digest: Hash | None = None
         self.decided: Commit | None = None
@@ -69,7 +70,7 @@ class RoundState:
     def has_patience(self, now: float) -> bool:
         """Whether what moved last is not longer ago than this attempt is given."""
         exchanging = self.settings.stall_s if self.plan is not None else 0.0
-        return self.idle_s(now) <= exchanging + PATIENCE_S * 2.0 ** min(self.attempt, MAX_DOUBLINGS)
+        return self.idle_s(now) <= exchanging + PATIENCE_S * 2.0 ** min(self.losses, MAX_DOUBLINGS)
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
