@@ -36,7 +36,7 @@ from protocol.wire.messages import (
 )
 
 MAX_LEAD = 16
-"""Attempts that a roll may be ahead of ours.  Attempts take seconds: further ahead is nobody honest."""
+"""Attempts that a single voter takes us ahead."""
 LOCKS_KEPT = 2
 """Of each voter: one of the whole electorate, and one of a part."""
 
@@ -86,12 +86,11 @@ class Proposer:
     # -- rolls --------------------------------------------------------------------------------------------------------
 
     def on_roll(self, sender: PeerId, roll: Roll, signature: bytes, now: float) -> str | None:
-        """Take a roll.  An attempt that some honest voter has entered is due for us, too.  Returns an objection."""
+        """Take a roll.  An attempt that some honest voter has entered is due for us, too; below four electors every voter
+        counts as honest, but takes us ahead by little.  Returns an objection."""
         state, electors = self._state, self._state.base.electors
         if not state.is_for_this_round(roll.round, roll.base):
             return None
-        if roll.attempt > state.attempt + MAX_LEAD:
-            return f"attempt {roll.attempt} is too far ahead of attempt {state.attempt}"
         if sender not in electors and sender not in state.closing.readys:
             return "its sender does not vote"
         known = self._rolls.get(sender)
@@ -102,7 +101,8 @@ class Proposer:
         ahead = sorted((entered.attempt for entered, _ in self._rolls.values()), reverse=True)
         needed = state.ballot(0, ()).some_honest
         if len(ahead) >= needed:
-            state.go_to_attempt(ahead[needed - 1], now)
+            limit = ahead[0] if needed > 1 else state.attempt + MAX_LEAD
+            state.go_to_attempt(min(ahead[needed - 1], limit), now)
         return None
 
     def pull(self) -> int:
@@ -110,7 +110,7 @@ class Proposer:
         ahead = {
             peer: roll.attempt
             for peer, (roll, _) in self._rolls.items()
-            if roll.attempt > self._state.attempt and peer not in self._pulled
+            if 0 < roll.attempt - self._state.attempt <= MAX_LEAD and peer not in self._pulled
         }
         highest = max(ahead.values(), default=0)
         self._pulled |= {peer: None for peer, attempt in ahead.items() if attempt == highest}

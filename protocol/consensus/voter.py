@@ -95,9 +95,13 @@ class Voter:
         return state.ballot(state.attempt, absent, members)
 
     def _can_propose(self, ballot: Ballot, view: View) -> bool:
-        """Whether its proposer is alive, ready (if any voter is), and did not stall rounds lately."""
+        """Whether its proposer is alive, ready (if any voter is), and did not stall rounds lately.
+
+        What we remember of earlier rounds, others do not: it counts until we lose patience in this one, so that all come to
+        try the same proposers.
+        """
         state, proposer = self._state, ballot.proposer
-        if proposer != state.me and not state.closing.patience.has_for(proposer, state.base.round):
+        if proposer != state.me and not state.losses and not state.closing.patience.has_for(proposer, state.base.round):
             return False
         ready = [peer for peer in ballot.voters if peer in state.closing.readys]
         return state.closing.lives(proposer, view) and (proposer in ready or not ready)
