@@ -174,6 +174,13 @@ class ClosingPolicy:
                 return tuple(sorted(gone[:count]))
         return ()
 
+    def can_decide(self, view: View) -> bool:
+        """Whether a quorum is within reach: so many electors are alive that are not absent, or all are gone."""
+        absent = self.absent(view)
+        here = sum(self.lives(peer, view) for peer in self.base.electors)
+        staying = len(self.base.electors) - len(absent)
+        return staying == 0 or here >= quorum_size(staying)
+
     def may_be_absent(self, absent: Collection[str], view: View) -> bool:
         """Whether we agree that these electors are gone: they said goodbye, or we have not heard them for long either."""
         return all(peer in self.base.electors and self.is_gone(PeerId(peer), view) for peer in absent)

@@ -46,6 +46,8 @@ class Voter:
         self._plan: tuple[int, Plan] | None = None
         """The plan accepted last, and in which attempt."""
         self._motion: Motion | None = None
+        self._leader = state.me
+        """Who put the motion to the vote."""
         self._carried = False
         """Whether the motion is justified by a lock: then it is voted for without audits."""
         self._proof: Proof | None = None
@@ -194,7 +196,7 @@ class Voter:
             objection = self._objection_to_motion(sender, motion, view)
             if objection is not None:
                 return [Reject(sender, Motion.KIND, objection)]
-            self._motion, self._proof = motion, None
+            self._motion, self._leader, self._proof = motion, sender, None
             state.go_to_attempt(motion.attempt, now)
             state.move(now)
         self._answered(motion.attempt)
@@ -260,7 +262,7 @@ class Voter:
         if objection_to_vote(state.kept, Step.FIRST, motion.attempt, list(motion.absent), name) is not None:
             return []  # a later attempt was entered while the result was fetched
         kept, vote = cast_first(state.kept, motion)
-        return self._say(kept, ballot, vote)
+        return self._say(kept, vote)
 
     # -- second votes -------------------------------------------------------------------------------------------------
 
@@ -288,12 +290,12 @@ class Voter:
         if objection_to_vote(state.kept, Step.SECOND, motion.attempt, list(motion.absent), name) is not None:
             return []
         kept, vote = cast_second(state.kept, motion, proof.certificate)
-        return self._say(kept, ballot, vote)
+        return self._say(kept, vote)
 
-    def _say(self, kept: Kept, ballot: Ballot, vote: Vote) -> list[RoundEffect]:
+    def _say(self, kept: Kept, vote: Vote) -> list[RoundEffect]:
         """Cast a vote; on disk first, unless it was cast before."""
         keep = [] if kept == self._state.kept else [self._keep(kept)]
-        return [*keep, Send((ballot.proposer,), vote)]
+        return [*keep, Send((self._leader,), vote)]
 
     def _keep(self, kept: Kept) -> Persist:
         self._state.kept = kept
