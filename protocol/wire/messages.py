@@ -20,8 +20,10 @@ from protocol.wire.identity import SIGNATURE_BYTES, Identity, PeerId
 
 REMEMBERED_BYTES = 2048
 """Statements up to this size are decoded once, however often they arrive."""
-MAX_TOKEN_BYTES = 1024
+MAX_TOKEN_BYTES = 768
 """Of an invitation's token."""
+MAX_ADMISSION_BYTES = 1024
+"""Of the proof that a peer was admitted."""
 MAX_MEMBERS = 256
 MAX_CHUNKS = 4096
 """Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""
@@ -153,7 +155,7 @@ class Ready(Body):
     """A finished contribution, committed by its root before anybody shows theirs.
 
     fragment: of the state, which the contribution covers.  serial: grows with every READY of an incarnation; two different
-    ones under one serial are a lie.
+    ones under one serial are a lie.  admission: proof that the sender was admitted; empty where the run asks for none.
     """
 
     KIND: ClassVar[str] = "ready"
@@ -168,6 +170,7 @@ class Ready(Body):
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     root: HashField
     state_digest: HashField
+    admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
 
 
 class Member(Body):
