@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from protocol.membership.guests import Guests
 from protocol.network.interface import Network, Refused, Unreachable
-from protocol.run.admission import has_expired, needs_proof, verify_admission
+from protocol.run.admission import AdmittedBy, has_expired, needs_proof, verify_admission
 from protocol.run.greeting import Hello, admit_at_door, answer_hello, make_hello
 from protocol.run.manifest import Admission, RunManifest
 from protocol.run.settings import NodeSettings
@@ -125,11 +125,8 @@ class Handshake:
         """
         if not ready.admission or ready.base != self._history.tip or self.may_contribute(sender):
             return
-        try:
-            admitted = verify_admission(self._manifest, self._run, sender, ready.admission, self._history.length)
-        except Malformed:
-            return
-        if admitted.token is not None and not has_expired(admitted, self._settings.wall_clock() - COMING_IN_S):
+        admitted = self._admitted_by(sender, ready.admission)
+        if admitted is not None and admitted.token is not None:
             self._guests.add(sender, ready.admission, admitted)
 
     def may_be_named(self, sender: PeerId, ready: Ready) -> bool:
@@ -139,10 +136,17 @@ class Handshake:
         if not ready.admission:
             return not needs_proof(self._manifest, sender) or self._history.has_member(sender)
         guest = self._guests.get(sender)
-        if guest is not None and guest.proof == ready.admission:
-            return True
+        return (guest is not None and guest.proof == ready.admission) or (
+            self._admitted_by(sender, ready.admission) is not None
+        )
+
+    def _admitted_by(self, peer: PeerId, proof: bytes) -> AdmittedBy | None:
+        """What lets the next record name `peer`; a member's proof may be out of date."""
+        is_member = self._history.has_member(peer)
         try:
-            verify_admission(self._manifest, self._run, sender, ready.admission)
+            round = None if is_member else self._history.length
+            admitted = verify_admission(self._manifest, self._run, peer, proof, round)
         except Malformed:
-            return False
-        return True
+            return None
+        expired = has_expired(admitted, self._settings.wall_clock() - COMING_IN_S)
+        return admitted if is_member or not expired else None

@@ -49,7 +49,7 @@ class Invitation(Body):
 
     def proof_for(self, peer: PeerId) -> bytes:
         """The admission proof with which `peer` comes in; empty where the invitation has no token."""
-        if self.token is None:
+        if not self.token:
             return b""
         key = Identity.from_seed(self.secret) if self.secret is not None else None
         return make_proof(self.token, Hash(self.run), peer, key)

@@ -37,7 +37,8 @@ def test_an_invitation_makes_the_proof_of_whoever_holds_it() -> None:
         proof = read_invitation(text).proof_for(guest)
         verify_admission(manifest, run, guest, proof)
         assert key.seed not in proof
-    assert read_invitation(make_invitation(run, ONE.peer_id, [ADDRESS])).proof_for(guest) == b""
+    for token in (None, b""):
+        assert read_invitation(make_invitation(run, ONE.peer_id, [ADDRESS], token)).proof_for(guest) == b""
 
 
 def test_the_largest_invitation_can_be_read() -> None:
