@@ -240,7 +240,7 @@ class RunManifest(Section):
     organiser: PeerField
     """Peer ID of whoever signs the manifest and the tokens."""
     founders: Founders
-    """Peer IDs that vote until four peers have earned a vote; sorted.  "anyone": the members of the last record vote."""
+    """A list of the peer IDs that vote until four peers have earned a vote, sorted; or "anyone": the last members vote."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial parameters and of the order of the data."""
     protocol_min: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION
