@@ -186,6 +186,12 @@ def test_the_young_hold_a_quarter_of_an_open_run() -> None:
     assert follow(electorate, [*founders, *crowd]).electors == (*crowd[:5], *founders), "two seniors more, a third of ten"
 
 
+def test_the_first_electors_are_senior_where_anyone_founds_the_run() -> None:
+    first, crowd = named("f", 8), named("a", 240)
+    electorate = follow(settled(first, OPEN), [*first, *crowd], 102)
+    assert electorate.electors == (*crowd[:2], *first)
+
+
 def test_seniors_that_leave_take_young_seats_along() -> None:
     founders, crowd = named("f", 12), named("a", 240)
     before = follow(Electorate.start(founded(OPEN, founders)), [*founders, *crowd], 3)
