@@ -45,6 +45,7 @@ PROTOCOL_VERSION = 1
 
 MAX_ALLOWLIST = 4096
 MAX_ELECTORS = 64
+"""Peers that vote on one record; so many founders at most."""
 MAX_MANIFEST_BYTES = 320 << 10
 STATE_BYTES_PER_PARAMETER = 8
 """Parameter and momentum, fp32 each."""
@@ -166,7 +167,7 @@ OUTER_FORMS = ("outer as a word", "outer as a section")
 
 
 FOUNDERS_FORMS = ("founders as a word", "founders as a list")
-"""The same of the founders."""
+"""What pydantic calls the two forms of the founders."""
 
 
 def _form_of_outer(value: Any) -> str:
