@@ -11,7 +11,7 @@ from typing import Protocol
 import trio
 
 from protocol.membership.activity import Activity
-from protocol.membership.liveness import Membership, beat_interval_s
+from protocol.membership.liveness import Membership
 from protocol.membership.pace import Pace
 from protocol.network.interface import NetworkError
 from protocol.network.session import Session
@@ -67,7 +67,7 @@ class Heartbeats:
             await self._session.publish(self._heartbeat())
             if self._progress.ready_raw:
                 await self._session.network.publish(self._progress.ready_raw)
-            await self._activity.until_urgent(beat_interval_s(len(self._membership.live_peers()) + 1))
+            await self._activity.until_urgent(self._membership.beat_s)
 
     async def say_goodbye(self) -> int:
         """To everybody by gossip; to those we are connected to also as a question, for the connections close next and

@@ -90,7 +90,18 @@ class Landing:
             self.found = self._check(self.buffer)
 
 
-class Handlers(Protocol):
+class Members(Protocol):
+    """Tells members from strangers: whoever makes a new key is a stranger, and many strangers may be one person.
+
+    Wherever peers share a limited number of places, strangers take none from members.
+    """
+
+    def has_member(self, peer: PeerId) -> bool:
+        """Whether `peer` is a member."""
+        ...
+
+
+class Handlers(Members, Protocol):
     """The callbacks for what arrives.  None of them may raise; `on_request` may raise `Refused`."""
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
