@@ -5,9 +5,9 @@ connection broke), GONE after five, LEFT on a signed goodbye.  A fresh heartbeat
 that nothing older than its goodbye does.  What follows from liveness (the proposer, evictions) is decided in
 `protocol.consensus`.
 
-What comes by gossip may be a recording, and a peer that has just started cannot tell.  A handshake cannot be recorded: a peer
-is UNPROVEN, whatever it is heard to say, until it has been connected to us since we started.  From then on each heartbeat
-that is newer than all before it was signed after those.
+What comes by gossip may be a recording, and a peer that has just started cannot tell.  A handshake cannot be recorded: a
+peer is UNPROVEN, whatever it is heard to say, until it has been connected to us since we started.  From then on a heartbeat
+that is newer than all before was signed after those.
 
 Members and strangers do not share their places, and strangers hardly slow the heartbeats down.
 """
@@ -56,8 +56,8 @@ class Liveness(Enum):
 class Neighbour:
     """What we know of one other peer.
 
-    said: when its newest heartbeat came (trio time).  heard: when it was last shown to be alive; when we began to listen, for
-    an unproven one.  brought_by: the neighbour that forwarded its first heartbeat, or itself.
+    said: when its newest heartbeat came (trio time).  heard: when it was last shown to be alive; when we began to listen, if
+    it is unproven.  brought_by: the neighbour that forwarded its first heartbeat, or itself.
     """
 
     heartbeat: Heartbeat

@@ -160,12 +160,15 @@ class Network(Protocol):
         """What our links have lately been seen to carry, or may carry."""
         ...
 
-    def remember(self, addresses: Sequence[str]) -> None:
-        """Dial these addresses while their peer is not connected, with backoff."""
+    def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
+        """Dial these addresses while their peer is not connected, with backoff.
+
+        claimed: other peers say so, anything and of anybody; else the person or this computer knows them.
+        """
         ...
 
     def known_addresses(self) -> Sequence[str]:
-        """The address book, for keeping on disk."""
+        """The addresses that are worth keeping on disk, the best first; none that was only claimed by strangers."""
         ...
 
     def forget(self, peer: PeerId) -> None:

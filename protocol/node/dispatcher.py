@@ -130,7 +130,7 @@ class Dispatcher:
         was_live = membership.is_live(sender)
         fresh, events = membership.on_heartbeat(sender, beat, trio.current_time(), forwarder)
         if fresh:
-            self._session.network.remember([a for a in beat.addresses if a.endswith(f"/p2p/{sender}")])
+            self._session.network.remember([a for a in beat.addresses if a.endswith(f"/p2p/{sender}")], claimed=True)
             if not was_live and membership.is_live(sender):
                 self._round.peer_alive(sender)
         for event in events:

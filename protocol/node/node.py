@@ -61,7 +61,8 @@ class Node:
         self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity)
         self._catch_up = CatchUp(session, replica, offload, trainer.initialise if trainer is not None else None)
         self._following = Following(session, replica, membership, self._catch_up)
-        self._ejections, self._readys = Ejections(session, replica, membership, offload), Readys(self._history, replica.rounds.max_members)
+        self._ejections = Ejections(session, replica, membership, offload)
+        self._readys = Readys(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, membership, activity, self._catch_up, self._following)
         self.dispatcher = Dispatcher(
             session,

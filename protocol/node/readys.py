@@ -73,10 +73,12 @@ class Readys:
         return True
 
     def begin(self, round: int, tip: Hash) -> list[tuple[PeerId, Ready, Envelope]]:
-        """Those for the round that begins here on `tip`.  Those for rounds before it are forgotten, and no news from now on."""
+        """Those for the round that begins here on `tip`.  Those for rounds before it are forgotten, and no news from now on.
+
+        Of strangers only those for this round are kept: whoever is ready says so again with each heartbeat.
+        """
         self._round = round
-        for readys in (self._of_members, self._of_strangers):
-            for peer in [peer for peer, heard in readys.items() if heard.ready.round < round]:
-                del readys[peer]
+        self._of_members = {peer: heard for peer, heard in self._of_members.items() if heard.ready.round >= round}
+        self._of_strangers = {peer: heard for peer, heard in self._of_strangers.items() if heard.ready.base == tip}
         found = (*self._of_members.items(), *self._of_strangers.items())
         return [(peer, heard.ready, heard.envelope) for peer, heard in found if heard.ready.base == tip]

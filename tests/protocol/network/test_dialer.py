@@ -10,6 +10,7 @@ import trio.testing
 from protocol.network.libp2p.dialer import LASTING_S, MAX_PAUSE_S, Dialer
 from protocol.network.libp2p.library import Host
 from protocol.wire.identity import Identity, PeerId
+from tests.protocol.peers import TheseMembers
 
 
 class Unwelcoming:
@@ -22,7 +23,12 @@ class Unwelcoming:
         self.connected = False
         self.connections: dict[object, object] = {}
         self.dialer = Dialer(
-            cast(Host, self), Identity.generate().peer_id, lambda peer: self.connected, lambda peer: False, lambda peer: None
+            cast(Host, self),
+            Identity.generate().peer_id,
+            TheseMembers(),
+            lambda peer: self.connected,
+            lambda peer: False,
+            lambda peer: None,
         )
 
     def get_network(self) -> Unwelcoming:

@@ -8,6 +8,7 @@ import trio
 from protocol.network.libp2p.observed_addresses import MAX_CLAIMS, ObservedAddresses, is_public_form
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.network.recorder import Recorder, dialled, network
+from tests.protocol.peers import TheseMembers
 
 ME = Identity.generate().peer_id
 
@@ -81,13 +82,13 @@ class AtSocket(Connection):
     ids=["another computer", "this computer", "loopback"],
 )
 def test_a_program_on_this_computer_does_not_show_that_others_can_reach_it(local: str, remote: str, seen: list[str]) -> None:
-    observed = ObservedAddresses()
+    observed = ObservedAddresses(TheseMembers())
     observed.on_connection(AtSocket(local, remote))
     assert observed.addresses(lambda peer: True) == seen
 
 
 def test_claims_count_as_whoever_asks_says_one_for_each_peer_and_have_an_end() -> None:
-    reached, peers = ObservedAddresses(), [PeerId(f"peer {number}") for number in range(MAX_CLAIMS + 9)]
+    reached, peers = ObservedAddresses(TheseMembers()), [PeerId(f"peer {number}") for number in range(MAX_CLAIMS + 9)]
     for number, peer in enumerate(peers):
         for port in (1, 2):
             reached.on_claim(Connection(peer), f"/ip4/203.0.113.{number % 200}/tcp/{port}")
