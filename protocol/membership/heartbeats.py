@@ -11,7 +11,7 @@ from typing import Protocol
 import trio
 
 from protocol.membership.activity import Activity
-from protocol.membership.liveness import Membership
+from protocol.membership.liveness import Liveness, Membership
 from protocol.membership.pace import Pace
 from protocol.network.interface import NetworkError
 from protocol.network.session import Session
@@ -118,7 +118,7 @@ class Heartbeats:
         )
 
     def neighbours(self) -> list[SwarmPeer]:
-        """The other peers, as `peer status` shows them."""
+        """The other peers, as `peer status` shows them; of those that nothing proves to be there only members."""
         now = trio.current_time()
         return [
             SwarmPeer(
@@ -135,4 +135,5 @@ class Heartbeats:
                 addresses=list(known.heartbeat.addresses),
             )
             for peer, known in sorted(self._membership, key=lambda item: item[0])
+            if known.liveness is not Liveness.UNPROVEN or self._membership.has_member(peer)
         ]
