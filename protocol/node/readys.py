@@ -64,6 +64,7 @@ class Readys:
                 return False
             self._of_members[sender] = heard
             return True
+        self._of_members.pop(sender, None)
         if sender not in self._of_strangers and len(self._of_strangers) >= self._strangers_room:
             dead = next((peer for peer, other in self._of_strangers.items() if not other.was_live), None)
             if dead is None or not heard.was_live:

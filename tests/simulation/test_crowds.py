@@ -57,6 +57,7 @@ def test_more_keys_than_there_are_places_displace_no_member() -> None:
             assert len(list(membership)) <= MAX_STRANGERS + len(world.seats)
             assert set(others(world, seat.peer)) <= set(membership.live_peers())
             assert membership.beat_s == BEAT_S
+            assert len(seat.node.status().swarm) == len(world.seats) - 1, "nobody reads the names of a crowd"
 
     holds(simulate(3, scenario))
 

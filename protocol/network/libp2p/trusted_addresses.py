@@ -39,16 +39,14 @@ class TrustedAddresses:
 
     def note(self, peer: PeerId, address: str) -> None:
         """A greeted peer uses this address."""
-        if self._members.has_member(peer):
-            known = self._of_members
-            self._of_strangers.pop(peer, None)
-        else:
-            known = self._of_strangers
+        member = self._members.has_member(peer)
+        known, others = (self._of_members, self._of_strangers) if member else (self._of_strangers, self._of_members)
+        if others.pop(peer, None) is not None or address not in known.get(peer, ()):
+            self._ranks = None
         _put(known.setdefault(peer, OrderedDict()), address, MAX_ADDRESSES_PER_PEER)
         known.move_to_end(peer)
         if len(known) > MAX_PEERS:
             known.popitem(last=False)
-        self._ranks = None
 
     def _ranked(self) -> dict[str, int]:
         if self._ranks is None:

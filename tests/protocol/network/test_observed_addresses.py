@@ -101,6 +101,15 @@ def test_claims_count_as_whoever_asks_says_one_for_each_peer_and_have_an_end() -
     assert reached.addresses(lambda peer: peer in trusted)[0] == "/ip4/198.51.100.1/tcp/4001"
 
 
+def test_the_claim_of_a_member_outweighs_those_of_a_crowd_and_is_not_forgotten_for_them() -> None:
+    member = PeerId("member")
+    observed = ObservedAddresses(TheseMembers(member))
+    observed.on_claim(Connection(member), "/ip4/203.0.113.9/tcp/4001")
+    for number in range(2 * MAX_CLAIMS):
+        observed.on_claim(Connection(PeerId(f"key {number}")), "/ip4/198.51.100.1/tcp/9")
+    assert observed.addresses(lambda peer: True) == ["/ip4/203.0.113.9/tcp/4001", "/ip4/198.51.100.1/tcp/9"]
+
+
 @pytest.mark.parametrize(
     "address",
     [
