@@ -240,7 +240,9 @@ class RoundMachine:
             if not self._closing:
                 return effects
             state.move(now)
-        if not state.has_patience(now):
+        if not state.closing.can_decide(view):
+            state.move(now)  # nobody is to blame
+        elif not state.has_patience(now):
             self._lose_patience(view, now)
         call, ballot = self._voter.call(view, now)
         effects += call

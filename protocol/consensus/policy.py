@@ -186,7 +186,7 @@ class ClosingPolicy:
         """The electors to go on without, sorted: the fewest that leave a quorum within reach.  Empty while there is one,
         and while too few are known to be gone."""
         electors = self.base.electors
-        gone = [peer for peer in self.base.ranked(electors) if self._is_gone(peer, view)]
+        gone = [peer for peer in self.base.ranked(electors) if self.is_gone(peer, view)]
         gone.sort(key=lambda peer: not view[peer].left)
         here = sum(self.lives(peer, view) for peer in electors)
         for count in range(len(gone) + 1):
@@ -194,11 +194,19 @@ class ClosingPolicy:
                 return tuple(sorted(gone[:count]))
         return ()
 
+    def can_decide(self, view: View) -> bool:
+        """Whether a quorum is within reach: so many electors are alive that are not absent, or all are gone."""
+        absent = self.absent(view)
+        here = sum(self.lives(peer, view) for peer in self.base.electors)
+        staying = len(self.base.electors) - len(absent)
+        return staying == 0 or here >= quorum_size(staying)
+
     def may_be_absent(self, absent: Collection[str], view: View) -> bool:
         """Whether we agree that these electors are gone: they said goodbye, or we have not heard them for long either."""
-        return all(peer in self.base.electors and self._is_gone(PeerId(peer), view) for peer in absent)
+        return all(peer in self.base.electors and self.is_gone(PeerId(peer), view) for peer in absent)
 
-    def _is_gone(self, peer: PeerId, view: View) -> bool:
+    def is_gone(self, peer: PeerId, view: View) -> bool:
+        """Whether a peer said goodbye, or has been silent for `eviction_s`."""
         seen = view.get(peer)
         if peer == self.me or seen is None:
             return False

@@ -145,7 +145,7 @@ class Proposer:
         members = lock.record.members if lock is not None else plan.members if plan is not None else []
         ballot = self._state.ballot(ballot.attempt, ballot.absent, members)
         rolls = self._usable_rolls(ballot) if members else []
-        if not members or ballot.proposer != self._state.me or len(rolls) < ballot.quorum:
+        if not members or not ballot.may_propose(self._state.me) or len(rolls) < ballot.quorum:
             return []
         self._mine = mine = OwnAttempt(ballot, rolls, now, plan)
         if lock is not None:

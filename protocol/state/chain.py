@@ -6,7 +6,7 @@ the tip it stands on, and its hash is the next tip.  Certificates are verified h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.state.base import Base, RoundSettings
@@ -69,6 +69,11 @@ def voters_of(base: Base, members: Iterable[Member], absent: Sequence[str]) -> t
     return stay or tuple(PeerId(member.peer) for member in members)
 
 
+def quorum_of(base: Base, voters: Sequence[PeerId], absent: Collection[str]) -> int:
+    """Votes that certify a record: a quorum of the electors that are not absent; where members vote, a majority of them."""
+    return quorum_size(len(voters)) if set(base.electors) - set(absent) else len(voters) // 2 + 1
+
+
 def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate, step: Step) -> None:
     """Whether a quorum cast this vote for this record; raises `Malformed` with the reason."""
     absent = list(certificate.absent)
@@ -78,8 +83,9 @@ def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate
     signers = [vote.peer for vote in certificate.votes]
     if signers != sorted(set(signers)) or not set(signers) <= set(voters):
         raise Malformed("a certificate with votes of others than electors")
-    if len(signers) < quorum_size(len(voters)):
-        raise Malformed(f"a certificate with {len(signers)} of the {quorum_size(len(voters))} votes it needs")
+    needed = quorum_of(base, voters, absent)
+    if len(signers) < needed:
+        raise Malformed(f"a certificate with {len(signers)} of the {needed} votes it needs")
     vote = Vote(
         round=record.round,
         base=base.tip,

@@ -46,7 +46,7 @@ BRANCH_BYTES = 64 << 20
 """A fork with more records than this is not looked at: they are held in memory until it is judged."""
 ENTRY_BYTES = 128
 YOUNG_ROUNDS = 100
-"""A run that anybody may begin may have been begun twice.  A chain of so many rounds is not given up for another beginning."""
+"""A run that anybody may begin may be begun twice.  A chain of so many rounds is not given up for another beginning."""
 LOOK_AHEAD = 256
 """Records that are verified before it is judged which of them we take over."""
 CHECKPOINT_WORTH_ROUNDS = 8
