@@ -14,6 +14,7 @@ from protocol.consensus.voting import (
     roll_of,
 )
 from protocol.state.chain import record_hash
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Kept, Record, Step, decode_body
 from tests.protocol.consensus.examples import (
@@ -60,7 +61,7 @@ def test_nothing_is_said_yet() -> None:
     ids=["the same again", "a later attempt", "one of a part", "an earlier attempt", "another part", "another record"],
 )
 def test_one_vote_a_step_and_none_in_an_earlier_attempt(
-    step: Step, attempt: int, absent: list[str], record: bytes, objection: str | None
+    step: Step, attempt: int, absent: list[str], record: Hash, objection: str | None
 ) -> None:
     kept = voted(twice=True)
     assert objection_to_vote(kept, step, attempt, absent, record) == objection

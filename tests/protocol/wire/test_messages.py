@@ -141,7 +141,7 @@ def test_the_two_votes_of_a_ballot_are_different_statements() -> None:
 
 
 def test_the_largest_roll_is_within_its_limit() -> None:
-    electors = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(64)]
+    electors: list[str] = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(64)]
     name = LockName(attempt=2**53, absent=[], record_hash=TIP)
     largest = Roll(
         round=2**53,
