@@ -83,8 +83,12 @@ class Dispatcher:
         if not isinstance(body, GOSSIP_KINDS):
             self._session.emit(Dropped(forwarder, "gossip", f"a {envelope.kind} does not travel by gossip"))
             return Verdict.REJECT
-        if sender == self._session.me or self._nursery is None or not self._may_speak(sender):
+        if sender == self._session.me or self._nursery is None:
             return Verdict.IGNORE  # a peer that has left, or is not here yet, judges no forwarder
+        if isinstance(body, Ready):
+            self._handshake.meet(sender, body)
+        if not self._may_speak(sender):
+            return Verdict.IGNORE
         return Verdict.ACCEPT if self._on_statement(sender, body, envelope) else Verdict.IGNORE
 
     def _on_statement(self, sender: PeerId, body: Body, envelope: Envelope) -> bool:
@@ -137,7 +141,7 @@ class Dispatcher:
         return fresh
 
     def _on_ready(self, sender: PeerId, ready: Ready, envelope: Envelope) -> bool:
-        if not self._handshake.may_contribute(sender):
+        if not self._handshake.may_be_named(sender, ready):
             return False
         news = self._readys.add(sender, ready, envelope, is_known=self._membership.get(sender) is not None)
         if isinstance(news, TwoStatements):
@@ -165,9 +169,7 @@ class Dispatcher:
         if self._serving.knows(kind):
             return await self._serving.answer(kind, data)
         if kind == "round":
-            return await self._on_round_statement(peer, data)
-        if kind == "vouch":
-            return self._handshake.answer_vouch(data)
+            return self._on_round_statement(peer, data)
         if kind == "exchange":
             return await self._on_exchange_ask(peer, data)
         if kind == "goodbye":
@@ -178,7 +180,7 @@ class Dispatcher:
             return await self._ejections.answer(data)
         raise Refused("no such question")
 
-    async def _on_round_statement(self, peer: PeerId, data: bytes) -> bytes:
+    def _on_round_statement(self, peer: PeerId, data: bytes) -> bytes:
         try:
             sender, body, envelope = unpack(data, self._session.run)
         except Malformed as error:
@@ -186,16 +188,17 @@ class Dispatcher:
             raise Offence(str(error)) from error
         if sender != peer and not isinstance(body, Commit):
             raise Offence("a statement of somebody else")
-        if isinstance(body, Proposal | Motion) and not await self._names_only_admitted(peer, body):
-            self._session.emit(Dropped(peer, envelope.kind, "it names somebody who was not admitted"))
-            raise Refused("it names somebody whose token was not shown here")
+        if isinstance(body, Proposal | Motion) and not self._names_only_admitted(body):
+            self._session.emit(Dropped(peer, envelope.kind, "it names a peer whose admission was not shown here"))
+            raise Refused("it names a peer whose admission was not shown here")
         self._round.receive(sender, body, envelope, by=peer)
         return b""
 
-    async def _names_only_admitted(self, proposer: PeerId, body: Proposal | Motion) -> bool:
+    def _names_only_admitted(self, body: Proposal | Motion) -> bool:
+        """A member whose proof we have not seen says READY again with its next heartbeat; then we know it."""
         members = body.plan.members if isinstance(body, Proposal) else body.record.members
-        named = [PeerId(member.peer) for member in members]
-        return await self._handshake.all_admitted(self._session.network, named, proposer)
+        others = (PeerId(member.peer) for member in members if member.peer != self._session.me)
+        return all(map(self._handshake.may_contribute, others))
 
     def _on_goodbye_told(self, peer: PeerId, data: bytes) -> bytes:
         """The leaver tells its neighbours itself; the answer is all it waits for."""

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.state.base import Base, RoundSettings
-from protocol.state.electorate import Electorate, quorum_size
+from protocol.state.electorate import quorum_size
+from protocol.state.roster import check_admissions
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import is_authentic, rebuild
@@ -49,7 +50,7 @@ def verify_record(settings: RoundSettings, record: Record, index: Sequence[Chunk
 
 
 def verify_members(settings: RoundSettings, members: Sequence[Member], base: Base, state_digest: bytes) -> None:
-    """Whether these can be the members of a round on `base`: in order, each with the READY that it signed; raises
+    """Whether these can be the members of a round on `base`: in order, each admitted, with the READY that it signed; raises
     `Malformed` with the reason."""
     peers = [member.peer for member in members]
     if peers != sorted(set(peers)) or not settings.min_members <= len(peers) <= settings.max_members:
@@ -61,6 +62,7 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
         statement = rebuild(settings.run, Ready.KIND, PeerId(member.peer), ready.encode(), member.signature)
         if not is_authentic(statement):
             raise Malformed("a member that did not say READY")
+    check_admissions(settings.manifest, settings.run, base.round, members, base.known, base.uses)
 
 
 def voters_of(base: Base, members: Iterable[Member], absent: Sequence[str]) -> tuple[PeerId, ...]:
@@ -98,11 +100,6 @@ def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate
     for signature in certificate.votes:
         if not is_authentic(rebuild(run, Vote.KIND, PeerId(signature.peer), body, signature.signature)):
             raise Malformed("a certificate with a false signature")
-
-
-def next_electorate(electorate: Electorate, commit: Commit) -> Electorate:
-    """Who votes after one more record."""
-    return electorate.after([PeerId(member.peer) for member in commit.record.members], [e.mask for e in commit.index])
 
 
 def is_full(certificate: Certificate) -> bool:

@@ -20,7 +20,7 @@ from protocol.wire.identity import SIGNATURE_BYTES, Identity, PeerId
 
 REMEMBERED_BYTES = 2048
 """Statements up to this size are decoded once, however often they arrive."""
-MAX_TOKEN_BYTES = 1024
+MAX_TOKEN_BYTES = 768
 """Of an invitation's token."""
 MAX_ADMISSION_BYTES = 1024
 """Of the proof that a peer was admitted."""

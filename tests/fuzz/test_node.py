@@ -37,7 +37,6 @@ KINDS = (
     "exchange",
     "part",
     "evidence",
-    "vouch",
     "goodbye",
     "tips",
     "commits",

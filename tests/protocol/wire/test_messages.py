@@ -49,7 +49,7 @@ HEARTBEAT = Heartbeat(
 CLAIMING = HEARTBEAT.model_copy(update={"measured": Measurement(rounds=3, tip=TIP, loss=1.5)})
 READY = Ready(
     round=1, fragment=0, base=TIP, incarnation=2, serial=0, tokens=3, steps=4, loss=5.0, norm=6.0, root=TIP,
-    state_digest=TIP,
+    state_digest=TIP, admission=b"proof",
 )  # fmt: skip
 ROLL = Roll(round=1, base=TIP, attempt=2, absent=[], held=b"\1", plan=None, lock=None, reduced=None)
 NAME = LockName(attempt=1, absent=[ONE.peer_id], record_hash=TIP)
