@@ -117,7 +117,8 @@ class Voter:
         try the same proposers.
         """
         state, proposer = self._state, ballot.proposer
-        if proposer != state.me and not state.losses and not state.closing.patience.has_for(proposer, state.base.round):
+        trusted = state.closing.patience.proposers.has_for(proposer, state.base.round)
+        if proposer != state.me and not state.losses and not trusted:
             return False
         ready = [peer for peer in ballot.voters if peer in state.closing.readys]
         return state.closing.lives(proposer, view) and (proposer in ready or not ready)
