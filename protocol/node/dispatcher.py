@@ -18,7 +18,7 @@ from protocol.events import Dropped, Notice
 from protocol.exchange.messages import ExchangeAsk, push_plan
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
-from protocol.membership.liveness import Liveness, Membership
+from protocol.membership.liveness import Membership
 from protocol.network.interface import Landing, Offence, Refused, Verdict
 from protocol.network.session import Session
 from protocol.node.current_round import CurrentRound
@@ -28,7 +28,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_GOSSIP_BYTES, Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Accusation, Body, Commit, Goodbye, Heartbeat, Motion, Proposal, Ready, decode_body, unpack
+from protocol.wire.messages import Accusation, Body, Commit, Goodbye, Heartbeat, Ready, decode_body, unpack
 from protocol.wire.questions import PartReply, PartRequest
 
 GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation)
@@ -68,6 +68,10 @@ class Dispatcher:
         finally:
             self._nursery = None
 
+    def has_member(self, peer: PeerId) -> bool:
+        """Whether a record of our chain names `peer`."""
+        return self._membership.has_member(peer)
+
     def _may_speak(self, peer: PeerId) -> bool:
         return self._handshake.may_speak(peer) and peer not in self._ejections
 
@@ -89,12 +93,12 @@ class Dispatcher:
             self._handshake.meet(sender, body)
         if not self._may_speak(sender):
             return Verdict.IGNORE
-        return Verdict.ACCEPT if self._on_statement(sender, body, envelope) else Verdict.IGNORE
+        return Verdict.ACCEPT if self._on_statement(forwarder, sender, body, envelope) else Verdict.IGNORE
 
-    def _on_statement(self, sender: PeerId, body: Body, envelope: Envelope) -> bool:
+    def _on_statement(self, forwarder: PeerId, sender: PeerId, body: Body, envelope: Envelope) -> bool:
         """Whether it is news."""
         if isinstance(body, Heartbeat):
-            return self._on_heartbeat(sender, body)
+            return self._on_heartbeat(forwarder, sender, body)
         if isinstance(body, Goodbye):
             told = sender in self._told
             self._told.pop(sender, None)
@@ -125,14 +129,13 @@ class Dispatcher:
             self._session.emit(event)
         return fresh
 
-    def _on_heartbeat(self, sender: PeerId, beat: Heartbeat) -> bool:
+    def _on_heartbeat(self, forwarder: PeerId, sender: PeerId, beat: Heartbeat) -> bool:
         membership = self._membership
-        known = membership.get(sender)
-        was = known.liveness if known else None
-        fresh, events = membership.on_heartbeat(sender, beat, trio.current_time())
+        was_live = membership.is_live(sender)
+        fresh, events = membership.on_heartbeat(sender, beat, trio.current_time(), forwarder)
         if fresh:
-            self._session.network.remember([a for a in beat.addresses if a.endswith(f"/p2p/{sender}")])
-            if was is not Liveness.ALIVE:
+            self._session.network.remember([a for a in beat.addresses if a.endswith(f"/p2p/{sender}")], claimed=True)
+            if not was_live and membership.is_live(sender):
                 self._round.peer_alive(sender)
         for event in events:
             self._session.emit(event)
@@ -143,7 +146,7 @@ class Dispatcher:
     def _on_ready(self, sender: PeerId, ready: Ready, envelope: Envelope) -> bool:
         if not self._handshake.may_be_named(sender, ready):
             return False
-        news = self._readys.add(sender, ready, envelope, is_known=self._membership.get(sender) is not None)
+        news = self._readys.add(sender, ready, envelope, is_live=self._membership.is_live(sender))
         if isinstance(news, TwoStatements):
             if self._nursery is not None:
                 self._nursery.start_soon(self._convict, news)
@@ -188,17 +191,8 @@ class Dispatcher:
             raise Offence(str(error)) from error
         if sender != peer and not isinstance(body, Commit):
             raise Offence("a statement of somebody else")
-        if isinstance(body, Proposal | Motion) and not self._names_only_admitted(body):
-            self._session.emit(Dropped(peer, envelope.kind, "it names a peer whose admission was not shown here"))
-            raise Refused("it names a peer whose admission was not shown here")
         self._round.receive(sender, body, envelope, by=peer)
         return b""
-
-    def _names_only_admitted(self, body: Proposal | Motion) -> bool:
-        """A member whose proof we have not seen says READY again with its next heartbeat; then we know it."""
-        members = body.plan.members if isinstance(body, Proposal) else body.record.members
-        others = (PeerId(member.peer) for member in members if member.peer != self._session.me)
-        return all(map(self._handshake.may_contribute, others))
 
     def _on_goodbye_told(self, peer: PeerId, data: bytes) -> bytes:
         """The leaver tells its neighbours itself; the answer is all it waits for."""
@@ -261,6 +255,9 @@ class Dispatcher:
         """Greet a peer that we are connected to now."""
         if self._nursery is not None:
             self._nursery.start_soon(self._greet, peer)
+            for event in self._membership.on_connected(peer, trio.current_time()):
+                self._session.emit(event)
+                self._round.peer_alive(peer)
 
     async def _greet(self, peer: PeerId) -> None:
         refusal = await self._handshake.greet(self._session.network, peer)
