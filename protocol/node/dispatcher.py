@@ -1,7 +1,8 @@
 """Handing what arrives at a peer to the component that it concerns: the handlers that the network calls.
 
-Every byte is checked here for form and sender before any part of the peer sees it; nothing here raises, except the
-refusals that `on_request` may.  What a statement means is decided by the component that it is handed to.
+Every byte is checked here for form and sender before any part of the peer sees it.  What a statement means is decided by
+the component that it is handed to.  Each handler runs under the guard, so nothing here raises, except the refusals that
+`on_request` may.
 """
 
 from __future__ import annotations
@@ -19,16 +20,30 @@ from protocol.exchange.messages import ExchangeAsk, push_plan
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Liveness, Membership
+from protocol.network.guard import Guard
 from protocol.network.interface import Landing, Offence, Refused, Verdict
 from protocol.network.session import Session
 from protocol.node.current_round import CurrentRound
 from protocol.node.evaluator import Evaluator
 from protocol.node.readys import Readys
+from protocol.offload import Offload
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_GOSSIP_BYTES, Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Accusation, Body, Commit, Goodbye, Heartbeat, Motion, Proposal, Ready, decode_body, unpack
+from protocol.wire.messages import (
+    LARGE_BYTES,
+    Accusation,
+    Body,
+    Commit,
+    Goodbye,
+    Heartbeat,
+    Motion,
+    Proposal,
+    Ready,
+    decode_body,
+    unpack,
+)
 from protocol.wire.questions import PartReply, PartRequest
 
 GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation)
@@ -42,6 +57,8 @@ class Dispatcher:
     def __init__(
         self,
         session: Session,
+        guard: Guard,
+        offload: Offload,
         membership: Membership,
         handshake: Handshake,
         activity: Activity,
@@ -51,10 +68,13 @@ class Dispatcher:
         readys: Readys,
         current: CurrentRound,
     ) -> None:
-        self._session, self._membership, self._evaluator = session, membership, evaluator
+        self._session, self._guard, self._offload = session, guard, offload
+        self._membership, self._evaluator = membership, evaluator
         self._handshake, self._activity, self._ejections, self._serving = handshake, activity, ejections, serving
         self._readys, self._round = readys, current
         self._nursery: trio.Nursery | None = None
+        self._decoding = trio.Lock()
+        """One large statement is decoded at a time."""
         self._told: dict[PeerId, None] = {}
         """Peers whose goodbye came as a question, and has yet to be handed on when it comes by gossip."""
 
@@ -75,6 +95,11 @@ class Dispatcher:
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         """Judge a statement that travels by gossip, and hand it on; whether it is forwarded."""
+        with self._guard.watch(forwarder, "gossip"):
+            return self._judge_gossip(forwarder, data)
+        return Verdict.IGNORE
+
+    def _judge_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         try:
             sender, body, envelope = unpack(data, self._session.run, max_bytes=MAX_GOSSIP_BYTES)
         except Malformed as error:
@@ -85,7 +110,9 @@ class Dispatcher:
             return Verdict.REJECT
         if sender == self._session.me or self._nursery is None or not self._may_speak(sender):
             return Verdict.IGNORE  # a peer that has left, or is not here yet, judges no forwarder
-        return Verdict.ACCEPT if self._on_statement(sender, body, envelope) else Verdict.IGNORE
+        with self._guard.watch(sender, envelope.kind):
+            return Verdict.ACCEPT if self._on_statement(sender, body, envelope) else Verdict.IGNORE
+        return Verdict.IGNORE
 
     def _on_statement(self, sender: PeerId, body: Body, envelope: Envelope) -> bool:
         """Whether it is news."""
@@ -104,14 +131,16 @@ class Dispatcher:
         return self._on_ready(sender, body, envelope)
 
     async def _look_into(self, accuser: PeerId, accusation: Accusation) -> None:
-        verdict = await self._ejections.look_into(accuser, accusation)
-        if verdict is not None:
-            self._round.on_verdict(verdict)
+        with self._guard.watch(accuser, "accusation"):
+            verdict = await self._ejections.look_into(accuser, accusation)
+            if verdict is not None:
+                self._round.on_verdict(verdict)
 
-    async def _convict(self, evidence: Evidence) -> None:
-        verdict = await self._ejections.convict(evidence)
-        if verdict is not None:
-            self._round.on_verdict(verdict)
+    async def _convict(self, sender: PeerId, evidence: Evidence) -> None:
+        with self._guard.watch(sender, "contradiction"):
+            verdict = await self._ejections.convict(evidence)
+            if verdict is not None:
+                self._round.on_verdict(verdict)
 
     def _on_goodbye(self, sender: PeerId, bye: Goodbye) -> bool:
         fresh, events = self._membership.on_goodbye(sender, bye)
@@ -142,7 +171,7 @@ class Dispatcher:
         news = self._readys.add(sender, ready, envelope, is_known=self._membership.get(sender) is not None)
         if isinstance(news, TwoStatements):
             if self._nursery is not None:
-                self._nursery.start_soon(self._convict, news)
+                self._nursery.start_soon(self._convict, sender, news)
             return False
         if news:
             self._round.receive(sender, ready, envelope)
@@ -152,6 +181,11 @@ class Dispatcher:
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         """Answer a peer's question.  Raises `Refused`, or `Offence` where the question breaks the protocol."""
+        with self._guard.watch(peer, f"question '{kind:.40}'"):
+            return await self._answer(peer, kind, data)
+        raise Refused("this peer failed at the question")
+
+    async def _answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         if peer in self._ejections:
             raise Refused(f"you were ejected from this run: you {self._ejections.reason(peer)}")
         if kind == "hello":
@@ -180,7 +214,11 @@ class Dispatcher:
 
     async def _on_round_statement(self, peer: PeerId, data: bytes) -> bytes:
         try:
-            sender, body, envelope = unpack(data, self._session.run)
+            if len(data) > LARGE_BYTES:
+                async with self._decoding:
+                    sender, body, envelope = await self._offload(unpack, data, self._session.run)
+            else:
+                sender, body, envelope = unpack(data, self._session.run)
         except Malformed as error:
             self._session.emit(Dropped(peer, "statement", str(error)))
             raise Offence(str(error)) from error
@@ -240,17 +278,20 @@ class Dispatcher:
 
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         """Where a pushed chunk goes; None when it is not wanted."""
-        plan, exchanges = push_plan(header), self._round.exchanges
-        if plan is None or exchanges is None or not self._may_speak(peer):
-            return None
-        exchange = await exchanges.find(plan)
-        return await exchange.open_push(peer, header, size) if exchange is not None else None
+        with self._guard.watch(peer, "push"):
+            plan, exchanges = push_plan(header), self._round.exchanges
+            if plan is None or exchanges is None or not self._may_speak(peer):
+                return None
+            exchange = await exchanges.find(plan)
+            return await exchange.open_push(peer, header, size) if exchange is not None else None
+        return None
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         """A pushed chunk is complete, or was broken off."""
-        plan, exchanges = push_plan(header), self._round.exchanges
-        if plan is not None and exchanges is not None:
-            await exchanges.finish_push(plan, peer, header, landing)
+        with self._guard.watch(peer, "push"):
+            plan, exchanges = push_plan(header), self._round.exchanges
+            if plan is not None and exchanges is not None:
+                await exchanges.finish_push(plan, peer, header, landing)
 
     # -- connections --------------------------------------------------------------------------------------------------
 
@@ -260,15 +301,17 @@ class Dispatcher:
             self._nursery.start_soon(self._greet, peer)
 
     async def _greet(self, peer: PeerId) -> None:
-        refusal = await self._handshake.greet(self._session.network, peer)
-        self._activity.tell_now()
-        if refusal is not None:
-            self._session.emit(Notice("warning", refusal))
+        with self._guard.watch(peer, "answer to our greeting"):
+            refusal = await self._handshake.greet(self._session.network, peer)
+            self._activity.tell_now()
+            if refusal is not None:
+                self._session.emit(Notice("warning", refusal))
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
         """Judge a peer's liveness by its broken connection."""
         if self._nursery is None:
             return  # we close the connections ourselves, and nobody is silent for that
-        for event in self._membership.on_disconnected(peer, trio.current_time()):
-            self._session.emit(event)
-            self._round.peer_dead(peer)
+        with self._guard.watch(peer, "disconnection"):
+            for event in self._membership.on_disconnected(peer, trio.current_time()):
+                self._session.emit(event)
+                self._round.peer_dead(peer)

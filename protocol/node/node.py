@@ -5,6 +5,8 @@ It wires the parts of the protocol to the network, the disk and the trainer.  Wh
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import trio
 
 from protocol.audit.ejection import Ejections
@@ -14,6 +16,7 @@ from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import Heartbeats
 from protocol.membership.liveness import Membership
 from protocol.membership.pace import Pace
+from protocol.network.guard import Guard, Thinned
 from protocol.network.session import Session
 from protocol.node.contributor import Contributor
 from protocol.node.current_round import CurrentRound
@@ -48,6 +51,8 @@ class Node:
         settings: NodeSettings,
         offload: Offload = trio.to_thread.run_sync,
     ) -> None:
+        session = replace(session, emit=Thinned(session.emit))
+        self._guard = guard = Guard(session)
         self._session, self._replica, self._settings = session, replica, settings
         self._state, self._history = replica.state, replica.history
         self._trainer = trainer if settings.role is Role.TRAINER else None
@@ -60,11 +65,13 @@ class Node:
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
         self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity)
         self._catch_up = CatchUp(session, replica, offload, trainer.initialise if trainer is not None else None)
-        self._following = Following(session, replica, membership, self._catch_up)
+        self._following = Following(session, guard, replica, membership, self._catch_up)
         self._ejections, self._readys = Ejections(session, replica, membership, offload), Readys()
         self._keeper = StateKeeper(session, replica, offload, membership, activity, self._catch_up, self._following)
         self.dispatcher = Dispatcher(
             session,
+            guard,
+            offload,
             membership,
             self._handshake,
             activity,
@@ -83,6 +90,7 @@ class Node:
         activity, current, following = self._activity, self._round, self._following
         rounds = Rounds(
             session,
+            self._guard,
             replica,
             offload,
             membership,

@@ -7,6 +7,7 @@ import trio
 from protocol.audit.ejection import Ejections
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
+from protocol.network.guard import Guard
 from protocol.network.session import Session
 from protocol.node.contributor import Contributor
 from protocol.node.current_round import CurrentRound
@@ -26,6 +27,7 @@ class Rounds:
     def __init__(
         self,
         session: Session,
+        guard: Guard,
         replica: Replica,
         offload: Offload,
         membership: Membership,
@@ -37,7 +39,7 @@ class Rounds:
         readys: Readys,
         current: CurrentRound,
     ) -> None:
-        self._session, self._replica, self._offload = session, replica, offload
+        self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
         self._membership, self._activity, self._catch_up = membership, activity, catch_up
         self._ejections, self._contributor, self._evaluator = ejections, contributor, evaluator
         self._readys, self._current = readys, current
@@ -51,6 +53,7 @@ class Rounds:
         raw = await self._offload(self._replica.store.promise.load)
         runner = RoundRunner(
             self._session,
+            self._guard,
             self._replica,
             base,
             self._offload,

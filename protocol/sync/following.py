@@ -13,10 +13,13 @@ import trio
 
 from protocol.events import Dropped, Notice, RolledBack
 from protocol.membership.liveness import Membership
+from protocol.network.guard import Guard
 from protocol.network.interface import NetworkError
 from protocol.network.session import Session
+from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp, Followed
+from protocol.trainer_link import TrainerDied, TrainerGaveUp
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
 
@@ -27,14 +30,17 @@ DISBELIEF_S = 5.0
 MAX_DISBELIEF_S = 600.0
 HOPE_S = 60.0
 """A newcomer waits for a chain that is claimed until its claimant has failed to show it for about so long."""
+OURS = (StoreFailed, TrainerDied, TrainerGaveUp)
+"""What can fail meanwhile that has nothing to do with the peer that is followed."""
 T = TypeVar("T")
 
 
 class Following:
     """Compares live peers' tips, as their heartbeats say, with our chain."""
 
-    def __init__(self, session: Session, replica: Replica, membership: Membership, catch_up: CatchUp) -> None:
-        self._session, self._replica, self._membership, self._catch_up = session, replica, membership, catch_up
+    def __init__(self, session: Session, guard: Guard, replica: Replica, membership: Membership, catch_up: CatchUp) -> None:
+        self._session, self._guard, self._replica = session, guard, replica
+        self._membership, self._catch_up = membership, catch_up
         self._judged: dict[bytes, None] = {}
         self._disbelieved: dict[PeerId, tuple[float, float]] = {}
 
@@ -87,13 +93,14 @@ class Following:
         return False
 
     async def _look(self, peer: PeerId, look: Callable[[PeerId], Awaitable[T]]) -> T | None:
-        try:
-            return await look(peer)
-        except NetworkError as error:
-            self._session.emit(Notice("debug", f"could not follow {peer}: {error}"))
-        except Malformed as error:
-            self._judge(peer)
-            self._session.emit(Dropped(peer, "chain", str(error)))
+        with self._guard.watch(peer, "chain", passing=OURS):
+            try:
+                return await look(peer)
+            except NetworkError as error:
+                self._session.emit(Notice("debug", f"could not follow {peer}: {error}"))
+            except Malformed as error:
+                self._judge(peer)
+                self._session.emit(Dropped(peer, "chain", str(error)))
         return None
 
     async def give_up_what_is_lost(self, since: float) -> None:
