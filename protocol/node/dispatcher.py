@@ -7,13 +7,14 @@ the component that it is handed to.  Each handler runs under the guard, so nothi
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import trio
 
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import Evidence, TwoStatements
+from protocol.content.serving import QUESTIONS as SERVED
 from protocol.content.serving import Serving
 from protocol.events import Dropped, Notice
 from protocol.exchange.messages import ExchangeAsk, push_plan
@@ -27,6 +28,7 @@ from protocol.node.current_round import CurrentRound
 from protocol.node.evaluator import Evaluator
 from protocol.node.readys import Readys
 from protocol.offload import Offload
+from protocol.run.admission import Hello
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_GOSSIP_BYTES, Envelope
 from protocol.wire.hashes import Hash
@@ -44,9 +46,23 @@ from protocol.wire.messages import (
     decode_body,
     unpack,
 )
-from protocol.wire.questions import PartReply, PartRequest
+from protocol.wire.questions import EvidenceRequest, PartReply, PartRequest, VouchRequest
+from protocol.wire.shape import largest
 
 GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation)
+QUESTIONS: dict[str, type[Body] | None] = {
+    "hello": Hello,
+    "round": None,
+    "vouch": VouchRequest,
+    "exchange": ExchangeAsk,
+    "goodbye": None,
+    "part": PartRequest,
+    "evidence": EvidenceRequest,
+    **SERVED,
+}
+"""Each question that is answered, and how it is asked; None: with a signed statement."""
+BEFORE_HELLO = ("hello", "manifest")
+"""What those may ask who have not greeted."""
 MAX_TOLD = 1024
 """Goodbyes remembered that came as questions."""
 
@@ -73,6 +89,16 @@ class Dispatcher:
         self._handshake, self._activity, self._ejections, self._serving = handshake, activity, ejections, serving
         self._readys, self._round = readys, current
         self._nursery: trio.Nursery | None = None
+        self._answers: dict[str, Callable[[PeerId, bytes], Awaitable[bytes]]] = {
+            "hello": self._on_hello,
+            "round": self._on_round_statement,
+            "vouch": self._on_vouch_request,
+            "exchange": self._on_exchange_ask,
+            "goodbye": self._on_goodbye_told,
+            "part": self._on_part_request,
+            "evidence": self._on_evidence_request,
+        }
+        assert {*self._answers, *SERVED} == set(QUESTIONS)
         self._decoding = trio.Lock()
         """One large statement is decoded at a time."""
         self._told: dict[PeerId, None] = {}
@@ -188,29 +214,25 @@ class Dispatcher:
     async def _answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         if peer in self._ejections:
             raise Refused(f"you were ejected from this run: you {self._ejections.reason(peer)}")
-        if kind == "hello":
-            answer = self._handshake.answer_hello(peer, data)
-            self._session.network.welcome(peer)
-            return answer
-        if kind == "manifest":
-            return await self._serving.answer(kind, data)
-        if not self._handshake.may_speak(peer):
+        if kind not in QUESTIONS:
+            raise Refused("no such question")
+        form = QUESTIONS[kind]
+        if form is not None and len(data) > largest(form).bytes:
+            raise Refused("the question is too long")
+        if kind not in BEFORE_HELLO and not self._handshake.may_speak(peer):
             raise Refused(f"not without a hello: {kind:.40}")
-        if self._serving.knows(kind):
-            return await self._serving.answer(kind, data)
-        if kind == "round":
-            return await self._on_round_statement(peer, data)
-        if kind == "vouch":
-            return self._handshake.answer_vouch(data)
-        if kind == "exchange":
-            return await self._on_exchange_ask(peer, data)
-        if kind == "goodbye":
-            return self._on_goodbye_told(peer, data)
-        if kind == "part":
-            return self._on_part_request(data)
-        if kind == "evidence":
-            return await self._ejections.answer(data)
-        raise Refused("no such question")
+        return await self._serving.answer(kind, data) if kind in SERVED else await self._answers[kind](peer, data)
+
+    async def _on_hello(self, peer: PeerId, data: bytes) -> bytes:
+        answer = self._handshake.answer_hello(peer, data)
+        self._session.network.welcome(peer)
+        return answer
+
+    async def _on_vouch_request(self, peer: PeerId, data: bytes) -> bytes:
+        return self._handshake.answer_vouch(data)
+
+    async def _on_evidence_request(self, peer: PeerId, data: bytes) -> bytes:
+        return await self._ejections.answer(data)
 
     async def _on_round_statement(self, peer: PeerId, data: bytes) -> bytes:
         try:
@@ -235,7 +257,7 @@ class Dispatcher:
         named = [PeerId(member.peer) for member in members]
         return await self._handshake.all_admitted(self._session.network, named, proposer)
 
-    def _on_goodbye_told(self, peer: PeerId, data: bytes) -> bytes:
+    async def _on_goodbye_told(self, peer: PeerId, data: bytes) -> bytes:
         """The leaver tells its neighbours itself; the answer is all it waits for."""
         try:
             sender, body, _ = unpack(data, self._session.run, max_bytes=MAX_GOSSIP_BYTES)
@@ -261,7 +283,7 @@ class Dispatcher:
         exchange.asked(peer, ask)
         return b""
 
-    def _on_part_request(self, data: bytes) -> bytes:
+    async def _on_part_request(self, peer: PeerId, data: bytes) -> bytes:
         """A slice of our contribution, for a peer that audits."""
         try:
             question = decode_body(PartRequest, data, max_bytes=256)
