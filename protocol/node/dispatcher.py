@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from protocol.audit.accusations import Heard
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import Evidence, TwoStatements
 from protocol.content.serving import QUESTIONS as SERVED
@@ -149,16 +150,16 @@ class Dispatcher:
             self._told.pop(sender, None)
             return self._on_goodbye(sender, body) or told
         if isinstance(body, Accusation):
-            wanted = self._ejections.wants(sender, body)
-            if wanted and self._nursery is not None:
+            heard = self._ejections.hear(sender, body)
+            if heard is Heard.NEW and self._nursery is not None:
                 self._nursery.start_soon(self._look_into, sender, body)
-            return wanted
+            return heard is not Heard.UNWANTED
         assert isinstance(body, Ready)
         return self._on_ready(sender, body, envelope)
 
     async def _look_into(self, accuser: PeerId, accusation: Accusation) -> None:
         with self._guard.watch(accuser, "accusation"):
-            verdict = await self._ejections.look_into(accuser, accusation)
+            verdict = await self._ejections.look_into(accusation)
             if verdict is not None:
                 self._round.on_verdict(verdict)
 
