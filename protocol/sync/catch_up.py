@@ -95,7 +95,7 @@ class CatchUp:
             return common < length and await self._winning_branch(peer, common, length) is not None
         if common < length:
             next_one = (await self._commits(peer, common))[0]
-            self._verify(next_one, common, history.tip_at(common), history.record_at(common - 1))
+            await self.offload(self._verify, next_one, common, history.tip_at(common), history.record_at(common - 1))
         return common < length
 
     async def _winning_branch(self, peer: PeerId, common: int, length: int) -> list[Commit] | None:
@@ -124,7 +124,9 @@ class CatchUp:
     async def _extend(self, peer: PeerId, length: int) -> None:
         while self.replica.history.length < length:
             for commit in await self._commits(peer, self.replica.history.length):
-                self._verify(commit, self.replica.history.length, self.replica.history.tip, self.replica.history.last)
+                await self.offload(
+                    self._verify, commit, self.replica.history.length, self.replica.history.tip, self.replica.history.last
+                )
                 await self.offload(self.replica.history.append, commit)
             self.session.emit(SyncProgress("records", self.replica.history.length, length))
 
@@ -135,7 +137,7 @@ class CatchUp:
         tip, last = self.replica.history.tip_at(common), self.replica.history.record_at(common - 1)
         while common + len(commits) < length:
             for commit in await self._commits(peer, common + len(commits)):
-                self._verify(commit, common + len(commits), tip, last)
+                await self.offload(self._verify, commit, common + len(commits), tip, last)
                 commits.append(commit)
                 size += len(commit.index) * ENTRY_BYTES
                 if size > BRANCH_BYTES:
@@ -147,7 +149,9 @@ class CatchUp:
         reply = await self._ask(peer, "commits", CommitsRequest(start=start, count=MAX_COMMITS), CommitsReply)
         if not reply.commits:
             raise Malformed("a peer without the records it announced")
-        return [decode_body(Commit, raw) for raw in reply.commits]
+        commits = await self.offload(lambda: [decode_body(Commit, raw) for raw in reply.commits])
+        assert isinstance(commits, list)
+        return commits
 
     def _verify(self, commit: Commit, round: int, tip: Hash, last: Record | None) -> None:
         verify_commit(self.replica.rounds, commit, self.replica.rounds.base(round, tip, last))
