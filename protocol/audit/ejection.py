@@ -192,7 +192,6 @@ class Ejections:
         if strangers:
             _, name = self._verdicts.pop(strangers[0])
             self._announcements.remove(strangers[0])
-            self._membership.unbar(strangers[0])
             await self._offload(self._store.evidence.remove, name)
         return bool(strangers) or self._history.has_member(liar)
 

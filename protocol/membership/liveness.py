@@ -88,10 +88,6 @@ class Membership:
         if known is not None:
             known.liveness = Liveness.LEFT
 
-    def unbar(self, peer: PeerId) -> None:
-        """Its lie is forgotten: it may be heard again."""
-        self._barred.pop(peer, None)
-
     def has_left(self, peer: PeerId) -> bool:
         """Whether the peer said goodbye, or is barred."""
         if peer in self._barred:

@@ -22,11 +22,11 @@ from protocol.exchange.messages import ExchangeAsk, push_plan
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Liveness, Membership
-from protocol.network.guard import Guard
 from protocol.network.interface import Landing, Offence, Refused, Verdict
 from protocol.network.session import Session
 from protocol.node.current_round import CurrentRound
 from protocol.node.evaluator import Evaluator
+from protocol.node.guard import Guard
 from protocol.node.readys import Readys
 from protocol.offload import Offload
 from protocol.run.admission import Hello

@@ -16,13 +16,13 @@ from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import Heartbeats
 from protocol.membership.liveness import Membership
 from protocol.membership.pace import Pace
-from protocol.network.guard import Guard, Thinned
 from protocol.network.session import Session
 from protocol.node.contributor import Contributor
 from protocol.node.current_round import CurrentRound
 from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
 from protocol.node.gathering import Gathering
+from protocol.node.guard import Guard, Thinned
 from protocol.node.life import Life
 from protocol.node.readys import Readys
 from protocol.node.rounds import Rounds

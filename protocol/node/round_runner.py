@@ -31,11 +31,11 @@ from protocol.consensus.machine import RoundMachine
 from protocol.consensus.terms import View
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.network.guard import Guard
 from protocol.network.session import Session
 from protocol.node.contributor import Contributor
 from protocol.node.delivery import Delivery
 from protocol.node.exchanges import Exchanges, RunningExchange
+from protocol.node.guard import Guard
 from protocol.node.inbox import Inbox
 from protocol.node.result_obtainer import ResultObtainer
 from protocol.node.round_report import RoundReport

@@ -7,11 +7,11 @@ import trio
 from protocol.audit.ejection import Ejections
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.network.guard import Guard
 from protocol.network.session import Session
 from protocol.node.contributor import Contributor
 from protocol.node.current_round import CurrentRound
 from protocol.node.evaluator import Evaluator
+from protocol.node.guard import Guard
 from protocol.node.readys import Readys
 from protocol.node.round_runner import Outcome, RoundRunner
 from protocol.offload import Offload

@@ -7,13 +7,13 @@ a while, longer each time.  `protocol.sync.catch_up` fetches the records and the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
 
 import trio
 
 from protocol.events import Dropped, Notice, RolledBack
 from protocol.membership.liveness import Membership
-from protocol.network.guard import Guard
 from protocol.network.interface import NetworkError
 from protocol.network.session import Session
 from protocol.state.disk import StoreFailed
@@ -35,10 +35,22 @@ OURS = (StoreFailed, TrainerDied, TrainerGaveUp)
 T = TypeVar("T")
 
 
+class Watching(Protocol):
+    """What catches failures while a remote statement is handled (`protocol.node.guard`)."""
+
+    def watch(
+        self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...]
+    ) -> AbstractContextManager[object, bool]:
+        """A context that ends early when the statement of `sender` makes its handler raise; `passing` goes through."""
+        ...
+
+
 class Following:
     """Compares live peers' tips, as their heartbeats say, with our chain."""
 
-    def __init__(self, session: Session, guard: Guard, replica: Replica, membership: Membership, catch_up: CatchUp) -> None:
+    def __init__(
+        self, session: Session, guard: Watching, replica: Replica, membership: Membership, catch_up: CatchUp
+    ) -> None:
         self._session, self._guard, self._replica = session, guard, replica
         self._membership, self._catch_up = membership, catch_up
         self._judged: dict[bytes, None] = {}

@@ -144,7 +144,7 @@ def encode_question(kind: str, data: bytes, milliseconds: int) -> bytes:
 
 def decode_question(raw: bytes) -> tuple[str, bytes, int]:
     """Kind, data, and how long the asker waits (ms).  Raises `Malformed` or `BadFrame`."""
-    question = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES, max_values=6)
+    question = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
     if not isinstance(question, dict) or set(question) != {"kind", "data", "ms"}:
         raise BadFrame("not a question")
     kind, data, milliseconds = question["kind"], question["data"], question["ms"]
@@ -157,7 +157,7 @@ def decode_question(raw: bytes) -> tuple[str, bytes, int]:
 
 def decode_answer(raw: bytes) -> bytes:
     """The data of an answer.  Raises `Refused` with the peer's reason; `Malformed` or `BadFrame` if it is not an answer."""
-    answer = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES, max_values=2)
+    answer = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
     if isinstance(answer, dict) and set(answer) == {"data"} and isinstance(answer["data"], bytes):
         return answer["data"]
     if isinstance(answer, dict) and set(answer) == {"reason"} and isinstance(answer["reason"], str):

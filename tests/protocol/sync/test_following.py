@@ -12,8 +12,8 @@ import trio.testing
 
 from protocol.events import Event, RolledBack
 from protocol.membership.liveness import Membership
-from protocol.network.guard import Guard
 from protocol.network.interface import Unreachable
+from protocol.node.guard import Guard
 from protocol.state.base import Base
 from protocol.state.chain import genesis_tip
 from protocol.state.outer_state import OuterState
