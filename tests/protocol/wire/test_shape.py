@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
-from protocol.wire.collector import collector_at_rest
+from protocol.wire.collector import collector_at_rest, spare_what_is_loaded
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, seal
 from protocol.wire.messages import STATEMENTS, Body, Finish, Motion, unpack
 from protocol.wire.shape import Shape, largest
@@ -106,3 +106,11 @@ def test_the_collector_rests_within_and_works_afterwards() -> None:
     with collector_at_rest(), collector_at_rest():
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+def test_what_is_loaded_is_not_collected_again() -> None:
+    try:
+        spare_what_is_loaded()
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
