@@ -11,8 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
-from pydantic_core import CoreSchema
+from pydantic import Field, ValidationError
 
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
@@ -20,6 +19,7 @@ from protocol.wire.collector import collector_at_rest
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Envelope, open_envelope, seal
 from protocol.wire.hashes import HASH_BYTES, Hash
 from protocol.wire.identity import SIGNATURE_BYTES, Identity, PeerId
+from protocol.wire.ordered import Ordered
 from protocol.wire.shape import largest
 
 REMEMBERED_BYTES = 2048
@@ -47,33 +47,10 @@ Number = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 
 
-class Body(BaseModel):
+class Body(Ordered):
     """A statement.  `KIND` is the envelope's kind."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     KIND: ClassVar[str] = ""
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Fields are kept, and so given out, in the order of their names: what is dumped needs no sorting.
-
-        One wrong item of a list is enough: nobody reads what is wrong with the 4095 others.
-        """
-        schema = handler(source)
-        inner: Any = schema
-        while inner["type"] != "model-fields":
-            inner = inner["schema"]
-        inner["fields"] = dict(sorted(inner["fields"].items()))
-        for part in inner["fields"].values():
-            while part is not None:
-                if part.get("type") == "list":
-                    part["fail_fast"] = True
-                part = part.get("schema")
-        return schema
-
-    def encode(self) -> bytes:
-        """Canonical msgpack of the fields."""
-        return canonical.encode_sorted(self.model_dump(mode="python"))
 
 
 B = TypeVar("B", bound=Body)
