@@ -25,7 +25,7 @@ from protocol.state.results import ResultFile
 from protocol.state.roster import base_on
 from protocol.sync.standpoints import Standpoints
 from protocol.wire.canonical import Malformed
-from protocol.wire.hashes import Hash, chunk_hash, tree_root
+from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Body, ChunkEntry, Commit, decode_body
 from protocol.wire.questions import (
@@ -187,7 +187,9 @@ class CatchUp:
         reply = await self._ask(peer, "commits", CommitsRequest(start=start, count=MAX_COMMITS), CommitsReply)
         if not reply.commits:
             raise Malformed("a peer without the records it announced")
-        return [decode_body(Commit, raw) for raw in reply.commits]
+        commits = await self.offload(lambda: [decode_body(Commit, raw) for raw in reply.commits])
+        assert isinstance(commits, list)
+        return commits
 
     async def go_back(self, rounds: int) -> None:
         """Give up our provisional records from `rounds` on."""
@@ -209,7 +211,7 @@ class CatchUp:
         await self._load_start()
         while self.replica.state.rounds < self.replica.history.length:
             commit = self.replica.history.commit_at(self.replica.state.rounds)
-            result = await self.offload(self._stored_result, commit)
+            result = await self.offload(self.stored_result, commit)
             if result is None:
                 return
             await self.apply(commit, result)
@@ -233,19 +235,10 @@ class CatchUp:
         await self.offload(self.replica.state.load, view, rounds)
         return bool(await self.offload(self.replica.state.digest) == tree_root(leaves))
 
-    def _stored_result(self, commit: Commit) -> memoryview | None:
-        """A result from the disk, checked; one whose bytes were altered is dropped."""
-        record, root = commit.record, Hash(commit.record.result_root)
-        result = self.replica.store.results.open(record.round, record.fragment, root)
-        if result is None:
-            return None
-        whole = len(result) == payload_bytes(self.replica.layout) and all(
-            chunk_hash(result[span.encoded]) == entry.hash
-            for span, entry in zip(self.replica.layout, commit.index, strict=True)
-        )
-        if not whole:
-            self.replica.store.results.drop(record.round, record.fragment, root)
-        return result if whole else None
+    def stored_result(self, commit: Commit) -> memoryview | None:
+        """The result of a certified record from the disk, checked.  Blocking."""
+        record = commit.record
+        return self.replica.result(record.round, record.fragment, Hash(record.result_root), commit.index)
 
     async def replay(self, sources: Sequence[PeerId]) -> bool:
         """Bring the state to the end of the chain.  False when something is to be had from nobody now."""
@@ -253,7 +246,7 @@ class CatchUp:
             return False
         while self.replica.state.rounds < self.replica.history.length:
             commit = self.replica.history.commit_at(self.replica.state.rounds)
-            result = await self.offload(self._stored_result, commit)
+            result = await self.offload(self.stored_result, commit)
             if result is None and await self._checkpoint_pays(sources):
                 continue
             if result is None:

@@ -7,7 +7,8 @@ a while, longer each time.  `protocol.sync.catch_up` fetches the records and the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
 
 import trio
 
@@ -15,9 +16,11 @@ from protocol.events import Dropped, Notice, RolledBack
 from protocol.membership.liveness import Membership
 from protocol.network.interface import NetworkError
 from protocol.network.session import Session
+from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp, Followed
 from protocol.sync.standpoints import Standpoints
+from protocol.trainer_link import TrainerDied, TrainerGaveUp
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
 
@@ -30,17 +33,35 @@ WAIT_S = 2.0
 """Until a provisional record that we did not take over is looked at again: who is heard changes."""
 HOPE_S = 60.0
 """A newcomer waits for a chain that is claimed until its claimant has failed to show it for about so long."""
+OURS = (StoreFailed, TrainerDied, TrainerGaveUp)
+"""What can fail meanwhile that has nothing to do with the peer that is followed."""
 T = TypeVar("T")
+
+
+class Watching(Protocol):
+    """What catches failures while a remote statement is handled (`protocol.node.guard`)."""
+
+    def watch(
+        self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...]
+    ) -> AbstractContextManager[object, bool]:
+        """A context that ends early when the statement of `sender` makes its handler raise; `passing` goes through."""
+        ...
 
 
 class Following:
     """Compares live peers' tips, as their heartbeats say, with our chain."""
 
     def __init__(
-        self, session: Session, replica: Replica, membership: Membership, catch_up: CatchUp, standpoints: Standpoints
+        self,
+        session: Session,
+        guard: Watching,
+        replica: Replica,
+        membership: Membership,
+        catch_up: CatchUp,
+        standpoints: Standpoints,
     ) -> None:
-        self._session, self._replica, self._membership, self._catch_up = session, replica, membership, catch_up
-        self._standpoints = standpoints
+        self._session, self._guard, self._replica = session, guard, replica
+        self._membership, self._catch_up, self._standpoints = membership, catch_up, standpoints
         self._judged: dict[bytes, None] = {}
         self._disbelieved: dict[PeerId, tuple[float, float]] = {}
 
@@ -109,13 +130,14 @@ class Following:
         return False
 
     async def _look(self, peer: PeerId, look: Callable[[PeerId], Awaitable[T]]) -> T | None:
-        try:
-            return await look(peer)
-        except NetworkError as error:
-            self._session.emit(Notice("debug", f"could not follow {peer}: {error}"))
-        except Malformed as error:
-            self._judge(peer)
-            self._session.emit(Dropped(peer, "chain", str(error)))
+        with self._guard.watch(peer, "chain", passing=OURS):
+            try:
+                return await look(peer)
+            except NetworkError as error:
+                self._session.emit(Notice("debug", f"could not follow {peer}: {error}"))
+            except Malformed as error:
+                self._judge(peer)
+                self._session.emit(Dropped(peer, "chain", str(error)))
         return None
 
     async def give_up_what_is_lost(self, since: float) -> None:
