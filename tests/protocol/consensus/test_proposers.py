@@ -56,7 +56,7 @@ def test_the_proposer_dies_after_any_step_and_the_others_finish_the_round(steps:
         parliament.restart(leader)
         parliament.ready(leader, life=2)
     parliament.run(60)
-    show_the_record(parliament)
+    parliament.show_the_record()
     assert not parliament.undecided() and len(parliament.records()) == 1
 
 
@@ -72,15 +72,8 @@ def test_a_voter_that_is_restarted_after_any_step_stands_by_what_it_said(steps: 
     parliament.restart(voter)
     parliament.ready(voter, life=2)
     parliament.run(60)
-    show_the_record(parliament)
+    parliament.show_the_record()
     assert not parliament.undecided() and len(parliament.records()) == 1
-
-
-def show_the_record(parliament: Parliament) -> None:
-    """Whoever has no record hears of the one that was committed, as it would in a swarm."""
-    for commit in parliament.commits()[:1]:
-        for peer in parliament.undecided():
-            parliament.hand_over(next(iter(parliament.seats)), parliament.seats[peer], commit)
 
 
 @pytest.mark.parametrize("told", [1, 2, 3])
