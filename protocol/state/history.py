@@ -21,7 +21,7 @@ ELECTORATES_KEPT = 256
 
 
 class History:
-    """Reads the chain that `store` holds.  Appending and rolling back write through to it."""
+    """Reads the chain that `store` holds.  Appending and switching write through to it."""
 
     def __init__(self, settings: RoundSettings, store: Store) -> None:
         self._settings, self._store = settings, store
@@ -34,7 +34,7 @@ class History:
         for round in range(store.records.length()):
             commit = store.records.at(round)
             if commit is None or commit.record.previous != self._tips[-1]:
-                store.truncate(round)
+                store.records.truncate(round)
                 break
             self._take(commit)
 
@@ -69,6 +69,10 @@ class History:
         members = self._last.members if self._last is not None else []
         contributors = tuple(PeerId(member.peer) for member in members)
         return self._settings.base(self.length, self.tip, self.electorate.electors, contributors)
+
+    def base_on(self, rounds: int, tip: Hash, electorate: Electorate) -> Base:
+        """What a record stands on after `rounds` rounds of any chain."""
+        return self._settings.base(rounds, tip, electorate.electors)
 
     @property
     def electorate(self) -> Electorate:
@@ -123,16 +127,24 @@ class History:
         self._store.records.append(commit)
         self._take(commit)
 
-    def roll_back(self, rounds: int) -> None:
-        """Keep the first `rounds` records only."""
-        assert 0 <= rounds <= self.length
-        electorate = self.electorate_at(rounds)
-        for _ in range(min(self.length - rounds, len(self._electorates))):
+    def switch(self, common: int, slot: str, length: int) -> str:
+        """Keep the first `common` records, and go on with those in the branch `slot` up to `length` rounds.
+
+        Verified by the caller.  One chain or the other is whole on disk, whenever we die.  Returns the slot in which our
+        records from `common` on are now.  Raises `StoreFailed`.
+        """
+        assert 0 <= common <= min(self.length, length)
+        kept = self.tip.hex()
+        electorate = self.electorate_at(common)
+        self._store.switch(common, slot, length, kept)
+        for _ in range(min(self.length - common, len(self._electorates))):
             self._electorates.pop()
         if not self._electorates:
             self._electorates.append(electorate)
-        self._store.truncate(rounds)
-        del self._tips[rounds + 1 :]
-        self._provisional = [round for round in self._provisional if round < rounds]
-        self._last = self.record_at(rounds - 1)
-        self._member_since = {peer: since for peer, since in self._member_since.items() if since < rounds}
+        del self._tips[common + 1 :]
+        self._provisional = [round for round in self._provisional if round < common]
+        self._last = self.record_at(common - 1)
+        self._member_since = {peer: since for peer, since in self._member_since.items() if since < common}
+        for round in range(common, length):
+            self._take(self.commit_at(round))
+        return kept

@@ -29,17 +29,25 @@ class Standpoints:
                 heard[peer] = Standpoint(known.heartbeat.tip, known.heartbeat.was_away)
         return heard
 
-    def follow(self, electors: Sequence[PeerId], branch: Sequence[bytes], fork: Hash) -> bool:
-        """Whether we take over a verified provisional record that stands on `fork`, the first of `branch`."""
-        ours = self._history.tips(0, self._history.length + 1)
-        after = ours[ours.index(fork) + 1 :] if fork in ours else []
+    def follow(self, electors: Sequence[PeerId], branch: Sequence[bytes], fork: Hash, rounds: int) -> bool:
+        """Whether we take over a verified provisional record that stands on `fork`, after `rounds` rounds.
+
+        branch: the tips after it, from that of the record itself on.
+        """
+        ours = self._history.tips(rounds, self._history.length + 1 - rounds)
+        after = ours[1:] if ours and ours[0] == fork else []
         counted = count(electors, self._heard(electors), frozenset(branch), frozenset([fork, *after]))
         return follows(electors, counted, was_away=self._activity.was_away)
 
-    def back_to(self) -> int | None:
-        """The round whose provisional record, and all after it, we give up; None when those we have hold."""
+    def back_to(self, settled: int = 0) -> int | None:
+        """The round whose provisional record, and all after it, we give up; None when those we have hold.
+
+        settled: rounds whose records are not given up.
+        """
         history = self._history
         for round in history.provisional[-LATEST:]:
+            if round < settled:
+                continue
             electors = history.electorate_at(round).electors
             branch = frozenset(history.tips(round + 1, history.length - round))
             if returns(electors, count(electors, self._heard(electors), branch, frozenset([history.tip_at(round)]))):
