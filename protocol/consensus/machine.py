@@ -18,7 +18,8 @@ is, and answers with effects; `protocol.node.round_runner` performs them.  It do
 * Safety is `protocol.consensus.voting`'s and `protocol.consensus.justification`'s matter alone; everything else here may be
   late, wrong or hostile without harm to it.
 * The next attempt is due when the proposer is gone, when nothing moves for longer than the attempt is given, or when so many
-  electors are there already that one of them must be honest.
+  electors are there already that one of them must be honest.  Who loses patience goes to the highest attempt of others, but
+  no elector has that effect on us twice in a round.
 * A later attempt keeps the plan that was taken up: what was exchanged is not exchanged again; except when its result is in
   doubt, or the contributions to it are gone.
 * The record put to the vote fixes the one version of every chunk: a voter that assembled another one fetches the
@@ -45,13 +46,12 @@ from protocol.consensus.proposer import Proposer
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
 from protocol.consensus.voter import Voter
-from protocol.consensus.voting import blank
 from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import verify_commit
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Finish, Kept, Lock, Motion, Plan, Proof, Proposal, Ready, Roll, Vote
+from protocol.wire.messages import Commit, Finish, Kept, Lock, Motion, Plan, Proof, Proposal, Ready, Report, Roll, Vote
 
 
 class RoundMachine:
@@ -73,7 +73,7 @@ class RoundMachine:
         self.me, self.base = me, base
         self._state = RoundState(me, settings, base, now, kept, patience or Patience())
         self._voter, self._proposer = Voter(self._state), Proposer(self._state)
-        self._closing = self._state.kept != blank(base)
+        self._closing = self._state.entered >= 0
         """Whether the round is being closed: we have seen that it may be, or others have."""
         self._certified: Commit | None = None
 
@@ -128,7 +128,7 @@ class RoundMachine:
             case ExchangeMoved():
                 self._state.move(now)
             case ExchangeDone(plan, entries, provenance):
-                return self._proposer.on_exchange_done(plan, entries, provenance, now)
+                return [*self._proposer.on_exchange_done(plan, entries, provenance, now), *self._voter.report(plan)]
             case ResultObtained(root):
                 return self._on_result_obtained(root)
             case AuditFailed(root):
@@ -150,6 +150,8 @@ class RoundMachine:
             case Roll() as roll:
                 objection = self._proposer.on_roll(sender, roll, arrived.signature, now)
                 return [Reject(sender, Roll.KIND, objection)] if objection is not None else self._tick(view, now)
+            case Report() as report:
+                return self._proposer.on_report(sender, report, now)
             case Lock() as lock:
                 self._proposer.on_lock(sender, lock)
             case Proposal() as proposal:
@@ -205,8 +207,7 @@ class RoundMachine:
 
     def _decide(self, commit: Commit, sources: tuple[PeerId, ...]) -> list[RoundEffect]:
         if commit.record.result_root in self._state.obtained:
-            self._state.decided = commit
-            return [Committed(commit)]
+            return self._end(commit)
         self._certified = commit
         return [ObtainResult(commit.record, tuple(commit.index), sources, self.me, None)]
 
@@ -215,9 +216,15 @@ class RoundMachine:
         self._state.obtained.add(root)
         if self._certified is not None and self._certified.record.result_root == root:
             commit, self._certified = self._certified, None
-            self._state.decided = commit
-            return [Committed(commit)]
+            return self._end(commit)
         return self._voter.on_result_obtained(root)
+
+    def _end(self, commit: Commit) -> list[RoundEffect]:
+        state, certificate = self._state, commit.certificate
+        state.decided = commit
+        proposer = state.ballot(certificate.attempt, certificate.absent, commit.record.members).proposer
+        state.closing.patience.proposers.delivered(proposer, self.base.round)
+        return [Committed(commit)]
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -234,7 +241,9 @@ class RoundMachine:
             if not self._closing:
                 return effects
             state.move(now)
-        if not state.has_patience(now):
+        if not state.closing.can_decide(view):
+            state.move(now)  # nobody is to blame
+        elif not state.has_patience(now):
             self._lose_patience(view, now)
         call, ballot = self._voter.call(view, now)
         effects += call
@@ -252,5 +261,6 @@ class RoundMachine:
         state = self._state
         stalled = self._voter.proposer_to_blame(view)
         if stalled is not None:
-            state.closing.patience.lost_with(stalled, self.base.round)
-        state.go_to_attempt(state.attempt + 1, now)
+            state.closing.patience.proposers.lost_with(stalled, self.base.round)
+        state.losses += 1
+        state.go_to_attempt(max(state.attempt + 1, self._proposer.pull()), now)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protocol.consensus.ballot import Ballot
+from protocol.consensus.ballot import Ballot, held_in
 from protocol.consensus.effects import RoundEffect, Send
 from protocol.consensus.justification import Justification, check_lock, check_roll, justify
 from protocol.consensus.policy import RESEND_S
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
+from protocol.consensus.validation import flaw_of_motion, plan_of
 from protocol.exchange.assignment import plan_hash
 from protocol.state.chain import index_root, record_hash
 from protocol.wire.canonical import Malformed
@@ -29,6 +30,7 @@ from protocol.wire.messages import (
     Proposal,
     Provenance,
     Record,
+    Report,
     Roll,
     Signature,
     Step,
@@ -36,7 +38,7 @@ from protocol.wire.messages import (
 )
 
 MAX_LEAD = 16
-"""Attempts that a roll may be ahead of ours.  Attempts take seconds: further ahead is nobody honest."""
+"""Attempts that a single voter takes us ahead."""
 LOCKS_KEPT = 2
 """Of each voter: one of the whole electorate, and one of a part."""
 
@@ -74,6 +76,8 @@ class Proposer:
         self._rolls: dict[PeerId, tuple[Roll, bytes]] = {}
         """The roll of the highest attempt of each voter, and as it travelled."""
         self._locks: dict[PeerId, list[Lock]] = {}
+        self._pulled: dict[PeerId, None] = {}
+        """Voters that we have followed into an attempt far ahead."""
         self._mine: OwnAttempt | None = None
 
     @property
@@ -84,12 +88,11 @@ class Proposer:
     # -- rolls --------------------------------------------------------------------------------------------------------
 
     def on_roll(self, sender: PeerId, roll: Roll, signature: bytes, now: float) -> str | None:
-        """Take a roll.  An attempt that some honest voter has entered is due for us, too.  Returns an objection."""
+        """Take a roll.  An attempt that some honest voter has entered is due for us, too; below four electors every voter
+        counts as honest, but takes us ahead by little.  Returns an objection."""
         state, electors = self._state, self._state.base.electors
         if not state.is_for_this_round(roll.round, roll.base):
             return None
-        if roll.attempt > state.attempt + MAX_LEAD:
-            return f"attempt {roll.attempt} is too far ahead of attempt {state.attempt}"
         if sender not in electors and sender not in state.closing.readys:
             return "its sender does not vote"
         known = self._rolls.get(sender)
@@ -100,8 +103,20 @@ class Proposer:
         ahead = sorted((entered.attempt for entered, _ in self._rolls.values()), reverse=True)
         needed = state.ballot(0, ()).some_honest
         if len(ahead) >= needed:
-            state.go_to_attempt(ahead[needed - 1], now)
+            limit = ahead[0] if needed > 1 else state.attempt + MAX_LEAD
+            state.go_to_attempt(min(ahead[needed - 1], limit), now)
         return None
+
+    def pull(self) -> int:
+        """The highest attempt that a voter has entered, of those that have not pulled us before; 0 if none is ahead."""
+        ahead = {
+            peer: roll.attempt
+            for peer, (roll, _) in self._rolls.items()
+            if 0 < roll.attempt - self._state.attempt <= MAX_LEAD and peer not in self._pulled
+        }
+        highest = max(ahead.values(), default=0)
+        self._pulled |= {peer: None for peer, attempt in ahead.items() if attempt == highest}
+        return highest
 
     def are_calling(self) -> bool:
         """Whether some honest voter, other than us, wants the round closed."""
@@ -126,31 +141,53 @@ class Proposer:
         rolls = self._usable_rolls(ballot)
         if len(rolls) < ballot.quorum:
             return []
-        justification = justify(self._state.settings.run, ballot, rolls)
+        justification = justify(self._state.settings.run, ballot, [*rolls.values()])
         lock = self._lock_to_carry(justification)
-        plan = self._plan_for(justification, view) if lock is None else None
+        plan = self._plan_taken_up(justification) if lock is None else None
+        if lock is None and plan is None:
+            rolls = self._satisfiable(ballot, rolls)
+            plan = self._new_plan(ballot, rolls, view)
         members = lock.record.members if lock is not None else plan.members if plan is not None else []
         ballot = self._state.ballot(ballot.attempt, ballot.absent, members)
-        rolls = self._usable_rolls(ballot) if members else []
-        if not members or ballot.proposer != self._state.me or len(rolls) < ballot.quorum:
+        rolls = {peer: raw for peer, raw in rolls.items() if peer in ballot.voters}
+        if not members or not ballot.may_propose(self._state.me) or len(rolls) < ballot.quorum:
             return []
-        self._mine = mine = OwnAttempt(ballot, rolls, now, plan)
+        self._mine = mine = OwnAttempt(ballot, [*rolls.values()], now, plan)
         if lock is not None:
             return self._put(mine, lock.record, lock.index, lock.provenance, lock.proof, now)
         assert plan is not None
         result = self._state.results.get(plan_hash(plan))
-        if result is not None:
+        if result is not None and (self._takes_part(plan) or not self._state.doubts.has_suspected(index_root(result[0]))):
             return self._put_result(mine, result, now)
         return [Send(mine.audience(), self._proposal(mine, plan))]
 
-    def _usable_rolls(self, ballot: Ballot) -> list[bytes]:
-        """The rolls for this ballot whose READYs we hold, and the proof of whose lock, sorted by voter."""
+    def _takes_part(self, plan: Plan) -> bool:
+        return any(member.peer == self._state.me for member in plan.members)
+
+    def _usable_rolls(self, ballot: Ballot) -> dict[PeerId, bytes]:
+        """The rolls for this ballot whose locks we can prove, sorted by voter."""
         usable: dict[PeerId, bytes] = {}
         for peer in sorted(ballot.voters):
             roll, raw = self._rolls.get(peer, (None, b""))
             if roll is not None and check_roll(ballot, roll) is None and self._has_proofs(ballot, peer, roll):
                 usable[peer] = raw
-        return list(usable.values())
+        return usable
+
+    def _satisfiable(self, ballot: Ballot, rolls: dict[PeerId, bytes]) -> dict[PeerId, bytes]:
+        """Those of the rolls that hold no READY but such as we hold, for our state.
+
+        A voter may hold what we have not heard yet, or say so.
+        """
+        state, ours = self._state, set[PeerId]()
+        for peer in state.base.electors:
+            ready = state.closing.ready_of(peer)
+            if ready is not None and ready.state_digest == state.state_digest:
+                ours.add(peer)
+        return {
+            peer: raw
+            for peer, raw in rolls.items()
+            if (held_in(state.base.electors, self._rolls[peer][0].held) or set()) <= ours
+        }
 
     def _has_proofs(self, ballot: Ballot, peer: PeerId, roll: Roll) -> bool:
         return all(
@@ -176,13 +213,19 @@ class Proposer:
                     return lock
         return None
 
-    def _plan_for(self, justification: Justification, view: View) -> Plan | None:
-        """The plan that was taken up, if it stands; else a new one."""
+    def _plan_taken_up(self, justification: Justification) -> Plan | None:
+        """The plan that was taken up before, if it stands."""
         state = self._state
-        if state.plan is not None and justification.takes_up(plan_hash(state.plan)) and state.standing_plan() is not None:
-            return state.plan
-        if state.state_digest is None:
+        if state.plan is None or not justification.takes_up(plan_hash(state.plan)):
             return None
+        return state.plan if state.standing_plan() is not None else None
+
+    def _new_plan(self, ballot: Ballot, rolls: dict[PeerId, bytes], view: View) -> Plan | None:
+        """A plan that follows from these rolls; None while they are no quorum, or our state is not known."""
+        state = self._state
+        if state.state_digest is None or len(rolls) < ballot.quorum:
+            return None
+        justification = justify(state.settings.run, ballot, [*rolls.values()])
         return state.closing.make_plan(view, state.state_digest, justification.held())
 
     def _proposal(self, mine: OwnAttempt, plan: Plan) -> Proposal:
@@ -194,11 +237,40 @@ class Proposer:
         self, plan: Hash, entries: tuple[ChunkEntry, ...], provenance: Provenance, now: float
     ) -> list[RoundEffect]:
         """Our exchange of the plan with this hash is complete: its result may be put to the vote."""
-        state, mine = self._state, self._mine
+        state = self._state
         if state.doubts.is_false(entries):
             return []
         state.results[plan] = (entries, provenance)
         state.move(now)
+        return self._put_when_known(plan, now)
+
+    def on_report(self, sender: PeerId, report: Report, now: float) -> list[RoundEffect]:
+        """A member tells what came of the exchange that we proposed and have no part in.
+
+        Nothing of it is believed: we look at it as at any motion before we vote for it, and if that fails we take the word
+        of another member.
+        """
+        state, mine = self._state, self._mine
+        if mine is None or mine.plan is None or report.plan != plan_hash(mine.plan):
+            return []
+        members = [PeerId(member.peer) for member in mine.plan.members]
+        known = state.results.get(Hash(report.plan))
+        root = index_root(report.index)
+        if sender not in members or state.me in members or state.doubts.has_suspected(root):
+            return []
+        if known is not None and not state.doubts.has_suspected(index_root(known[0])):
+            return []
+        record = self._record(mine.plan, report.index)
+        if flaw_of_motion(state.settings, state.base, record, report.index, report.provenance) is not None:
+            return []
+        if plan_of(record, report.provenance) != mine.plan or state.doubts.is_false(report.index):
+            return []
+        state.results[Hash(report.plan)] = (tuple(report.index), report.provenance)
+        state.move(now)
+        return self._put_when_known(Hash(report.plan), now)
+
+    def _put_when_known(self, plan: Hash, now: float) -> list[RoundEffect]:
+        state, mine = self._state, self._mine
         if mine is None or mine.plan is None or mine.motion is not None or plan_hash(mine.plan) != plan:
             return []
         if mine.ballot.attempt != state.attempt:

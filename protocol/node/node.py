@@ -54,7 +54,7 @@ class Node:
         self._session, self._replica, self._settings = session, replica, settings
         self._state, self._history = replica.state, replica.history
         self._trainer = trainer if settings.role is Role.TRAINER else None
-        self._membership = membership = Membership(session.me, trio.current_time())
+        self._membership = membership = Membership(session.me, trio.current_time(), self._history)
         self._activity = activity = Activity(session.emit)
         self._round = CurrentRound()
         self._pace = Pace(replica.manifest.data.sequences_per_step * replica.manifest.data.sequence_length)
@@ -67,7 +67,8 @@ class Node:
         self._claims = claims = Claims(replica, membership)
         self._catch_up = CatchUp(session, replica, offload, Supplies(session, replica, offload), initialise)
         self._following = Following.of(session, self._catch_up, standpoints, claims)
-        self._ejections, self._readys = Ejections(session, replica, membership, offload), Readys()
+        self._ejections = Ejections(session, replica, membership, offload)
+        self._readys = Readys(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
         self.dispatcher = Dispatcher(
             session,

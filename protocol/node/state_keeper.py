@@ -118,8 +118,8 @@ class StateKeeper:
     async def _mend(self, waited_s: float) -> None:
         """Our state is behind our own records: an earlier life died before it had applied them, or our disk lost something.
 
-        What is missing comes from the others.  When nobody has it for the eviction time, we go back to the last state that we
-        have; the records beyond are kept as a branch, and followed as any other when their state is there.
+        What is missing comes from the others.  When nobody has it for the eviction time, we go back to the last state that
+        we have; the records beyond are kept as a branch, and followed as any other when their state is there.
         """
         history, catch_up = self._replica.history, self._catch_up
         async with self._changing:
@@ -196,7 +196,7 @@ class StateKeeper:
         self._session.emit(Desynced(history.length, before.hex(), right.hex()))
         async with self._changing:
             await self._restore()
-            if self._digest == before and len(history.electorate.electors) >= FEWEST_SEATED:
+            if self._digest == before and len(history.roster.electorate.electors) >= FEWEST_SEATED:
                 await self._catch_up.supplies.fetch_newest_checkpoint(history, self._claims.sources(), at_least=0)
                 await self._restore()
         self._second_thoughts.had(history.length, ours_was_right=self._digest == before)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from protocol.state.base import Base
 from protocol.state.branch_files import BranchFiles
-from protocol.state.chain import is_full, next_electorate, record_hash
-from protocol.state.electorate import Electorate
+from protocol.state.chain import is_full, record_hash
 from protocol.state.history import History
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -22,7 +21,7 @@ class Branch:
         self._history, self._files = history, files
         self.slot, self.start = slot, start
         self._tips = [history.tip_at(start)]
-        self._electorate = history.electorate_at(start)
+        self._roster = history.roster_at(start)
         self._voters: dict[int, tuple[PeerId, ...]] = {}
         self.size_bytes = 0
 
@@ -51,9 +50,9 @@ class Branch:
 
     def _note(self, commit: Commit) -> None:
         if not is_full(commit.certificate):
-            self._voters[commit.record.round] = self._electorate.electors
+            self._voters[commit.record.round] = self._roster.electorate.electors
         self._tips.append(record_hash(commit.record))
-        self._electorate = next_electorate(self._electorate, commit)
+        self._roster = self._roster.after(commit)
 
     @property
     def length(self) -> int:
@@ -68,12 +67,7 @@ class Branch:
     @property
     def base(self) -> Base:
         """What its next record stands on."""
-        return self._history.base_on(self.length, self.tip, self._electorate)
-
-    @property
-    def electorate(self) -> Electorate:
-        """Who votes on its next record."""
-        return self._electorate
+        return self._history.base_on(self.length, self.tip, self._roster)
 
     @property
     def provisional(self) -> dict[int, tuple[PeerId, ...]]:

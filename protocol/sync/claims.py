@@ -26,7 +26,8 @@ HOPE_S = 60.0
 FALSE_STATE_S = 60.0
 """After a stranger's branch whose state was false, strangers are not followed for so long; twice as long the next time."""
 MAX_SOURCES = 16
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Claims:
@@ -42,7 +43,7 @@ class Claims:
     def is_known(self, peer: PeerId) -> bool:
         """Whether it is an elector of our tip, or a member of our chain."""
         history = self._replica.history
-        return peer in history.electorate.electors or history.has_member(peer)
+        return peer in history.roster.electorate.electors or history.has_member(peer)
 
     def rounds_of(self, peer: PeerId) -> int:
         """How many rounds a peer's last heartbeat claims."""

@@ -180,7 +180,7 @@ class Following:
     async def _branch(self, look: Look, common: int, length: int) -> Branch:
         """Their branch: one that we hold, if their chain goes through it."""
         for held in self._held.leaving_at(common):
-            if held.slot not in self._slots and await self._chains.shares(look, held, length):
+            if await self._chains.shares(look, held, length) and held.slot not in self._slots:
                 return held
         slot = self._held.slot_of(look.peer, known=look.known)
         if slot in self._slots:

@@ -55,7 +55,7 @@ class ForkChoice:
     def _wins(self, branch: Branch, common: int, shown_by: PeerId) -> bool:
         history = self._replica.history
         ours, theirs = history.commit_at(common), branch.commit_at(common)
-        electors = history.electorate_at(common).electors
+        electors = history.roster_at(common).electorate.electors
         is_ours_full, is_theirs_full = is_full(ours.certificate), is_full(theirs.certificate)
         if ours.record.state_digest != theirs.record.state_digest and is_ours_full >= is_theirs_full:
             return False  # both stand on the same state, and ours names it

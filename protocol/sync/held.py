@@ -49,7 +49,7 @@ class Held:
 
     def slot_of(self, peer: PeerId, *, known: bool) -> str:
         """Where a branch that this peer shows is held.  known: it is a member of our chain."""
-        is_elector = peer in self._replica.history.electorate.electors
+        is_elector = peer in self._replica.history.roster.electorate.electors
         return peer if is_elector else MEMBERS if known else STRANGERS
 
     async def begin(self, slot: str, common: int) -> Branch:

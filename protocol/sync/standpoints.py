@@ -48,7 +48,7 @@ class Standpoints:
         for round in history.provisional[-LATEST:]:
             if round < settled:
                 continue
-            electors = history.electorate_at(round).electors
+            electors = history.roster_at(round).electorate.electors
             branch = frozenset(history.tips(round + 1, history.length - round))
             if returns(electors, count(electors, self._heard(electors), branch, frozenset([history.tip_at(round)]))):
                 return round

@@ -1,7 +1,7 @@
 """The invariants of the protocol, checked while it runs.
 
-    Agreement  no two different records on one tip are certified, unless one of them is provisional and peers were kept from
-               hearing each other (or it is the first: two founders began the run twice)
+    Agreement  no two different records on one tip are certified by the whole electorate (except the first: two founders may
+               begin a run twice)
     Parity     the same tip means the same state digest
     Mass       each chunk of a result is what the run's rule makes of exactly the contributions in its mask
     No loss    whose READY the proposer had heard, and whom it took for alive, is in its plan
@@ -128,7 +128,7 @@ class Judge:
         seen.setdefault(event.tip, Seen(event.tip, is_full(commit.certificate)))
         if len(seen) == 1 or event.round == 0:
             return
-        if not self.apart or sum(record.is_full for record in seen.values()) > 1:
+        if sum(record.is_full for record in seen.values()) > 1:
             raise Violation(f"agreement: round {event.round} was committed as {sorted(seen)}, at last by {peer}")
 
     def _justice(self, accused: PeerId, judge: PeerId, now: float) -> None:
