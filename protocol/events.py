@@ -342,11 +342,28 @@ class Desynced(Event):
 
 @dataclass(frozen=True)
 class Dropped(Event):
-    """Something from a peer was malformed or not allowed, and was dropped.  what: its kind.  reason: a phrase."""
+    """Something from a peer was malformed or not allowed, and was dropped.  what: its kind.  reason: a phrase.
+
+    times: such drops since this was told last; told once in 10 s.
+    """
 
     peer: str
     what: str
     reason: str
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class HandlerFailed(Event):
+    """A statement of a peer made what handles it fail: a mistake of this software.  The peer was disconnected.
+
+    what: the kind of statement.  reason: what was raised, and where.  times: since this was told last.
+    """
+
+    peer: str
+    what: str
+    reason: str
+    times: int
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,12 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             )
         case ev.Desynced(round, mine, theirs):
             return f"state differs from the swarm's before round {round} ({mine[:8]}, not {theirs[:8]}); repairing"
-        case ev.Dropped(peer, what, reason):
-            return f"dropped a {clean(what)} from {name(peer)}: {clean(reason, 200)}"
+        case ev.Dropped(peer, what, reason, times):
+            again = f" ({times} times)" if times > 1 else ""
+            return f"dropped a {clean(what)} from {name(peer)}{again}: {clean(reason, 200)}"
+        case ev.HandlerFailed(peer, what, reason, times):
+            again = f" ({times} times)" if times > 1 else ""
+            return f"a {clean(what)} from {name(peer)} made its handler fail{again}; please report: {clean(reason, 200)}"
         case ev.NobodyAnswers(seconds, tried, check):
             return f"no peer of the invitation answers after {duration(seconds)}: {attempted(tried)}; {clean(check, 200)}"
         case ev.Notice(_, text):
@@ -153,7 +157,7 @@ def level(event: ev.Event) -> str:
             return "info"
         case ev.TrainerStopped() | ev.MemberLost() | ev.RolledBack() | ev.Desynced() | ev.PeerSuspected():
             return "warning"
-        case ev.PeerBanned() | ev.PeerEjected() | ev.NobodyAnswers() | ev.LinesLost():
+        case ev.PeerBanned() | ev.PeerEjected() | ev.NobodyAnswers() | ev.LinesLost() | ev.HandlerFailed():
             return "warning"
         case ev.SecondHistory():
             return "error"

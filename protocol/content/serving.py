@@ -14,7 +14,7 @@ from protocol.state.base import fragment_of
 from protocol.state.replica import Replica
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, tree_root
-from protocol.wire.messages import decode_body
+from protocol.wire.messages import Body, decode_body
 from protocol.wire.questions import (
     COMMITS_BYTES,
     CommitsReply,
@@ -28,6 +28,15 @@ from protocol.wire.questions import (
 )
 
 MAX_QUESTION_BYTES = 4096
+QUESTIONS: dict[str, type[Body]] = {
+    "tips": TipsRequest,
+    "commits": CommitsRequest,
+    "have": HaveRequest,
+    "leaves": LeavesRequest,
+    "chunk": ChunkRequest,
+    "manifest": HaveRequest,
+}
+"""What is answered here, by kind, and how it is asked."""
 
 
 class Serving:
@@ -35,7 +44,7 @@ class Serving:
 
     def __init__(self, replica: Replica, offload: Offload) -> None:
         self._replica, self._offload = replica, offload
-        self._kinds: dict[str, Callable[[bytes], bytes]] = {
+        self._answers: dict[str, Callable[[bytes], bytes]] = {
             "tips": self._tips,
             "commits": self._commits,
             "have": self._have,
@@ -44,16 +53,12 @@ class Serving:
             "manifest": self._manifest,
         }
 
-    def knows(self, kind: str) -> bool:
-        """Whether `kind` is a question that is answered here."""
-        return kind in self._kinds
-
     async def answer(self, kind: str, data: bytes) -> bytes:
         """The answer to a question; raises `Refused` with the reason when there is none."""
         if len(data) > MAX_QUESTION_BYTES:
             raise Refused("the question is too long")
         try:
-            answer = await self._offload(self._kinds[kind], data)
+            answer = await self._offload(self._answers[kind], data)
         except Malformed as error:
             raise Refused(str(error)) from error
         assert isinstance(answer, bytes)

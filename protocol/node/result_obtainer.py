@@ -89,7 +89,8 @@ class ResultObtainer:
         )
 
     async def _bring(self, effect: ObtainResult, root: Hash) -> ResultObtained:
-        if self._replica.store.results.open(effect.record.round, effect.record.fragment, root) is None:
+        record = effect.record
+        if await self._offload(self._replica.result, record.round, record.fragment, root, effect.index) is None:
             await self._assemble(effect, root)
         return ResultObtained(root)
 

@@ -166,8 +166,9 @@ class StateKeeper:
                     any(m.peer == self._session.me for m in record.members),
                 )
             )
-            result = self._replica.store.results.open(record.round, record.fragment, Hash(record.result_root))
-            assert result is not None, "a result is on disk before its record is committed"
+            result = await self._offload(self._catch_up.stored_result, commit)
+            if result is None:
+                return False  # it was altered since we voted for it: the others have it
             try:
                 await self._catch_up.apply(commit, result)
             except WrongState:

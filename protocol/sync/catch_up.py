@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 import trio
 
-from kernels.layout import payload_bytes
 from protocol.events import Desynced, RolledBack, StateApplied, StateLoaded
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.state.branch import Branch
 from protocol.state.replica import Replica
 from protocol.sync.supplies import Supplies
-from protocol.wire.hashes import Hash, chunk_hash, tree_root
+from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 
@@ -89,7 +88,7 @@ class CatchUp:
         history, state = self.replica.history, self.replica.state
         while state.rounds < history.length:
             commit = await self.offload(history.commit_at, state.rounds)
-            result = await self.offload(self._stored_result, commit)
+            result = await self.offload(self.stored_result, commit)
             if result is not None and self.present(state.rounds) is not None:
                 await self.apply(commit, result)
             elif not await self._load_newest(above=state.rounds):
@@ -124,19 +123,10 @@ class CatchUp:
         await self.offload(store.checkpoints.remove, rounds, history.tip_at(rounds))
         return False
 
-    def _stored_result(self, commit: Commit) -> memoryview | None:
-        """A result from the disk, checked; one whose bytes were altered is dropped."""
-        record, root = commit.record, Hash(commit.record.result_root)
-        result = self.replica.store.results.open(record.round, record.fragment, root)
-        if result is None:
-            return None
-        whole = len(result) == payload_bytes(self.replica.layout) and all(
-            chunk_hash(result[span.encoded]) == entry.hash
-            for span, entry in zip(self.replica.layout, commit.index, strict=True)
-        )
-        if not whole:
-            self.replica.store.results.drop(record.round, record.fragment, root)
-        return result if whole else None
+    def stored_result(self, commit: Commit) -> memoryview | None:
+        """The result of a certified record from the disk, checked.  Blocking."""
+        record = commit.record
+        return self.replica.result(record.round, record.fragment, Hash(record.result_root), commit.index)
 
     async def apply(self, commit: Commit, result: memoryview) -> None:
         """Apply the result of the next round to the outer state.  Raises `WrongState` before touching a wrong one."""

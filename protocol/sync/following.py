@@ -7,7 +7,9 @@ Where the state of the newest records is not to be had, the move goes as far as 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
@@ -16,6 +18,7 @@ from protocol.network.interface import NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.state.branch import Branch
+from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
 from protocol.sync.budget import Budget, OverBudget
 from protocol.sync.catch_up import CatchUp, WrongState
@@ -25,6 +28,7 @@ from protocol.sync.held import Held
 from protocol.sync.remote_chains import Look, RemoteChains
 from protocol.sync.settled import Settled
 from protocol.sync.standpoints import Standpoints
+from protocol.trainer_link import TrainerDied, TrainerGaveUp
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -35,6 +39,18 @@ PATIENCE_S = 15.0
 """A peer that may follow somebody known waits so long before it begins a round on its old tip."""
 PROGRESS_S = 20.0
 """It waits on while something that was checked arrived within so long."""
+OURS = (StoreFailed, TrainerDied, TrainerGaveUp)
+"""What can fail meanwhile that has nothing to do with the peer that is followed."""
+
+
+class Watching(Protocol):
+    """What catches failures while a remote statement is handled (`protocol.node.guard`)."""
+
+    def watch(
+        self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...]
+    ) -> AbstractContextManager[object, bool]:
+        """A context that ends early when the statement of `sender` makes its handler raise; `passing` goes through."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,7 @@ class Following:
     def __init__(
         self,
         session: Session,
+        guard: Watching,
         replica: Replica,
         offload: Offload,
         claims: Claims,
@@ -65,7 +82,7 @@ class Following:
         held: Held,
         settled: Settled,
     ) -> None:
-        self._session, self._replica, self._offload = session, replica, offload
+        self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
         self._claims, self._chains, self._choice, self._catch_up = claims, chains, choice, catch_up
         self._held, self._settled = held, settled
         self._move: Move | None = None
@@ -75,13 +92,13 @@ class Following:
         """Of branches that are worked on."""
 
     @classmethod
-    def of(cls, session: Session, catch_up: CatchUp, standpoints: Standpoints, claims: Claims) -> Following:
+    def of(cls, session: Session, guard: Watching, catch_up: CatchUp, standpoints: Standpoints, claims: Claims) -> Following:
         """With a budget and branches of its own."""
         replica, offload = catch_up.replica, catch_up.offload
         chains = RemoteChains(session, replica, offload, Budget(trio.current_time()))
         settled = Settled(replica.rounds)
         choice = ForkChoice(session, replica, standpoints, settled)
-        return cls(session, replica, offload, claims, chains, choice, catch_up, Held(replica, offload), settled)
+        return cls(session, guard, replica, offload, claims, chains, choice, catch_up, Held(replica, offload), settled)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -154,22 +171,23 @@ class Following:
 
     async def _look_at(self, look: Look) -> None:
         peer, claims = look.peer, self._claims
-        try:
-            common, length = await self._chains.common(look)
-            if common == length:
-                claims.disbelieve(peer)
+        with self._guard.watch(peer, "chain", passing=OURS):
+            try:
+                await self._follow(look)
                 return
-            await self._follow(look, common, length)
-        except NetworkError as error:
-            claims.disbelieve(peer)
-            self._session.emit(Notice("debug", f"could not follow {peer}: {error}"))
-        except Malformed as error:
-            claims.disbelieve(peer)
-            claims.judge_claim(peer)
-            self._session.emit(Dropped(peer, "chain", str(error)))
+            except NetworkError as error:
+                self._session.emit(Notice("debug", f"could not follow {peer}: {error}"))
+            except Malformed as error:
+                claims.judge_claim(peer)
+                self._session.emit(Dropped(peer, "chain", str(error)))
+        claims.disbelieve(peer)
 
-    async def _follow(self, look: Look, common: int, length: int) -> None:
+    async def _follow(self, look: Look) -> None:
         """Records, then the choice, then the state."""
+        common, length = await self._chains.common(look)
+        if common == length:
+            self._claims.disbelieve(look.peer)
+            return
         branch = await self._branch(look, common, length)
         self._slots[branch.slot] = None
         try:

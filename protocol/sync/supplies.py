@@ -46,27 +46,25 @@ class Supplies:
         present: after how many of its rounds we have the state, or can make it; None when we cannot.  The answer is None
         when there is no state of this chain at all to be had.
         """
-        here = [rounds for rounds in self._replica.store.checkpoints.of(chain) if present is None or rounds > present]
-        reached = here[-1] if here else present
+        newer = [rounds for rounds in self._replica.store.checkpoints.of(chain) if present is None or rounds > present]
+        reached = newer[-1] if newer else present
         if reached is None or chain.length - reached > CHECKPOINT_WORTH_ROUNDS:
-            newer = await self.fetch_newest_checkpoint(chain, sources, at_least=0 if reached is None else reached + 1)
-            reached = newer if newer is not None else reached
+            fetched = await self.fetch_newest_checkpoint(chain, sources, at_least=0 if reached is None else reached + 1)
+            reached = fetched if fetched is not None else reached
         while reached is not None and reached < chain.length:
             commit = await self._offload(chain.commit_at, reached)
-            if self._has_result(commit) or await self.fetch_result(commit, sources):
+            record = commit.record
+            root = Hash(record.result_root)
+            here = await self._offload(self._replica.result, record.round, record.fragment, root, commit.index)
+            if here is not None or await self.fetch_result(commit, sources):
                 reached += 1
                 continue
             # everybody may have pruned it: checkpoints that make it superfluous are kept
-            newer = await self.fetch_newest_checkpoint(chain, sources, at_least=reached + 1)
-            if newer is None:
+            fetched = await self.fetch_newest_checkpoint(chain, sources, at_least=reached + 1)
+            if fetched is None:
                 break
-            reached = newer
+            reached = fetched
         return reached
-
-    def _has_result(self, commit: Commit) -> bool:
-        record = commit.record
-        opened = self._replica.store.results.open(record.round, record.fragment, Hash(record.result_root))
-        return opened is not None and len(opened) == payload_bytes(self._replica.layout)
 
     # -- results ------------------------------------------------------------------------------------------------------
 

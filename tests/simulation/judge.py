@@ -6,6 +6,7 @@
     Mass       each chunk of a result is what the run's rule makes of exactly the contributions in its mask
     No loss    whose READY the proposer had heard, and whom it took for alive, is in its plan
     Justice    nobody honest is ever ejected
+    Calm       no statement makes its handler raise
     Order      a peer applies each round once, in order; it jumps only to a checkpoint, and goes back only by a fork
 
 Progress, healing and the return from crashes are asserted by the scenarios: they are about time.
@@ -20,6 +21,7 @@ from kernels.codec import encoded_bytes
 from kernels.layout import chunk_layout
 from protocol.events import (
     Event,
+    HandlerFailed,
     PeerEjected,
     PeerGone,
     PeerJoined,
@@ -100,6 +102,8 @@ class Judge:
 
     def on_event(self, peer: PeerId, node: Node, event: Event, now: float) -> None:
         self._now = now
+        if isinstance(event, HandlerFailed):
+            raise Violation(f"calm: a {event.what} of {event.peer} at {peer}: {event.reason}")
         if isinstance(event, RoundCommitted):
             commit = node.commit_at(event.round)
             self._agreement(peer, event, commit)

@@ -93,7 +93,7 @@ def _applied_twice() -> Sequence[Any]:
             history, state, manifest = self.replica.history, self.replica.state, self.replica.manifest
             if history.length and state.rounds == history.length:
                 newest = history.commit_at(state.rounds - 1)
-                result = self._stored_result(newest)
+                result = self.stored_result(newest)
                 if result is not None:
                     state.rounds -= 1
                     state.apply(result, manifest.outer_step([member.tokens for member in newest.record.members]))
@@ -193,7 +193,7 @@ def _unsynced_result_believed() -> Sequence[Any]:
 
     return [
         patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
-        patch.object(CatchUp, "_stored_result", believing),
+        patch.object(CatchUp, "stored_result", believing),
     ]
 
 
