@@ -288,6 +288,13 @@ class CheckpointWritten(Event):
 
 
 @dataclass(frozen=True)
+class StateLoaded(Event):
+    """The outer state is that after `rounds` rounds, from a checkpoint or, after 0, from the beginning of the run."""
+
+    rounds: int
+
+
+@dataclass(frozen=True)
 class SyncProgress(Event):
     """Catching up: `done` of `total` records or chunks of a checkpoint are here; `what` is records or checkpoint."""
 
@@ -307,6 +314,21 @@ class RolledBack(Event):
     to_round: int
     abandoned: int
     winner: str
+
+
+@dataclass(frozen=True)
+class SecondHistory(Event):
+    """There is another record of `round`, certified as well by the whole electorate: a third of it or more has lied.
+
+    ours, theirs: hashes of the two records; ours is kept.  shown_by: the peer that showed it.  signers: electors that signed
+    both.
+    """
+
+    round: int
+    ours: str
+    theirs: str
+    shown_by: str
+    signers: list[str]
 
 
 @dataclass(frozen=True)

@@ -88,12 +88,12 @@ class Serving:
         decode_body(HaveRequest, data)
         store, history = self._replica.store, self._replica.history
         return HaveReply(
-            length=history.length, oldest_result=store.results.oldest(), checkpoints=store.checkpoints.rounds()[-16:]
+            length=history.length, oldest_result=store.results.oldest(), checkpoints=store.checkpoints.of(history)[-16:]
         ).encode()
 
     def _leaves(self, data: bytes) -> bytes:
         question = decode_body(LeavesRequest, data)
-        opened = self._replica.store.checkpoints.open(question.rounds)
+        opened = self._checkpoint(question.rounds)
         if opened is None:
             raise Refused("that checkpoint is not here")
         return LeavesReply(leaves=list(opened[0])).encode()
@@ -116,8 +116,12 @@ class Serving:
             return None
         return result[span.encoded]
 
+    def _checkpoint(self, rounds: int) -> tuple[list[Hash], memoryview] | None:
+        history = self._replica.history
+        return self._replica.store.checkpoints.open(rounds, history.tip_at(rounds)) if rounds <= history.length else None
+
     def _checkpoint_chunk(self, question: ChunkRequest) -> memoryview | None:
-        opened = self._replica.store.checkpoints.open(question.round)
+        opened = self._checkpoint(question.round)
         if opened is None or tree_root(opened[0]) != question.root:
             return None
         step = self._replica.manifest.checkpoint_chunk_bytes

@@ -34,8 +34,10 @@ from protocol.run.settings import NodeSettings
 from protocol.state.replica import Replica
 from protocol.status import NodeStatus
 from protocol.sync.catch_up import CatchUp
+from protocol.sync.claims import Claims
 from protocol.sync.following import Following
 from protocol.sync.standpoints import Standpoints
+from protocol.sync.supplies import Supplies
 from protocol.trainer_link import StateMark, TrainerLink
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit, Phase, Role
@@ -67,11 +69,12 @@ class Node:
         self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity)
         standpoints = Standpoints(session.me, self._history, membership, activity, replica.rounds.listen_s)
         initialise = trainer.initialise if trainer is not None else None
-        self._catch_up = CatchUp(session, replica, offload, standpoints, initialise)
-        self._following = Following(session, guard, replica, membership, self._catch_up, standpoints)
+        self._claims = claims = Claims(replica, membership)
+        self._catch_up = CatchUp(session, replica, offload, Supplies(session, replica, offload), initialise)
+        self._following = Following.of(session, guard, self._catch_up, standpoints, claims)
         self._ejections = Ejections(session, replica, membership, offload)
         self._readys = Readys(self._history, replica.rounds.max_members)
-        self._keeper = StateKeeper(session, replica, offload, membership, activity, self._catch_up, self._following)
+        self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
         self.dispatcher = Dispatcher(
             session,
             guard,
@@ -115,7 +118,7 @@ class Node:
             ejections=self._ejections,
             watch=Watch(session, replica.rounds, membership, activity, following, current),
             keeper=self._keeper,
-            gathering=Gathering(session, replica, settings, membership, following, activity),
+            gathering=Gathering(session, replica, settings, membership, self._claims, activity),
             rounds=rounds,
             evaluator=self._evaluator,
             activity=activity,

@@ -20,7 +20,6 @@ from kernels.aggregate import aggregate
 from kernels.codec import encoded_bytes
 from kernels.layout import chunk_layout
 from protocol.events import (
-    CheckpointWritten,
     Event,
     HandlerFailed,
     PeerEjected,
@@ -31,6 +30,7 @@ from protocol.events import (
     RoundCommitted,
     RoundProposed,
     StateApplied,
+    StateLoaded,
 )
 from protocol.exchange.assignment import contribution_leaves
 from protocol.node.node import Node
@@ -112,7 +112,7 @@ class Judge:
         elif isinstance(event, StateApplied):
             self._order(peer, event)
             self._parity(peer, node.tip_at(event.rounds).hex(), event.digest)
-        elif isinstance(event, CheckpointWritten):
+        elif isinstance(event, StateLoaded):
             self._applied[peer] = event.rounds
         elif isinstance(event, PeerEjected):
             self._justice(PeerId(event.peer), peer, now)
