@@ -37,7 +37,9 @@ class Claims:
         self._replica, self._membership = replica, membership
         self._judged: dict[bytes, None] = {}
         self._disbelieved: dict[PeerId, tuple[float, float]] = {}
-        self._first: dict[PeerId, float] = {}
+        self._first: dict[PeerId, int] = {}
+        """The places of strangers in the order in which they were first heard to claim."""
+        self._heard = 0
         self._strangers_until, self._strangers_pause = 0.0, FALSE_STATE_S
 
     def is_known(self, peer: PeerId) -> bool:
@@ -64,8 +66,10 @@ class Claims:
         if known:
             return sorted(claimants, key=self.rounds_of, reverse=True)
         for peer in claimants:
-            _remember(self._first, peer, self._first.get(peer, now))
-        return sorted(claimants, key=lambda peer: self._first.get(peer, now))
+            if peer not in self._first:
+                self._heard += 1
+                _remember(self._first, peer, self._heard)
+        return sorted(claimants, key=lambda peer: self._first.get(peer, self._heard))
 
     def _is_ahead(self, peer: PeerId, now: float) -> bool:
         history, neighbour = self._replica.history, self._membership.get(peer)
