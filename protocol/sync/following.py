@@ -2,7 +2,8 @@
 
 A claim costs its claimant, and not us: records are fetched and verified, it is judged whether we take them over, and what
 leads to their state is fetched, all while our own round goes on.  Only then is there a `Move`, and the round is left for it.
-Where the state of the newest records is not to be had, the move goes as far as there is one.
+Where the state of the newest records is not to be had, the move goes as far as there is one; but nothing of ours is given
+up for a branch whose whole state is not there.
 """
 
 from __future__ import annotations
@@ -228,7 +229,8 @@ class Following:
             return
         self._chains.repay(look)
         rounds = await self._bring(branch, choice.rounds, peer)
-        if rounds is None or rounds <= branch.common:
+        is_fork = branch.is_rooted and branch.common < self._replica.history.length
+        if rounds is None or rounds <= branch.common or (is_fork and rounds < choice.rounds):
             claims.disbelieve(peer)
             return
         claims.believe(peer)
