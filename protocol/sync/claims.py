@@ -45,7 +45,7 @@ class Claims:
     def is_known(self, peer: PeerId) -> bool:
         """Whether it is an elector of our tip, or a member of our chain."""
         history = self._replica.history
-        return peer in history.roster.electorate.electors or history.has_member(peer)
+        return history.has_member(peer) or peer in history.roster.electorate.electors
 
     def rounds_of(self, peer: PeerId) -> int:
         """How many rounds a peer's last heartbeat claims."""
@@ -61,7 +61,7 @@ class Claims:
         if not known and now < self._strangers_until:
             return []
         claimants = [
-            peer for peer in self._membership.live_peers() if self.is_known(peer) is known and self._is_ahead(peer, now)
+            peer for peer in self._membership.live_peers() if self._is_ahead(peer, now) and self.is_known(peer) is known
         ]
         if known:
             return sorted(claimants, key=self.rounds_of, reverse=True)

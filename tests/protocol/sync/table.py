@@ -41,9 +41,7 @@ class Passing(AbstractContextManager[object, Literal[False]]):
 class Unguarded:
     """A `Watching` that catches nothing."""
 
-    def watch(
-        self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...]
-    ) -> Passing:
+    def watch(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...]) -> Passing:
         return Passing()
 
 
