@@ -82,9 +82,7 @@ async def fetch_blob(
     on_progress: Callable[[int, int], None],
 ) -> bool:
     """Fetch the wanted chunks into `into`; True when all are there, False when no source is left for some."""
-    fetch = _Fetch(list(wanted), len(wanted))
-
-    willing, failed = list(sources), set[PeerId]()
+    fetch, willing, failed = _Fetch(list(wanted), len(wanted)), list(sources), set[PeerId]()
 
     async def one_after_another(peer: PeerId) -> None:
         failures = 0
