@@ -154,7 +154,7 @@ def test_a_record_made_up_by_an_elector_gets_no_votes(signed: bool) -> None:
         await begin(world)
         ghost = Ghost(world, b"\x69")
         world.judge.liars[ghost.peer] = None
-        made_up: dict[bytes, None] = {}
+        made_up: list[bytes] = []
         world.spawn(ghost.live)
         world.spawn(always_ready, ghost)
         while len(made_up) < 3:
@@ -163,7 +163,7 @@ def test_a_record_made_up_by_an_elector_gets_no_votes(signed: bool) -> None:
             assert rolls is not None
             motion = ghost.made_up_motion(rolls, signed)
             ghost.rolls.clear()
-            made_up[motion.record.result_root] = None
+            made_up.append(motion.record.result_root)
             for seat in world.seats:
                 world.spawn(ghost.tell, seat.peer, motion)
             await world.until_round(motion.record.round + 1, within_s=60)
