@@ -178,6 +178,9 @@ class Tap:
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         await self._node.finish_push(peer, header, landing)
 
+    def has_member(self, peer: PeerId) -> bool:
+        return self._node.has_member(peer)
+
     def on_peer_connected(self, peer: PeerId) -> None:
         self._node.on_peer_connected(peer)
 
