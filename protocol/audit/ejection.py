@@ -3,6 +3,8 @@
 Each peer judges for itself.  An accusation is a rumour with the name of a proof; a peer that hears it fetches the proof from
 the accuser, judges it (`protocol.audit.evidence`), persists it and announces it in turn.  So every honest peer ejects
 the same liars, and nobody is ejected by a majority's word.
+
+Some evidence is about a tip that we do not know yet: it is postponed until we do.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ import trio
 from protocol.audit.evidence import (
     Evidence,
     Law,
+    UnknownTip,
     Verdict,
     decode_evidence,
     encode_evidence,
     evidence_hash,
     judge,
+    tip_needed,
 )
+from protocol.audit.postponed import Postponed
 from protocol.events import Dropped, Notice, PeerEjected
 from protocol.membership.liveness import Membership
 from protocol.network.interface import NetworkError, Refused
@@ -48,12 +53,14 @@ class Ejections:
 
     def __init__(self, session: Session, replica: Replica, membership: Membership, offload: Offload) -> None:
         self._session, self._store, self._membership, self._offload = session, replica.store, membership, offload
-        self._law = Law(session.run, replica.manifest.fragments, replica.layout, replica.manifest.aggregation)
+        self._history, manifest = replica.history, replica.manifest
+        self._law = Law(session.run, manifest.fragments, replica.layout, manifest.aggregation, manifest.rounds.max_members)
         self._verdicts: dict[PeerId, Verdict] = {}
         self._accusations: list[Envelope] = []
         self._put_new, self._new = trio.open_memory_channel[Envelope](MAX_EJECTED)
         self._looking: dict[bytes, None] = {}
         self._not_believed: dict[PeerId, None] = {}
+        self._postponed = Postponed()
 
     def __contains__(self, peer: object) -> bool:
         return peer in self._verdicts
@@ -69,7 +76,9 @@ class Ejections:
             if raw is None:
                 continue
             try:
-                self._take(raw, await self._offload(self._judge_raw, raw))
+                self._take(raw, await self._judge(raw))
+            except UnknownTip as error:
+                self._postpone(raw, error, is_known=True)
             except Malformed as error:
                 self._session.emit(Notice("warning", f"a proof on disk proves nothing: {error}"))
 
@@ -80,11 +89,19 @@ class Ejections:
         """
         raw = encode_evidence(evidence)
         try:
-            verdict = await self._offload(judge, self._law, evidence)
-        except Malformed as error:
+            verdict = await self._judge(raw)
+        except (Malformed, UnknownTip) as error:
             self._session.emit(Notice("warning", f"what looked like proof of a lie is none: {error}"))
             return None
         return await self._eject(raw, verdict)
+
+    async def look_again(self) -> None:
+        """Judge the postponed evidence whose tip we know by now."""
+        for raw in self._postponed.take(lambda tip: self._history.base_at(*tip) is not None):
+            try:
+                await self._eject(raw, await self._judge(raw))
+            except (Malformed, UnknownTip) as error:
+                self._session.emit(Notice("debug", f"postponed evidence proves nothing: {error}"))
 
     # -- rumours ------------------------------------------------------------------------------------------------------
 
@@ -101,12 +118,14 @@ class Ejections:
         self._looking[accusation.evidence] = None
         try:
             raw = await self._fetch(accuser, accusation)
-            verdict = await self._offload(self._judge_raw, raw)
+            verdict = await self._judge(raw)
             if verdict.peer != accusation.accused:
                 raise Malformed("the proof is about somebody else")
             return await self._eject(raw, verdict)
         except NetworkError as error:
             self._session.emit(Notice("debug", f"no proof from {accuser}: {error}"))
+        except UnknownTip as error:
+            self._postpone(raw, error, is_known=self._history.has_member(PeerId(accusation.accused)))
         except Malformed as error:
             self._not_believed[accuser] = None
             self._session.emit(Dropped(accuser, "accusation", str(error)))
@@ -154,8 +173,18 @@ class Ejections:
 
     # -- verdicts -----------------------------------------------------------------------------------------------------
 
-    def _judge_raw(self, raw: bytes) -> Verdict:
-        return judge(self._law, decode_evidence(raw))
+    async def _judge(self, raw: bytes) -> Verdict:
+        """Raises `Malformed` for what proves nothing, and `UnknownTip` for what cannot be judged yet."""
+        evidence = await self._offload(decode_evidence, raw)
+        tip = await self._offload(tip_needed, self._law, evidence)
+        base = self._history.base_at(*tip) if tip is not None else None
+        verdict: Verdict = await self._offload(judge, self._law, evidence, base)
+        return verdict
+
+    def _postpone(self, raw: bytes, error: UnknownTip, *, is_known: bool) -> None:
+        """Keep evidence until we know the tip that it is about.  is_known: the accused is in our chain."""
+        if self._postponed.add(raw, error.tip, is_known=is_known):
+            self._session.emit(Notice("debug", f"evidence about a tip that we do not know yet: {error}"))
 
     async def _eject(self, raw: bytes, verdict: Verdict) -> Verdict | None:
         """Persist the proof, and act on it.  None when its author was ejected before."""

@@ -6,13 +6,14 @@ refusals that `on_request` may.  What a statement means is decided by the compon
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import trio
 
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import Evidence, TwoStatements
+from protocol.audit.witness import Witness
 from protocol.content.serving import Serving
 from protocol.events import Dropped, Notice
 from protocol.exchange.messages import ExchangeAsk, push_plan
@@ -46,6 +47,7 @@ class Dispatcher:
         handshake: Handshake,
         activity: Activity,
         ejections: Ejections,
+        witness: Witness,
         evaluator: Evaluator,
         serving: Serving,
         readys: Readys,
@@ -53,7 +55,7 @@ class Dispatcher:
     ) -> None:
         self._session, self._membership, self._evaluator = session, membership, evaluator
         self._handshake, self._activity, self._ejections, self._serving = handshake, activity, ejections, serving
-        self._readys, self._round = readys, current
+        self._readys, self._round, self._witness = readys, current, witness
         self._nursery: trio.Nursery | None = None
         self._told: dict[PeerId, None] = {}
         """Peers whose goodbye came as a question, and has yet to be handed on when it comes by gossip."""
@@ -121,6 +123,11 @@ class Dispatcher:
         if verdict is not None:
             self._round.on_verdict(verdict)
 
+    def _convict_all(self, lies: Sequence[Evidence]) -> None:
+        for lie in lies:
+            if self._nursery is not None:
+                self._nursery.start_soon(self._convict, lie)
+
     def _on_goodbye(self, sender: PeerId, bye: Goodbye) -> bool:
         fresh, events = self._membership.on_goodbye(sender, bye)
         if fresh:
@@ -148,8 +155,7 @@ class Dispatcher:
             return False
         news = self._readys.add(sender, ready, envelope, is_live=self._membership.is_live(sender))
         if isinstance(news, TwoStatements):
-            if self._nursery is not None:
-                self._nursery.start_soon(self._convict, news)
+            self._convict_all([news])
             return False
         if news:
             self._round.receive(sender, ready, envelope)
@@ -191,6 +197,7 @@ class Dispatcher:
             raise Offence(str(error)) from error
         if sender != peer and not isinstance(body, Commit):
             raise Offence("a statement of somebody else")
+        self._convict_all(self._witness.hear(sender, body, envelope))
         self._round.receive(sender, body, envelope, by=peer)
         return b""
 
