@@ -74,7 +74,7 @@ class Ejections:
             try:
                 self._take(raw, await self._judge(raw))
             except UnknownTip as error:
-                self._postpone(raw, error, is_known=True)
+                self._postpone(raw, error)
             except Malformed as error:
                 self._session.emit(Notice("warning", f"a proof on disk proves nothing: {error}"))
 
@@ -104,6 +104,8 @@ class Ejections:
     def hear(self, accuser: PeerId, accusation: Accusation) -> Heard:
         """Whether an accusation is wanted; a new one is then to be looked into."""
         if accusation.accused in (self._session.me, accuser) or accusation.accused in self or accuser in self:
+            return Heard.UNWANTED
+        if accusation.evidence in self._postponed:
             return Heard.UNWANTED
         return self._accusations.hear(accuser, accusation, is_member=self._history.has_member(accuser))
 
@@ -141,14 +143,15 @@ class Ejections:
 
     async def _judge_case(self, case: Case, accuser: PeerId, raw: bytes) -> Verdict | None:
         """Judge a proof.  What proves nothing proves nothing for its other accusers."""
+        accused = case.accusation.accused
         try:
             verdict = await self._judge(raw)
-            if verdict.peer != case.accusation.accused:
+            if verdict.peer != accused:
                 raise Malformed("the proof is about somebody else")
-        except UnknownTip as error:
-            self._postpone(raw, error, is_known=self._history.has_member(PeerId(case.accusation.accused)))
-            return None
-        except Malformed as error:
+        except (Malformed, UnknownTip) as error:
+            if isinstance(error, UnknownTip) and error.signer == accused:
+                self._postpone(raw, error)
+                return None
             for liar in [*case.members, *case.strangers]:
                 self._accusations.lied(case, liar)
             self._session.emit(Dropped(accuser, "accusation", str(error)))
@@ -189,14 +192,15 @@ class Ejections:
         """Raises `Malformed` for what proves nothing, and `UnknownTip` for what cannot be judged yet."""
         async with self._judging:
             evidence = await self._offload(decode_evidence, raw)
-            tip = await self._offload(tip_needed, self._law, evidence)
-            base = self._history.base_at(*tip) if tip is not None else None
+            needed = await self._offload(tip_needed, self._law, evidence)
+            base = self._history.base_at(*needed[1]) if needed is not None else None
             verdict: Verdict = await self._offload(judge, self._law, evidence, base)
             return verdict
 
-    def _postpone(self, raw: bytes, error: UnknownTip, *, is_known: bool) -> None:
-        """Keep evidence until we know the tip that it is about.  is_known: the accused is in our chain."""
-        if self._postponed.add(raw, error.tip, is_known=is_known):
+    def _postpone(self, raw: bytes, error: UnknownTip) -> None:
+        """Keep evidence until we know the tip that it is about."""
+        is_known = self._history.has_member(error.signer) or error.signer in self._history.roster.electorate.electors
+        if self._postponed.add(evidence_hash(raw), raw, error.tip, is_known=is_known):
             self._session.emit(Notice("debug", f"evidence about a tip that we do not know yet: {error}"))
 
     async def _eject(self, raw: bytes, verdict: Verdict) -> Verdict | None:

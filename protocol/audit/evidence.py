@@ -103,11 +103,11 @@ KINDS: dict[str, type[Evidence]] = {cls.KIND: cls for cls in (WrongAverage, OneS
 
 
 class UnknownTip(Exception):
-    """The evidence is about a tip whose electors are not known here."""
+    """The evidence against `signer` is about a tip whose electors are not known here."""
 
-    def __init__(self, tip: Tip) -> None:
+    def __init__(self, signer: PeerId, tip: Tip) -> None:
         super().__init__(f"round {tip[0]} on {tip[1].hex():.16}")
-        self.tip = tip
+        self.signer, self.tip = signer, tip
 
 
 @dataclass(frozen=True)
@@ -151,20 +151,26 @@ def decode_evidence(raw: bytes) -> Evidence:
     return decode_body(kind, fields["case"], max_bytes=MAX_EVIDENCE_BYTES)
 
 
-def tip_needed(law: Law, evidence: Evidence) -> Tip | None:
-    """The tip whose electors the judge has to know; None when the evidence speaks for itself.  Raises `Malformed`."""
+def tip_needed(law: Law, evidence: Evidence) -> tuple[PeerId, Tip] | None:
+    """Whom the evidence is about, and the tip whose electors the judge has to know; None when it speaks for itself.
+
+    Raises `Malformed`.
+    """
+    tip: Tip | None = None
     match evidence:
+        case WrongAverage():
+            return None
         case OneStatement():
-            _, body, _ = unpack(evidence.statement, law.run)
-            return tip_of(body) if isinstance(body, Proposal | Motion) else None
+            signer, body, _ = unpack(evidence.statement, law.run)
+            tip = tip_of(body) if isinstance(body, Proposal | Motion) else None
         case TwoStatements():
-            _, first, _ = unpack(evidence.first, law.run)
+            signer, body, _ = unpack(evidence.first, law.run)
             _, second, _ = unpack(evidence.second, law.run)
-            return tip_of(first) if need_electors(first, second) else None
+            tip = tip_of(body) if need_electors(body, second) else None
         case ContraryMotion():
-            _, body, _ = unpack(evidence.motion, law.run)
-            return tip_of(body)
-    return None
+            signer, body, _ = unpack(evidence.motion, law.run)
+            tip = tip_of(body)
+    return (signer, tip) if tip is not None else None
 
 
 def judge(law: Law, evidence: Evidence, base: Base | None = None) -> Verdict:
@@ -172,9 +178,9 @@ def judge(law: Law, evidence: Evidence, base: Base | None = None) -> Verdict:
 
     base: the tip that `tip_needed` names, with its electors; raises `UnknownTip` when it is needed and not given.
     """
-    tip = tip_needed(law, evidence)
-    if tip is not None and (base is None or (base.round, base.tip) != tip):
-        raise UnknownTip(tip)
+    needed = tip_needed(law, evidence)
+    if needed is not None and (base is None or (base.round, base.tip) != needed[1]):
+        raise UnknownTip(*needed)
     match evidence:
         case WrongAverage():
             return _wrong_average(law, evidence)
@@ -183,7 +189,8 @@ def judge(law: Law, evidence: Evidence, base: Base | None = None) -> Verdict:
         case TwoStatements():
             return _two_statements(law, evidence, base)
         case ContraryMotion():
-            assert base is not None
+            if base is None:
+                raise Malformed("no motion")
             return _contrary_motion(law, evidence, base)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.consensus.contradictions import Tip
+from protocol.wire.hashes import Hash
 
 MAX_POSTPONED = 16
 POSTPONED_BYTES = 16 << 20
@@ -18,12 +19,13 @@ POSTPONED_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class _Piece:
+    raw: bytes
     tip: Tip
     is_known: bool
 
 
 class Postponed:
-    """The oldest evidence makes room, that against unknown peers first."""
+    """Evidence by its name.  The oldest makes room, that against unknown peers first."""
 
     def __init__(self) -> None:
         self._pieces: dict[bytes, _Piece] = {}
@@ -31,21 +33,23 @@ class Postponed:
     def __len__(self) -> int:
         return len(self._pieces)
 
-    def add(self, raw: bytes, tip: Tip, *, is_known: bool) -> bool:
+    def __contains__(self, name: object) -> bool:
+        return name in self._pieces
+
+    def add(self, name: Hash, raw: bytes, tip: Tip, *, is_known: bool) -> bool:
         """Whether it is kept.  tip: that it is about; is_known: the accused is in our chain."""
-        if raw in self._pieces or len(raw) > POSTPONED_BYTES:
+        if name in self._pieces or len(raw) > POSTPONED_BYTES:
             return False
-        while len(self._pieces) >= MAX_POSTPONED or sum(map(len, self._pieces)) + len(raw) > POSTPONED_BYTES:
+        size = len(raw) + sum(len(piece.raw) for piece in self._pieces.values())
+        while len(self._pieces) >= MAX_POSTPONED or size > POSTPONED_BYTES:
             oldest = min(self._pieces, key=lambda each: self._pieces[each].is_known)
             if self._pieces[oldest].is_known and not is_known:
                 return False
-            del self._pieces[oldest]
-        self._pieces[raw] = _Piece(tip, is_known)
+            size -= len(self._pieces.pop(oldest).raw)
+        self._pieces[name] = _Piece(raw, tip, is_known)
         return True
 
     def take(self, is_judged: Callable[[Tip], bool]) -> list[bytes]:
         """The evidence about tips that can be judged now; it is kept no longer."""
-        due = [raw for raw, piece in self._pieces.items() if is_judged(piece.tip)]
-        for raw in due:
-            del self._pieces[raw]
-        return due
+        due = [name for name, piece in self._pieces.items() if is_judged(piece.tip)]
+        return [self._pieces.pop(name).raw for name in due]

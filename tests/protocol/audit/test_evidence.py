@@ -26,7 +26,7 @@ from protocol.wire.masks import mask_of
 from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Ready, member_of, pack
 
 RUN = Hash(b"\x07" * 32)
-LAW = Law(RUN, 1, chunk_layout(600, 256), "clip")
+LAW = Law(RUN, 1, chunk_layout(600, 256), "clip", 4)
 PEERS = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(1, 4)), key=lambda identity: identity.peer_id)
 OWNER = PEERS[1]
 CHUNK = 2
