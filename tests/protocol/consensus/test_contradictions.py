@@ -63,8 +63,8 @@ def a_proposal(attempt: int, *absent: PeerId, rolls: list[bytes] | None = None, 
     return Proposal(attempt=attempt, absent=sorted(absent), plan=a_plan(**changes), rolls=rolls)
 
 
-SECOND = {"step": Step.SECOND}
-LOCKED = {"lock": name_of(1)}
+SECOND: dict[str, Any] = {"step": Step.SECOND}
+LOCKED: dict[str, Any] = {"lock": name_of(1)}
 
 # -- two statements -------------------------------------------------------------------------------------------------------
 
