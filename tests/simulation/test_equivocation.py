@@ -101,16 +101,17 @@ def test_an_elector_with_two_faces_is_ejected_and_rounds_go_on(twist: Twist) -> 
         world.judge.liars[liar.peer] = None
         await begin(world, 3)
         with lying(liar.peer, twist, sent):
-            await world.until("it has lied to somebody", lambda: any(set(each.to) - {liar.peer} for each in sent), within_s=120)
-            told, reached = world.now(), max(world.rounds())
+            await world.until("a lie", lambda: any(set(each.to) - {liar.peer} for each in sent), within_s=120)
+            reached = max(world.rounds())
             await world.until(
                 "everybody honest has ejected the liar",
                 lambda: len(world.judge.ejections.get(liar.peer, {})) == len(honest),
-                within_s=30,
+                within_s=10,
             )
-            world.trace.note(liar, f"ejected {world.now() - told:.1f} s after its lie")
             await world.until(
-                "rounds without it", lambda: min(seat.node.rounds for seat in honest if seat.node) >= reached + 3, within_s=60
+                "rounds without it",
+                lambda: min(seat.node.rounds for seat in honest if seat.node) >= reached + 3,
+                within_s=60,
             )
         for seat in honest:
             assert seat.node is not None
@@ -118,5 +119,4 @@ def test_an_elector_with_two_faces_is_ejected_and_rounds_go_on(twist: Twist) -> 
             assert liar.peer not in [member.peer for member in last.record.members]
             assert not last.certificate.absent, "three of four electors are a quorum"
 
-    run = holds(simulate(4, scenario))
-    print([line for line in run.trace if "after its lie" in line])
+    holds(simulate(4, scenario))

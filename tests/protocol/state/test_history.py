@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from protocol.state import history as history_module
 from protocol.state.base import round_settings
-from protocol.state.history import ROSTERS_KEPT, History
+from protocol.state.history import History
 from protocol.state.store import Store
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.messages import Commit, Step
@@ -37,9 +40,12 @@ def test_the_electors_of_every_tip_are_known(tmp_path: Path) -> None:
         assert chain.base_at(4, chain.tip) is None and chain.base_at(10**9, chain.tip) is None
 
 
-def test_they_are_known_longer_than_what_else_the_chain_says_about_peers(tmp_path: Path) -> None:
+def test_they_are_known_longer_than_what_else_the_chain_says_about_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "ROSTERS_KEPT", 2)
     history = History(SETTINGS, Store(tmp_path))
-    for _ in range(ROSTERS_KEPT + 4):
+    for _ in range(6):
         grow(history)
     base = history.base_at(2, history.tip_at(2))
     assert base is not None and base.electors == history.roster_at(2).electorate.electors
