@@ -1,0 +1,228 @@
+"""Breadth-first search through all that four electors and their liars can do in one round.
+
+The network is the set of statements ever sent: anybody may receive any of them at any time, in any order, again, or never.
+A state is therefore what binds each honest elector and what it has said so far.  The liars have no state: whatever they can
+sign is always there.  Three steps change the state: an elector calls the next attempt (its rolls are sent), casts a first
+vote, or casts a second vote.
+
+What is left out changes nothing.  Statements are only added to, and a roll binds to nothing but its attempt, so an elector
+sends every roll when it enters an attempt, and enters the attempts one by one: whoever skips one has said less.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from protocol.state.chain import is_full, prefer
+from protocol.wire.messages import Certificate, Commit, Motion, Step
+from tests.explore.certificates import Assembled, Certificates
+from tests.explore.council import NAMES, SEATS, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
+from tests.explore.electors import Electors
+from tests.explore.motions import Motions
+from tests.explore.progress import Progress
+from tests.explore.symmetry import State, Symmetry
+
+WHOLE: Seats = ()
+ALL_BUT_ONE: list[Seats] = [(seat,) for seat in range(SEATS)]
+ONE: list[Seats] = [tuple(other for other in range(SEATS) if other != seat) for seat in range(SEATS)]
+"""Everybody but one is absent.  Four electors never go on without exactly two: three can do so without one."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is explored.  liars: their seats.  absences: the lists of absent electors that ballots may have.
+
+    max_states, max_s: the search stops there, and is then not exhaustive.
+    """
+
+    liars: Seats
+    attempts: int
+    absences: tuple[Seats, ...] = (WHOLE,)
+    max_states: int = 10_000_000
+    max_s: float = 3600.0
+
+    def __str__(self) -> str:
+        lists = "nobody absent" if self.absences == (WHOLE,) else f"{len(self.absences)} absent lists"
+        liars = "liar " + " and ".join(f"P{seat}" for seat in self.liars) if self.liars else "no liar"
+        return f"{liars}, {self.attempts} attempts, {lists}"
+
+
+class Move(NamedTuple):
+    """A step of one honest elector.  motion, proof: what it was shown."""
+
+    seat: int
+    what: str
+    motion: Motion | None = None
+    proof: Certificate | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search found.  violation: in a phrase; trace: the steps that lead there.  exhaustive: whether nothing is left."""
+
+    states: int
+    depth: int
+    seconds: float
+    exhaustive: bool
+    violation: str | None
+    trace: tuple[str, ...]
+
+
+class Search:
+    """One search.  folder: for the vote files."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.config, self.council = config, Council()
+        self.honest = tuple(seat for seat in range(SEATS) if seat not in config.liars)
+        self.electors = Electors(self.council, config.absences, folder)
+        self.motions = Motions(self.council, config.liars, config.absences)
+        self.certificates = Certificates(self.council, config.liars, list(config.absences), config.attempts)
+        self._symmetry = Symmetry(self.electors, self.honest, config.liars, config.attempts, self.motions.leader)
+        self._progress = Progress(self.council, self.electors, self.motions, self.honest, config.liars, config.attempts)
+        self._flaws: dict[int, str | None] = {}
+        self._said: dict[int, tuple[dict[BallotKey, frozenset[RollKey]], frozenset[VoteKey]]] = {}
+
+    # -- the search ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Search until everything is seen, something is wrong, or the limits are reached."""
+        began, config = time.perf_counter(), self.config
+        start: State = tuple(self.electors.start(seat) for seat in self.honest)
+        parents: dict[State, State | None] = {self._symmetry.canonical(start): None}
+        layer, depth = [start], 0
+        while layer:
+            following: list[State] = []
+            for state in layer:
+                flaw = self.flaw(state)
+                if flaw is not None:
+                    trace = self._trace(state, parents)
+                    return Outcome(len(parents), depth, time.perf_counter() - began, False, flaw, trace)
+                for _, successor in self.moves(state):
+                    name = self._symmetry.canonical(successor)
+                    if name not in parents:
+                        parents[name] = state
+                        following.append(successor)
+                if len(parents) > config.max_states or time.perf_counter() - began > config.max_s:
+                    return Outcome(len(parents), depth, time.perf_counter() - began, False, None, ())
+            layer, depth = following, depth + 1
+        return Outcome(len(parents), depth - 1, time.perf_counter() - began, True, None, ())
+
+    def moves(self, state: State) -> list[tuple[Move, State]]:
+        """Every step that changes something, and where it leads."""
+        moves = []
+        assembled = self.assembled(state)
+        for place, (seat, number) in enumerate(zip(self.honest, state, strict=True)):
+            for move, after in self._moves_of(state, seat, number, assembled):
+                if after != number:
+                    moves.append((move, (*state[:place], after, *state[place + 1 :])))
+        return moves
+
+    def _moves_of(self, state: State, seat: int, number: int, assembled: Assembled) -> list[tuple[Move, int]]:
+        electors = self.electors
+        moves = [(Move(seat, "restarts"), electors.restart(seat, number))]
+        attempts = {electors.called(number) + 1, electors.known[number].kept.attempt + 1}
+        for attempt in sorted(attempts):
+            if attempt < self.config.attempts:
+                moves.append((Move(seat, f"calls attempt {attempt}"), electors.call(seat, number, attempt)))
+        for ballot, record in electors.open_ballots(seat, number):
+            for name, motion in self.available(state, ballot, record, assembled).items():
+                after = electors.vote(seat, number, motion, None, name)
+                moves.append((Move(seat, f"casts its first vote for {NAMES[record]}", motion), after))
+        for ballot, record, proof in self._provable(number, assembled):
+            for name, motion in self.available(state, ballot, record, assembled).items():
+                after = electors.vote(seat, number, motion, proof, (name, "proof"))
+                moves.append((Move(seat, f"casts its second vote for {NAMES[record]}", motion, proof), after))
+        return moves
+
+    def _provable(self, number: int, assembled: Assembled) -> list[tuple[BallotKey, int, Certificate]]:
+        """The ballots in which this elector has cast a first vote, and can be shown a proof, and has not voted again."""
+        votes = self.electors.known[number].votes
+        return [
+            (BallotKey(vote.attempt, vote.absent), vote.record, assembled.proofs[LockKey(*vote[1:])])
+            for vote in sorted(votes)
+            if vote.step is Step.FIRST
+            and vote._replace(step=Step.SECOND) not in votes
+            and LockKey(*vote[1:]) in assembled.proofs
+        ]
+
+    # -- what was said ------------------------------------------------------------------------------------------------
+
+    def said(self, number: int) -> tuple[dict[BallotKey, frozenset[RollKey]], frozenset[VoteKey]]:
+        """The rolls by ballot, and the votes, of an elector in this state."""
+        if number not in self._said:
+            elector, rolls = self.electors.known[number], dict[BallotKey, frozenset[RollKey]]()
+            for roll in elector.rolls:
+                ballot = BallotKey(roll.attempt, roll.absent)
+                rolls[ballot] = rolls.get(ballot, frozenset()) | {roll}
+            self._said[number] = rolls, elector.votes
+        return self._said[number]
+
+    def assembled(self, state: State) -> Assembled:
+        """What the votes that were cast prove."""
+        cast = [frozenset[VoteKey]()] * SEATS
+        for seat, number in zip(self.honest, state, strict=True):
+            cast[seat] = self.said(number)[1]
+        return self.certificates.of(tuple(cast))
+
+    def available(
+        self, state: State, ballot: BallotKey, record: int, assembled: Assembled
+    ) -> dict[object, Motion]:
+        """The motions for a record in a ballot that can be made of what was said."""
+        heard = [frozenset[RollKey]()] * SEATS
+        for seat, number in zip(self.honest, state, strict=True):
+            heard[seat] = self.said(number)[0].get(ballot, frozenset())
+        return dict(self.motions.find(ballot, record, heard, assembled.proofs))
+
+    # -- what must hold -----------------------------------------------------------------------------------------------
+
+    def flaw(self, state: State) -> str | None:
+        """What is wrong with this state."""
+        assembled = self.assembled(state)
+        if id(assembled) not in self._flaws:
+            self._flaws[id(assembled)] = self._flaw_of(assembled)
+        return self._flaws[id(assembled)] or self._progress.flaw(state)
+
+    def _flaw_of(self, assembled: Assembled) -> str | None:
+        council = self.council
+        commits = [
+            (claim, Commit(record=council.records[claim.record], index=council.indices[claim.record], certificate=certificate))
+            for claim, certificate in assembled.second.items()
+        ]
+        for claim, commit in commits:
+            for other, rival in commits:
+                if claim.record == other.record or not is_full(commit.certificate):
+                    continue
+                pair = f"{NAMES[claim.record]} in attempt {claim.attempt} and {NAMES[other.record]} in attempt {other.attempt}"
+                if is_full(rival.certificate):
+                    return f"two full certificates: {pair}"
+                if prefer(council.base.electors, commit, rival):
+                    return f"a provisional certificate beats a full one: {pair}"
+        return None
+
+    # -- how it came about --------------------------------------------------------------------------------------------
+
+    def _trace(self, state: State, parents: dict[State, State | None]) -> tuple[str, ...]:
+        states: list[State] = [state]
+        while (before := parents[self._symmetry.canonical(states[-1])]) is not None:
+            states.append(before)
+        states.reverse()
+        lines: list[str] = []
+        for before, after in zip(states, states[1:], strict=False):
+            move = next(move for move, successor in self.moves(before) if successor == after)
+            lines.append(self._describe(move))
+        claims = [claim for claim in self.assembled(state).second if not claim.absent]
+        lines += [f"full certificate for {NAMES[claim.record]} in attempt {claim.attempt}" for claim in sorted(claims)]
+        return tuple(lines)
+
+    def _describe(self, move: Move) -> str:
+        from tests.explore.reading import read_motion, read_proof
+
+        text = f"P{move.seat} {move.what}"
+        if move.motion is not None:
+            text += f" in {read_motion(self.council, self.config.liars, move.motion, shown=move.proof is None)}"
+        if move.proof is not None:
+            text += f", shown {read_proof(self.council, move.proof)}"
+        return text
