@@ -15,9 +15,10 @@ Votes = tuple[frozenset[VoteKey], ...]
 
 @dataclass(frozen=True)
 class Assembled:
-    """What a set of votes proves.  proofs: of locks; second: what they certify."""
+    """What a set of votes proves.  proofs: of locks; provable: those on each record; second: what they certify."""
 
     proofs: dict[LockKey, Certificate]
+    provable: tuple[frozenset[LockKey], ...]
     second: dict[VoteKey, Certificate]
 
 
@@ -48,16 +49,17 @@ class Certificates:
                     proofs[LockKey(*claim[1:])] = certificate
                 else:
                     second[claim] = certificate
-            self._assembled[cast] = Assembled(proofs, second)
+            provable = tuple(frozenset(lock for lock in proofs if lock.record == record) for record in range(len(NAMES)))
+            self._assembled[cast] = Assembled(proofs, provable, second)
         return self._assembled[cast]
 
     def _claim(self, claim: VoteKey, cast: Votes) -> Certificate | None:
-        """A certificate that says `claim`: of votes that say so; failing that, with votes for the same record and another
-        absent list, too."""
+        """A certificate that says `claim`: of votes that say so; failing that, if it speaks for the whole electorate, with votes
+        for the same record and another absent list, too."""
         voters = self._council.voters(claim.absent)
         same = {seat: claim for seat in voters if seat in self._liars or claim in cast[seat]}
         mixed = dict(same)
-        for seat in voters:
+        for seat in voters if not claim.absent else ():
             if seat not in same:
                 like = [v for v in cast[seat] if (v.step, v.attempt, v.record) == (claim.step, claim.attempt, claim.record)]
                 mixed |= {seat: min(like)} if like else {}

@@ -16,7 +16,8 @@ from protocol.consensus.justification import Justification, check_lock, justify
 from protocol.consensus.proposer import Proposer
 from protocol.exchange.assignment import plan_hash
 from protocol.wire.canonical import Malformed
-from protocol.wire.messages import MAX_ROLL_BYTES, Certificate, Motion, Roll, Step, unpack
+from protocol.wire.messages import MAX_ROLL_BYTES, Certificate, LockName, Motion, Roll, Step, unpack
+from tests.explore.certificates import Assembled
 from tests.explore.council import NAMES, RUN, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
 
 SignedRoll = tuple[int, RollKey]
@@ -38,6 +39,7 @@ class Motions:
         self._council, self._liars, self._absences = council, liars, absences
         self._ballots: dict[BallotKey, Ballot] = {}
         self._found: dict[tuple[object, ...], dict[MotionKey, Motion]] = {}
+        self._proven: dict[tuple[object, ...], bool] = {}
         self._justified: dict[tuple[object, ...], Justification | None] = {}
 
     def ballot(self, key: BallotKey) -> Ballot:
@@ -51,17 +53,18 @@ class Motions:
         return self._council.peers.index(self.ballot(key).proposer)
 
     def find(
-        self, key: BallotKey, record: int, heard: Sequence[frozenset[RollKey]], proofs: Mapping[LockKey, Certificate]
+        self, key: BallotKey, record: int, heard: tuple[frozenset[RollKey], ...], assembled: Assembled
     ) -> dict[MotionKey, Motion]:
         """The motions for this record, one for each lock that it can carry on, or without one.
 
         heard: the rolls for this ballot of each honest elector that were sent, by seat; those of the liars are not needed.
-        proofs: of the locks that can be proven.
+        assembled: what the votes prove.
         """
-        known = (key, record, tuple(heard), frozenset(lock for lock in proofs if lock.record == record))
-        if known not in self._found:
-            self._found[known] = self._search(key, record, heard, proofs)
-        return self._found[known]
+        known = (key, record, heard, assembled.provable[record])
+        found = self._found.get(known)
+        if found is None:
+            found = self._found[known] = self._search(key, record, heard, assembled.proofs)
+        return found
 
     def _search(
         self, key: BallotKey, record: int, heard: Sequence[frozenset[RollKey]], proofs: Mapping[LockKey, Certificate]
@@ -125,12 +128,19 @@ class Motions:
             proof = proofs.get(lock) or council.forged(VoteKey(Step.FIRST, *lock))
             name = council.lock_name(lock)
             assert name is not None
-            try:
-                check_lock(RUN, self.ballot(key), council.records[record], name, proof)
-            except Malformed:
-                continue
-            carried.append((lock, proof))
+            if self._proves(key, lock, name, proof):
+                carried.append((lock, proof))
         return carried
+
+    def _proves(self, key: BallotKey, lock: LockKey, name: LockName, proof: Certificate) -> bool:
+        known = (key, lock, tuple(vote.signature for vote in proof.votes))
+        if known not in self._proven:
+            try:
+                check_lock(RUN, self.ballot(key), self._council.records[lock.record], name, proof)
+                self._proven[known] = True
+            except Malformed:
+                self._proven[known] = False
+        return self._proven[known]
 
     def _justify(self, key: BallotKey, rolls: tuple[SignedRoll, ...]) -> Justification | None:
         known = (key, rolls)

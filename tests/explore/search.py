@@ -21,9 +21,9 @@ from protocol.wire.messages import Certificate, Commit, Motion, Step
 from tests.explore.certificates import Assembled, Certificates
 from tests.explore.council import NAMES, SEATS, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
 from tests.explore.electors import Electors
-from tests.explore.motions import Motions
+from tests.explore.motions import MotionKey, Motions
 from tests.explore.progress import Progress
-from tests.explore.symmetry import State, Symmetry
+from tests.explore.symmetry import Name, Past, State, Symmetry
 
 WHOLE: Seats = ()
 ALL_BUT_ONE: list[Seats] = [(seat,) for seat in range(SEATS)]
@@ -35,25 +35,28 @@ ONE: list[Seats] = [tuple(other for other in range(SEATS) if other != seat) for 
 class Config:
     """What is explored.  liars: their seats.  absences: the lists of absent electors that ballots may have.
 
+    in_order: whether states are left out that differ only in the order of independent steps (`Search.moves`).
     max_states, max_s: the search stops there, and is then not exhaustive.
     """
 
     liars: Seats
     attempts: int
     absences: tuple[Seats, ...] = (WHOLE,)
+    in_order: bool = False
     max_states: int = 10_000_000
     max_s: float = 3600.0
 
     def __str__(self) -> str:
         lists = "nobody absent" if self.absences == (WHOLE,) else f"{len(self.absences)} absent lists"
         liars = "liar " + " and ".join(f"P{seat}" for seat in self.liars) if self.liars else "no liar"
-        return f"{liars}, {self.attempts} attempts, {lists}"
+        order = "in order" if self.in_order else "in any order"
+        return f"{liars}, {self.attempts} attempts {order}, {lists}"
 
 
 class Move(NamedTuple):
-    """A step of one honest elector.  motion, proof: what it was shown."""
+    """A step of an honest elector, or of all.  motion, proof: what it was shown."""
 
-    seat: int
+    seat: int | None
     what: str
     motion: Motion | None = None
     proof: Certificate | None = None
@@ -82,6 +85,7 @@ class Search:
         self.certificates = Certificates(self.council, config.liars, list(config.absences), config.attempts)
         self._symmetry = Symmetry(self.electors, self.honest, config.liars, config.attempts, self.motions.leader)
         self._progress = Progress(self.council, self.electors, self.motions, self.honest, config.liars, config.attempts)
+        self._pasts: dict[int, Past] = {}
         self._flaws: dict[int, str | None] = {}
         self._said: dict[int, tuple[dict[BallotKey, frozenset[RollKey]], frozenset[VoteKey]]] = {}
 
@@ -91,7 +95,7 @@ class Search:
         """Search until everything is seen, something is wrong, or the limits are reached."""
         began, config = time.perf_counter(), self.config
         start: State = tuple(self.electors.start(seat) for seat in self.honest)
-        parents: dict[State, State | None] = {self._symmetry.canonical(start): None}
+        parents: dict[Name, State | None] = {self._name(start): None}
         layer, depth = [start], 0
         while layer:
             following: list[State] = []
@@ -101,7 +105,7 @@ class Search:
                     trace = self._trace(state, parents)
                     return Outcome(len(parents), depth, time.perf_counter() - began, False, flaw, trace)
                 for _, successor in self.moves(state):
-                    name = self._symmetry.canonical(successor)
+                    name = self._name(successor)
                     if name not in parents:
                         parents[name] = state
                         following.append(successor)
@@ -112,30 +116,62 @@ class Search:
 
     def moves(self, state: State) -> list[tuple[Move, State]]:
         """Every step that changes something, and where it leads."""
-        moves = []
         assembled = self.assembled(state)
-        for place, (seat, number) in enumerate(zip(self.honest, state, strict=True)):
-            for move, after in self._moves_of(state, seat, number, assembled):
-                if after != number:
-                    moves.append((move, (*state[:place], after, *state[place + 1 :])))
+        if self.config.in_order:
+            return self._moves_in_order(state, assembled)
+        moves = []
+        for place, seat in enumerate(self.honest):
+            steps = [*self._calls(state, place), *self._first(state, place, assembled)]
+            moves += [*steps, *self._second(state, place, assembled)]
         return moves
 
-    def _moves_of(self, state: State, seat: int, number: int, assembled: Assembled) -> list[tuple[Move, int]]:
-        electors = self.electors
+    def _moves_in_order(self, state: State, assembled: Assembled) -> list[tuple[Move, State]]:
+        """First votes, then second votes, then everybody calls the next attempt.
+
+        Other orders lead nowhere else: no vote in an attempt depends on anything that is said in later ones, no first vote on
+        a second vote of the same attempt, and everything that was said stays.  Nor do electors that do less, except for
+        second votes: neither a call nor a first vote binds an elector to anything once it has called the next attempt.
+        """
+        places = range(len(self.honest))
+        kept = [self.electors.known[number].kept for number in state]
+        if not any(each.second is not None for each in kept):
+            for place in places:
+                moves = self._first(state, place, assembled) if kept[place].first is None else []
+                if moves:
+                    return moves
+        moves = [move for place in places for move in self._second(state, place, assembled)]
+        attempt = self.electors.called(state[0]) + 1
+        if attempt < self.config.attempts:
+            called = [self.electors.call(seat, number, attempt) for seat, number in zip(self.honest, state, strict=True)]
+            moves.append((Move(None, f"call attempt {attempt}"), tuple(called)))
+        return moves
+
+    def _calls(self, state: State, place: int) -> list[tuple[Move, State]]:
+        """One elector restarts, or takes part in a later attempt."""
+        electors, seat, number = self.electors, self.honest[place], state[place]
         moves = [(Move(seat, "restarts"), electors.restart(seat, number))]
-        attempts = {electors.called(number) + 1, electors.known[number].kept.attempt + 1}
-        for attempt in sorted(attempts):
+        for attempt in sorted({electors.called(number) + 1, electors.known[number].kept.attempt + 1}):
             if attempt < self.config.attempts:
                 moves.append((Move(seat, f"calls attempt {attempt}"), electors.call(seat, number, attempt)))
-        for ballot, record in electors.open_ballots(seat, number):
+        return _changes(state, place, moves)
+
+    def _first(self, state: State, place: int, assembled: Assembled) -> list[tuple[Move, State]]:
+        """One elector hears a motion."""
+        electors, seat, moves = self.electors, self.honest[place], []
+        for ballot, record in electors.open_ballots(seat, state[place]):
             for name, motion in self.available(state, ballot, record, assembled).items():
-                after = electors.vote(seat, number, motion, None, name)
+                after = electors.vote(seat, state[place], motion, None, name)
                 moves.append((Move(seat, f"casts its first vote for {NAMES[record]}", motion), after))
-        for ballot, record, proof in self._provable(number, assembled):
+        return _changes(state, place, moves)
+
+    def _second(self, state: State, place: int, assembled: Assembled) -> list[tuple[Move, State]]:
+        """One elector hears a motion and its proof."""
+        electors, seat, moves = self.electors, self.honest[place], []
+        for ballot, record, proof in self._provable(state[place], assembled):
             for name, motion in self.available(state, ballot, record, assembled).items():
-                after = electors.vote(seat, number, motion, proof, (name, "proof"))
+                after = electors.vote(seat, state[place], motion, proof, (name, "proof"))
                 moves.append((Move(seat, f"casts its second vote for {NAMES[record]}", motion, proof), after))
-        return moves
+        return _changes(state, place, moves)
 
     def _provable(self, number: int, assembled: Assembled) -> list[tuple[BallotKey, int, Certificate]]:
         """The ballots in which this elector has cast a first vote, and can be shown a proof, and has not voted again."""
@@ -147,6 +183,20 @@ class Search:
             and vote._replace(step=Step.SECOND) not in votes
             and LockKey(*vote[1:]) in assembled.proofs
         ]
+
+    def _name(self, state: State) -> Name:
+        """The same for states that are like each other.
+
+        Where the attempts are explored in order, nobody votes in an attempt any more once the next one has been called.
+        What matters of it then is what binds the electors, what can be proven and what is certified.
+        """
+        if not self.config.in_order:
+            return self._symmetry.name(state)
+        assembled = self.assembled(state)
+        if id(assembled) not in self._pasts:
+            certified = frozenset(claim for claim in assembled.second if not claim.absent)
+            self._pasts[id(assembled)] = Past(frozenset(assembled.proofs), certified)
+        return self._symmetry.name(state, self._pasts[id(assembled)])
 
     # -- what was said ------------------------------------------------------------------------------------------------
 
@@ -169,12 +219,12 @@ class Search:
 
     def available(
         self, state: State, ballot: BallotKey, record: int, assembled: Assembled
-    ) -> dict[object, Motion]:
+    ) -> dict[MotionKey, Motion]:
         """The motions for a record in a ballot that can be made of what was said."""
         heard = [frozenset[RollKey]()] * SEATS
         for seat, number in zip(self.honest, state, strict=True):
             heard[seat] = self.said(number)[0].get(ballot, frozenset())
-        return dict(self.motions.find(ballot, record, heard, assembled.proofs))
+        return self.motions.find(ballot, record, tuple(heard), assembled)
 
     # -- what must hold -----------------------------------------------------------------------------------------------
 
@@ -204,9 +254,9 @@ class Search:
 
     # -- how it came about --------------------------------------------------------------------------------------------
 
-    def _trace(self, state: State, parents: dict[State, State | None]) -> tuple[str, ...]:
+    def _trace(self, state: State, parents: dict[Name, State | None]) -> tuple[str, ...]:
         states: list[State] = [state]
-        while (before := parents[self._symmetry.canonical(states[-1])]) is not None:
+        while (before := parents[self._name(states[-1])]) is not None:
             states.append(before)
         states.reverse()
         lines: list[str] = []
@@ -220,9 +270,14 @@ class Search:
     def _describe(self, move: Move) -> str:
         from tests.explore.reading import read_motion, read_proof
 
-        text = f"P{move.seat} {move.what}"
+        text = f"{'all' if move.seat is None else f'P{move.seat}'} {move.what}"
         if move.motion is not None:
             text += f" in {read_motion(self.council, self.config.liars, move.motion, shown=move.proof is None)}"
         if move.proof is not None:
             text += f", shown {read_proof(self.council, move.proof)}"
         return text
+
+
+def _changes(state: State, place: int, moves: list[tuple[Move, int]]) -> list[tuple[Move, State]]:
+    """The moves of one elector that change something, and where they lead."""
+    return [(move, (*state[:place], after, *state[place + 1 :])) for move, after in moves if after != state[place]]
