@@ -74,6 +74,9 @@ class Peer:
         if header != BARE and self.exchange is not None:
             await self.exchange.finish_push(peer, header, landing)
 
+    def has_member(self, peer: PeerId) -> bool:
+        return False
+
     def on_peer_connected(self, peer: PeerId) -> None: ...
 
     def on_peer_disconnected(self, peer: PeerId) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from peer.commands import Subparsers
     from peer.daemon.settings import RunChoice
+    from protocol.wire.identity import PeerId
 
 
 def register(subparsers: Subparsers) -> None:
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
     folder = make_private(data_dir(args.data_dir))
     identity = load_or_create_identity(folder)
-    choice = _choose(args.what, folder)
+    choice = _choose(args.what, folder, identity.peer_id)
     settings = DaemonSettings(
         data_dir=folder,
         name=args.name[:40] or f"peer-{identity.peer_id[-6:]}",
@@ -107,7 +108,7 @@ def _log_to(folder: Path) -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING, format=line, force=True)
 
 
-def _choose(what: str | None, folder: Path) -> RunChoice:
+def _choose(what: str | None, folder: Path, peer: PeerId) -> RunChoice:
     """The run that the command line names."""
     from peer.daemon.settings import RunChoice
     from peer.joining.run_source import find_run, stored_manifest
@@ -120,7 +121,7 @@ def _choose(what: str | None, folder: Path) -> RunChoice:
     if not isinstance(found, Invitation):
         return RunChoice(found.run, PeerId(found.manifest.organiser), found)
     known = stored_manifest(Hash(found.run), folder)
-    return RunChoice(Hash(found.run), PeerId(found.organiser), known, tuple(found.addresses), found.token)
+    return RunChoice(Hash(found.run), PeerId(found.organiser), known, tuple(found.addresses), found.proof_for(peer))
 
 
 def _port(text: str) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from protocol.run.invitation import Invitation
     from protocol.run.manifest import SignedManifest
     from protocol.wire.hashes import Hash
-    from protocol.wire.identity import PeerId
+    from protocol.wire.identity import Identity, PeerId
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -36,16 +36,27 @@ def register(subparsers: Subparsers) -> None:
     show = add_command(group, "show", "print what a run file, manifest or invitation says", run_show)
     show.add_argument("what", metavar="WHAT", help="a run file, a manifest, an invitation or a run ID")
 
-    invite = add_command(group, "invite", "print an invitation with a token", run_invite)
-    invite.add_argument("what", metavar="RUN", help="a run ID (its first 8 digits will do) or a manifest")
+    invite = add_command(
+        group,
+        "invite",
+        "print an invitation with a token",
+        run_invite,
+        epilog="A guest's `peer id` prints its ID; send it the invitation that this prints.",
+    )
+    invite.add_argument(
+        "what", metavar="RUN", nargs="?", help="a run ID (its first 8 digits) or a manifest (default: your run)"
+    )
+    invite.add_argument("peer", metavar="PEER_ID", nargs="?", help="the guest, the only peer that it is for")
+    invite.add_argument("--bearer", action="store_true", help="let in whoever holds the invitation; keep it secret")
+    invite.add_argument("--uses", type=int, metavar="N", help="how many peers --bearer lets in (default: 16, at most 4096)")
     invite.add_argument("--role", choices=["trainer", "seed"], default="trainer", help="what the token is for")
     invite.add_argument(
         "--expires",
         metavar="TIME",
         default="7d",
-        help="how long it lets somebody in: 30m, 12h, 7d (default); who is in stays in",
+        help="how long it lets somebody in: 30m, 12h, 7d (default); members stay in",
     )
-    invite.add_argument("--peer", metavar="PEER_ID", help="the only peer it is for (default: whoever holds it)")
+    invite.add_argument("--until-round", type=int, metavar="N", help="no record after round N may have it as a new member")
     _add_addresses(invite)
 
 
@@ -72,8 +83,8 @@ def run_create(args: argparse.Namespace) -> int:
     print(f"memory      {memory_line(manifest)}")
     if manifest.admission is Admission.INVITE:
         print(
-            "This run admits by token, which this invitation has not; while your peer runs, make one with: "
-            + invite_command(signed.run, data)
+            "This run admits by token, which this invitation has not; while your peer runs, make one for each guest, whose "
+            "`peer id` prints its PEER_ID: " + invite_command(signed.run, data)
         )
     print("invitation")
     print(_invitation(signed, addresses, None))
@@ -103,34 +114,90 @@ def run_show(args: argparse.Namespace) -> int:
 
 def run_invite(args: argparse.Namespace) -> int:
     """Print an invitation with a token that this data directory's identity signs."""
-    from peer.joining.run_source import find_run
     from peer.keyfile import load_identity
     from peer.paths import data_dir
-    from protocol.run.admission import make_token
-    from protocol.run.invitation import Invitation
-    from protocol.wire.canonical import Malformed
-    from protocol.wire.identity import PeerId, public_key_of
-    from protocol.wire.messages import Role
+    from protocol.run.manifest import Admission
+    from protocol.wire.identity import Identity
 
     data = data_dir(args.data_dir)
-    found = find_run(args.what, data)
-    if isinstance(found, Invitation):
-        raise PeerError("this is an invitation already; give the run ID or the manifest", ExitCode.INPUT)
+    word, guest = _run_and_guest(args)
     identity = load_identity(data)
+    found = _run_to_invite_to(word, data, identity)
     if identity is None or identity.peer_id != found.manifest.organiser:
         raise PeerError(
             f"only the organiser {found.manifest.organiser} can invite; use its data directory with --data-dir",
             ExitCode.IDENTITY,
         )
-    if args.peer is not None:
-        try:
-            public_key_of(PeerId(args.peer))
-        except Malformed as error:
-            raise PeerError(f"--peer {args.peer}: {error}; the guest's `peer id` prints it", ExitCode.INPUT) from error
-    expiry = int(time.time()) + _duration_s(args.expires)
-    token = make_token(identity, found.run, Role(args.role), expiry, args.peer)
-    print(_invitation(found, _addresses(args, found.run, identity.peer_id, data), token))
+    token, key = None, None
+    if found.manifest.admission is Admission.INVITE:
+        key = Identity.generate() if args.bearer else None
+        token = _token(args, identity, found.run, guest, key)
+    else:
+        admits = "everybody" if found.manifest.admission is Admission.OPEN else "the peers of its list"
+        print(f"peer: the run admits {admits}, so the invitation has no token", file=sys.stderr, flush=True)
+    addresses = _addresses(args, found.run, identity.peer_id, data)
+    print(_invitation(found, addresses, token, key.seed if key is not None else None))
     return ExitCode.OK
+
+
+def _run_and_guest(args: argparse.Namespace) -> tuple[str | None, PeerId | None]:
+    """What names the run, and the peer ID, whichever of the two was given."""
+    from peer.joining.mistaken_words import PEER_ID
+    from protocol.wire.identity import PeerId
+
+    run, guest = args.what, args.peer
+    if guest is None and run is not None and PEER_ID.fullmatch(run):
+        run, guest = None, run
+    return run, PeerId(guest) if guest is not None else None
+
+
+def _run_to_invite_to(word: str | None, data: Path, identity: Identity | None) -> SignedManifest:
+    """The run that `word` names, else the only one by token that this identity has organised."""
+    from peer.joining.run_source import find_run, organised_runs
+    from protocol.run.invitation import Invitation
+    from protocol.run.manifest import Admission
+
+    if word is not None:
+        found = find_run(word, data)
+        if isinstance(found, Invitation):
+            raise PeerError("this is an invitation already; give the run ID or the manifest", ExitCode.INPUT)
+        return found
+    runs = organised_runs(data, identity.peer_id) if identity is not None else []
+    runs = [run for run in runs if run.manifest.admission is Admission.INVITE]
+    if len(runs) != 1:
+        known = ", ".join(f"{run.run.hex()[:12]} ({run.manifest.name})" for run in runs[:8])
+        raise PeerError(
+            f"say which run: you have created {f'these: {known}' if runs else 'none that admits by invitation'}",
+            ExitCode.USAGE,
+        )
+    return runs[0]
+
+
+def _token(args: argparse.Namespace, organiser: Identity, run: Hash, guest: PeerId | None, key: Identity | None) -> bytes:
+    """For the guest, or for the holders of `key`; exactly one of the two."""
+    from protocol.run.tokens import DEFAULT_USES, MAX_USES, bearer_token, bound_token
+    from protocol.wire.canonical import Malformed
+    from protocol.wire.messages import Role
+
+    role, expires = Role(args.role), int(time.time()) + _duration_s(args.expires)
+    if args.until_round is not None and not 0 <= args.until_round <= 1 << 53:
+        raise PeerError("--until-round takes the number of a round, from 0", ExitCode.USAGE)
+    if args.uses is not None and (key is None or not 1 <= args.uses <= MAX_USES):
+        raise PeerError(f"--uses takes a number from 1 to {MAX_USES}, and goes with --bearer", ExitCode.USAGE)
+    if (guest is None) == (key is None):
+        raise PeerError(
+            "an invitation is for one peer: ask your guest for the ID that `peer id` prints there, and give it here; or, "
+            "with --bearer instead, for whoever holds it",
+            ExitCode.USAGE,
+        )
+    if key is not None:
+        uses = args.uses or DEFAULT_USES
+        return bearer_token(organiser, run, key, role=role, expires=expires, until_round=args.until_round, uses=uses)
+    assert guest is not None
+    try:
+        return bound_token(organiser, run, guest, role=role, expires=expires, until_round=args.until_round)
+    except Malformed as error:
+        raise PeerError(f"{guest[:80]}: {error}; the guest's `peer id` prints it", ExitCode.INPUT) from error
 
 
 def _add_addresses(parser: argparse.ArgumentParser) -> None:
@@ -172,13 +239,13 @@ def _duration_s(text: str) -> int:
     return int(match[1]) * _SECONDS[match[2]]
 
 
-def _invitation(signed: SignedManifest, addresses: list[str], token: bytes | None) -> str:
+def _invitation(signed: SignedManifest, addresses: list[str], token: bytes | None, secret: bytes | None = None) -> str:
     """The invitation as text; addresses that cannot be in one end the command with a sentence."""
     from protocol.run.invitation import make_invitation
     from protocol.wire.identity import PeerId
 
     try:
-        return make_invitation(signed.run, PeerId(signed.manifest.organiser), addresses, token)
+        return make_invitation(signed.run, PeerId(signed.manifest.organiser), addresses, token, secret)
     except ValueError as error:
         raise PeerError(
             "an address is too long, has a character that cannot be in one, or there are more than 16; check --address",

@@ -23,7 +23,7 @@ from peer.errors import ExitCode, PeerError
 from peer.joining.inviting import invite_command
 from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.run_source import store_manifest
-from peer.joining.standing import standing_problem
+from peer.joining.standing import find_standing, keep_admission
 from peer.keyfile import next_incarnation
 from peer.paths import run_dir
 from peer.resources.check import check_resources
@@ -182,21 +182,22 @@ class Participation:
         if signed is None:
             raise PeerError(search.failure(MANIFEST_DEADLINE_S), ExitCode.UNREACHABLE)
         manifest = signed.manifest
-        problem = await trio.to_thread.run_sync(
-            standing_problem,
+        standing = await trio.to_thread.run_sync(
+            find_standing,
             manifest,
             signed.run,
             self._identity.peer_id,
-            self.choice.token,
+            self.choice.admission,
             time.time(),
             self._settings.role,
             self._folder,
         )
-        if problem is not None:
-            raise PeerError(problem, ExitCode.NOT_ADMITTED)
-        self.choice = replace(self.choice, signed=signed)
+        if standing.problem is not None:
+            raise PeerError(standing.problem, ExitCode.NOT_ADMITTED)
+        self.choice = replace(self.choice, signed=signed, admission=standing.admission)
         check_resources(manifest, self._settings.role, self._settings.data_dir)
         store_manifest(signed, self._settings.data_dir)
+        keep_admission(standing.admission, self._folder)
         return signed
 
     def _wait_for(self, what: str) -> None:
@@ -230,7 +231,7 @@ class Participation:
             incarnation=next_incarnation(settings.data_dir, floor=int(time.time())),
             wait_for_contact=bool(self.choice.addresses),
             stop_after=settings.rounds,
-            token=self.choice.token,
+            admission=self.choice.admission,
             introduced=introduced,
             wall_clock=time.time,
         )

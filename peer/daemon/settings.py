@@ -14,13 +14,13 @@ from protocol.wire.messages import Role
 
 @dataclass(frozen=True)
 class RunChoice:
-    """Which run, and what an invitation added.  `signed` is None while only its hash is known."""
+    """Which run, and what an invitation added.  signed: None while only its hash is known.  admission: this peer's proof."""
 
     run: Hash
     organiser: PeerId
     signed: SignedManifest | None
     addresses: tuple[str, ...] = ()
-    token: bytes | None = None
+    admission: bytes = b""
 
     @property
     def run_name(self) -> str:

@@ -71,8 +71,8 @@ class AddressBook:
             self._emit(Notice("warning", text))
 
     def _save(self) -> None:
-        known = sorted(self._network.known_addresses())[:MAX_ADDRESSES]
-        if known == self._saved or not self._path.parent.is_dir():
+        known = list(self._network.known_addresses())[:MAX_ADDRESSES]  # the best first
+        if set(known) == set(self._saved) or not self._path.parent.is_dir():
             return
         try:
             write_atomically(self._path, json.dumps(known).encode())

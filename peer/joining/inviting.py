@@ -17,8 +17,8 @@ from peer.discovery.contacts import Known, is_loopback, read_contacts, read_know
 from peer.formatting import roughly
 from peer.joining.run_source import DEFAULT_PORT, own_addresses
 from peer.paths import data_dir, run_dir
-from protocol.run.admission import read_token
 from protocol.run.invitation import Invitation
+from protocol.run.tokens import read_token
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -72,9 +72,9 @@ def _ask_running(run: Hash, data: Path) -> Known | None:
 
 
 def invite_command(run: Hash, data: Path) -> str:
-    """What the organiser types to invite somebody to a run that admits by token."""
+    """What the organiser types to invite a peer to a run that admits by token; in place of PEER_ID its peer ID."""
     where = "" if data == data_dir() else f" --data-dir {shlex.quote(str(data))}"
-    return f"peer run invite {run.hex()[:12]}{where}"
+    return f"peer run invite {run.hex()[:12]} PEER_ID{where}"
 
 
 def describe_token(invitation: Invitation, wall_now: float) -> Sequence[str]:
@@ -85,10 +85,14 @@ def describe_token(invitation: Invitation, wall_now: float) -> Sequence[str]:
         token = read_token(invitation.token, Hash(invitation.run), PeerId(invitation.organiser))
     except Malformed as error:
         return [f"with a token that is not good: {error}"]
-    left = token.expiry - wall_now
-    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(token.expiry, LAST_YEAR)))
-    return [
+    left = token.expires - wall_now
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(token.expires, LAST_YEAR)))
+    holders = f"a bearer token: it lets in up to {token.uses} peers of whoever holds this invitation"
+    lines = [
         f"with a token for the role {token.role.value}",
-        f"for {token.peer} alone" if token.peer is not None else "for anyone who holds it",
+        f"for {token.peer} alone" if token.peer is not None else holders,
         f"to come in until {at} (in {roughly(left)})" if left > 0 else f"expired at {at} ({roughly(-left)} ago)",
     ]
+    if token.until_round is not None:
+        lines.append(f"to be a member first in round {token.until_round} at the latest")
+    return lines

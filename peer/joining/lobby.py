@@ -32,6 +32,10 @@ class Lobby:
         self._node = node
         self._open.set()
 
+    def has_member(self, peer: PeerId) -> bool:
+        """The node's answer; before it runs nobody is known."""
+        return self._node is not None and self._node.has_member(peer)
+
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         """The node's answer; before it runs gossip is ignored, and so not forwarded."""
         return self._node.on_gossip(forwarder, data) if self._node else Verdict.IGNORE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -117,6 +118,17 @@ def own_addresses(port: int) -> list[str]:
             if link.family is socket.AF_INET and not local:
                 found.append(f"/ip4/{link.address}/tcp/{port}")
     return sorted(found)[:MAX_OWN_ADDRESSES] or [f"/ip4/127.0.0.1/tcp/{port}"]
+
+
+def organised_runs(data: Path, organiser: PeerId) -> list[SignedManifest]:
+    """The runs that this data directory knows and `organiser` signed; damaged manifests are left out."""
+    found = []
+    for path in sorted(data.glob("runs/*/manifest")):
+        with suppress(PeerError):
+            signed = read_manifest(path)
+            if signed.manifest.organiser == organiser:
+                found.append(signed)
+    return found
 
 
 def _stored_runs(word: str, data: Path) -> list[Hash]:

@@ -1,33 +1,85 @@
-"""Whether this peer may take part in a run, as its own computer can tell before anybody else is asked."""
+"""Whether this peer may take part in a run, as its own computer can tell before anybody else is asked.
+
+The admission proof is kept in the run's folder, so that `peer join RUN` goes on without the invitation.  It is no secret:
+nobody else can use it.
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.run.admission import admit, version_problem
+from peer.files.atomic import write_atomically
+from protocol.run.admission import needs_proof, verify_admission
+from protocol.run.greeting import admit_at_door, version_problem
 from protocol.run.manifest import RunManifest
 from protocol.state.base import round_settings
 from protocol.state.history import History
 from protocol.state.store import Store
+from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Role
+from protocol.wire.messages import MAX_ADMISSION_BYTES, Role
+
+KEPT_AS = "admission"
 
 
-def standing_problem(
-    manifest: RunManifest, run: Hash, peer: PeerId, token: bytes | None, wall_now: float, role: Role, folder: Path
-) -> str | None:
-    """Why `peer` may not take part, as a sentence; None when it may.  Blocking.
+@dataclass(frozen=True)
+class Standing:
+    """problem: why this peer may not take part, as a sentence; None when it may, with this admission proof."""
 
-    wall_now: unix seconds.  folder: the run's, with what earlier lives kept.  A member of a record stays one; a peer that
-    voted in a round and left may be in a record that it has not seen, so then the others decide.
+    problem: str | None
+    admission: bytes = b""
+
+
+def find_standing(
+    manifest: RunManifest, run: Hash, peer: PeerId, invited_with: bytes, wall_now: float, role: Role, folder: Path
+) -> Standing:
+    """Whether `peer` may take part, and what to show to the others.  Blocking.
+
+    invited_with: the proof from the invitation, empty without one; then the kept one counts.  wall_now: unix seconds.
+    folder: the run's, with what earlier lives kept.  A member of a record stays one; a peer that voted in a round and left
+    may be in a record that it has not seen, so then the others decide.
     """
     problem = version_problem(manifest)
     if problem is not None:
-        return problem
-    problem = admit(manifest, peer, token, wall_now, role=role)
-    if problem is not None and (folder / "records").is_dir():
-        store = Store(folder)
-        member = History(round_settings(run, manifest), store).has_member(peer) or store.votes.any()
-        return admit(manifest, peer, token, wall_now, role=role, member=member)
-    return problem
+        return Standing(problem)
+    if not needs_proof(manifest, peer):
+        refused = admit_at_door(manifest, run, peer, b"", wall_now, role=role)
+        return Standing(refused if isinstance(refused, str) else None)
+    proofs = [proof for proof in (invited_with, _kept(folder)) if proof] or [b""]
+    problems = []
+    for proof in proofs:
+        admitted = admit_at_door(manifest, run, peer, proof, wall_now, role=role)
+        if not isinstance(admitted, str):
+            return Standing(None, proof)
+        problems.append(admitted)
+    if not _may_be_member(manifest, run, peer, folder):
+        return Standing(problems[0])
+    for proof in proofs:
+        with suppress(Malformed):
+            verify_admission(manifest, run, peer, proof, role=role)
+            return Standing(None, proof)
+    return Standing(None)
+
+
+def keep_admission(proof: bytes, folder: Path) -> None:
+    """Keep a proof for later lives.  Blocking."""
+    if proof:
+        write_atomically(folder / KEPT_AS, proof)
+
+
+def _kept(folder: Path) -> bytes:
+    try:
+        with (folder / KEPT_AS).open("rb") as file:
+            return file.read(MAX_ADMISSION_BYTES)
+    except OSError:
+        return b""
+
+
+def _may_be_member(manifest: RunManifest, run: Hash, peer: PeerId, folder: Path) -> bool:
+    if not (folder / "records").is_dir():
+        return False
+    store = Store(folder)
+    return History(round_settings(run, manifest), store).has_member(peer) or store.votes.any()

@@ -95,11 +95,14 @@ class Auditor:
         record: Record,
         index: Sequence[ChunkEntry],
         provenance: Provenance,
-        proposer: PeerId,
+        proposer: PeerId | None,
         exchange: ExchangeRunner | None,
     ) -> None:
-        """Look at a record before voting for it.  proposer: of the motion.  exchange: ours of its plan.  Raises
-        `Unaccountable`."""
+        """Look at a record before voting for it.  exchange: ours of its plan.
+
+        proposer: of the motion: what it averaged out of turn must be shown to be right; None to let pass what cannot be
+        checked.  Raises `Unaccountable`.
+        """
         plan = plan_of(record, provenance)
         case = _Case(plan, plan_hash(plan), index, provenance)
         held = exchange.machine.entries if exchange is not None else {}

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.state.base import Base
-from protocol.state.electorate import quorum_size, tolerated
+from protocol.state.chain import quorum_of
+from protocol.state.electorate import tolerated
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import mask_of
 
@@ -33,18 +34,23 @@ class Ballot:
     @property
     def quorum(self) -> int:
         """Votes of one step that certify."""
-        return quorum_size(len(self.voters))
+        return quorum_of(self.base, self.voters, self.absent)
 
     @property
     def some_honest(self) -> int:
         """So many voters cannot all be liars, where fewer than a third are."""
-        return tolerated(len(self.voters)) + 1
+        return 1 if self.members else tolerated(len(self.voters)) + 1
 
     @property
     def proposer(self) -> PeerId:
         """The voter whose turn it is."""
         voters = self.base.ranked(self.voters)
         return voters[self.attempt % len(voters)]
+
+    def may_propose(self, peer: PeerId) -> bool:
+        """Whether this peer's proposal may be followed.  Where members vote, they may see different peers ready and so draw
+        different proposers: any member may propose then, and the votes decide."""
+        return peer in self.members if self.members else peer == self.proposer
 
     @property
     def is_sound(self) -> bool:

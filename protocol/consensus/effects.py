@@ -41,7 +41,8 @@ class ObtainResult:
     """Bring the result of this record to disk, then say `ResultObtained`.
 
     sources: peers that may have it.  proposer: the peer that put it to the vote.  provenance: None for a certified or
-    locked record; one that is only put to the vote is audited first, and may end in `AuditFailed`.
+    locked record; one that is only put to the vote is audited first, and may end in `AuditFailed`.  again: whether it did
+    before.
     """
 
     record: Record
@@ -49,6 +50,7 @@ class ObtainResult:
     sources: tuple[PeerId, ...]
     proposer: PeerId
     provenance: Provenance | None
+    again: bool = False
 
 
 @dataclass(frozen=True)

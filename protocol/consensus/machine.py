@@ -206,8 +206,7 @@ class RoundMachine:
 
     def _decide(self, commit: Commit, sources: tuple[PeerId, ...]) -> list[RoundEffect]:
         if commit.record.result_root in self._state.obtained:
-            self._state.decided = commit
-            return [Committed(commit)]
+            return self._end(commit)
         self._certified = commit
         return [ObtainResult(commit.record, tuple(commit.index), sources, self.me, None)]
 
@@ -216,9 +215,15 @@ class RoundMachine:
         self._state.obtained.add(root)
         if self._certified is not None and self._certified.record.result_root == root:
             commit, self._certified = self._certified, None
-            self._state.decided = commit
-            return [Committed(commit)]
+            return self._end(commit)
         return self._voter.on_result_obtained(root)
+
+    def _end(self, commit: Commit) -> list[RoundEffect]:
+        state, certificate = self._state, commit.certificate
+        state.decided = commit
+        proposer = state.ballot(certificate.attempt, certificate.absent, commit.record.members).proposer
+        state.closing.patience.proposers.delivered(proposer, self.base.round)
+        return [Committed(commit)]
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -235,7 +240,9 @@ class RoundMachine:
             if not self._closing:
                 return effects
             state.move(now)
-        if not state.has_patience(now):
+        if not state.closing.can_decide(view):
+            state.move(now)  # nobody is to blame
+        elif not state.has_patience(now):
             self._lose_patience(view, now)
         call, ballot = self._voter.call(view, now)
         effects += call
@@ -253,6 +260,6 @@ class RoundMachine:
         state = self._state
         stalled = self._voter.proposer_to_blame(view)
         if stalled is not None:
-            state.closing.patience.lost_with(stalled, self.base.round)
+            state.closing.patience.proposers.lost_with(stalled, self.base.round)
         state.losses += 1
         state.go_to_attempt(max(state.attempt + 1, self._proposer.pull()), now)

@@ -8,9 +8,8 @@ MAX_STALLED = 1024
 MAX_ROUNDS = 64
 
 
-class Patience:
-    """What one peer remembers from round to round.  Each stall costs twice as many rounds as the last; a round that a peer
-    completes forgives one."""
+class Stalls:
+    """Each stall of a peer costs it twice as many rounds as the last; each time that it does its part forgives one."""
 
     def __init__(self) -> None:
         self._stalled: dict[PeerId, tuple[int, int]] = {}
@@ -27,9 +26,12 @@ class Patience:
             self._stalled.pop(next(iter(self._stalled)))
         self._stalled[peer] = round + 1 + rounds, rounds
 
-    def delivered(self, peer: PeerId) -> None:
-        """This peer did its part of a round."""
+    def delivered(self, peer: PeerId, round: int) -> None:
+        """This peer did its part of this round.  It is forgiven only in a round in which it counts: nobody stalls the next
+        round because it was quick while nobody waited for it."""
         until, rounds = self._stalled.get(peer, (0, 0))
+        if until > round:
+            return
         if rounds > 1:
             self._stalled[peer] = until, rounds // 2
         else:
@@ -38,3 +40,11 @@ class Patience:
     def has_for(self, peer: PeerId, round: int) -> bool:
         """Whether this peer is waited for in this round."""
         return self._stalled.get(peer, (0, 0))[0] <= round
+
+
+class Patience:
+    """What one peer remembers from round to round.  trainers: that kept a round from being closed; proposers: that proposed
+    nothing in their attempt.  Who is late as one of them may be in time as the other."""
+
+    def __init__(self) -> None:
+        self.trainers, self.proposers = Stalls(), Stalls()

@@ -6,8 +6,8 @@ Pure.  Nothing here is needed for safety: two peers may judge differently, and t
   `grace_s` has passed, after which the late ones are asked to finish and get `FINISH_S` more.
 * A trainer that is a round or two behind is about to arrive, and gets `grace_s` to do so: where rounds are short, it
   would otherwise run after the swarm for ever.
-* Only electors and members of the last round are waited for by right.  For all strangers together there is a courtesy: a
-  share of the time.
+* Who kept a round from being closed is not waited for in the next ones.  Electors and members of the last round are judged
+  one by one; all strangers together as if they were one peer: keys cost nothing.
 * Absent are electors that said goodbye, or were silent for `eviction_s`, and only as many as leave a quorum within reach.
 """
 
@@ -29,6 +29,8 @@ FINISH_S = 5.0
 """Seconds that late trainers get to contribute what they have, after the grace time."""
 RESEND_S = 2.0
 """Seconds between two sendings of what is unanswered."""
+STRANGERS = PeerId("strangers")
+"""The name under which `Patience` remembers all peers that are neither electors nor members of the last round."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,11 @@ class ClosingPolicy:
         return sorted(peer for peer, seen in view.items() if seen.near and not seen.on_tip and self._is_awaited(peer))
 
     def _is_awaited(self, peer: PeerId) -> bool:
-        return peer not in self.readys and self.patience.has_for(peer, self.base.round)
+        return peer not in self.readys and self.patience.trainers.has_for(self._judged_as(peer), self.base.round)
+
+    def _judged_as(self, peer: PeerId) -> PeerId:
+        """Under which name this peer's stalls are remembered."""
+        return peer if peer in self.base.electors or peer in self.base.contributors else STRANGERS
 
     def has_quorum(self, view: View) -> bool:
         """Whether so many electors are ready that the rest may be hurried: a quorum of those that train."""
@@ -94,14 +100,28 @@ class ClosingPolicy:
         waiting = self.waiting_for(view)
         late_s = now - self._quorum_since - self.settings.grace_s
         if not waiting:
-            return [], not self.coming(view) or late_s >= 0
+            coming = self.coming(view)
+            closable = not coming or late_s >= 0
+            if closable:
+                self._judge([peer for peer in coming if self._judged_as(peer) == STRANGERS])
+            return [], closable
         if late_s < 0:
             return [], False
         ask = tuple(peer for peer in waiting if now - self._asked.get(peer, -1e9) >= RESEND_S)
         for peer in ask:
             self._asked[peer] = now
         finish = Finish(round=self.base.round, base=self.base.tip)
+        if late_s >= FINISH_S:
+            self._judge(waiting)
         return ([Send(ask, finish)] if ask else []), late_s >= FINISH_S
+
+    def _judge(self, late: Collection[PeerId]) -> None:
+        """Remember who kept the round from being closed until now, and who was ready in time."""
+        stalled = {self._judged_as(peer) for peer in late}
+        for peer in sorted(stalled):
+            self.patience.trainers.lost_with(peer, self.base.round)
+        for peer in sorted({self._judged_as(peer) for peer in self.readys} - stalled):
+            self.patience.trainers.delivered(peer, self.base.round)
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
@@ -166,7 +186,7 @@ class ClosingPolicy:
         """The electors to go on without, sorted: the fewest that leave a quorum within reach.  Empty while there is one,
         and while too few are known to be gone."""
         electors = self.base.electors
-        gone = [peer for peer in self.base.ranked(electors) if self._is_gone(peer, view)]
+        gone = [peer for peer in self.base.ranked(electors) if self.is_gone(peer, view)]
         gone.sort(key=lambda peer: not view[peer].left)
         here = sum(self.lives(peer, view) for peer in electors)
         for count in range(len(gone) + 1):
@@ -174,11 +194,19 @@ class ClosingPolicy:
                 return tuple(sorted(gone[:count]))
         return ()
 
+    def can_decide(self, view: View) -> bool:
+        """Whether a quorum is within reach: so many electors are alive that are not absent, or all are gone."""
+        absent = self.absent(view)
+        here = sum(self.lives(peer, view) for peer in self.base.electors)
+        staying = len(self.base.electors) - len(absent)
+        return staying == 0 or here >= quorum_size(staying)
+
     def may_be_absent(self, absent: Collection[str], view: View) -> bool:
         """Whether we agree that these electors are gone: they said goodbye, or we have not heard them for long either."""
-        return all(peer in self.base.electors and self._is_gone(PeerId(peer), view) for peer in absent)
+        return all(peer in self.base.electors and self.is_gone(PeerId(peer), view) for peer in absent)
 
-    def _is_gone(self, peer: PeerId, view: View) -> bool:
+    def is_gone(self, peer: PeerId, view: View) -> bool:
+        """Whether a peer said goodbye, or has been silent for `eviction_s`."""
         seen = view.get(peer)
         if peer == self.me or seen is None:
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protocol.consensus.ballot import Ballot
+from protocol.consensus.ballot import Ballot, held_in
 from protocol.consensus.effects import RoundEffect, Send
 from protocol.consensus.justification import Justification, check_lock, check_roll, justify
 from protocol.consensus.policy import RESEND_S
@@ -36,7 +36,7 @@ from protocol.wire.messages import (
 )
 
 MAX_LEAD = 16
-"""Attempts that a roll may be ahead of ours.  Attempts take seconds: further ahead is nobody honest."""
+"""Attempts that a single voter takes us ahead."""
 LOCKS_KEPT = 2
 """Of each voter: one of the whole electorate, and one of a part."""
 
@@ -86,12 +86,11 @@ class Proposer:
     # -- rolls --------------------------------------------------------------------------------------------------------
 
     def on_roll(self, sender: PeerId, roll: Roll, signature: bytes, now: float) -> str | None:
-        """Take a roll.  An attempt that some honest voter has entered is due for us, too.  Returns an objection."""
+        """Take a roll.  An attempt that some honest voter has entered is due for us, too; below four electors every voter
+        counts as honest, but takes us ahead by little.  Returns an objection."""
         state, electors = self._state, self._state.base.electors
         if not state.is_for_this_round(roll.round, roll.base):
             return None
-        if roll.attempt > state.attempt + MAX_LEAD:
-            return f"attempt {roll.attempt} is too far ahead of attempt {state.attempt}"
         if sender not in electors and sender not in state.closing.readys:
             return "its sender does not vote"
         known = self._rolls.get(sender)
@@ -102,7 +101,8 @@ class Proposer:
         ahead = sorted((entered.attempt for entered, _ in self._rolls.values()), reverse=True)
         needed = state.ballot(0, ()).some_honest
         if len(ahead) >= needed:
-            state.go_to_attempt(ahead[needed - 1], now)
+            limit = ahead[0] if needed > 1 else state.attempt + MAX_LEAD
+            state.go_to_attempt(min(ahead[needed - 1], limit), now)
         return None
 
     def pull(self) -> int:
@@ -110,7 +110,7 @@ class Proposer:
         ahead = {
             peer: roll.attempt
             for peer, (roll, _) in self._rolls.items()
-            if roll.attempt > self._state.attempt and peer not in self._pulled
+            if 0 < roll.attempt - self._state.attempt <= MAX_LEAD and peer not in self._pulled
         }
         highest = max(ahead.values(), default=0)
         self._pulled |= {peer: None for peer, attempt in ahead.items() if attempt == highest}
@@ -139,15 +139,18 @@ class Proposer:
         rolls = self._usable_rolls(ballot)
         if len(rolls) < ballot.quorum:
             return []
-        justification = justify(self._state.settings.run, ballot, rolls)
+        justification = justify(self._state.settings.run, ballot, [*rolls.values()])
         lock = self._lock_to_carry(justification)
-        plan = self._plan_for(justification, view) if lock is None else None
+        plan = self._plan_taken_up(justification) if lock is None else None
+        if lock is None and plan is None:
+            rolls = self._satisfiable(ballot, rolls)
+            plan = self._new_plan(ballot, rolls, view)
         members = lock.record.members if lock is not None else plan.members if plan is not None else []
         ballot = self._state.ballot(ballot.attempt, ballot.absent, members)
-        rolls = self._usable_rolls(ballot) if members else []
-        if not members or ballot.proposer != self._state.me or len(rolls) < ballot.quorum:
+        rolls = {peer: raw for peer, raw in rolls.items() if peer in ballot.voters}
+        if not members or not ballot.may_propose(self._state.me) or len(rolls) < ballot.quorum:
             return []
-        self._mine = mine = OwnAttempt(ballot, rolls, now, plan)
+        self._mine = mine = OwnAttempt(ballot, [*rolls.values()], now, plan)
         if lock is not None:
             return self._put(mine, lock.record, lock.index, lock.provenance, lock.proof, now)
         assert plan is not None
@@ -156,14 +159,30 @@ class Proposer:
             return self._put_result(mine, result, now)
         return [Send(mine.audience(), self._proposal(mine, plan))]
 
-    def _usable_rolls(self, ballot: Ballot) -> list[bytes]:
-        """The rolls for this ballot whose READYs we hold, and the proof of whose lock, sorted by voter."""
+    def _usable_rolls(self, ballot: Ballot) -> dict[PeerId, bytes]:
+        """The rolls for this ballot whose locks we can prove, sorted by voter."""
         usable: dict[PeerId, bytes] = {}
         for peer in sorted(ballot.voters):
             roll, raw = self._rolls.get(peer, (None, b""))
             if roll is not None and check_roll(ballot, roll) is None and self._has_proofs(ballot, peer, roll):
                 usable[peer] = raw
-        return list(usable.values())
+        return usable
+
+    def _satisfiable(self, ballot: Ballot, rolls: dict[PeerId, bytes]) -> dict[PeerId, bytes]:
+        """Those of the rolls that hold no READY but such as we hold, for our state.
+
+        A voter may hold what we have not heard yet, or say so.
+        """
+        state, ours = self._state, set[PeerId]()
+        for peer in state.base.electors:
+            ready = state.closing.ready_of(peer)
+            if ready is not None and ready.state_digest == state.state_digest:
+                ours.add(peer)
+        return {
+            peer: raw
+            for peer, raw in rolls.items()
+            if (held_in(state.base.electors, self._rolls[peer][0].held) or set()) <= ours
+        }
 
     def _has_proofs(self, ballot: Ballot, peer: PeerId, roll: Roll) -> bool:
         return all(
@@ -189,13 +208,19 @@ class Proposer:
                     return lock
         return None
 
-    def _plan_for(self, justification: Justification, view: View) -> Plan | None:
-        """The plan that was taken up, if it stands; else a new one."""
+    def _plan_taken_up(self, justification: Justification) -> Plan | None:
+        """The plan that was taken up before, if it stands."""
         state = self._state
-        if state.plan is not None and justification.takes_up(plan_hash(state.plan)) and state.standing_plan() is not None:
-            return state.plan
-        if state.state_digest is None:
+        if state.plan is None or not justification.takes_up(plan_hash(state.plan)):
             return None
+        return state.plan if state.standing_plan() is not None else None
+
+    def _new_plan(self, ballot: Ballot, rolls: dict[PeerId, bytes], view: View) -> Plan | None:
+        """A plan that follows from these rolls; None while they are no quorum, or our state is not known."""
+        state = self._state
+        if state.state_digest is None or len(rolls) < ballot.quorum:
+            return None
+        justification = justify(state.settings.run, ballot, [*rolls.values()])
         return state.closing.make_plan(view, state.state_digest, justification.held())
 
     def _proposal(self, mine: OwnAttempt, plan: Plan) -> Proposal:

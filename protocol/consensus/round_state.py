@@ -12,22 +12,23 @@ from protocol.consensus.validation import is_in
 from protocol.consensus.voting import blank
 from protocol.exchange.assignment import plan_hash
 from protocol.state.base import Base, RoundSettings
-from protocol.state.chain import index_root, voters_of
+from protocol.state.chain import voters_of
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Commit, Kept, Member, Plan, Provenance
 
 PATIENCE_S = 3.0
 """Seconds that a proposer gets for each step; twice as many after each time that we lost patience in this round."""
-MAX_DOUBLINGS = 5
+MAX_DOUBLINGS = 3
 
 
 class RoundState:
     """One peer's knowledge of the running round.  `now` is trio time.
 
-    attempt: the one that we think is due.  losses: how often we lost patience.  plan: the one taken up last.  state_digest: of our outer state, None until it is
-    hashed.  kept: what we are bound by, as it is on disk.  results: of our exchanges, by plan.  obtained: the roots of the
-    results that are on disk.  decided: the certified record once its result is on disk.
+    attempt: the one that we think is due.  losses: how often we lost patience.  plan: the one taken up last.
+    state_digest: of our outer state, None until it is hashed.  kept: what we are bound by, as it is on disk.  results: of
+    our exchanges, by plan.  obtained: the roots of the results that are on disk.  decided: the certified record once its
+    result is on disk.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class RoundState:
             return None
         result = self.results.get(plan_hash(plan))
         if result is not None:
-            return None if self.doubts.apply_to(result[0]) else plan_hash(plan)
+            return None if self.doubts.is_false(result[0]) else plan_hash(plan)
         is_member = any(member.peer == self.me for member in plan.members)
         alive = not is_member or is_in(plan, self.me, self.closing.ready_of(self.me))
         return plan_hash(plan) if alive else None
@@ -96,7 +97,11 @@ class RoundState:
 
 
 class Doubts:
-    """Results that we do not vote for: with an average that was disproved, or that could not be accounted for."""
+    """Results with an average that was disproved, which we do not vote for; and results that could not be accounted for.
+
+    What could not be accounted for is looked at again when it is put to the vote again, and then what cannot be checked,
+    because its members are gone, is let pass: else a death could keep a round from ending.
+    """
 
     def __init__(self) -> None:
         self._disproved: dict[tuple[int, bytes], None] = {}
@@ -107,13 +112,13 @@ class Doubts:
         self._disproved[chunk, hash] = None
 
     def suspect(self, root: bytes) -> None:
-        """The result with this root cannot be accounted for."""
+        """The result with this root could not be accounted for."""
         self._unaccountable[root] = None
 
     def is_false(self, index: Sequence[ChunkEntry]) -> bool:
         """Whether a result with this index has an average that is proven wrong."""
         return bool(self._disproved) and any((chunk, entry.hash) in self._disproved for chunk, entry in enumerate(index))
 
-    def apply_to(self, index: Sequence[ChunkEntry]) -> bool:
-        """Whether we doubt the result with this index."""
-        return index_root(index) in self._unaccountable or self.is_false(index)
+    def has_suspected(self, root: bytes) -> bool:
+        """Whether the result with this root could not be accounted for before."""
+        return root in self._unaccountable

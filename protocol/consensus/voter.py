@@ -46,6 +46,8 @@ class Voter:
         self._plan: tuple[int, Plan] | None = None
         """The plan accepted last, and in which attempt."""
         self._motion: Motion | None = None
+        self._leader = state.me
+        """Who put the motion to the vote."""
         self._carried = False
         """Whether the motion is justified by a lock: then it is voted for without audits."""
         self._proof: Proof | None = None
@@ -72,11 +74,25 @@ class Voter:
         effects: list[RoundEffect] = []
         if ballot.attempt > state.kept.attempt:
             effects.append(self._keep(enter(state.kept, ballot.attempt)))
-        roll = roll_of(state.kept, ballot, state.held(view), state.standing_plan())
+        binding = self._binding(ballot, view)
+        roll = roll_of(binding, ballot, state.held(view), state.standing_plan())
         if roll is None:
             return effects, ballot
-        locks = [lock for lock in (state.kept.lock, state.kept.reduced) if lock is not None]
+        locks = [lock for lock in (binding.lock, binding.reduced) if lock is not None]
         return [*effects, *(Send((ballot.proposer,), lock) for lock in locks), Send(to, roll)], ballot
+
+    def _binding(self, ballot: Ballot, view: View) -> Kept:
+        """What is kept, without a lock by members of whom so many are gone that no quorum of them can carry it on.
+
+        That is where members vote, and only crashes are tolerated: else their deaths would end a run that has just begun.
+        """
+        kept = self._state.kept
+        lock = kept.reduced if ballot.absent else kept.lock
+        if not ballot.members or lock is None:
+            return kept
+        members = [PeerId(member.peer) for member in lock.record.members]
+        here = sum(not self._state.closing.is_gone(peer, view) for peer in members)
+        return kept if here > len(members) // 2 else kept.model_copy(update={"lock": None, "reduced": None})
 
     def _due(self, view: View, now: float) -> Ballot | None:
         """The ballot of the attempt that is due, or of the first after it whose proposer can propose."""
@@ -95,9 +111,14 @@ class Voter:
         return state.ballot(state.attempt, absent, members)
 
     def _can_propose(self, ballot: Ballot, view: View) -> bool:
-        """Whether its proposer is alive, ready (if any voter is), and did not stall rounds lately."""
+        """Whether its proposer is alive, ready (if any voter is), and did not stall rounds lately.
+
+        What we remember of earlier rounds, others do not: it counts until we lose patience in this one, so that all come to
+        try the same proposers.
+        """
         state, proposer = self._state, ballot.proposer
-        if proposer != state.me and not state.closing.patience.has_for(proposer, state.base.round):
+        trusted = state.closing.patience.proposers.has_for(proposer, state.base.round)
+        if proposer != state.me and not state.losses and not trusted:
             return False
         ready = [peer for peer in ballot.voters if peer in state.closing.readys]
         return state.closing.lives(proposer, view) and (proposer in ready or not ready)
@@ -155,7 +176,7 @@ class Voter:
         state = self._state
         if state.decided is not None:
             return "the round is decided"
-        if not ballot.is_sound or ballot.proposer != sender:
+        if not ballot.is_sound or not ballot.may_propose(sender):
             return "it is not its sender's turn to propose"
         if ballot.attempt < max(state.kept.attempt, self._plan[0] if self._plan is not None else 0):
             return f"it is of attempt {ballot.attempt}, and attempt {state.attempt} was entered"
@@ -176,7 +197,7 @@ class Voter:
             objection = self._objection_to_motion(sender, motion, view)
             if objection is not None:
                 return [Reject(sender, Motion.KIND, objection)]
-            self._motion, self._proof = motion, None
+            self._motion, self._leader, self._proof = motion, sender, None
             state.go_to_attempt(motion.attempt, now)
             state.move(now)
         self._answered(motion.attempt)
@@ -184,7 +205,8 @@ class Voter:
             return self._cast_first(motion)
         sources = tuple(PeerId(member.peer) for member in record.members if member.peer != state.me)
         provenance = None if self._carried else motion.provenance
-        return [ObtainResult(record, tuple(motion.index), sources, sender, provenance)]
+        again = state.doubts.has_suspected(record.result_root)
+        return [ObtainResult(record, tuple(motion.index), sources, sender, provenance, again)]
 
     def _objection_to_motion(self, sender: PeerId, motion: Motion, view: View) -> str | None:
         """The first reason not to vote for it; None when there is none."""
@@ -224,8 +246,8 @@ class Voter:
     def _objection_to_fresh(self, justification: Justification, motion: Motion) -> str | None:
         """The first reason not to vote for a record that nobody is locked on."""
         state, plan = self._state, plan_of(motion.record, motion.provenance)
-        if state.doubts.apply_to(motion.index):
-            return "its result is in doubt"
+        if state.doubts.is_false(motion.index):
+            return "it has an average that is proven wrong"
         if state.state_digest is not None and motion.record.state_digest != state.state_digest:
             return "it stands on another state than ours"
         if plan != state.plan and not justification.allows_plan(plan, state.settings.max_members):
@@ -241,7 +263,7 @@ class Voter:
         if objection_to_vote(state.kept, Step.FIRST, motion.attempt, list(motion.absent), name) is not None:
             return []  # a later attempt was entered while the result was fetched
         kept, vote = cast_first(state.kept, motion)
-        return self._say(kept, ballot, vote)
+        return self._say(kept, vote)
 
     # -- second votes -------------------------------------------------------------------------------------------------
 
@@ -269,12 +291,12 @@ class Voter:
         if objection_to_vote(state.kept, Step.SECOND, motion.attempt, list(motion.absent), name) is not None:
             return []
         kept, vote = cast_second(state.kept, motion, proof.certificate)
-        return self._say(kept, ballot, vote)
+        return self._say(kept, vote)
 
-    def _say(self, kept: Kept, ballot: Ballot, vote: Vote) -> list[RoundEffect]:
+    def _say(self, kept: Kept, vote: Vote) -> list[RoundEffect]:
         """Cast a vote; on disk first, unless it was cast before."""
         keep = [] if kept == self._state.kept else [self._keep(kept)]
-        return [*keep, Send((ballot.proposer,), vote)]
+        return [*keep, Send((self._leader,), vote)]
 
     def _keep(self, kept: Kept) -> Persist:
         self._state.kept = kept

@@ -11,7 +11,7 @@ from typing import Protocol
 import trio
 
 from protocol.membership.activity import Activity
-from protocol.membership.liveness import Membership, beat_interval_s
+from protocol.membership.liveness import Liveness, Membership
 from protocol.membership.pace import Pace
 from protocol.network.interface import NetworkError
 from protocol.network.session import Session
@@ -67,7 +67,7 @@ class Heartbeats:
             await self._session.publish(self._heartbeat())
             if self._progress.ready_raw:
                 await self._session.network.publish(self._progress.ready_raw)
-            await self._activity.until_urgent(beat_interval_s(len(self._membership.live_peers()) + 1))
+            await self._activity.until_urgent(self._membership.beat_s)
 
     async def say_goodbye(self) -> int:
         """To everybody by gossip; to those we are connected to also as a question, for the connections close next and
@@ -119,7 +119,7 @@ class Heartbeats:
         )
 
     def neighbours(self) -> list[SwarmPeer]:
-        """The other peers, as `peer status` shows them."""
+        """The other peers, as `peer status` shows them; of those that nothing proves to be there only members."""
         now = trio.current_time()
         return [
             SwarmPeer(
@@ -136,4 +136,5 @@ class Heartbeats:
                 addresses=list(known.heartbeat.addresses),
             )
             for peer, known in sorted(self._membership, key=lambda item: item[0])
+            if known.liveness is not Liveness.UNPROVEN or self._membership.has_member(peer)
         ]

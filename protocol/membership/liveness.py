@@ -4,15 +4,23 @@ A pure state machine.  A peer is ALIVE while its heartbeats come, SUSPECT after 
 connection broke), GONE after five, LEFT on a signed goodbye.  A fresh heartbeat brings it back from anywhere, except
 that nothing older than its goodbye does.  What follows from liveness (the proposer, evictions) is decided in
 `protocol.consensus`.
+
+What comes by gossip may be a recording, and a peer that has just started cannot tell.  A handshake cannot be recorded: a
+peer is UNPROVEN, whatever it is heard to say, until it has been connected to us since we started.  From then on a heartbeat
+that is newer than all before was signed after those.
+
+Members and strangers do not share their places, and strangers hardly slow the heartbeats down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 from protocol.events import Event, PeerGone, PeerJoined, PeerSuspected
+from protocol.membership.strangers import MAX_MEMBERS, MAX_STRANGERS, Marks, displaced
+from protocol.network.interface import Members
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Goodbye, Heartbeat
 
@@ -24,8 +32,8 @@ SUSPECT_BEATS = 3
 GONE_BEATS = 5
 SLEPT_S = 3.0
 """A gap between two ticks that means that this process did not run."""
-MAX_PEERS = 2048
-"""Peers remembered; the longest silent one makes room."""
+COUNTED_STRANGERS = 32
+"""Strangers that count for the pace of the heartbeats, at most."""
 FORGET_S = 600.0
 
 
@@ -37,6 +45,7 @@ def beat_interval_s(peers: int) -> float:
 class Liveness(Enum):
     """What we take a peer for; only an `ALIVE` one is waited for."""
 
+    UNPROVEN = "unproven"
     ALIVE = "alive"
     SUSPECT = "suspect"
     GONE = "gone"
@@ -45,27 +54,46 @@ class Liveness(Enum):
 
 @dataclass
 class Neighbour:
-    """What we know of one other peer.  `heard` and `first` are trio times."""
+    """What we know of one other peer.
+
+    said: when its newest heartbeat came (trio time).  heard: when it was last shown to be alive; when we began to listen, if
+    it is unproven.  brought_by: the neighbour that forwarded its first heartbeat, or itself.
+    """
 
     heartbeat: Heartbeat
-    first: float
+    said: float
     heard: float
     liveness: Liveness
+    brought_by: PeerId
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """Grows with each heartbeat that a peer signs."""
+        return self.heartbeat.incarnation, self.heartbeat.seq
 
 
 class Membership:
-    """The peers of a run as this peer sees them.  `started` is the trio time at which it began to listen."""
+    """The peers of a run as this peer sees them.
 
-    def __init__(self, me: PeerId, started: float) -> None:
+    started: the trio time at which it began to listen.  members: tells members from strangers.
+    """
+
+    def __init__(self, me: PeerId, started: float, members: Members) -> None:
         self.me = me
         self.started = started
         self._awake = started
+        self._members = members
         self._peers: dict[PeerId, Neighbour] = {}
+        self._connected: set[PeerId] = set()
         self._barred: dict[PeerId, None] = {}
-        self._farewells: dict[PeerId, tuple[int, int]] = {}
+        self._marks = Marks(members)
 
     def __iter__(self) -> Iterator[tuple[PeerId, Neighbour]]:
         return iter(self._peers.items())
+
+    def has_member(self, peer: PeerId) -> bool:
+        """Whether `peer` is a member."""
+        return self._members.has_member(peer)
 
     def get(self, peer: PeerId) -> Neighbour | None:
         """A peer whose heartbeats we have heard; None for others, and for those forgotten."""
@@ -99,6 +127,20 @@ class Membership:
         """The others that are alive, sorted."""
         return sorted(peer for peer, neighbour in self._peers.items() if neighbour.liveness is Liveness.ALIVE)
 
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two of our heartbeats."""
+        return self._pace_s(self.live_peers())
+
+    def _pace_s(self, others: Iterable[PeerId]) -> float:
+        members, strangers = 0, 0
+        for peer in others:
+            if self._members.has_member(peer):
+                members += 1
+            else:
+                strangers += 1
+        return beat_interval_s(1 + members + min(strangers, COUNTED_STRANGERS))
+
     def notice(self, now: float) -> None:
         """Call often.  When the last call is long ago, we slept (a frozen process, a suspended laptop): that time does not
         count as the others' silence."""
@@ -107,46 +149,57 @@ class Membership:
         if gap > SLEPT_S:
             self.started += gap
             for known in self._peers.values():
-                known.heard = min(known.heard + gap, now)
+                known.heard, known.said = min(known.heard + gap, now), min(known.said + gap, now)
 
     def silent_s(self, peer: PeerId, now: float) -> float:
         """Seconds since `peer` was heard; since we began to listen when it never was."""
         neighbour = self._peers.get(peer)
         return now - (neighbour.heard if neighbour else self.started)
 
-    def on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> tuple[bool, list[Event]]:
-        """Take note of a heartbeat.  False when it is not news: an older one, or one from before its goodbye."""
+    def on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float, forwarder: PeerId) -> tuple[bool, list[Event]]:
+        """Take note of a heartbeat.  False when it is not news, an older one or one from before its goodbye; or when it is a
+        stranger's for whom there is no room."""
         known = self._peers.get(peer)
         mark = (beat.incarnation, beat.seq)
-        if peer in self._barred or mark <= self._farewells.get(peer, (-1, -1)):
+        if peer in self._barred or self._marks.is_old(peer, mark) or (known is not None and mark <= known.mark):
             return False, []
-        if known is not None and mark <= (known.heartbeat.incarnation, known.heartbeat.seq):
+        if known is None and not self._make_room(peer, forwarder):
             return False, []
-        if known is None:
-            self._make_room()
+        brought_by = known.brought_by if known is not None else forwarder
+        if peer not in self._connected and (known is None or known.liveness is Liveness.UNPROVEN):
+            self._peers[peer] = Neighbour(beat, now, self.started, Liveness.UNPROVEN, brought_by)
+            return True, []
         new = known is None or known.heartbeat.incarnation < beat.incarnation or known.liveness is not Liveness.ALIVE
-        first = known.first if known is not None else now
-        self._peers[peer] = Neighbour(beat, first, now, Liveness.ALIVE)
+        self._peers[peer] = Neighbour(beat, now, now, Liveness.ALIVE, brought_by)
         return True, [PeerJoined(peer, beat.name)] if new else []
 
     def on_goodbye(self, peer: PeerId, bye: Goodbye) -> tuple[bool, list[Event]]:
-        """Take note of a goodbye.  False when it is old."""
+        """Take note of a goodbye.  False when it is old, or of a stranger that we do not know."""
         known = self._peers.get(peer)
         mark = (bye.incarnation, bye.seq)
-        if mark <= self._farewells.get(peer, (-1, -1)):
+        if self._marks.is_old(peer, mark) or (known is None and not self._members.has_member(peer)):
             return False, []
         if known is not None and bye.incarnation < known.heartbeat.incarnation:
             return False, []
-        if len(self._farewells) >= MAX_PEERS:
-            self._farewells.pop(next(iter(self._farewells)))
-        self._farewells[peer] = mark
-        if known is None:
+        self._marks.note(peer, mark)
+        if known is None or known.liveness is Liveness.UNPROVEN:
+            self._peers.pop(peer, None)
             return True, []
         known.liveness = Liveness.LEFT
         return True, [PeerGone(peer, True)]
 
+    def on_connected(self, peer: PeerId, now: float) -> list[Event]:
+        """The handshake shows that the peer is here now."""
+        self._connected.add(peer)
+        known = self._peers.get(peer)
+        if known is None or known.liveness is not Liveness.UNPROVEN:
+            return []
+        known.liveness, known.heard = Liveness.ALIVE, now
+        return [PeerJoined(peer, known.heartbeat.name)]
+
     def on_disconnected(self, peer: PeerId, now: float) -> list[Event]:
         """The connection broke: suspicious at once; a heartbeat by another way clears it."""
+        self._connected.discard(peer)
         known = self._peers.get(peer)
         if known is None or known.liveness is not Liveness.ALIVE:
             return []
@@ -156,7 +209,7 @@ class Membership:
     def tick(self, now: float) -> list[Event]:
         """Judge the silence of all peers."""
         self.notice(now)
-        beat_s = beat_interval_s(len(self._peers) + 1)
+        beat_s = self._pace_s(self._peers)
         events: list[Event] = []
         for peer, known in list(self._peers.items()):
             silent = now - known.heard
@@ -167,9 +220,29 @@ class Membership:
                 known.liveness = Liveness.SUSPECT
                 events.append(PeerSuspected(peer, silent, disconnected=False))
             elif known.liveness in (Liveness.GONE, Liveness.LEFT) and silent > FORGET_S:
-                del self._peers[peer]
+                self._forget(peer)
+            elif known.liveness is Liveness.UNPROVEN and now - known.said > GONE_BEATS * beat_s:
+                self._forget(peer)
         return events
 
-    def _make_room(self) -> None:
-        if len(self._peers) >= MAX_PEERS:
-            del self._peers[min(self._peers, key=lambda peer: self._peers[peer].heard)]
+    def _forget(self, peer: PeerId) -> None:
+        """All but how far its statements were heard: what is older stays old."""
+        self._marks.note(peer, self._peers.pop(peer).mark)
+
+    def _make_room(self, newcomer: PeerId, forwarder: PeerId) -> bool:
+        """Whether there is room for a peer of which nothing was heard; the longest silent member makes room for a member."""
+        member, most = (True, MAX_MEMBERS) if self._members.has_member(newcomer) else (False, MAX_STRANGERS)
+        if len(self._peers) < most:
+            return True
+        rivals = [peer for peer in self._peers if self._members.has_member(peer) is member]
+        if len(rivals) < most:
+            return True
+        rivals.sort(key=lambda peer: self._peers[peer].said)
+        if member:
+            self._forget(rivals[0])
+            return True
+        brought_by = {peer: self._peers[peer].brought_by for peer in rivals}
+        loser = displaced(brought_by, self._connected, newcomer, forwarder)
+        if loser is not None:
+            self._forget(loser)
+        return loser is not None

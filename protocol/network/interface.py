@@ -90,7 +90,18 @@ class Landing:
             self.found = self._check(self.buffer)
 
 
-class Handlers(Protocol):
+class Members(Protocol):
+    """Tells members from strangers: whoever makes a new key is a stranger, and many strangers may be one person.
+
+    Wherever peers share a limited number of places, strangers take none from members.
+    """
+
+    def has_member(self, peer: PeerId) -> bool:
+        """Whether `peer` is a member."""
+        ...
+
+
+class Handlers(Members, Protocol):
     """The callbacks for what arrives.  None of them may raise; `on_request` may raise `Refused`."""
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
@@ -149,12 +160,15 @@ class Network(Protocol):
         """What our links have lately been seen to carry, or may carry."""
         ...
 
-    def remember(self, addresses: Sequence[str]) -> None:
-        """Dial these addresses while their peer is not connected, with backoff."""
+    def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
+        """Dial these addresses while their peer is not connected, with backoff.
+
+        claimed: other peers say so, anything and of anybody; else the person or this computer knows them.
+        """
         ...
 
     def known_addresses(self) -> Sequence[str]:
-        """The address book, for keeping on disk."""
+        """The addresses that are worth keeping on disk, the best first; none that was only claimed by strangers."""
         ...
 
     def forget(self, peer: PeerId) -> None:

@@ -141,6 +141,7 @@ class Contributor:
             norm=contribution.norm,
             root=tree_root(leaves),
             state_digest=state_digest,
+            admission=self._settings.admission,
         )
         envelope = self._session.seal(ready)
         work.leaves = leaves

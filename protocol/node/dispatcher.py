@@ -18,7 +18,7 @@ from protocol.events import Dropped, Notice
 from protocol.exchange.messages import ExchangeAsk, push_plan
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
-from protocol.membership.liveness import Liveness, Membership
+from protocol.membership.liveness import Membership
 from protocol.network.interface import Landing, Offence, Refused, Verdict
 from protocol.network.session import Session
 from protocol.node.current_round import CurrentRound
@@ -28,7 +28,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_GOSSIP_BYTES, Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Accusation, Body, Commit, Goodbye, Heartbeat, Motion, Proposal, Ready, decode_body, unpack
+from protocol.wire.messages import Accusation, Body, Commit, Goodbye, Heartbeat, Ready, decode_body, unpack
 from protocol.wire.questions import PartReply, PartRequest
 
 GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation)
@@ -68,6 +68,10 @@ class Dispatcher:
         finally:
             self._nursery = None
 
+    def has_member(self, peer: PeerId) -> bool:
+        """Whether a record of our chain names `peer`."""
+        return self._membership.has_member(peer)
+
     def _may_speak(self, peer: PeerId) -> bool:
         return self._handshake.may_speak(peer) and peer not in self._ejections
 
@@ -83,14 +87,18 @@ class Dispatcher:
         if not isinstance(body, GOSSIP_KINDS):
             self._session.emit(Dropped(forwarder, "gossip", f"a {envelope.kind} does not travel by gossip"))
             return Verdict.REJECT
-        if sender == self._session.me or self._nursery is None or not self._may_speak(sender):
+        if sender == self._session.me or self._nursery is None:
             return Verdict.IGNORE  # a peer that has left, or is not here yet, judges no forwarder
-        return Verdict.ACCEPT if self._on_statement(sender, body, envelope) else Verdict.IGNORE
+        if isinstance(body, Ready):
+            self._handshake.meet(sender, body)
+        if not self._may_speak(sender):
+            return Verdict.IGNORE
+        return Verdict.ACCEPT if self._on_statement(forwarder, sender, body, envelope) else Verdict.IGNORE
 
-    def _on_statement(self, sender: PeerId, body: Body, envelope: Envelope) -> bool:
+    def _on_statement(self, forwarder: PeerId, sender: PeerId, body: Body, envelope: Envelope) -> bool:
         """Whether it is news."""
         if isinstance(body, Heartbeat):
-            return self._on_heartbeat(sender, body)
+            return self._on_heartbeat(forwarder, sender, body)
         if isinstance(body, Goodbye):
             told = sender in self._told
             self._told.pop(sender, None)
@@ -121,14 +129,13 @@ class Dispatcher:
             self._session.emit(event)
         return fresh
 
-    def _on_heartbeat(self, sender: PeerId, beat: Heartbeat) -> bool:
+    def _on_heartbeat(self, forwarder: PeerId, sender: PeerId, beat: Heartbeat) -> bool:
         membership = self._membership
-        known = membership.get(sender)
-        was = known.liveness if known else None
-        fresh, events = membership.on_heartbeat(sender, beat, trio.current_time())
+        was_live = membership.is_live(sender)
+        fresh, events = membership.on_heartbeat(sender, beat, trio.current_time(), forwarder)
         if fresh:
-            self._session.network.remember([a for a in beat.addresses if a.endswith(f"/p2p/{sender}")])
-            if was is not Liveness.ALIVE:
+            self._session.network.remember([a for a in beat.addresses if a.endswith(f"/p2p/{sender}")], claimed=True)
+            if not was_live and membership.is_live(sender):
                 self._round.peer_alive(sender)
         for event in events:
             self._session.emit(event)
@@ -137,9 +144,9 @@ class Dispatcher:
         return fresh
 
     def _on_ready(self, sender: PeerId, ready: Ready, envelope: Envelope) -> bool:
-        if not self._handshake.may_contribute(sender):
+        if not self._handshake.may_be_named(sender, ready):
             return False
-        news = self._readys.add(sender, ready, envelope, is_known=self._membership.get(sender) is not None)
+        news = self._readys.add(sender, ready, envelope, is_live=self._membership.is_live(sender))
         if isinstance(news, TwoStatements):
             if self._nursery is not None:
                 self._nursery.start_soon(self._convict, news)
@@ -165,9 +172,7 @@ class Dispatcher:
         if self._serving.knows(kind):
             return await self._serving.answer(kind, data)
         if kind == "round":
-            return await self._on_round_statement(peer, data)
-        if kind == "vouch":
-            return self._handshake.answer_vouch(data)
+            return self._on_round_statement(peer, data)
         if kind == "exchange":
             return await self._on_exchange_ask(peer, data)
         if kind == "goodbye":
@@ -178,7 +183,7 @@ class Dispatcher:
             return await self._ejections.answer(data)
         raise Refused("no such question")
 
-    async def _on_round_statement(self, peer: PeerId, data: bytes) -> bytes:
+    def _on_round_statement(self, peer: PeerId, data: bytes) -> bytes:
         try:
             sender, body, envelope = unpack(data, self._session.run)
         except Malformed as error:
@@ -186,16 +191,8 @@ class Dispatcher:
             raise Offence(str(error)) from error
         if sender != peer and not isinstance(body, Commit):
             raise Offence("a statement of somebody else")
-        if isinstance(body, Proposal | Motion) and not await self._names_only_admitted(peer, body):
-            self._session.emit(Dropped(peer, envelope.kind, "it names somebody who was not admitted"))
-            raise Refused("it names somebody whose token was not shown here")
         self._round.receive(sender, body, envelope, by=peer)
         return b""
-
-    async def _names_only_admitted(self, proposer: PeerId, body: Proposal | Motion) -> bool:
-        members = body.plan.members if isinstance(body, Proposal) else body.record.members
-        named = [PeerId(member.peer) for member in members]
-        return await self._handshake.all_admitted(self._session.network, named, proposer)
 
     def _on_goodbye_told(self, peer: PeerId, data: bytes) -> bytes:
         """The leaver tells its neighbours itself; the answer is all it waits for."""
@@ -258,6 +255,9 @@ class Dispatcher:
         """Greet a peer that we are connected to now."""
         if self._nursery is not None:
             self._nursery.start_soon(self._greet, peer)
+            for event in self._membership.on_connected(peer, trio.current_time()):
+                self._session.emit(event)
+                self._round.peer_alive(peer)
 
     async def _greet(self, peer: PeerId) -> None:
         refusal = await self._handshake.greet(self._session.network, peer)

@@ -14,7 +14,8 @@ import trio
 
 from protocol.events import Dropped, EvalLoss, EvalProgress, Notice
 from protocol.membership.activity import Activity
-from protocol.membership.liveness import MAX_PEERS, Liveness, Membership
+from protocol.membership.liveness import Liveness, Membership
+from protocol.membership.strangers import MAX_STRANGERS
 from protocol.network.session import Session
 from protocol.node.evaluation import Measured, Measurements, State, drawn_order, refusal, whose_turn
 from protocol.state.replica import Replica
@@ -155,7 +156,7 @@ class Evaluator:
             if self._measuring is not None and self._measuring[0] == state:
                 self._measuring[1].cancel()
         elif self._dropped.get(sender) != claim:  # it is said with every heartbeat
-            if len(self._dropped) >= MAX_PEERS:
+            if len(self._dropped) >= MAX_STRANGERS:
                 self._dropped.clear()
             self._dropped[sender] = claim
             self._session.emit(Dropped(sender, "held-out loss", problem))

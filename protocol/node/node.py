@@ -52,7 +52,7 @@ class Node:
         self._session, self._replica, self._settings = session, replica, settings
         self._state, self._history = replica.state, replica.history
         self._trainer = trainer if settings.role is Role.TRAINER else None
-        self._membership = membership = Membership(session.me, trio.current_time())
+        self._membership = membership = Membership(session.me, trio.current_time(), self._history)
         self._activity = activity = Activity(session.emit)
         self._round = CurrentRound()
         self._pace = Pace(replica.manifest.data.sequences_per_step * replica.manifest.data.sequence_length)
@@ -64,7 +64,8 @@ class Node:
         initialise = trainer.initialise if trainer is not None else None
         self._catch_up = CatchUp(session, replica, offload, standpoints, initialise)
         self._following = Following(session, replica, membership, self._catch_up, standpoints)
-        self._ejections, self._readys = Ejections(session, replica, membership, offload), Readys()
+        self._ejections = Ejections(session, replica, membership, offload)
+        self._readys = Readys(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, membership, activity, self._catch_up, self._following)
         self.dispatcher = Dispatcher(
             session,

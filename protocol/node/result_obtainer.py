@@ -84,7 +84,9 @@ class ResultObtainer:
     async def _check(self, effect: ObtainResult) -> None:
         assert effect.provenance is not None
         exchange = self._exchanges.of(plan_hash(plan_of(effect.record, effect.provenance)))
-        await self._auditor.check(effect.record, effect.index, effect.provenance, effect.proposer, exchange)
+        await self._auditor.check(
+            effect.record, effect.index, effect.provenance, None if effect.again else effect.proposer, exchange
+        )
 
     async def _bring(self, effect: ObtainResult, root: Hash) -> ResultObtained:
         if self._replica.store.results.open(effect.record.round, effect.record.fragment, root) is None:

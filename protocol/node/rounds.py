@@ -71,7 +71,7 @@ class Rounds:
             outlasting=outlasting,
         )
         with self._current.open(runner):
-            for peer, ready, envelope in self._readys.on(base.tip):
+            for peer, ready, envelope in self._readys.begin(base.round, base.tip):
                 runner.inbox.receive(peer, ready, envelope)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._evaluator.during_round, runner.work.training)

@@ -1,160 +1,159 @@
-"""Who may take part in a run, and whether two peers speak the same protocol.
+"""Who may take part in a run, as anybody can check: what a peer shows to be let in, and what a record can carry.
 
-Decides, purely: given the manifest, a peer, its token, the wall clock and whether the record chain names the peer, either
-nothing (welcome) or the reason as a sentence that the refused peer shows to its user.  How a greeting travels, and what
-happens to a connection after a refusal, is the node's business.
-
-Tokens are bearer tokens unless they name a peer: whoever holds one gets in until it expires.  A token is for coming in:
-who is a member of a committed record is in, and stays in when its token expires.
+An admission proof is the organiser's token and, where that is a bearer token, the signature of the token's key over the run
+and one peer ID.  Whoever sees a proof can check it, and nobody but that peer can use it.  In runs that are open or have a
+list the proof is empty.  Everything here is pure: given the same arguments, every peer comes to the same result.  Only
+`has_expired` depends on a clock, whose reading the caller gives it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
 
 from pydantic import Field
 
-from protocol.run.manifest import PROTOCOL_VERSION, Admission, RunManifest, run_id
+from protocol.run.manifest import Admission, RunManifest
+from protocol.run.tokens import Token, peek_token, read_token
+from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import open_envelope
 from protocol.wire.hashes import Hash
-from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import MAX_TOKEN_BYTES, Body, Count, HashField, PeerField, Role, decode_body, pack
+from protocol.wire.identity import Identity, PeerId, peer_id_of, verify
+from protocol.wire.messages import MAX_ADMISSION_BYTES, MAX_TOKEN_BYTES, Body, Role, SignatureField, decode_body
 
-OLDEST_PROTOCOL_VERSION = PROTOCOL_VERSION
-"""Oldest version of the protocol that this software still speaks."""
-
-VersionNumber = Annotated[int, Field(ge=1, le=1_000_000)]
-VersionName = Annotated[str, Field(max_length=40)]
+_DOMAIN = b"manyhands admission 1\n"
 
 
-class Token(Body):
-    """The organiser's word that somebody may take part.  expiry: unix seconds.  peer: whoever holds it, if None."""
+class AdmissionProof(Body):
+    """token: the organiser's.  signature: of the token's key, over run and peer; None for a token that names the peer."""
 
-    KIND: ClassVar[str] = "token"
-    run: HashField
-    role: Annotated[Role, Field(strict=False)]
-    expiry: Count
-    peer: PeerField | None
+    token: Annotated[bytes, Field(min_length=1, max_length=MAX_TOKEN_BYTES)]
+    signature: SignatureField | None
 
 
-class Hello(Body):
-    """The first question to another peer."""
+@dataclass(frozen=True)
+class AdmittedBy:
+    """What admits a peer.  token: its name, None where the manifest alone decides; then the rest has no meaning.
 
-    KIND: ClassVar[str] = "hello"
-    protocol_min: VersionNumber
-    protocol_max: VersionNumber
-    version: VersionName
-    run: HashField
-    role: Annotated[Role, Field(strict=False)]
-    token: Annotated[bytes, Field(max_length=MAX_TOKEN_BYTES)] | None
-
-
-class HelloReply(Body):
-    """Welcome.  protocol: the version to speak.  version: the answerer's software."""
-
-    KIND: ClassVar[str] = "hello-reply"
-    protocol: VersionNumber
-    version: VersionName
-
-
-def make_token(organiser: Identity, run: Hash, role: Role, expiry: int, peer: PeerId | None = None) -> bytes:
-    """A signed token for `run`, valid until `expiry` (unix seconds)."""
-    return pack(organiser, run, Token(run=run, role=role, expiry=expiry, peer=peer)).raw
-
-
-def read_token(token: bytes, run: Hash, organiser: PeerId) -> Token:
-    """The token in an envelope that the organiser signed for this run; raises `Malformed`."""
-    envelope = open_envelope(token, run, max_bytes=MAX_TOKEN_BYTES)
-    if envelope.kind != Token.KIND:
-        raise Malformed("a signed statement, but not a token")
-    if envelope.sender != organiser:
-        raise Malformed("a token that the run's organiser did not sign")
-    body = decode_body(Token, envelope.body, max_bytes=MAX_TOKEN_BYTES)
-    if body.run != run:
-        raise Malformed("a token of another run")
-    return body
-
-
-def admit(
-    manifest: RunManifest,
-    peer: PeerId,
-    token: bytes | None,
-    wall_now: float,
-    *,
-    role: Role = Role.TRAINER,
-    member: bool = False,
-) -> str | None:
-    """None when `peer` may take part in `role`; otherwise the reason and remedy.  `wall_now`: unix seconds.
-
-    member: whether a record of the run's chain names it.  The organiser is always welcome.  A trainer's token is good for
-    a seed too.
+    expires: unix seconds.  until_round: the last round whose record may be the first with this peer; None for any.
+    uses: how many peers the token may admit.
     """
-    if manifest.admission is Admission.OPEN or peer == manifest.organiser:
-        return None
-    if manifest.admission is Admission.ALLOWLIST:
-        if peer in manifest.allowlist:
-            return None
-        return f"the run {manifest.name} admits only listed peers; ask its organiser to list {peer}"
-    if member:
-        return None
-    if token is None:
-        return f"the run {manifest.name} admits only invited peers; ask its organiser for an invitation with a token"
-    try:
-        words = read_token(token, run_id(manifest), PeerId(manifest.organiser))
-    except Malformed as error:
-        return f"the token of the invitation is not good ({error}); ask the run's organiser for a new invitation"
-    if words.expiry <= wall_now:
-        return "the token of the invitation has expired; ask the run's organiser for a new invitation"
-    if words.peer is not None and words.peer != peer:
-        return f"the token of the invitation is for {words.peer} and not for {peer}; ask for one of your own"
-    if role is Role.TRAINER and words.role is not Role.TRAINER:
-        return f"the token of the invitation is for the role {words.role.value}; join with --role {words.role.value}"
-    return None
+
+    token: Hash | None = None
+    role: Role = Role.TRAINER
+    expires: int = 0
+    until_round: int | None = None
+    uses: int = 1
+
+    def require(self, role: Role, round: int | None) -> None:
+        """Raises `Malformed` when the token is not for this role or too old for this round; a trainer may be a seed."""
+        if self.token is None:
+            return
+        if role is Role.TRAINER and self.role is not Role.TRAINER:
+            raise Malformed(f"the token is for the role {self.role.value}")
+        if round is not None and self.until_round is not None and round > self.until_round:
+            raise Malformed(f"the token admits until round {self.until_round}, and this is round {round}")
 
 
-def make_hello(run: Hash, role: Role, token: bytes | None, version: str) -> Hello:
-    """Our greeting."""
-    return Hello(
-        protocol_min=OLDEST_PROTOCOL_VERSION,
-        protocol_max=PROTOCOL_VERSION,
-        version=version[:40],
-        run=run,
-        role=role,
-        token=token,
-    )
+BY_MANIFEST = AdmittedBy()
+"""The organiser, the listed, and everybody in an open run."""
 
 
-def answer_hello(
-    manifest: RunManifest, run: Hash, peer: PeerId, hello: Hello, wall_now: float, version: str, *, member: bool = False
-) -> HelloReply | str:
-    """The answer to `peer`'s greeting: welcome, or the reason of the refusal as a sentence."""
-    if hello.run != run:
-        return f"this peer takes part in another run ({run.hex()[:12]}); check the invitation"
-    lowest = max(hello.protocol_min, OLDEST_PROTOCOL_VERSION, manifest.protocol_min)
-    highest = min(hello.protocol_max, PROTOCOL_VERSION, manifest.protocol_max)
-    if lowest > highest:
-        behind = hello.protocol_max < max(OLDEST_PROTOCOL_VERSION, manifest.protocol_min)
-        remedy = "install a newer version of manyhands" if behind else "install the swarm's version"
-        return (
-            f"software {hello.version!r} speaks protocol {_range(hello.protocol_min, hello.protocol_max)} and the "
-            f"swarm ({version!r:.42}) protocol {_range(manifest.protocol_min, manifest.protocol_max)}; {remedy}"
-        )
-    reason = admit(manifest, peer, hello.token, wall_now, role=hello.role, member=member)
-    return reason if reason is not None else HelloReply(protocol=highest, version=version[:40])
+def needs_proof(manifest: RunManifest, peer: PeerId) -> bool:
+    """Whether `peer` has to show something; who need not must show nothing."""
+    return manifest.admission is Admission.INVITE and peer != manifest.organiser
 
 
-def version_problem(manifest: RunManifest) -> str | None:
-    """Why this software cannot take part in the run, as a sentence; None when it can."""
-    wanted = _range(manifest.protocol_min, manifest.protocol_max)
-    problem = f"the run wants protocol {wanted} and this software speaks "
-    problem += _range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION)
-    if manifest.protocol_min > PROTOCOL_VERSION:
-        return f"{problem}; install a newer version of manyhands"
-    if manifest.protocol_max < OLDEST_PROTOCOL_VERSION:
-        return f"{problem}; install an older version of manyhands"
-    return None
+def make_proof(token: bytes, run: Hash, peer: PeerId, key: Identity | None = None) -> bytes:
+    """The admission proof of `peer`.  key: of a bearer token.  That the token is good is not checked."""
+    return AdmissionProof(token=token, signature=key.sign(_signed_bytes(run, peer)) if key is not None else None).encode()
 
 
-def _range(lowest: int, highest: int) -> str:
-    return str(lowest) if lowest == highest else f"{lowest} to {highest}"
+def verify_admission(
+    manifest: RunManifest, run: Hash, peer: PeerId, proof: bytes, round: int | None = None, *, role: Role = Role.TRAINER
+) -> AdmittedBy:
+    """What admits `peer` to run `run` of this manifest, in `role`; raises `Malformed` with the reason.
+
+    round: of the record that names the peer, or would; None when that is not known.  Neither the clock nor how often a
+    token has been used is looked at (`has_expired`, `TokenUses`).
+    """
+    if manifest.admission is Admission.ALLOWLIST and peer not in manifest.allowlist and peer != manifest.organiser:
+        raise Malformed("the run's list does not name the peer")
+    if not needs_proof(manifest, peer):
+        if proof:
+            raise Malformed("an admission proof where none is needed")
+        return BY_MANIFEST
+    if not proof:
+        raise Malformed("no admission proof")
+    shown = decode_body(AdmissionProof, proof, max_bytes=MAX_ADMISSION_BYTES)
+    token = read_token(shown.token, run, PeerId(manifest.organiser))
+    if token.key is None:
+        if token.peer != peer:
+            raise Malformed(f"the token is for {token.peer}")
+        if shown.signature is not None:
+            raise Malformed("a token for one peer with the signature of a key")
+    elif shown.signature is None or not verify(peer_id_of(token.key), shown.signature, _signed_bytes(run, peer)):
+        raise Malformed("a bearer token without its key's signature for this peer")
+    admitted = AdmittedBy(token.name, token.role, token.expires, token.until_round, token.uses)
+    admitted.require(role, round)
+    return admitted
+
+
+def has_expired(admitted: AdmittedBy, wall_now: float) -> bool:
+    """Whether the token had expired at `wall_now` (unix seconds, by the caller's clock)."""
+    return admitted.token is not None and admitted.expires <= wall_now
+
+
+class TokenUses:
+    """Which peers the tokens of a run have admitted, as a chain of records tells: a value that records are folded into.
+
+    A peer counts for the token of its first admission, and for no other later.  Proofs are not verified here.
+    """
+
+    def __init__(self) -> None:
+        self._token_of: Mapping[PeerId, Hash] = {}
+        self._count: Mapping[Hash, int] = {}
+
+    def count(self, token: Hash) -> int:
+        """How many peers this token has admitted."""
+        return self._count.get(token, 0)
+
+    def may_admit(self, peer: PeerId, proof: bytes) -> bool:
+        """Whether `peer` has been admitted before, or the token of its proof still has a use.  False for odd proofs."""
+        try:
+            self.after([(peer, proof)])
+        except Malformed:
+            return False
+        return True
+
+    def after(self, admissions: Iterable[tuple[PeerId, bytes]]) -> TokenUses:
+        """The uses after a record with these members and their verified proofs; `self` where nobody is new.
+
+        Raises `Malformed` when a token admits more peers than it may, or a proof is none.
+        """
+        new: dict[PeerId, Hash] = {}
+        count: Counter[Hash] = Counter()
+        for peer, proof in admissions:
+            if not proof or peer in self._token_of or peer in new:
+                continue
+            token = _token_in(proof)
+            new[peer] = token.name
+            count[token.name] += 1
+            if self.count(token.name) + count[token.name] > token.uses:
+                raise Malformed(f"the token of {peer} has admitted {token.uses} peers, and may admit no more")
+        if not new:
+            return self
+        uses = TokenUses()
+        uses._token_of = {**self._token_of, **new}
+        uses._count = {**self._count, **{token: self.count(token) + more for token, more in count.items()}}
+        return uses
+
+
+def _token_in(proof: bytes) -> Token:
+    return peek_token(decode_body(AdmissionProof, proof, max_bytes=MAX_ADMISSION_BYTES).token)
+
+
+def _signed_bytes(run: Hash, peer: PeerId) -> bytes:
+    return _DOMAIN + canonical.encode([run, peer])

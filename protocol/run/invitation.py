@@ -1,8 +1,10 @@
 """An invitation: one string to paste, enough to find a run and to be let in.
 
-`mh1` and base58 of a checksum and canonical msgpack `{run, organiser, addresses, token}`.  It does not contain the
+`mh1` and base58 of a checksum and canonical msgpack `{run, organiser, addresses, token, secret}`.  It does not contain the
 manifest: that is asked of any peer and checked against the run ID.  The checksum is for mistyping; nothing here proves
 that the run is a good one, so an invitation is as trustworthy as whoever gave it.
+
+With a bearer token it contains the token's private key, and is a secret: its holder makes the proofs that let peers in.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from typing import Annotated
 import base58
 from pydantic import Field
 
+from protocol.run.admission import make_proof
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, hash_bytes
-from protocol.wire.identity import PeerId, public_key_of
+from protocol.wire.identity import KEY_BYTES, Identity, PeerId, public_key_of
 from protocol.wire.messages import MAX_TOKEN_BYTES, Body, HashField, PeerField, decode_body
 
 PREFIX = "mh1"
@@ -29,15 +32,27 @@ MAX_ADDRESS_CHARACTERS = 200
 ADDRESS_FORM = r"^(/[!-.0-~]+)+$"
 Address = Annotated[str, Field(min_length=2, max_length=MAX_ADDRESS_CHARACTERS, pattern=ADDRESS_FORM)]
 """A multiaddr: printable ASCII, no spaces.  Whether it can be dialled is the network's question."""
+Secret = Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
 class Invitation(Body):
-    """run: run ID.  addresses: where to ask first.  token: a signed `admission.Token`, for runs that want one."""
+    """run: run ID.  addresses: where to ask first.  token: a signed `tokens.Token`, for runs that want one.
+
+    secret: the seed of a bearer token's key.
+    """
 
     run: HashField
     organiser: PeerField
     addresses: Annotated[list[Address], Field(min_length=1, max_length=MAX_ADDRESSES)]
     token: Annotated[bytes, Field(max_length=MAX_TOKEN_BYTES)] | None
+    secret: Annotated[Secret | None, Field(repr=False)]
+
+    def proof_for(self, peer: PeerId) -> bytes:
+        """The admission proof with which `peer` comes in; empty where the invitation has no token."""
+        if not self.token:
+            return b""
+        key = Identity.from_seed(self.secret) if self.secret is not None else None
+        return make_proof(self.token, Hash(self.run), peer, key)
 
 
 def can_be_named(address: str) -> bool:
@@ -45,9 +60,11 @@ def can_be_named(address: str) -> bool:
     return len(address) <= MAX_ADDRESS_CHARACTERS and re.fullmatch(ADDRESS_FORM, address) is not None
 
 
-def make_invitation(run: Hash, organiser: PeerId, addresses: Sequence[str], token: bytes | None = None) -> str:
+def make_invitation(
+    run: Hash, organiser: PeerId, addresses: Sequence[str], token: bytes | None = None, secret: bytes | None = None
+) -> str:
     """The invitation as text; raises ValueError for addresses or a token that cannot be in one."""
-    invitation = Invitation(run=run, organiser=organiser, addresses=list(addresses), token=token)
+    invitation = Invitation(run=run, organiser=organiser, addresses=list(addresses), token=token, secret=secret)
     body = invitation.encode()
     return PREFIX + base58.b58encode(_checksum(body) + body).decode()
 

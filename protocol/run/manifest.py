@@ -45,6 +45,7 @@ PROTOCOL_VERSION = 1
 
 MAX_ALLOWLIST = 4096
 MAX_ELECTORS = 64
+"""Peers that vote on one record; so many founders at most."""
 MAX_MANIFEST_BYTES = 320 << 10
 STATE_BYTES_PER_PARAMETER = 8
 """Parameter and momentum, fp32 each."""
@@ -166,7 +167,7 @@ OUTER_FORMS = ("outer as a word", "outer as a section")
 
 
 FOUNDERS_FORMS = ("founders as a word", "founders as a list")
-"""The same of the founders."""
+"""What pydantic calls the two forms of the founders."""
 
 
 def _form_of_outer(value: Any) -> str:
@@ -240,7 +241,7 @@ class RunManifest(Section):
     organiser: PeerField
     """Peer ID of whoever signs the manifest and the tokens."""
     founders: Founders
-    """Peer IDs that vote until four peers have earned a vote; sorted.  "anyone": the members of the last record vote."""
+    """A list of the peer IDs that vote until four peers have earned a vote, sorted; or "anyone": the last members vote."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial parameters and of the order of the data."""
     protocol_min: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION

@@ -21,7 +21,7 @@ class NodeSettings:
     incarnation: grows with every start of this identity.
     wait_for_contact: an invitation named somebody, so do not begin the run alone.
     stop_after: leave after so many rounds of the run; None to go on.
-    token: the invitation's, to show at the door.
+    admission: the admission proof of this peer, to show at the door and in READYs; empty where the run asks for none.
     introduced: peers whose addresses the invitation names; they are heard until a chain says who is in.
     wall_clock: unix seconds, for the expiry of tokens alone.
     """
@@ -32,6 +32,6 @@ class NodeSettings:
     incarnation: int
     wait_for_contact: bool = False
     stop_after: int | None = None
-    token: bytes | None = None
+    admission: bytes = b""
     introduced: frozenset[PeerId] = frozenset()
     wall_clock: Callable[[], float] = _no_clock

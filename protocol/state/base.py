@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from protocol.run.admission import TokenUses
 from protocol.run.manifest import Admission, RunManifest
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
@@ -24,6 +25,7 @@ class RoundSettings:
     """
 
     run: Hash
+    manifest: RunManifest
     fragments: int
     chunks: int
     max_tokens: int
@@ -41,16 +43,13 @@ class RoundSettings:
     settle_s: float
     listen_s: float
 
-    def base(self, round: int, tip: Hash, electors: tuple[PeerId, ...], contributors: tuple[PeerId, ...] = ()) -> Base:
-        """What round `round` stands on."""
-        return Base(round, fragment_of(round, self.fragments), tip, electors, contributors)
-
 
 def round_settings(run: Hash, manifest: RunManifest) -> RoundSettings:
     """The settings that `manifest` fixes."""
     rounds = manifest.rounds
     return RoundSettings(
         run=run,
+        manifest=manifest,
         fragments=manifest.fragments,
         chunks=manifest.chunks,
         max_tokens=manifest.tokens_per_round,
@@ -75,7 +74,7 @@ class Base:
     """What a round stands on.
 
     electors: who votes on it, sorted; none at the genesis of a run without founders.  contributors: the members of the
-    record before.
+    record before.  known: the members of all records.  uses: of admission tokens, in all records.
     """
 
     round: int
@@ -83,6 +82,8 @@ class Base:
     tip: Hash
     electors: tuple[PeerId, ...]
     contributors: tuple[PeerId, ...] = ()
+    known: frozenset[PeerId] = frozenset()
+    uses: TokenUses = TokenUses()
 
     def ranked(self, peers: Iterable[PeerId]) -> list[PeerId]:
         """In the order in which these peers propose: the tip draws it, so nobody can choose a key for it in advance."""

@@ -6,11 +6,12 @@ the tip it stands on, and its hash is the next tip.  Certificates are verified h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.state.base import Base, RoundSettings
-from protocol.state.electorate import Electorate, quorum_size
+from protocol.state.electorate import quorum_size
+from protocol.state.roster import check_admissions
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import is_authentic, rebuild
@@ -49,7 +50,7 @@ def verify_record(settings: RoundSettings, record: Record, index: Sequence[Chunk
 
 
 def verify_members(settings: RoundSettings, members: Sequence[Member], base: Base, state_digest: bytes) -> None:
-    """Whether these can be the members of a round on `base`: in order, each with the READY that it signed; raises
+    """Whether these can be the members of a round on `base`: in order, each admitted, with the READY that it signed; raises
     `Malformed` with the reason."""
     peers = [member.peer for member in members]
     if peers != sorted(set(peers)) or not settings.min_members <= len(peers) <= settings.max_members:
@@ -61,12 +62,18 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
         statement = rebuild(settings.run, Ready.KIND, PeerId(member.peer), ready.encode(), member.signature)
         if not is_authentic(statement):
             raise Malformed("a member that did not say READY")
+    check_admissions(settings.manifest, settings.run, base.round, members, base.known, base.uses)
 
 
 def voters_of(base: Base, members: Iterable[Member], absent: Sequence[str]) -> tuple[PeerId, ...]:
     """The peers that vote on a record: the electors less the absent ones; the record's own members, if nobody is left."""
     stay = tuple(peer for peer in base.electors if peer not in absent)
     return stay or tuple(PeerId(member.peer) for member in members)
+
+
+def quorum_of(base: Base, voters: Sequence[PeerId], absent: Collection[str]) -> int:
+    """Votes that certify a record: a quorum of the electors that are not absent; where members vote, a majority of them."""
+    return quorum_size(len(voters)) if set(base.electors) - set(absent) else len(voters) // 2 + 1
 
 
 def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate, step: Step) -> None:
@@ -78,8 +85,9 @@ def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate
     signers = [vote.peer for vote in certificate.votes]
     if signers != sorted(set(signers)) or not set(signers) <= set(voters):
         raise Malformed("a certificate with votes of others than electors")
-    if len(signers) < quorum_size(len(voters)):
-        raise Malformed(f"a certificate with {len(signers)} of the {quorum_size(len(voters))} votes it needs")
+    needed = quorum_of(base, voters, absent)
+    if len(signers) < needed:
+        raise Malformed(f"a certificate with {len(signers)} of the {needed} votes it needs")
     vote = Vote(
         round=record.round,
         base=base.tip,
@@ -92,11 +100,6 @@ def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate
     for signature in certificate.votes:
         if not is_authentic(rebuild(run, Vote.KIND, PeerId(signature.peer), body, signature.signature)):
             raise Malformed("a certificate with a false signature")
-
-
-def next_electorate(electorate: Electorate, commit: Commit) -> Electorate:
-    """Who votes after one more record."""
-    return electorate.after([PeerId(member.peer) for member in commit.record.members], [e.mask for e in commit.index])
 
 
 def is_full(certificate: Certificate) -> bool:

@@ -1,30 +1,34 @@
 """Who votes on the next record: a pure function of the records up to the tip.
 
-Peer IDs cost nothing, so a vote is not given for being there.  It is earned by taking part in `seasoning_rounds` records in
-a row, and kept by being a member of the records that follow.  In an open run the electors that are younger than
-`tenure_rounds` hold together at most a quarter of the votes, so a crowd of keys grows by a third of the others' votes in
-each `tenure_rounds` records, and not in each record.
+Peer IDs cost nothing, so being there gives no vote.  A vote is earned by contributing to `seasoning_rounds` records in a
+row, and kept by being a member of the records that follow.  In an open run the electors that are younger than
+`tenure_rounds` hold together at most a quarter of the votes: one seat for three seniors, but always one.  So a crowd of keys
+gains at most a third of the seniors' number in each `tenure_rounds` records, however many keys it has.
 
-Until four peers hold a seat, the founders vote, all of them and nobody else.  Three cases:
+Until four peers hold a seat, the founders vote, all of them and nobody else.  What comes then depends on the run:
 
-* Named founders, closed admission: each seasoned peer holds a seat at once.
-* Named founders, open admission: a founder that is seasoned is senior; the others take the seats of the young, one for
-  three seniors and at least one.  The seats carry no votes until there are four of them.  An electorate of two or three, in
-  which one key that nobody knows could stop the run, never votes; and with one founder it takes a crowd two tenures to
-  come to vote at all.
-* founders = "anyone": the members of the last record vote until four are seasoned.  Those are senior from then on.
+* Named founders, admission by token or list: every seasoned peer gets a seat at once.
+* Named founders, open admission: founders that are seasoned are senior at once, the others take the seats of the young.
+  Ages count from the seat, so they count before the seats carry votes.  Two or three electors never take over: one key
+  that nobody knows could stop them.
+* `founders = "anyone"`: the members of the last record vote until four are seasoned; those are senior at once.
 
-From four electors on nobody falls back to the founders: no record takes four or more electors below four.
+Nobody falls back to the founders: no record takes four or more electors below four.
 
-Where there are more candidates than seats, those come first who began earlier (the first record of their series).  The
-peer ID decides only between candidates of the same record.  To grind low IDs gains nothing over making more keys: all keys
-of one record are before all keys of the next one, and nobody loses a seat to a newcomer.
+A peer that lost its seat has to be seasoned again, but it keeps its age for as many records as it had voted on.  Otherwise
+peers that are often away would return as young ones, in a quarter of the seats, and peers that are never away would soon
+hold all the others.
+
+Where there are more candidates than seats, the older one is first, then whoever began its series of contributions
+earlier.  The peer ID decides only between candidates that began with the same record.  Keys that are ground for low IDs
+gain no more there than a larger number of keys would: all of them come after the candidates of earlier records, and no
+elector loses its seat to a candidate.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,26 +60,37 @@ class Standing:
     first: the record that began the unbroken series with which the vote is earned.
     is_seasoned: the series was long enough; from then on it is enough to be a member.
     missed: records in a row, up to the last one, without it; 0 until it is seasoned.
-    seated: the record that gave it its seat; None without a seat.
-    is_trusted: its seat never counts as young: admission is not open, or it is a founder, or one of the first electors of
-      a run without named founders.
+    since: the record that gave it its seat, earlier by the age that it brought along; None without a seat.
     """
 
     peer: PeerId
     first: int
     is_seasoned: bool = False
     missed: int = 0
-    seated: int | None = None
-    is_trusted: bool = False
+    since: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """A peer that has lost its seat.  age: records on which it had voted.  left: the record that took its seat."""
+
+    peer: PeerId
+    age: int
+    left: int
+
+    def is_forgotten(self, height: int) -> bool:
+        """Whether it has been gone, at the record `height`, for more records than it had voted on."""
+        return height - self.left > self.age
 
 
 @dataclass(frozen=True)
 class Electorate:
-    """Who votes on the record after the first `height` records.  Immutable; standings that did not change are shared.
+    """Who votes on the record after the first `height` records.  Immutable; what did not change is shared.
 
     electors: sorted; empty only before the first record of a run without named founders: the plan's members vote on it.
     is_founding: the founders (or the members of the last record) still vote.
     standings: sorted by peer; of the electors, and of members of the last three records.
+    former: sorted by peer; those whose age is remembered, for as many records as they had voted on.
     """
 
     settings: RoundSettings
@@ -83,11 +98,12 @@ class Electorate:
     electors: tuple[PeerId, ...]
     is_founding: bool
     standings: tuple[Standing, ...]
+    former: tuple[Former, ...]
 
     @classmethod
     def start(cls, settings: RoundSettings) -> Electorate:
         """The electorate at genesis."""
-        return cls(settings, 0, settings.founders or (), True, ())
+        return cls(settings, 0, settings.founders or (), True, (), ())
 
     @property
     def quorum(self) -> int:
@@ -103,12 +119,12 @@ class Electorate:
         updated = self._updated(height, frozenset(members), contributors(members, masks))
         gone = self._gone(height, updated)
         standings = self._seated(height, [standing for standing in updated if standing.peer not in gone])
-        seats = _seats(standings)
-        is_founding = self.is_founding and len(seats) < FEWEST_SEATED
-        electors = tuple(standing.peer for standing in seats)
+        electors = tuple(standing.peer for standing in standings if standing.since is not None)
+        former = self._former(height, updated, frozenset(electors))
+        is_founding = self.is_founding and len(electors) < FEWEST_SEATED
         if is_founding:
             electors = self.settings.founders or _earliest(members, standings)
-        return Electorate(self.settings, height, electors, is_founding, tuple(standings))
+        return Electorate(self.settings, height, electors, is_founding, tuple(standings), former)
 
     def _updated(self, height: int, members: frozenset[PeerId], contributing: frozenset[PeerId]) -> list[Standing]:
         """The standings after the record `height`, before seats are lost and given; sorted by peer."""
@@ -128,8 +144,9 @@ class Electorate:
         missing = [standing for standing in standings if standing.missed >= MISSES]
         if self.is_founding:
             return frozenset(standing.peer for standing in missing)
-        due = sorted(_seats(missing), key=lambda each: (each.missed, each.seated, each.first, each.peer), reverse=True)
-        staying = due[self._removable(height, _seats(standings), due) :]
+        due = _by_seniority(missing)[::-1]
+        due.sort(key=lambda standing: -standing.missed)
+        staying = due[self._removable(height, _by_seniority(standings), due) :]
         return frozenset(standing.peer for standing in missing).difference(standing.peer for standing in staying)
 
     def _removable(self, height: int, seats: Sequence[Standing], due: Sequence[Standing]) -> int:
@@ -145,33 +162,54 @@ class Electorate:
         return len(due)
 
     def _seated(self, height: int, standings: Sequence[Standing]) -> list[Standing]:
-        """The standings with seats given: to the trusted first, then to others as far as the young have seats.
+        """The standings with seats given: to seniors first, then to others as far as the young have seats.
 
         Young electors above their share, because seniors have gone, wait for the next seat that is free.
         """
-        seats = sorted(_seats(standings), key=lambda each: (each.seated, each.first, each.peer))
+        seats = _by_seniority(standings)
         young = [standing for standing in seats if self._is_young(height, standing)]
-        waiting = [each for each in standings if each.is_seasoned and each.seated is None and not each.missed]
-        waiting.sort(key=lambda standing: (standing.first, standing.peer))
-        trusted = [each for each in waiting if self._is_trusted(each.peer)][: MAX_ELECTORS - len(seats)]
-        seniors = len(seats) - len(young) + len(trusted)
+        waiting = self._waiting(height, standings)
+        senior = [each for each in waiting if not self._is_young(height, each)][: MAX_ELECTORS - len(seats)]
+        seniors = len(seats) - len(young) + len(senior)
         share = min(young_seats(seniors), MAX_ELECTORS - seniors)
-        others = [each for each in waiting if not self._is_trusted(each.peer)][: max(0, share - len(young))]
-        changed = {each.peer: replace(each, seated=None) for each in young[share:]}
-        changed |= {each.peer: replace(each, seated=height, is_trusted=True) for each in trusted}
-        changed |= {each.peer: replace(each, seated=height) for each in others}
+        others = [each for each in waiting if self._is_young(height, each)][: max(0, share - len(young))]
+        changed = {standing.peer: standing for standing in (*senior, *others)}
+        changed |= {standing.peer: replace(standing, since=None) for standing in young[share:]}
         return [changed.get(standing.peer, standing) for standing in standings]
 
-    def _is_young(self, height: int, standing: Standing) -> bool:
-        """Whether it holds a seat, and has voted on fewer than `tenure_rounds` records since it was given."""
-        if standing.seated is None or standing.is_trusted:
-            return False
-        return height - standing.seated < self.settings.tenure_rounds
+    def _waiting(self, height: int, standings: Sequence[Standing]) -> list[Standing]:
+        """Seasoned members of the record `height` without a seat, as they would be with one, by seniority."""
+        ages = {former.peer: former.age for former in self.former if not former.is_forgotten(height)}
+        least = self.settings.tenure_rounds if self.is_founding and self.settings.founders is None else 0
+        return _by_seniority(
+            replace(standing, since=height - max(least, ages.get(standing.peer, 0)))
+            for standing in standings
+            if standing.is_seasoned and standing.since is None and not standing.missed
+        )
 
-    def _is_trusted(self, peer: PeerId) -> bool:
-        """Whether a seat that it is given now never counts as young."""
-        founders = self.settings.founders
-        return not self.settings.is_open or (self.is_founding if founders is None else peer in founders)
+    def _former(self, height: int, before: Sequence[Standing], seated: frozenset[PeerId]) -> tuple[Former, ...]:
+        """Who is remembered after the record `height`, before which `before` were the standings."""
+        remembered = [each for each in self.former if each.peer not in seated and not each.is_forgotten(height)]
+        left = [
+            Former(standing.peer, height - standing.since, height)
+            for standing in before
+            if standing.since is not None and standing.peer not in seated
+        ]
+        return tuple(sorted([*remembered, *left], key=lambda former: former.peer)) if left else tuple(remembered)
+
+    def _is_young(self, height: int, standing: Standing) -> bool:
+        """Whether its seat is one of the young: open admission, no named founder, an age below `tenure_rounds`."""
+        if standing.since is None or not self.settings.is_open or standing.peer in (self.settings.founders or ()):
+            return False
+        return height - standing.since < self.settings.tenure_rounds
+
+
+def _by_seniority(standings: Iterable[Standing]) -> list[Standing]:
+    """Those with a seat, the oldest first: by age, then by the first record of their series, then by peer ID."""
+    seats = [
+        (standing.since, standing.first, standing.peer, standing) for standing in standings if standing.since is not None
+    ]
+    return [standing for *_, standing in sorted(seats, key=lambda seat: seat[:3])]
 
 
 def young_seats(seniors: int) -> int:
@@ -185,10 +223,6 @@ def contributors(members: Sequence[PeerId], masks: Sequence[bytes]) -> frozenset
     rows = np.frombuffer(b"".join(masks), dtype=np.uint8).reshape(len(masks), width)
     counts = np.unpackbits(rows, axis=1, count=len(members), bitorder="little").sum(axis=0, dtype=np.uint16)
     return frozenset(members[index] for index in np.flatnonzero(counts > len(masks) // 2).tolist())
-
-
-def _seats(standings: Sequence[Standing]) -> list[Standing]:
-    return [standing for standing in standings if standing.seated is not None]
 
 
 def _earliest(members: Sequence[PeerId], standings: Sequence[Standing]) -> tuple[PeerId, ...]:

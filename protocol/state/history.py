@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections import deque
 
 from protocol.state.base import Base, RoundSettings
-from protocol.state.chain import genesis_tip, is_full, next_electorate, record_hash
+from protocol.state.chain import genesis_tip, is_full, record_hash
 from protocol.state.electorate import Electorate
+from protocol.state.roster import Roster, base_on
 from protocol.state.store import Store
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Record
 
-ELECTORATES_KEPT = 256
-"""Tips whose electorate is known without reading records again."""
+ROSTERS_KEPT = 256
+"""Tips whose roster is known without reading records again."""
 
 
 class History:
@@ -27,9 +28,8 @@ class History:
         self._settings, self._store = settings, store
         self._tips = [genesis_tip(settings.run)]
         self._last: Record | None = None
-        self._electorates = deque([Electorate.start(settings)], maxlen=ELECTORATES_KEPT)
+        self._rosters = deque([Roster(Electorate.start(settings))], maxlen=ROSTERS_KEPT)
         """After the newest records; the last one is of the tip."""
-        self._member_since: dict[PeerId, int] = {}
         self._provisional: list[int] = []
         for round in range(store.records.length()):
             commit = store.records.at(round)
@@ -44,9 +44,7 @@ class History:
         self._last = record
         if not is_full(commit.certificate):
             self._provisional.append(record.round)
-        self._electorates.append(next_electorate(self._electorates[-1], commit))
-        for member in record.members:
-            self._member_since.setdefault(PeerId(member.peer), record.round)
+        self._rosters.append(self._rosters[-1].after(commit))
 
     @property
     def length(self) -> int:
@@ -66,24 +64,23 @@ class History:
     @property
     def base(self) -> Base:
         """What the next round stands on."""
-        members = self._last.members if self._last is not None else []
-        contributors = tuple(PeerId(member.peer) for member in members)
-        return self._settings.base(self.length, self.tip, self.electorate.electors, contributors)
+        contributors = self._last.members if self._last is not None else []
+        return base_on(self._settings, self.length, self.tip, self.roster, contributors)
 
     @property
-    def electorate(self) -> Electorate:
-        """Who votes on the next record, and who is earning a vote."""
-        return self._electorates[-1]
+    def roster(self) -> Roster:
+        """What the chain says about peers."""
+        return self._rosters[-1]
 
-    def electorate_at(self, rounds: int) -> Electorate:
-        """Who votes after `rounds` rounds, at most `length`.  Reads the records again when that is long ago."""
+    def roster_at(self, rounds: int) -> Roster:
+        """What the first `rounds` records say about peers, at most `length`.  Reads them again when that is long ago."""
         back = self.length - rounds
-        if back < len(self._electorates):
-            return self._electorates[-1 - back]
-        electorate = Electorate.start(self._settings)
+        if back < len(self._rosters):
+            return self._rosters[-1 - back]
+        roster = Roster(Electorate.start(self._settings))
         for round in range(rounds):
-            electorate = next_electorate(electorate, self.commit_at(round))
-        return electorate
+            roster = roster.after(self.commit_at(round))
+        return roster
 
     @property
     def final(self) -> int:
@@ -97,7 +94,7 @@ class History:
 
     def has_member(self, peer: PeerId) -> bool:
         """Whether any record of this chain names `peer` as a member."""
-        return peer in self._member_since
+        return peer in self.roster.members
 
     def tip_at(self, rounds: int) -> Hash:
         """The tip after `rounds` rounds, at most `length`."""
@@ -126,13 +123,12 @@ class History:
     def roll_back(self, rounds: int) -> None:
         """Keep the first `rounds` records only."""
         assert 0 <= rounds <= self.length
-        electorate = self.electorate_at(rounds)
-        for _ in range(min(self.length - rounds, len(self._electorates))):
-            self._electorates.pop()
-        if not self._electorates:
-            self._electorates.append(electorate)
+        roster = self.roster_at(rounds)
+        for _ in range(min(self.length - rounds, len(self._rosters))):
+            self._rosters.pop()
+        if not self._rosters:
+            self._rosters.append(roster)
         self._store.truncate(rounds)
         del self._tips[rounds + 1 :]
         self._provisional = [round for round in self._provisional if round < rounds]
         self._last = self.record_at(rounds - 1)
-        self._member_since = {peer: since for peer, since in self._member_since.items() if since < rounds}

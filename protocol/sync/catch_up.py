@@ -19,10 +19,10 @@ from protocol.events import CheckpointWritten, Desynced, Dropped, Notice, Rolled
 from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
-from protocol.state.base import Base
-from protocol.state.chain import is_full, next_electorate, prefer, record_hash, verify_commit
+from protocol.state.chain import is_full, prefer, record_hash, verify_commit
 from protocol.state.replica import Replica
 from protocol.state.results import ResultFile
+from protocol.state.roster import base_on
 from protocol.sync.standpoints import Standpoints
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
@@ -46,7 +46,7 @@ BRANCH_BYTES = 64 << 20
 """A fork with more records than this is not looked at: they are held in memory until it is judged."""
 ENTRY_BYTES = 128
 YOUNG_ROUNDS = 100
-"""A run that anybody may begin may have been begun twice.  A chain of so many rounds is not given up for another beginning."""
+"""A run that anybody may begin may be begun twice.  A chain of so many rounds is not given up for another beginning."""
 LOOK_AHEAD = 256
 """Records that are verified before it is judged which of them we take over."""
 CHECKPOINT_WORTH_ROUNDS = 8
@@ -112,7 +112,7 @@ class CatchUp:
             if is_full(theirs[0].certificate):
                 self.session.emit(Notice("warning", f"{peer} shows another final record of round {common}; ours is kept"))
             return []
-        if not prefer(history.electorate_at(common).electors, ours, theirs[0]):
+        if not prefer(history.roster_at(common).electorate.electors, ours, theirs[0]):
             return []
         return [theirs[0], *self._taken(common + 1, theirs[1:], theirs[0])]
 
@@ -124,15 +124,16 @@ class CatchUp:
         """Of verified records that follow one another from `start` on, those before the first provisional one that the
         electors, as they are heard now, do not stand on.  before: the record before them, if it is not ours."""
         history = self.replica.history
-        electorate = history.electorate_at(start if before is None else start - 1)
+        roster = history.roster_at(start if before is None else start - 1)
         tip = history.tip_at(start) if before is None else record_hash(before.record)
         if before is not None:
-            electorate = next_electorate(electorate, before)
+            roster = roster.after(before)
         tips = [record_hash(commit.record) for commit in theirs]
         for number, commit in enumerate(theirs):
-            if not is_full(commit.certificate) and not self.standpoints.follow(electorate.electors, tips[number:], tip):
+            electors = roster.electorate.electors
+            if not is_full(commit.certificate) and not self.standpoints.follow(electors, tips[number:], tip):
                 return theirs[:number]
-            electorate, tip = next_electorate(electorate, commit), tips[number]
+            roster, tip = roster.after(commit), tips[number]
         return theirs
 
     async def _common_ancestor(self, peer: PeerId) -> tuple[int, int]:
@@ -169,7 +170,8 @@ class CatchUp:
         """Their records from `common` to `length`, verified."""
         commits: list[Commit] = []
         size = 0
-        electorate, base = self.replica.history.electorate_at(common), self._base_at(common)
+        roster = self.replica.history.roster_at(common)
+        base = base_on(self.replica.rounds, common, self.replica.history.tip_at(common), roster)
         while common + len(commits) < length:
             for commit in (await self._commits(peer, base.round))[: length - base.round]:
                 await self.offload(verify_commit, self.replica.rounds, commit, base)
@@ -177,13 +179,9 @@ class CatchUp:
                 size += len(commit.index) * ENTRY_BYTES
                 if size > BRANCH_BYTES:
                     raise Malformed(f"a fork of over {BRANCH_BYTES >> 20} MiB of records")
-                electorate = next_electorate(electorate, commit)
-                base = self.replica.rounds.base(base.round + 1, record_hash(commit.record), electorate.electors)
+                roster = roster.after(commit)
+                base = base_on(self.replica.rounds, base.round + 1, record_hash(commit.record), roster)
         return commits
-
-    def _base_at(self, rounds: int) -> Base:
-        history = self.replica.history
-        return self.replica.rounds.base(rounds, history.tip_at(rounds), history.electorate_at(rounds).electors)
 
     async def _commits(self, peer: PeerId, start: int) -> list[Commit]:
         reply = await self._ask(peer, "commits", CommitsRequest(start=start, count=MAX_COMMITS), CommitsReply)

@@ -40,7 +40,7 @@ class Standpoints:
         """The round whose provisional record, and all after it, we give up; None when those we have hold."""
         history = self._history
         for round in history.provisional[-LATEST:]:
-            electors = history.electorate_at(round).electors
+            electors = history.roster_at(round).electorate.electors
             branch = frozenset(history.tips(round + 1, history.length - round))
             if returns(electors, count(electors, self._heard(electors), branch, frozenset([history.tip_at(round)]))):
                 return round

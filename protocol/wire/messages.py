@@ -20,13 +20,13 @@ from protocol.wire.identity import SIGNATURE_BYTES, Identity, PeerId
 
 REMEMBERED_BYTES = 2048
 """Statements up to this size are decoded once, however often they arrive."""
-MAX_TOKEN_BYTES = 1024
+MAX_TOKEN_BYTES = 768
 """Of an invitation's token."""
 MAX_ADMISSION_BYTES = 1024
 """Of the proof that a peer was admitted."""
 MAX_MEMBERS = 256
 MAX_ELECTORS = 64
-MAX_ROLL_BYTES = 6144
+MAX_ROLL_BYTES = 8192
 """Of a signed ROLL as it travels."""
 MAX_CHUNKS = 4096
 """Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""

@@ -10,13 +10,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from protocol.wire.messages import MAX_CHUNKS, MAX_TOKEN_BYTES, Body, Count, HashField, PeerField
+from protocol.wire.messages import MAX_CHUNKS, Body, Count, HashField
 
 MAX_TIPS = 1024
 MAX_COMMITS = 64
 MAX_LEAVES = 32_768
-MAX_VOUCHED = 64
-"""Newcomers that a proposer may vouch for at once."""
 SLICE_BYTES = 1 << 20
 """Bytes of something large in one answer."""
 COMMITS_BYTES = 1_500_000
@@ -96,15 +94,3 @@ class LeavesReply(Body):
     """The hashes of the chunks of a checkpoint, in order."""
 
     leaves: Annotated[list[HashField], Field(min_length=1, max_length=MAX_LEAVES)]
-
-
-class VouchRequest(Body):
-    """By which tokens did you let these peers in?"""
-
-    peers: Annotated[list[PeerField], Field(min_length=1, max_length=MAX_VOUCHED)]
-
-
-class VouchReply(Body):
-    """In the order of the question; empty for who showed none."""
-
-    tokens: Annotated[list[Annotated[bytes, Field(max_length=MAX_TOKEN_BYTES)]], Field(max_length=MAX_VOUCHED)]

@@ -15,7 +15,7 @@ from protocol.network.interface import NetworkError, Refused
 from protocol.network.libp2p import Libp2pNetwork
 from protocol.network.libp2p.link import NONCE_BYTES, FrameKind, Link
 from protocol.network.libp2p.requests import encode_question
-from protocol.run.admission import make_hello
+from protocol.run.greeting import make_hello
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
@@ -47,7 +47,7 @@ class Cast(Recorder):
     async def greet(self, peer: PeerId) -> None:
         """As everybody may in an open run: it is a member that attacks."""
         assert self.network is not None
-        hello = make_hello(Hash(self.run), Role.SEED, None, "1").encode()
+        hello = make_hello(Hash(self.run), Role.SEED, b"", "1").encode()
         await _until_broken(partial(self.network.request, peer, "hello", hello, timeout_s=PATIENCE_S))
 
     @property

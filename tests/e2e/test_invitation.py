@@ -14,9 +14,11 @@ from peer.errors import ExitCode
 from peer.keyfile import load_identity
 from protocol.network.interface import Refused
 from protocol.network.libp2p import open_network
-from protocol.run.admission import make_hello, make_token
+from protocol.run.admission import make_proof
+from protocol.run.greeting import make_hello
 from protocol.run.invitation import Invitation, make_invitation, read_invitation
 from protocol.run.manifest import SignedManifest, open_manifest
+from protocol.run.tokens import bound_token
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Goodbye, Role, pack
@@ -61,7 +63,7 @@ def turned_away(swarm: Swarm, name: str, invitation: str) -> str:
     return swarm.command(swarm.place(name), "join", invitation, "--headless", "--local", code=ExitCode.NOT_ADMITTED)
 
 
-async def refused(signed: SignedManifest, invitation: Invitation, intruder: Identity, token: bytes | None) -> str:
+async def refused(signed: SignedManifest, invitation: Invitation, intruder: Identity, proof: bytes) -> str:
     """The answer to a peer that does not ask its own software whether it may: it knocks, and then asks all the same."""
     recorder = Recorder()
     with trio.fail_after(PATIENCE_S):
@@ -69,7 +71,7 @@ async def refused(signed: SignedManifest, invitation: Invitation, intruder: Iden
             network.remember(invitation.addresses)
             await recorder.until(lambda: recorder.connected)
             peer = recorder.connected[0]
-            hello = make_hello(signed.run, Role.TRAINER, token, "1").encode()
+            hello = make_hello(signed.run, Role.TRAINER, proof, "1").encode()
             with pytest.raises(Refused) as refusal:
                 await network.request(peer, "hello", hello, timeout_s=PATIENCE_S)
             for kind, data in (
@@ -87,17 +89,22 @@ def test_guests_with_a_token_fetch_the_manifest_and_train_and_intruders_are_refu
         signed = open_manifest(swarm.manifest.read_bytes())
         run = signed.run.hex()[:12]
         address = read_invitation(bare).addresses[0].split("/p2p/")[0]
-        invitation = swarm.command(organiser.folder, "run", "invite", run, "--address", address).split()[-1]
+        name = PeerId(swarm.command(swarm.place("guest"), "id").strip())
+        invitation = swarm.command(organiser.folder, "run", "invite", run, name, "--address", address).split()[-1]
         guest = swarm.peer("guest", invitation).start()
         assert "admits only invited peers" in turned_away(swarm, "beggar", bare)
         forger = Identity.generate()
-        forged = make_token(forger, signed.run, Role.TRAINER, int(time.time()) + 3600)
+        forged = bound_token(forger, signed.run, forger.peer_id, expires=int(time.time()) + 3600)
         false = make_invitation(signed.run, PeerId(signed.manifest.organiser), read_invitation(bare).addresses, forged)
         assert "did not sign" in turned_away(swarm, "forger", false)
         swarm.until("the organiser is known", lambda: organiser.peer_id)
         found = read_invitation(bare)
-        assert "admits only invited peers" in trio.run(refused, signed, found, Identity.generate(), None)
-        assert "did not sign" in trio.run(refused, signed, found, forger, forged)
+        assert "admits only invited peers" in trio.run(refused, signed, found, Identity.generate(), b"")
+        proof = make_proof(forged, signed.run, forger.peer_id)
+        assert "did not sign" in trio.run(refused, signed, found, forger, proof)
+        stolen = read_invitation(invitation).proof_for(name)
+        assert f"is for {name}" in turned_away(swarm, "thief", invitation)
+        assert f"is for {name}" in trio.run(refused, signed, found, forger, stolen)
         rounds = swarm.whole(organiser, guest)
         swarm.equal(rounds, organiser, guest)
         commits = [*organiser.commits.values(), *guest.commits.values()]
@@ -120,8 +127,7 @@ def test_only_listed_peers_get_into_a_run_with_a_list(tmp_path: Path) -> None:
         assert "admits only listed peers" in turned_away(swarm, "beggar", invitation)
         signed = open_manifest(swarm.manifest.read_bytes())
         intruder = Identity.generate()
-        token = make_token(intruder, signed.run, Role.TRAINER, int(time.time()) + 3600)
-        assert "admits only listed peers" in trio.run(refused, signed, read_invitation(invitation), intruder, token)
+        assert "admits only listed peers" in trio.run(refused, signed, read_invitation(invitation), intruder, b"")
         rounds = swarm.whole(organiser, guest)
         swarm.equal(rounds, organiser, guest)
         assert Hash(signed.run).hex() == guest.status()["run"]

@@ -10,11 +10,11 @@ import trio
 from peer.errors import ExitCode
 from peer.keyfile import load_identity
 from protocol.events import PhaseChanged
-from protocol.run.admission import make_token
+from protocol.run.admission import make_proof
 from protocol.run.invitation import make_invitation, read_invitation
 from protocol.run.manifest import open_manifest
+from protocol.run.tokens import bearer_token
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Role
 from tests.e2e.swarm import TINY_RUN, Peer, Swarm
 from tests.e2e.test_invitation import ADMISSION, refused, turned_away
 
@@ -22,7 +22,7 @@ from tests.e2e.test_invitation import ADMISSION, refused, turned_away
 def invited(swarm: Swarm, organiser: Peer, run: str) -> str:
     """What the organiser's `peer run invite` prints while its peer runs."""
     swarm.until("the organiser listens", lambda: organiser.heard(PhaseChanged) and organiser.status()["addresses"])
-    invitation = swarm.command(organiser.folder, "run", "invite", run).split()[-1]
+    invitation = swarm.command(organiser.folder, "run", "invite", run, "--bearer").split()[-1]
     assert read_invitation(invitation).addresses == organiser.status()["addresses"]
     return invitation
 
@@ -44,13 +44,16 @@ def test_a_member_with_an_expired_token_comes_back_and_a_newcomer_with_it_stays_
         organiser.start()
         signer = load_identity(organiser.folder)
         assert signer is not None
-        token = make_token(signer, signed.run, Role.TRAINER, int(time.time()) - 3 * 86_400)
+        key, intruder = Identity.generate(), Identity.generate()
+        token = bearer_token(signer, signed.run, key, expires=int(time.time()) - 3 * 86_400)
         found = read_invitation(invited(swarm, organiser, signed.run.hex()[:12]))
-        expired = make_invitation(signed.run, PeerId(signed.manifest.organiser), found.addresses, token)
+        expired = make_invitation(signed.run, PeerId(signed.manifest.organiser), found.addresses, token, key.seed)
         shown = swarm.command(guest.folder, "run", "show", expired)
-        assert "(3 days ago)" in shown and "for anyone who holds it" in shown and "role trainer" in shown
+        assert "(3 days ago)" in shown and "up to 16 peers" in shown and "role trainer" in shown
         assert "has expired; ask the run's organiser" in turned_away(swarm, "newcomer", expired)
-        assert "has expired" in trio.run(refused, signed, found, Identity.generate(), token)
+        proof = make_proof(token, signed.run, intruder.peer_id, key)
+        assert "has expired" in trio.run(refused, signed, found, intruder, proof)
+        (guest.folder / "runs" / signed.run.hex() / "admission").unlink()
         guest.what = [expired]
         guest.start()
         rounds = swarm.whole(organiser, guest)

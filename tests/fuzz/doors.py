@@ -37,9 +37,10 @@ from protocol.network.libp2p.dialer import peer_of
 from protocol.network.libp2p.link import FRAME_BYTES, HEAD, TAG_BYTES, FrameKind, Keys, Link, LinkBroken
 from protocol.network.libp2p.requests import decode_answer, decode_question, encode_question
 from protocol.network.libp2p.streams import BadFrame
-from protocol.run.admission import Token, read_token
+from protocol.run.admission import AdmissionProof, TokenUses, verify_admission
 from protocol.run.invitation import MAX_INVITATION_BYTES, PREFIX, make_invitation, read_invitation
-from protocol.run.manifest import RunManifest, demo_manifest, open_manifest
+from protocol.run.manifest import Admission, RunManifest, demo_manifest, open_manifest
+from protocol.run.tokens import Token, read_token
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, open_envelope, rebuild, seal
@@ -51,7 +52,7 @@ from protocol.wire.messages import (
     decode_body,
     unpack,
 )
-from tests.fuzz.examples import BODIES, EVIDENCE, HEADER, ONE, QUESTIONS, RUN
+from tests.fuzz.examples import BODIES, EVIDENCE, GUEST, HEADER, ONE, PROOFS, QUESTIONS, RUN
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,24 @@ def _token(body: bytes) -> bytes:
     return read_token(seal(ONE, RUN, Token.KIND, body).raw, RUN, ONE.peer_id).encode()
 
 
+_BY_INVITATION = demo_manifest().manifest.model_copy(update={"organiser": ONE.peer_id, "admission": Admission.INVITE})
+
+
+def _admission(proof: bytes) -> bytes:
+    verify_admission(_BY_INVITATION, RUN, GUEST, proof, 1)
+    assert TokenUses().may_admit(GUEST, proof)
+    return decode_body(AdmissionProof, proof).encode()
+
+
+def _token_uses(proof: bytes) -> None:
+    """A proof that nobody has verified is counted, or refused."""
+    TokenUses().after([(GUEST, proof)])
+
+
 def _invitation_text(data: bytes) -> None:
     """Text has spaces to choose; what it says must come back."""
     found = read_invitation(data.decode("latin-1"))
-    again = make_invitation(Hash(found.run), ONE.peer_id, found.addresses, found.token)
+    again = make_invitation(Hash(found.run), ONE.peer_id, found.addresses, found.token, found.secret)
     assert read_invitation(again) == found.model_copy(update={"organiser": ONE.peer_id})
 
 
@@ -203,7 +218,8 @@ def _frame_seed() -> bytes:
 
 
 _JSON = [json.dumps({"pid": 1, "addresses": [f"/ip4/127.0.0.1/tcp/1/p2p/{ONE.peer_id}"]}).encode(), b"[]", b'["/ip4"]']
-_INVITATION = make_invitation(RUN, ONE.peer_id, ["/ip4/127.0.0.1/tcp/4001"], b"token")
+_TOKEN = Token(run=RUN, role=Role.TRAINER, expires=1, until_round=None, peer=GUEST, key=None, uses=1).encode()
+_INVITATION = make_invitation(RUN, ONE.peer_id, ["/ip4/127.0.0.1/tcp/4001"], b"token", bytes(32))
 
 DOORS: list[Door] = [
     Door("canonical", _canonical, [body.encode() for body in BODIES]),
@@ -213,7 +229,9 @@ DOORS: list[Door] = [
     Door(
         "manifest", _manifest, [demo_manifest().manifest.model_copy(update={"organiser": ONE.peer_id}).encode()], 320 << 10
     ),
-    Door("token", _token, [Token(run=RUN, role=Role.TRAINER, expiry=1, peer=ONE.peer_id).encode()], 1024),
+    Door("token", _token, [_TOKEN], 1024),
+    Door("admission", _admission, PROOFS, 1024),
+    Door("token uses", _token_uses, PROOFS, 1024),
     Door("invitation", _invitation, [base58.b58decode(_INVITATION[len(PREFIX) :])[4:]], 5000),
     Door("invitation text", _invitation_text, [_INVITATION.encode()], 15_000),
     Door("push header", _push_header, [HEADER.encode()], 16 << 10),

@@ -10,7 +10,9 @@ from protocol.audit.evidence import (
 )
 from protocol.content.blobs import ChunkRequest
 from protocol.exchange.messages import ExchangeAsk, PushHeader
-from protocol.run.admission import HelloReply, make_hello
+from protocol.run.admission import make_proof
+from protocol.run.greeting import HelloReply, make_hello
+from protocol.run.tokens import bearer_token, bound_token
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
@@ -53,8 +55,6 @@ from protocol.wire.questions import (
     PartRequest,
     TipsReply,
     TipsRequest,
-    VouchReply,
-    VouchRequest,
 )
 
 ONE = Identity.from_seed(bytes(32))
@@ -112,6 +112,7 @@ BODIES: list[Body] = [
         norm=6.0,
         root=TIP,
         state_digest=TIP,
+        admission=b"proof",
     ),
     Proposal(attempt=0, plan=PLAN, evicted=[]),
     Promise(
@@ -146,9 +147,7 @@ QUESTIONS: list[Body] = [
     PartReply(proof=[TIP], data=b"data"),
     EvidenceRequest(evidence=TIP, offset=0, length=9),
     HelloReply(protocol=1, version="1"),
-    make_hello(RUN, Role.TRAINER, b"token", "1"),
-    VouchRequest(peers=[ONE.peer_id]),
-    VouchReply(tokens=[b"token", b""]),
+    make_hello(RUN, Role.TRAINER, b"proof", "1"),
 ]
 EVIDENCE = [
     encode_evidence(case)
@@ -160,5 +159,10 @@ EVIDENCE = [
         ),
         TwoStatements(first=seal(ONE, RUN, "ready", BODIES[2].encode()).raw, second=b"second"),
     )
+]
+GUEST = Identity.from_seed(bytes([1]) * 32).peer_id
+PROOFS = [
+    make_proof(bound_token(ONE, RUN, GUEST, expires=1), RUN, GUEST),
+    make_proof(bearer_token(ONE, RUN, ONE, expires=1, until_round=9), RUN, GUEST, ONE),
 ]
 HEADER = PushHeader(plan=TIP, fragment=0, chunk=0, proof=[TIP], statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw)

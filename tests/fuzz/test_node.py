@@ -37,7 +37,6 @@ KINDS = (
     "exchange",
     "part",
     "evidence",
-    "vouch",
     "goodbye",
     "tips",
     "commits",
@@ -70,6 +69,9 @@ class Tap:
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         await self.node.finish_push(peer, header, landing)
+
+    def has_member(self, peer: PeerId) -> bool:
+        return self.node.has_member(peer)
 
     def on_peer_connected(self, peer: PeerId) -> None:
         self.node.on_peer_connected(peer)

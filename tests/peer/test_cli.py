@@ -12,7 +12,13 @@ from peer.cli import explain, main
 from peer.control.client import ControlError
 from peer.errors import ExitCode
 from peer.keyfile import identity_lock
+from protocol.run.admission import verify_admission
 from protocol.run.invitation import read_invitation
+from protocol.run.manifest import open_manifest
+from protocol.run.tokens import read_token
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Role
 
 
 @pytest.fixture
@@ -91,15 +97,68 @@ def test_a_run_tells_its_size_and_its_memory(data: Path, tmp_path: Path, capsys:
         assert "GB in the peer" in out and "GB in the trainer" in out and "for a seed" in out
 
 
-def test_the_organiser_invites(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+GUEST = Identity.from_seed(bytes([7]) * 32).peer_id
+INVITE = 'name = "mine"\nadmission = "invite"\n'
+
+
+def test_the_organiser_invites_one_peer(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Hash(read_invitation(created(capsys, tmp_path / "run.toml", INVITE)).run)
+    for words in ((run.hex()[:12], GUEST), (GUEST,)):
+        assert main(["run", "invite", *words, "--expires", "1h", "--until-round", "9"]) == ExitCode.OK
+        found = read_invitation(capsys.readouterr().out)
+        assert found.token is not None and found.secret is None
+        token = read_token(found.token, run, PeerId(found.organiser))
+        assert (token.peer, token.until_round, token.uses) == (GUEST, 9, 1)
+
+
+def test_the_organiser_invites_whoever_holds_the_invitation(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "run.toml"
-    run = read_invitation(created(capsys, path, 'name = "mine"\nadmission = "invite"\n')).run.hex()
-    assert main(["run", "invite", run[:12], "--expires", "1h"]) == ExitCode.OK
-    assert read_invitation(capsys.readouterr().out).token is not None
-    assert failure(capsys, "run", "invite", run, "--expires", "soon")[0] == ExitCode.USAGE
-    assert failure(capsys, "run", "invite", run, "--peer", "me")[0] == ExitCode.INPUT
+    signed = read_invitation(created(capsys, tmp_path / "run.toml", INVITE)).run.hex()
+    assert main(["run", "invite", signed[:8], "--bearer", "--uses", "3", "--role", "seed"]) == ExitCode.OK
+    text = capsys.readouterr().out
+    found = read_invitation(text)
+    assert found.token is not None and found.secret is not None
+    manifest = open_manifest((data / "runs" / signed / "manifest").read_bytes()).manifest
+    admitted = verify_admission(manifest, Hash(found.run), GUEST, found.proof_for(GUEST), role=Role.SEED)
+    assert (admitted.uses, admitted.role) == (3, Role.SEED)
+    assert main(["run", "show", text.strip()]) == ExitCode.OK
+    assert "up to 3 peers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "remedy"),
+    [
+        ([], ExitCode.USAGE, "`peer id`"),
+        ([GUEST, "--bearer"], ExitCode.USAGE, "instead"),
+        ([GUEST, "--uses", "2"], ExitCode.USAGE, "goes with --bearer"),
+        (["--bearer", "--uses", "4097"], ExitCode.USAGE, "from 1 to 4096"),
+        ([GUEST, "--expires", "soon"], ExitCode.USAGE, "12h"),
+        ([GUEST, "--until-round", "-1"], ExitCode.USAGE, "number of a round"),
+        (["me"], ExitCode.INPUT, "me"),
+        ([GUEST[:-1]], ExitCode.INPUT, "`peer id`"),
+    ],
+)
+def test_mistakes_in_inviting_have_their_remedy(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: ExitCode, remedy: str
+) -> None:
+    created(capsys, tmp_path / "run.toml", INVITE)
+    found, text = failure(capsys, "run", "invite", *words)
+    assert found == code and remedy in text
+
+
+def test_a_run_must_be_named_unless_there_is_one_to_invite_to(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "none that admits" in failure(capsys, "run", "invite", GUEST)[1]
+    run = read_invitation(created(capsys, tmp_path / "open.toml", 'name = "open to all"\n')).run.hex()
+    assert main(["run", "invite", run]) == ExitCode.OK
+    told = capsys.readouterr()
+    assert read_invitation(told.out).token is None and "everybody" in told.err
+    created(capsys, tmp_path / "one.toml", INVITE)
+    created(capsys, tmp_path / "two.toml", INVITE.replace("mine", "another"))
+    code, text = failure(capsys, "run", "invite", GUEST)
+    assert code == ExitCode.USAGE and "(mine)" in text and "(another)" in text and "(open to all)" not in text
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,16 @@ def a_heartbeat(**changes: Any) -> Heartbeat:
     return Heartbeat(**{**fields, **changes})
 
 
+class TheseMembers:
+    """A `protocol.network.interface.Members`: these peers and no others."""
+
+    def __init__(self, *peers: PeerId) -> None:
+        self.peers = set(peers)
+
+    def has_member(self, peer: PeerId) -> bool:
+        return peer in self.peers
+
+
 class TableNetwork:
     """Requests are answered by `answers`; a peer that has none is unreachable.  published, forgotten: in order."""
 

@@ -178,6 +178,9 @@ class Ghost:
 
     # -- what the network calls ---------------------------------------------------------------------------------------
 
+    def has_member(self, peer: PeerId) -> bool:
+        return False
+
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         return Verdict.IGNORE
 

@@ -36,7 +36,7 @@ class Seat:
     """A hostile peer has its own contributions."""
     offload: Offload = inline
     """How its node runs blocking work; a hostile peer has its own ways."""
-    token: bytes | None = None
+    admission: bytes = b""
     introduced: frozenset[PeerId] = frozenset()
     disk_fault: str | None = None
     disk_operations: int = 0

@@ -12,16 +12,16 @@ import trio
 
 from protocol.events import Dropped, Event, Notice
 from protocol.network.interface import Refused
-from protocol.run.admission import make_token
+from protocol.run.admission import make_proof
 from protocol.run.manifest import Admission, SignedManifest, sign
+from protocol.run.tokens import bearer_token, bound_token
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Role
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat
 from tests.simulation.test_liars import holds
 from tests.simulation.world import World, simulated_run
 
-ORGANISER = Identity.from_seed(b"\x2a" * 32)
+ORGANISER, KEY = (Identity.from_seed(bytes([number]) * 32) for number in (0x2A, 0x2B))
 EXPIRES_S = 60
 LATER_S = 1_000_000
 
@@ -32,13 +32,20 @@ def invited_run() -> SignedManifest:
     return sign(ORGANISER, simulated_run(2).manifest.model_copy(update={"admission": Admission.INVITE}))
 
 
-def invite(seat: Seat, expiry: int, peer: PeerId | None = None) -> None:
-    seat.token = make_token(ORGANISER, invited_run().run, Role.TRAINER, expiry, peer)
+def invite(seat: Seat, expires: int) -> None:
+    run = invited_run().run
+    seat.admission = make_proof(bound_token(ORGANISER, run, seat.peer, expires=expires), run, seat.peer)
 
 
-def invite_all(seats: Iterable[Seat], expiry: int = LATER_S) -> None:
+def give_bearer_token(seat: Seat, expires: int) -> None:
+    """The one token that whoever holds it may use."""
+    run = invited_run().run
+    seat.admission = make_proof(bearer_token(ORGANISER, run, KEY, expires=expires), run, seat.peer, KEY)
+
+
+def invite_all(seats: Iterable[Seat], expires: int = LATER_S) -> None:
     for seat in seats:
-        invite(seat, expiry)
+        invite(seat, expires)
 
 
 def members(seat: Seat) -> set[str]:
@@ -132,19 +139,19 @@ def test_who_came_in_in_time_may_take_its_time_until_its_first_record() -> None:
         await until_expired(world)
         assert slow.peer not in members(one)
         world.faults.kill(three)
-        world.start(three)  # has not met it: the proposer vouches
+        world.start(three)  # has not met it, and sees the proof in its READY
         slow.node.resume()
         await world.until("it is a member", lambda: slow.peer in newest(one), within_s=120)
 
     holds(simulate(4, scenario, signed=invited_run()))
 
 
-def test_an_expired_token_without_a_record_stays_outside_and_so_does_a_second_key_with_a_members_token() -> None:
+def test_an_expired_token_without_a_record_stays_outside_even_if_a_member_came_in_with_it() -> None:
     async def scenario(world: World) -> None:
         one, other, member, late = world.seats
         invite_all((one, other))
-        invite(member, EXPIRES_S)
-        late.token = member.token
+        for seat in (member, late):
+            give_bearer_token(seat, EXPIRES_S)
         await begin(world, (one, other, member))
         await until_expired(world)
         heard = refusals(world)
@@ -217,7 +224,8 @@ def test_a_member_cannot_bring_in_somebody_whom_the_organiser_did_not_invite() -
         handshake = liar.node._handshake
         may_contribute = handshake.may_contribute
         handshake.may_contribute = lambda peer: peer == friend.peer or may_contribute(peer)  # type: ignore[method-assign]
-        handshake._let_in(friend.peer, None)
+        handshake.may_be_named = lambda sender, ready: True  # type: ignore[method-assign]
+        handshake._guests.add(friend.peer, b"", None)
         world.start(friend)
         reached = max(world.rounds())
         await world.until("rounds go on", lambda: one.node is not None and one.node.rounds >= reached + 8, within_s=400)
@@ -227,7 +235,7 @@ def test_a_member_cannot_bring_in_somebody_whom_the_organiser_did_not_invite() -
     holds(simulate(4, scenario, signed=invited_run()))
 
 
-def test_a_newcomer_that_only_the_proposer_has_met_is_vouched_for_with_its_token() -> None:
+def test_a_newcomer_that_only_the_proposer_has_met_is_known_to_the_voters_by_its_ready() -> None:
     async def scenario(world: World) -> None:
         one, two, three, newcomer = world.seats
         invite_all(world.seats)
@@ -239,6 +247,26 @@ def test_a_newcomer_that_only_the_proposer_has_met_is_vouched_for_with_its_token
         await world.until("it is a member", lambda: newcomer.peer in newest(two), within_s=200)
 
     holds(simulate(4, scenario, signed=invited_run()))
+
+
+def test_a_proof_that_was_seen_in_a_ready_lets_nobody_else_in() -> None:
+    async def scenario(world: World) -> None:
+        one, two, thief = world.seats
+        give_bearer_token(one, LATER_S)
+        invite(two, LATER_S)
+        await begin(world, (one, two))
+        heard = refusals(world)
+        for shown in (one.admission, two.admission):
+            thief.admission = shown
+            world.start(thief)
+            await trio.sleep(10)
+            world.faults.kill(thief)
+        assert thief.peer not in members(one) | members(two)
+        told = [text for who, text in heard if who == thief.number]
+        assert len(told) >= 2 and all("not good for" in text for text in told)
+        assert one.node is not None and one.node.rounds >= 5, "rounds went on"
+
+    holds(simulate(3, scenario, signed=invited_run()))
 
 
 def unheard(peer: PeerId, data: bytes) -> bytes:

@@ -151,7 +151,7 @@ class World:
             version="0",
             incarnation=seat.lives,
             stop_after=seat.stop_after,
-            token=seat.token,
+            admission=seat.admission,
             introduced=seat.introduced,
             wall_clock=self.now,
         )

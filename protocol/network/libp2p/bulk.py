@@ -15,7 +15,16 @@ from collections import Counter
 
 import trio
 
-from protocol.network.interface import MAX_PUSH_BYTES, MAX_PUSH_HEADER_BYTES, Bandwidth, Handlers, NetworkError, Unreachable
+from protocol.network.interface import (
+    MAX_PUSH_BYTES,
+    MAX_PUSH_HEADER_BYTES,
+    Bandwidth,
+    Handlers,
+    Members,
+    NetworkError,
+    Unreachable,
+)
+from protocol.network.libp2p.bulk_places import displaced
 from protocol.network.libp2p.library import Host, Stream, TaskStatus, library_id, peer_id_of
 from protocol.network.libp2p.link import MAC_BYTES, NONCE_BYTES, TOKEN_BYTES, Keys, Link, LinkBroken
 from protocol.network.libp2p.rates import WINDOW_S, Gauge, RateLimit
@@ -28,6 +37,7 @@ from protocol.wire.identity import PeerId
 
 HANDSHAKE_S = 5.0
 MAX_LINKS = 256
+"""Accepted from all peers; members take the places of strangers."""
 MAX_LINKS_PER_PEER = 2 * MAX_LANES
 """Accepted from one peer: those it uses, and those that broke and we have not noticed."""
 MAX_PENDING = 64
@@ -55,6 +65,7 @@ class Bulk:
         self._run = run
         self._listen_host = listen_host
         self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/bulk"
+        self._members: Members = handlers
         self._reputation = reputation
         self._up, self._down, self._gauge = up, down, Gauge()
         self._sending = Sending(self._dial, up)
@@ -184,13 +195,11 @@ class Bulk:
         """libp2p's stream handler: no exception may leave it."""
         try:
             peer = peer_id_of(stream.muxed_conn.peer_id)
-            mine = len(self._links.get(peer, [])) + sum(other == peer for other, _ in self._granted.values())
-            if mine >= MAX_LINKS_PER_PEER or len(self._granted) + sum(map(len, self._links.values())) >= MAX_LINKS:
-                self._reputation.penalise(peer, EXCESS, "too many bulk connections")
-                raise LinkBroken("too many bulk connections")
             token, nonce = os.urandom(TOKEN_BYTES), os.urandom(NONCE_BYTES)
             with trio.fail_after(HANDSHAKE_S):
                 theirs = await read_exactly(stream, NONCE_BYTES)
+                if not self._has_room(peer):
+                    raise LinkBroken("too many bulk connections")
                 self._granted[token] = (peer, Keys.agree(self._run, peer, self._me, token, theirs + nonce))
                 await stream.write(_GRANT.pack(self._port, token, nonce))
             await finish(stream)
@@ -199,6 +208,25 @@ class Bulk:
         except Exception as error:  # noqa: BLE001 - see above
             log.debug("a bulk handshake failed: %r", error)
             await discard(stream)
+
+    def _has_room(self, peer: PeerId) -> bool:
+        """Whether `peer` may have another link; a link of somebody else may end for it."""
+        taken = Counter(other for other, _ in self._granted.values())
+        taken.update({other: sum(not link.broken for link in links) for other, links in self._links.items()})
+        if taken[peer] >= MAX_LINKS_PER_PEER:
+            self._reputation.penalise(peer, EXCESS, "too many bulk connections")
+            return False
+        if taken.total() < MAX_LINKS:
+            return True
+        loser = displaced(peer, taken, self._members)
+        if loser is None:
+            return False
+        link = next((link for link in reversed(self._links.get(loser, [])) if not link.broken), None)
+        if link is not None:
+            link.abort("another peer needs its place")
+        else:
+            self._granted.pop(next(token for token, (other, _) in self._granted.items() if other == loser))
+        return True
 
     async def _expire(self, token: bytes) -> None:
         await trio.sleep(HANDSHAKE_S)

@@ -1,9 +1,10 @@
-"""The address book, and when each of its peers is dialled.
+"""When each peer of the address book is dialled.
 
 Every peer in the book that is neither connected nor banned is dialled, with a pause that doubles up to a minute; a new
-address makes it due at once.  After a connection that lasted, a peer is dialled again after a second; after one that the
-other end soon closed, when the pause is over, for it may not want us.  The library's own dialling (happy eyeballs over two
-addresses, a cache of failed peers) is bypassed: each address is tried alone, and the result is kept.
+address makes it due at once.  What strangers claim is dialled beside the others, and holds none of them up.  After a
+connection that lasted, a peer is dialled again after a second; after one that the other end soon closed, when the pause is
+over, for it may not want us.  The library's own dialling (happy eyeballs over two addresses, a cache of failed peers) is
+bypassed: each address is tried alone, and the result is kept.
 """
 
 from __future__ import annotations
@@ -11,51 +12,41 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import trio
 
+from protocol.network.interface import Members
 from protocol.network.libp2p.attempts import BANNED, OTHER_RUN, SILENT, Attempt, problem_of
+from protocol.network.libp2p.book import FIRST_PAUSE_S, Book, Entry
 from protocol.network.libp2p.library import Host, library_id
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId, public_key_of
 
-FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 LASTING_S = 30.0
 DIAL_S = 10.0
-MAX_PEERS = 1024
-MAX_ADDRESSES_PER_PEER = 8
+MAX_FORGOTTEN = 1024
 MAX_ADDRESS_CHARS = 200
 MAX_AT_ONCE = 8
+MAX_CLAIMED_AT_ONCE = 4
+"""Addresses of strangers that were never met, dialled at one time."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Entry:
-    addresses: list[str] = field(default_factory=list)
-    """Newest first."""
-    pause_s: float = FIRST_PAUSE_S
-    due_at: float = 0.0
-    dialling: bool = False
-    tried: dict[str, Attempt] = field(default_factory=dict)
-    """The last attempt at each address."""
-    other_run: bool = False
-    """It was connected and did not know our run."""
 
 
 class Dialer:
     """Dials the peers of its address book, for as long as `run` runs.
 
-    leave_alone: whether there is nothing to do about a peer now.  on_came: told of a peer that was to be dialled and had
-    connected to us itself.
+    members: tells members from strangers.  leave_alone: whether there is nothing to do about a peer now.  on_came: told of a
+    peer that was to be dialled and had connected to us itself.
     """
 
     def __init__(
         self,
         host: Host,
         me: PeerId,
+        members: Members,
         leave_alone: Callable[[PeerId], bool],
         is_banned: Callable[[PeerId], bool],
         on_came: Callable[[PeerId], None],
@@ -63,38 +54,34 @@ class Dialer:
         self._host = host
         self._me = me
         self._leave_alone, self._is_banned, self._on_came = leave_alone, is_banned, on_came
-        self._book: dict[PeerId, _Entry] = {}
+        self._book = Book(members, leave_alone)
         self._forgotten: set[PeerId] = set()
         self._changed = trio.Event()
         self._random = random.Random(me)
 
-    def remember(self, addresses: Sequence[str]) -> None:
-        """Add addresses to the book; anything that `peer_of` does not accept is ignored."""
+    def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
+        """Add addresses to the book; anything that `peer_of` does not accept is ignored.
+
+        claimed: they come from the network, where anybody says anything.
+        """
+        now = trio.current_time()
         for address in addresses:
             peer = peer_of(address)
             if peer is None or peer == self._me or peer in self._forgotten:
                 continue
-            entry = self._book.get(peer)
-            if entry is None:
-                if len(self._book) >= MAX_PEERS:
-                    continue
-                entry = self._book[peer] = _Entry()
-            if address not in entry.addresses:
-                entry.addresses = [address, *entry.addresses][:MAX_ADDRESSES_PER_PEER]
-                entry.tried = {tried: entry.tried[tried] for tried in entry.tried if tried in entry.addresses}
+            entry = self._book.add(peer, address, claimed=claimed, now=now)
+            if entry is not None:
                 self._make_due(entry)
 
     def known(self) -> list[str]:
-        """All addresses in the book."""
-        return [address for entry in self._book.values() for address in entry.addresses]
+        """The addresses that are worth keeping on disk, the best first."""
+        return self._book.worth_keeping()
 
     def attempts(self) -> list[Attempt]:
         """The last attempt at each address that was dialled."""
-        return [
-            self._seen_as(peer, entry, attempt) for peer, entry in self._book.items() for attempt in entry.tried.values()
-        ]
+        return [self._seen_as(peer, entry, attempt) for peer, entry in self._book for attempt in entry.tried.values()]
 
-    def _seen_as(self, peer: PeerId, entry: _Entry, attempt: Attempt) -> Attempt:
+    def _seen_as(self, peer: PeerId, entry: Entry, attempt: Attempt) -> Attempt:
         if attempt.problem == "" and entry.other_run:
             return replace(attempt, problem=OTHER_RUN)
         return replace(attempt, problem=BANNED) if self._is_banned(peer) else attempt
@@ -105,13 +92,14 @@ class Dialer:
 
     def mark_other_run(self, peer: PeerId) -> None:
         """This peer is connected, and does not know our run."""
-        if peer in self._book:
-            self._book[peer].other_run = True
+        entry = self._book.get(peer)
+        if entry is not None:
+            entry.other_run = True
 
     def forget(self, peer: PeerId) -> None:
         """Remove a peer from the book for good."""
-        self._book.pop(peer, None)
-        if len(self._forgotten) < MAX_PEERS:
+        self._book.remove(peer)
+        if len(self._forgotten) < MAX_FORGOTTEN:
             self._forgotten.add(peer)
 
     def lost(self, peer: PeerId, lasted_s: float) -> None:
@@ -120,43 +108,46 @@ class Dialer:
         if entry is not None:
             if lasted_s >= LASTING_S:
                 entry.pause_s = FIRST_PAUSE_S
+                entry.meet(trio.current_time())
             entry.due_at = trio.current_time() + entry.pause_s
             self._changed.set()
 
-    def _make_due(self, entry: _Entry) -> None:
+    def _make_due(self, entry: Entry) -> None:
         entry.pause_s = FIRST_PAUSE_S
         entry.due_at = -1.0
         self._changed.set()
 
     async def run(self) -> None:
         """Dial until cancelled."""
-        limiter = trio.CapacityLimiter(MAX_AT_ONCE)
+        favoured, claimed = trio.CapacityLimiter(MAX_AT_ONCE), trio.CapacityLimiter(MAX_CLAIMED_AT_ONCE)
         async with trio.open_nursery() as nursery:
             while True:
                 self._changed = trio.Event()
                 now = trio.current_time()
-                waiting = [
-                    (peer, entry) for peer, entry in self._book.items() if not entry.dialling and not self._leave_alone(peer)
-                ]
+                self._book.expire(now)
+                waiting = [(peer, entry) for peer, entry in self._book if not entry.dialling and not self._leave_alone(peer)]
                 for peer, entry in waiting:
                     if entry.due_at <= now:
                         entry.dialling = True
+                        limiter = favoured if self._book.is_favoured(peer, entry) else claimed
                         nursery.start_soon(self._dial, peer, entry, limiter)
                 next_at = min((entry.due_at for _, entry in waiting if not entry.dialling), default=now + MAX_PAUSE_S)
                 with trio.move_on_at(max(next_at, now + 0.05)):
                     await self._changed.wait()
 
-    async def _dial(self, peer: PeerId, entry: _Entry, limiter: trio.CapacityLimiter) -> None:
+    async def _dial(self, peer: PeerId, entry: Entry, limiter: trio.CapacityLimiter) -> None:
         entry.due_at = trio.current_time() + entry.pause_s * self._random.uniform(0.8, 1.2)
         entry.pause_s = min(MAX_PAUSE_S, entry.pause_s * 2)
-        async with limiter:
-            for address in list(entry.addresses):
+        for address in list(entry.addresses):
+            async with limiter:  # for one address: others have their turn before the next
                 if self._leave_alone(peer) or peer in self._forgotten:
                     break
                 problem: str | None = SILENT
                 entry.other_run = False
                 with trio.move_on_after(DIAL_S):
                     problem = await self._try(peer, address)
+                if problem == "":
+                    entry.meet(trio.current_time(), address)
                 if problem is not None:
                     times = entry.tried[address].times if address in entry.tried else 0
                     entry.tried[address] = Attempt(address, times + 1, problem)

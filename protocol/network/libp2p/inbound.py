@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 import trio
 
 from protocol.events import StrangersClosed
+from protocol.network.interface import Members
 from protocol.network.libp2p.close_summary import CloseSummary
 from protocol.network.libp2p.inbound_policy import InboundLimits, InboundPolicy, Stage
 from protocol.network.libp2p.library import AcceptedStream, Address, Swarm, peer_id_of
@@ -51,13 +52,19 @@ class _Accepted:
 class InboundConnections:
     """The inbound connections of one swarm.  `attach`, then `run`.
 
-    on_closed: told of connections that were closed, in sums.
+    members: tells members from strangers.  on_closed: told of connections that were closed, in sums.
     """
 
-    def __init__(self, reputation: Reputation, limits: InboundLimits, on_closed: Callable[[StrangersClosed], None]) -> None:
+    def __init__(
+        self,
+        reputation: Reputation,
+        limits: InboundLimits,
+        members: Members,
+        on_closed: Callable[[StrangersClosed], None],
+    ) -> None:
         self._reputation, self._on_closed = reputation, on_closed
         self._summary = CloseSummary()
-        self._policy = InboundPolicy(limits, trio.current_time(), self._summary.count)
+        self._policy = InboundPolicy(limits, trio.current_time(), members, self._summary.count)
         self._accepted: dict[int, _Accepted] = {}
         self._numbers = itertools.count()
         self._changed = trio.Event()

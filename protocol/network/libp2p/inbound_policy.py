@@ -5,8 +5,8 @@ stranger (during the handshake and until it greets us), its peer has greeted us.
 A handshake costs milliseconds of a processor, so handshakes have an allowance.  Strangers have few places and little time.
 
 Places and handshakes are shared out by address: an address with many connections waits for and displaces its own.  Between
-addresses that have equally many, one that a greeted peer has used comes first, so that no crowd of strangers keeps a member
-out.
+addresses that have equally many, one that a member has used comes first, then one that another greeted peer has, so that no
+crowd of strangers keeps a member out.  Of peers that have greeted, a member is closed only when no other is left.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from protocol.network.interface import Members
 from protocol.network.libp2p.token_bucket import Allowance, TokenBucket
+from protocol.network.libp2p.trusted_addresses import TrustedAddresses
 from protocol.wire.identity import PeerId
 
 MAX_REMEMBERED = 4096
-"""Peers that have greeted us, and addresses of such peers; the least recent is forgotten first."""
+"""Peers that have greeted us; the least recent is forgotten first, strangers before members."""
 STEP_AGAIN_S = 0.05
 """Until the next step while a connection is queued."""
 
@@ -104,16 +106,21 @@ class _Connection:
 class InboundPolicy:
     """The inbound connections of one peer, by numbers that grow.
 
-    on_closed: told the address and the reason of each connection that is closed by a decision.
+    members: tells members from strangers.  on_closed: told the address and the reason of each connection that is closed by a
+    decision.
     """
 
     def __init__(
-        self, limits: InboundLimits, now: float, on_closed: Callable[[str, CloseReason], None] = lambda address, reason: None
+        self,
+        limits: InboundLimits,
+        now: float,
+        members: Members,
+        on_closed: Callable[[str, CloseReason], None] = lambda address, reason: None,
     ) -> None:
-        self._limits, self._on_closed = limits, on_closed
+        self._limits, self._members, self._on_closed = limits, members, on_closed
         self._connections: dict[int, _Connection] = {}
         self._greeted: OrderedDict[PeerId, None] = OrderedDict()
-        self._trusted: OrderedDict[str, None] = OrderedDict()
+        self._trusted = TrustedAddresses(members)
         self._handshakes = TokenBucket(limits.handshakes.burst_s, 0, now)
 
     # -- what happens -------------------------------------------------------------------------------------------------
@@ -134,17 +141,18 @@ class InboundPolicy:
         if connection is not None:
             connection.peer, connection.protected_from = peer, now
             if peer in self._greeted:
-                self._promote(connection)
+                self._promote(connection, peer)
 
     def welcome(self, peer: PeerId) -> None:
         """A peer has greeted us and was admitted; none of its connections is a stranger's any more."""
         self._greeted[peer] = None
         self._greeted.move_to_end(peer)
         if len(self._greeted) > MAX_REMEMBERED:
-            self._greeted.popitem(last=False)
+            strangers = (known for known in self._greeted if not self._members.has_member(known))
+            del self._greeted[next(strangers, next(iter(self._greeted)))]
         for connection in self._connections.values():
             if connection.peer == peer:
-                self._promote(connection)
+                self._promote(connection, peer)
 
     def revoke(self, peer: PeerId) -> None:
         """The next connections of a peer are a stranger's again."""
@@ -202,7 +210,7 @@ class InboundPolicy:
                 return math.inf
 
     def _close_surplus(self, decision: Decision) -> None:
-        """Close the oldest connections of one peer, and of all greeted peers the newest from the busiest address."""
+        """Close the oldest connections of one peer, and of greeted strangers the newest from the busiest address."""
         peers = Counter(connection.peer for connection in self._connections.values() if connection.peer is not None)
         for connection in list(self._connections.values()):
             if connection.peer is not None and peers[connection.peer] > self._limits.per_peer:
@@ -211,7 +219,7 @@ class InboundPolicy:
         greeted = list(self._in(Stage.GREETED))
         addresses = Counter(connection.address for connection in greeted)
         for _ in range(len(greeted) - self._limits.greeted):
-            newest = max(greeted, key=lambda each: (addresses[each.address], each.number))
+            newest = max(greeted, key=lambda each: (not self._is_members(each), addresses[each.address], each.number))
             greeted.remove(newest)
             addresses[newest.address] -= 1
             self._close(newest, CloseReason.CROWDED, decision)
@@ -229,7 +237,7 @@ class InboundPolicy:
             newest_last.setdefault(connection.address, []).append(connection)
         for _ in range(too_many):
             queue = oldest_last or newest_last
-            address = max(queue, key=lambda address: (len(queue[address]), address not in self._trusted))
+            address = max(queue, key=lambda address: (len(queue[address]), -self._trusted.rank(address)))
             self._close(queue[address].pop(), CloseReason.CROWDED, decision)
             if not queue[address]:
                 del queue[address]
@@ -269,7 +277,7 @@ class InboundPolicy:
         for connection in self._in(Stage.QUEUED):
             if not self._is_fresh(first.get(connection.address), now):
                 first[connection.address] = connection
-        return sorted(first.values(), key=lambda each: (inside[each.address], each.address not in self._trusted))
+        return sorted(first.values(), key=lambda each: (inside[each.address], -self._trusted.rank(each.address)))
 
     def _is_fresh(self, connection: _Connection | None, now: float) -> bool:
         return connection is not None and connection.since + self._limits.fresh_s > now
@@ -283,15 +291,15 @@ class InboundPolicy:
     def _of_busiest(self, connections: list[_Connection]) -> list[_Connection]:
         """Those from the address that has the most of them, in their order."""
         counts = Counter(connection.address for connection in connections)
-        busiest = max(counts, key=lambda address: (counts[address], address not in self._trusted))
+        busiest = max(counts, key=lambda address: (counts[address], -self._trusted.rank(address)))
         return [connection for connection in connections if connection.address == busiest]
 
-    def _promote(self, connection: _Connection) -> None:
+    def _is_members(self, connection: _Connection) -> bool:
+        return connection.peer is not None and self._members.has_member(connection.peer)
+
+    def _promote(self, connection: _Connection, peer: PeerId) -> None:
         connection.stage = Stage.GREETED
-        self._trusted[connection.address] = None
-        self._trusted.move_to_end(connection.address)
-        if len(self._trusted) > MAX_REMEMBERED:
-            self._trusted.popitem(last=False)
+        self._trusted.note(peer, connection.address)
 
     def _close(self, connection: _Connection, reason: CloseReason, decision: Decision) -> None:
         del self._connections[connection.number]

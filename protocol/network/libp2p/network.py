@@ -113,15 +113,15 @@ class Libp2pNetwork:
         """What our links have lately been seen to carry, or may carry."""
         return self._stack.bulk.bandwidth() if self._stack is not None else Bandwidth(0.0, 0.0)
 
-    def remember(self, addresses: Sequence[str]) -> None:
-        """Dial these addresses while their peer is not connected, with backoff."""
-        if self._stack is None:
+    def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
+        """Dial these addresses while their peer is not connected, with backoff.  claimed: other peers say so."""
+        if self._stack is not None:
+            self._stack.dialer.remember(addresses, claimed=claimed)
+        elif not claimed:
             self._early_addresses.extend(addresses)
-        else:
-            self._stack.dialer.remember(addresses)
 
     def known_addresses(self) -> Sequence[str]:
-        """The address book, for keeping on disk."""
+        """The addresses that are worth keeping on disk, the best first."""
         return list(self._early_addresses) if self._stack is None else self._stack.dialer.known()
 
     def forget(self, peer: PeerId) -> None:

@@ -2,7 +2,8 @@
 
 The local end of an inbound connection is a fact: somebody connected to this address of this computer.  Behind a router only
 the others know the address that they dialled; they tell it when they identify themselves (libp2p's `identify`), and that is
-a claim.  Claims are kept by peer, one each, and the caller says whose claims count.
+a claim.  Claims are kept by peer, one each, and the caller says whose claims count.  A member's claim outweighs those of any
+number of strangers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ipaddress
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 
+from protocol.network.interface import Members
 from protocol.network.libp2p.library import Connection, Host, is_inbound, peer_id_of
 from protocol.wire.identity import PeerId
 
@@ -21,9 +23,13 @@ LAYERS = ("muxed_conn", "secured_conn", "_inner", "read_write_closer", "read_wri
 
 
 class ObservedAddresses:
-    """The addresses of one peer, as multiaddrs without a peer ID, like /ip4/192.0.2.1/tcp/4001."""
+    """The addresses of one peer, as multiaddrs without a peer ID, like /ip4/192.0.2.1/tcp/4001.
 
-    def __init__(self) -> None:
+    members: tells members from strangers.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._claims: OrderedDict[PeerId, str] = OrderedDict()
 
@@ -48,16 +54,20 @@ class ObservedAddresses:
         self._claims[peer] = address
         self._claims.move_to_end(peer)
         if len(self._claims) > MAX_CLAIMS:
-            self._claims.popitem(last=False)
+            strangers = (known for known in self._claims if not self._members.has_member(known))
+            del self._claims[next(strangers, next(iter(self._claims)))]
 
     def addresses(self, counts: Callable[[PeerId], bool]) -> list[str]:
-        """Local addresses of inbound connections, the newest first, then claimed ones, the most frequent first.
+        """Local addresses of inbound connections, the newest first, then claimed ones, those of most members first.
 
         counts: whether a peer's claim counts.
         """
         seen = list(reversed(self._seen))
-        claimed = Counter(address for peer, address in self._claims.items() if counts(peer))
-        return seen + [address for address, _ in claimed.most_common() if address not in self._seen]
+        claims = [(self._members.has_member(peer), address) for peer, address in self._claims.items() if counts(peer)]
+        by_members = Counter(address for is_member, address in claims if is_member)
+        by_strangers = Counter(address for is_member, address in claims if not is_member)
+        claimed = sorted({address: None for _, address in claims}, key=lambda it: (-by_members[it], -by_strangers[it]))
+        return seen + [address for address in claimed if address not in self._seen]
 
 
 def _is_of_this_computer(conn: Connection, local: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 import trio
 from multiaddr import Multiaddr
@@ -30,7 +31,7 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 
 ENOUGH_PEERS = 512
-"""With so many connected, no more are dialled."""
+"""With so many connected, no more strangers are dialled."""
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Stack:
         self.reputation = Reputation(trio.current_time, self._on_ban, self._address_group_of)
         self._limits = ResourceLimits(self.reputation)
         self.host = new_host(identity, self.reputation, self._limits)
-        self.observed = ObservedAddresses()
+        self.observed = ObservedAddresses(handlers)
         self.observed.watch(self.host)
         self.requests = Requests(self.host, run, handlers, self.reputation)
         self.gossip = Gossip(self.host, run, handlers, self.reputation)
@@ -60,8 +61,8 @@ class Stack:
             RateLimit(settings.up_limit, lambda: self._control_traffic().up_bytes),
             RateLimit(settings.down_limit, lambda: self._control_traffic().down_bytes),
         )
-        self.dialer = Dialer(self.host, self._me, self._leave_alone, self.reputation.is_banned, self.welcome)
-        self.inbound = InboundConnections(self.reputation, settings.inbound, emit)
+        self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, self.reputation.is_banned, self.welcome)
+        self.inbound = InboundConnections(self.reputation, settings.inbound, handlers, emit)
         self.connections = Connections(self.host.get_network(), self.reputation, self.inbound)
         connections.watch(self.host.get_network(), self._on_opened, self._on_closed)
         self.inbound.attach(self.host.get_network())
@@ -82,7 +83,8 @@ class Stack:
                 await self.gossip.start(stack, nursery)
                 nursery.start_soon(self.dialer.run)
                 if announced:
-                    nursery.start_soon(discover, self._run, self._me, announced, self.dialer.remember)
+                    found = partial(self.dialer.remember, claimed=True)
+                    nursery.start_soon(discover, self._run, self._me, announced, found)
                 task_status.started()
 
     # -- used by the network ------------------------------------------------------------------------------------------
@@ -176,4 +178,5 @@ class Stack:
 
     def _leave_alone(self, peer: PeerId) -> bool:
         """Whether the dialer has nothing to do about a peer."""
-        return peer in self.connections or self.reputation.is_banned(peer) or len(self.connections) >= ENOUGH_PEERS
+        enough = len(self.connections) >= ENOUGH_PEERS and not self._handlers.has_member(peer)
+        return peer in self.connections or self.reputation.is_banned(peer) or enough

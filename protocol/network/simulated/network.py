@@ -63,7 +63,7 @@ class MemoryNetwork(Endpoint):
         """The rates of our links."""
         return Bandwidth(self.access.up.bytes_per_s, self.access.down.bytes_per_s)
 
-    def remember(self, addresses: Sequence[str]) -> None:
+    def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
         """Does nothing: every peer is connected already."""
 
     def known_addresses(self) -> Sequence[str]:

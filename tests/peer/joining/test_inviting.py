@@ -17,8 +17,8 @@ from peer.discovery.contacts import FILE_NAME, Contacts, Known, read_contacts, r
 from peer.joining.inviting import NOBODY, REMEMBERED, describe_token, find_addresses
 from peer.joining.run_source import own_addresses
 from peer.paths import run_dir
-from protocol.run.admission import make_token
 from protocol.run.invitation import Invitation
+from protocol.run.tokens import bearer_token, bound_token
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Role
@@ -139,16 +139,17 @@ def test_this_computers_addresses_are_those_that_a_peer_listens_on(monkeypatch: 
 
 
 def said(token: bytes | None) -> str:
-    return "\n".join(describe_token(Invitation(run=RUN, organiser=ORGANISER.peer_id, addresses=[at(ME)], token=token), NOW))
+    invitation = Invitation(run=RUN, organiser=ORGANISER.peer_id, addresses=[at(ME)], token=token, secret=None)
+    return "\n".join(describe_token(invitation, NOW))
 
 
 def test_an_invitation_tells_its_role_its_holder_and_its_end() -> None:
-    bearer = said(make_token(ORGANISER, RUN, Role.TRAINER, int(NOW) + 6 * DAY_S))
-    assert "role trainer" in bearer and "for anyone who holds it" in bearer
+    bearer = said(bearer_token(ORGANISER, RUN, ORGANISER, expires=int(NOW) + 6 * DAY_S, uses=5, until_round=70))
+    assert "role trainer" in bearer and "up to 5 peers" in bearer and "in round 70 at the latest" in bearer
     assert "until 2023-11-20 22:13:20 UTC (in 6 days)" in bearer
-    bound = said(make_token(ORGANISER, RUN, Role.SEED, int(NOW) - 3 * DAY_S, ONE))
-    assert "role seed" in bound and f"for {ONE} alone" in bound
+    bound = said(bound_token(ORGANISER, RUN, ONE, role=Role.SEED, expires=int(NOW) - 3 * DAY_S))
+    assert "role seed" in bound and f"for {ONE} alone" in bound and "round" not in bound
     assert "expired at 2023-11-11 22:13:20 UTC (3 days ago)" in bound
     assert said(None) == "without a token"
-    assert "not good" in said(make_token(Identity.from_seed(bytes([9]) * 32), RUN, Role.SEED, 1))
-    assert "9999-12-31" in said(make_token(ORGANISER, RUN, Role.SEED, 2**53))
+    assert "not good" in said(bound_token(Identity.from_seed(bytes([9]) * 32), RUN, ONE, expires=1))
+    assert "9999-12-31" in said(bound_token(ORGANISER, RUN, ONE, expires=2**53))

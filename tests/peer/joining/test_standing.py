@@ -1,17 +1,20 @@
-"""Whether a peer may take part, as its own disk tells."""
+"""Whether a peer may take part, as its own disk tells, and what it shows to the others."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from peer.joining.standing import standing_problem
-from protocol.run.admission import make_token
+import pytest
+
+from peer.joining.standing import Standing, find_standing, keep_admission
+from protocol.run.admission import make_proof
 from protocol.run.manifest import Admission, DataSection, RunManifest, run_id
+from protocol.run.tokens import bound_token
 from protocol.state.store import Store
 from protocol.wire.identity import Identity
 from protocol.wire.messages import Role
 
-ORGANISER, GUEST = Identity.generate(), Identity.generate()
+ORGANISER, GUEST, OTHER = (Identity.from_seed(bytes([number]) * 32) for number in range(3))
 MANIFEST = RunManifest(
     name="guests only",
     organiser=ORGANISER.peer_id,
@@ -19,22 +22,55 @@ MANIFEST = RunManifest(
     admission=Admission.INVITE,
     data=DataSection(sequence_length=64),
 )
-EXPIRED_AT = 1000
-TOKEN = make_token(ORGANISER, run_id(MANIFEST), Role.TRAINER, EXPIRED_AT)
+RUN = run_id(MANIFEST)
+EXPIRES = 1000
 
 
-def problem(folder: Path, now: float) -> str | None:
-    return standing_problem(MANIFEST, run_id(MANIFEST), GUEST.peer_id, TOKEN, now, Role.TRAINER, folder)
+def proof(expires: int = EXPIRES, guest: Identity = GUEST) -> bytes:
+    return make_proof(bound_token(ORGANISER, RUN, guest.peer_id, expires=expires), RUN, guest.peer_id)
+
+
+def standing(folder: Path, now: float, invited_with: bytes = b"", peer: Identity = GUEST) -> Standing:
+    return find_standing(MANIFEST, RUN, peer.peer_id, invited_with, now, Role.TRAINER, folder)
 
 
 def test_a_token_is_good_until_it_expires(tmp_path: Path) -> None:
-    assert problem(tmp_path, EXPIRED_AT - 1) is None
-    assert "has expired" in (problem(tmp_path, EXPIRED_AT + 1) or "")
+    assert standing(tmp_path, EXPIRES - 1, proof()) == Standing(None, proof())
+    assert "has expired" in (standing(tmp_path, EXPIRES + 1, proof()).problem or "")
 
 
 def test_a_peer_that_promised_in_a_round_asks_the_others(tmp_path: Path) -> None:
     """It left before it saw the record: only the others know that it is a member."""
     store = Store(tmp_path)
-    assert "has expired" in (problem(tmp_path, EXPIRED_AT + 1) or "")
+    assert "has expired" in (standing(tmp_path, EXPIRES + 1, proof()).problem or "")
     store.promise.save(b"the last promise")
-    assert problem(tmp_path, EXPIRED_AT + 1) is None
+    assert standing(tmp_path, EXPIRES + 1, proof()) == Standing(None, proof())
+    for odd in (b"rubbish", proof(guest=OTHER)):
+        assert standing(tmp_path, EXPIRES + 1, odd) == Standing(None), "nothing is better than what others refuse"
+
+
+def test_a_proof_is_kept_for_a_start_without_the_invitation(tmp_path: Path) -> None:
+    assert "invited peers" in (standing(tmp_path, 1).problem or "")
+    keep_admission(b"", tmp_path)
+    assert not list(tmp_path.iterdir())
+    keep_admission(proof(), tmp_path)
+    assert standing(tmp_path, 1) == Standing(None, proof())
+    assert standing(tmp_path, 1, proof(2 * EXPIRES)) == Standing(None, proof(2 * EXPIRES))
+    assert standing(tmp_path, 1, b"rubbish") == Standing(None, proof())
+    assert "has expired" in (standing(tmp_path, EXPIRES + 1).problem or "")
+
+
+@pytest.mark.parametrize("damaged", [b"", b"rubbish", bytes(5000)])
+def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damaged: bytes) -> None:
+    (tmp_path / "admission").write_bytes(damaged)
+    assert standing(tmp_path, 1).problem is not None
+    assert standing(tmp_path, 1, proof()) == Standing(None, proof())
+
+
+def test_who_needs_no_proof_shows_none(tmp_path: Path) -> None:
+    assert standing(tmp_path, 1, proof(), ORGANISER) == Standing(None)
+    listed = MANIFEST.model_copy(update={"admission": Admission.ALLOWLIST, "allowlist": [GUEST.peer_id]})
+    for manifest in (listed, MANIFEST.model_copy(update={"admission": Admission.OPEN})):
+        assert find_standing(manifest, RUN, GUEST.peer_id, proof(), 1, Role.TRAINER, tmp_path) == Standing(None)
+    refused = find_standing(listed, RUN, OTHER.peer_id, proof(), 1, Role.TRAINER, tmp_path)
+    assert "listed peers" in (refused.problem or "")

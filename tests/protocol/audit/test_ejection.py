@@ -21,7 +21,7 @@ from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation, Ready, decode_body, pack, unpack
 from protocol.wire.questions import EvidenceRequest
-from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_heartbeat, a_session, at_once
+from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_heartbeat, a_session, at_once
 from tests.simulation.world import simulated_run
 
 LIAR, ACCUSER = BOB.peer_id, ANN.peer_id
@@ -63,9 +63,10 @@ class Table:
     def __init__(self, folder: Path, network: TableNetwork | None = None) -> None:
         signed = simulated_run()
         self.run, self.events, self.network = signed.run, list[Event](), network or TableNetwork()
-        self.membership = Membership(ME.peer_id, 0.0)
+        self.membership = Membership(ME.peer_id, 0.0, TheseMembers())
         for peer in (ACCUSER, LIAR):
-            self.membership.on_heartbeat(peer, a_heartbeat(), 0.0)
+            self.membership.on_connected(peer, 0.0)
+            self.membership.on_heartbeat(peer, a_heartbeat(), 0.0, peer)
         self.replica = Replica.open(signed, Store(folder), OuterState(signed.manifest))
         session = a_session(signed.run, self.network, self.events)
         self.ejections = Ejections(session, self.replica, self.membership, at_once)

@@ -23,7 +23,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash, tree_proof, tree_root
 from protocol.wire.identity import Identity
 from protocol.wire.masks import mask_of
-from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Ready, pack
+from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Ready, member_of, pack
 
 RUN = Hash(b"\x07" * 32)
 LAW = Law(RUN, 1, chunk_layout(600, 256), "clip")
@@ -40,6 +40,28 @@ def contribution(number: int) -> memoryview:
     return data
 
 
+def member(peer: Identity, tokens: int, root: Hash) -> Member:
+    """A member with this contribution."""
+    said = ready(1, tokens).model_copy(update={"round": 3, "root": root})
+    return member_of(peer.peer_id, said, pack(peer, RUN, said).signature)
+
+
+def ready(serial: int, tokens: int) -> Ready:
+    return Ready(
+        round=1,
+        fragment=0,
+        base=ZERO_HASH,
+        incarnation=1,
+        serial=serial,
+        tokens=tokens,
+        steps=1,
+        loss=1.0,
+        norm=1.0,
+        root=ZERO_HASH,
+        state_digest=ZERO_HASH,
+    )
+
+
 DATA = [contribution(number) for number in range(3)]
 LEAVES = [contribution_leaves(data, LAW.layout) for data in DATA]
 PLAN = Plan(
@@ -48,8 +70,7 @@ PLAN = Plan(
     base=ZERO_HASH,
     owners=bytes([1, 1, 1]),
     state_digest=ZERO_HASH,
-    loss=1.0,
-    members=[Member(peer=peer.peer_id, tokens=100 + n, root=tree_root(LEAVES[n])) for n, peer in enumerate(PEERS)],
+    members=[member(peer, 100 + n, tree_root(LEAVES[n])) for n, peer in enumerate(PEERS)],
 )
 
 ELSEWHERE = PLAN.model_copy(update={"fragment": 1})
@@ -86,7 +107,7 @@ def test_a_wrong_average_convicts_its_signer(members: list[int]) -> None:
         WrongAverage(plan=PLAN, statement=statement(right([0, 1, 2]), [0, 1, 2]), parts=[part(0), part(2)]),
         WrongAverage(plan=PLAN, statement=statement(right([0, 2]), [0, 2]), parts=[part(0), part(1)]),
         WrongAverage(plan=PLAN, statement=statement(right([0, 2]), [0, 2]), parts=[part(0), part(2, part(1).data)]),
-        WrongAverage(plan=PLAN.model_copy(update={"loss": 2.0}), statement=statement(right([0]), [0]), parts=[part(0)]),
+        WrongAverage(plan=PLAN.model_copy(update={"round": 4}), statement=statement(right([0]), [0]), parts=[part(0)]),
         WrongAverage(plan=ELSEWHERE, statement=statement(chunk_hash(b"wrong"), [0], plan=ELSEWHERE), parts=[part(0)]),
         WrongAverage(
             plan=PLAN, statement=statement(chunk_hash(b"x"), [0], Identity.from_seed(b"\x99" * 32)), parts=[part(0)]
@@ -122,22 +143,6 @@ def test_who_averages_what_it_had_to_refuse_is_convicted() -> None:
     parts = [AveragedPart(member=2, proof=[*tree_proof(leaves, CHUNK)], data=data)]
     assert len(parts[0].data) == encoded_bytes(span.count)
     assert judge(LAW, WrongAverage(plan=plan, statement=raw, parts=parts)).peer == OWNER.peer_id
-
-
-def ready(serial: int, tokens: int) -> Ready:
-    return Ready(
-        round=1,
-        fragment=0,
-        base=ZERO_HASH,
-        incarnation=1,
-        serial=serial,
-        tokens=tokens,
-        steps=1,
-        loss=1.0,
-        norm=1.0,
-        root=ZERO_HASH,
-        state_digest=ZERO_HASH,
-    )
 
 
 def test_two_readys_under_one_serial_convict_and_others_do_not() -> None:

@@ -1,22 +1,46 @@
-"""Peers, settings and statements of a small round, for the tables of the pure modules."""
+"""Peers, settings and signed statements of a small round, for the tables of the pure modules."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from protocol.consensus.ballot import Ballot, held_mask
 from protocol.consensus.terms import PeerView
 from protocol.state.base import RoundSettings
-from protocol.state.chain import index_root
+from protocol.state.chain import index_root, record_hash
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import ChunkEntry, Member, Plan, Provenance, Ready, Record
+from protocol.wire.messages import (
+    Body,
+    Certificate,
+    ChunkEntry,
+    Lock,
+    LockName,
+    Member,
+    Motion,
+    Plan,
+    Provenance,
+    Ready,
+    Record,
+    Roll,
+    Signature,
+    Step,
+    Vote,
+    member_of,
+    pack,
+)
 
-PEERS: list[PeerId] = sorted(Identity.from_seed(bytes([number + 1]) * 32).peer_id for number in range(5))
+IDENTITIES = {
+    identity.peer_id: identity for identity in (Identity.from_seed(bytes([number + 1]) * 32) for number in range(5))
+}
+PEERS: list[PeerId] = sorted(IDENTITIES)
+RUN = Hash(b"\x07" * 32)
 TIP = Hash(b"\x09" * 32)
 STATE = Hash(b"\x03" * 32)
 CHUNKS = 3
 SETTINGS = RoundSettings(
-    run=Hash(b"\x07" * 32),
+    run=RUN,
     fragments=1,
     chunks=CHUNKS,
     max_tokens=1000,
@@ -34,48 +58,18 @@ SETTINGS = RoundSettings(
     settle_s=86_400.0,
     listen_s=6.0,
 )
+BASE = SETTINGS.base(5, TIP, tuple(PEERS[:4]), tuple(PEERS[:4]))
+"""A round with the first four peers as electors."""
 INDEX = [ChunkEntry(hash=chunk_hash(bytes([chunk])), mask=b"\x07") for chunk in range(CHUNKS)]
+OTHER_INDEX = [ChunkEntry(hash=chunk_hash(bytes([chunk, 1])), mask=b"\x07") for chunk in range(CHUNKS)]
 PROVENANCE = Provenance(owners=b"\0\1\2", signers=b"\0\1\2", signatures=[bytes(64)] * CHUNKS)
 
-
-def members(*peers: PeerId, tokens: int = 100) -> list[Member]:
-    """Members with contributions of so many tokens."""
-    return [Member(peer=peer, tokens=tokens, root=ZERO_HASH) for peer in peers]
+# -- contributions --------------------------------------------------------------------------------------------------------
 
 
-def a_record(**changes: Any) -> Record:
-    """The record of round 5 with the first three peers."""
-    fields: dict[str, Any] = {
-        "round": 5,
-        "fragment": 0,
-        "attempt": 0,
-        "proposer": PEERS[0],
-        "previous": TIP,
-        "members": members(*PEERS[:3]),
-        "codec": "int8",
-        "result_root": index_root(INDEX),
-        "state_digest": STATE,
-        "loss": 2.0,
-    }
-    return Record(**{**fields, **changes})
-
-
-BASE = SETTINGS.base(5, TIP, a_record(round=4, previous=ZERO_HASH, members=members(*PEERS[:4])))
-"""A round with the first four peers as electors."""
-
-
-def a_plan(**changes: Any) -> Plan:
-    """A plan of round 5 with the first three peers."""
-    fields: dict[str, Any] = {
-        "round": 5,
-        "fragment": 0,
-        "base": TIP,
-        "members": members(*PEERS[:3]),
-        "owners": b"\0\1\2",
-        "state_digest": STATE,
-        "loss": 2.0,
-    }
-    return Plan(**{**fields, **changes})
+def signature_of(peer: PeerId, body: Body) -> bytes:
+    """The signature with which `peer` says `body`."""
+    return pack(IDENTITIES[peer], RUN, body).signature
 
 
 def a_ready(**changes: Any) -> Ready:
@@ -96,7 +90,121 @@ def a_ready(**changes: Any) -> Ready:
     return Ready(**{**fields, **changes})
 
 
-AT_WORK = PeerView(live=True, on_tip=True, left=False, silent_s=0.0)
+def members(*peers: PeerId, **changes: Any) -> list[Member]:
+    """Members, each with the READY that it signed; changes: to all of these READYs."""
+    ready = a_ready(**changes)
+    return [member_of(peer, ready, signature_of(peer, ready)) for peer in peers]
+
+
+def a_plan(**changes: Any) -> Plan:
+    """A plan of round 5 with the first three peers."""
+    fields: dict[str, Any] = {
+        "round": 5,
+        "fragment": 0,
+        "base": TIP,
+        "members": members(*PEERS[:3]),
+        "owners": b"\0\1\2",
+        "state_digest": STATE,
+    }
+    return Plan(**{**fields, **changes})
+
+
+def a_record(**changes: Any) -> Record:
+    """The record of round 5 with the first three peers."""
+    fields: dict[str, Any] = {
+        "round": 5,
+        "fragment": 0,
+        "previous": TIP,
+        "members": members(*PEERS[:3]),
+        "codec": "int8",
+        "result_root": index_root(INDEX),
+        "state_digest": STATE,
+    }
+    return Record(**{**fields, **changes})
+
+
+RECORD = a_record()
+OTHER_RECORD = a_record(result_root=index_root(OTHER_INDEX))
+
+# -- ballots --------------------------------------------------------------------------------------------------------------
+
+
+def a_ballot(attempt: int, *absent: PeerId) -> Ballot:
+    """An attempt of round 5 without these electors."""
+    return Ballot(BASE, attempt, tuple(sorted(absent)))
+
+
+def a_roll(attempt: int, *absent: PeerId, held: Iterable[PeerId] = (), **changes: Any) -> Roll:
+    """A ROLL of round 5 that names no plan and no lock.  held: the electors whose READY its sender holds."""
+    fields: dict[str, Any] = {
+        "round": 5,
+        "base": TIP,
+        "attempt": attempt,
+        "absent": sorted(absent),
+        "held": held_mask(BASE.electors, list(held)),
+        "plan": None,
+        "lock": None,
+        "reduced": None,
+    }
+    return Roll(**{**fields, **changes})
+
+
+def signed(peer: PeerId, body: Body) -> bytes:
+    """The envelope in which `peer` says `body`."""
+    return pack(IDENTITIES[peer], RUN, body).raw
+
+
+def name_of(attempt: int, *absent: PeerId, record: Record = RECORD) -> LockName:
+    """How a roll names the lock that was made in this attempt."""
+    return LockName(attempt=attempt, absent=sorted(absent), record_hash=record_hash(record))
+
+
+def votes_for(
+    record: Record, voters: Iterable[PeerId], attempt: int, *absent: PeerId, step: Step = Step.FIRST
+) -> Certificate:
+    """The votes of these peers for this record, as a certificate; of first votes: a proof of lock."""
+    vote = Vote(
+        round=record.round,
+        base=record.previous,
+        attempt=attempt,
+        step=step,
+        absent=sorted(absent),
+        record_hash=record_hash(record),
+    )
+    votes = [Signature(peer=peer, signature=signature_of(peer, vote)) for peer in sorted(voters)]
+    return Certificate(attempt=attempt, absent=sorted(absent), votes=votes)
+
+
+def a_lock(attempt: int, *absent: PeerId, record: Record = RECORD) -> Lock:
+    """A lock on this record, with the first votes of those that stay."""
+    index = INDEX if record == RECORD else OTHER_INDEX
+    voters = [peer for peer in PEERS[:4] if peer not in absent]
+    return Lock(record=record, index=index, provenance=PROVENANCE, proof=votes_for(record, voters, attempt, *absent))
+
+
+def a_motion(
+    attempt: int,
+    *absent: PeerId,
+    rolls: Iterable[bytes] = (),
+    record: Record = RECORD,
+    proof: Certificate | None = None,
+) -> Motion:
+    """This record is put to the vote.  rolls: without any, those of all who stay, that name nothing."""
+    stay = [peer for peer in PEERS[:4] if peer not in absent]
+    return Motion(
+        attempt=attempt,
+        absent=sorted(absent),
+        record=record,
+        index=INDEX if record == RECORD else OTHER_INDEX,
+        provenance=PROVENANCE,
+        rolls=list(rolls) or [signed(peer, a_roll(attempt, *absent)) for peer in stay],
+        proof=proof,
+    )
+
+
+# -- how peers look -------------------------------------------------------------------------------------------------------
+
+AT_WORK = PeerView(live=True, on_tip=True, left=False, silent_s=0.0, near=True)
 ARRIVING = PeerView(live=True, on_tip=False, left=False, silent_s=0.0, near=True)
 ELSEWHERE = PeerView(live=True, on_tip=False, left=False, silent_s=0.0)
 QUIET = PeerView(live=False, on_tip=False, left=False, silent_s=7.0)

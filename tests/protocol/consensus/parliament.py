@@ -3,13 +3,18 @@
 No tasks, no clock: time is a number that the test moves.  What an honest shell does with effects is done here in the
 simplest way: votes are kept in a dict, exchanges finish at once (each member may assemble another version of a
 chunk), results are held as soon as somebody else holds them.
+
+A puppet is a peer that looks alive and whose machine is told nothing: the test speaks for it.  Of all others everything that
+they say is compared with what they said before and with what they kept: see `Witness`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
+from protocol.consensus.ballot import Ballot, held_mask
 from protocol.consensus.effects import BeginExchange, Committed, ObtainResult, Persist, RoundEffect, Send
 from protocol.consensus.events import Arrived, AuditFailed, ExchangeDone, ResultObtained, RoundEvent, StateHashed, Tick
 from protocol.consensus.machine import RoundMachine
@@ -19,15 +24,22 @@ from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import genesis_tip
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
+from protocol.wire.masks import mask_of
 from protocol.wire.messages import (
     Body,
     ChunkEntry,
     Commit,
     Kept,
+    Motion,
+    Proof,
+    Proposal,
     Provenance,
     Ready,
+    Roll,
+    Vote,
     pack,
 )
+from tests.protocol.consensus.witness import Witness
 
 RUN = Hash(b"\x07" * 32)
 CHUNKS = 3
@@ -70,7 +82,11 @@ class Seat:
 
 
 class Parliament:
-    """`electors` of the previous record, and `joiners` that are only ready.  `versions`: members differ in chunks."""
+    """`electors` of the previous record, and `joiners` that are only ready.  `versions`: members differ in chunks.
+
+    near: who is not on the tip yet, as everybody sees it, and about to be.  left: who said goodbye.  puppets: and what they
+    have heard, with the sender.
+    """
 
     def __init__(self, electors: int, joiners: int = 0, *, seed: int = 0, loss: float = 0.0, versions: bool = False) -> None:
         self.random = Random(seed)
@@ -82,7 +98,10 @@ class Parliament:
         )
         voters = tuple(identity.peer_id for identity in identities[:electors])
         self.near: set[PeerId] = set()
-        """Who is not on the tip yet, as everybody sees it, and about to be."""
+        self.left: set[PeerId] = set()
+        self.puppets: dict[PeerId, list[tuple[PeerId, Body]]] = {}
+        self.witness = Witness()
+        self._readys: dict[PeerId, Ready] = {}
         self.base = Base(5, 0, Hash(b"\x09" * 32), voters, voters) if voters else Base(0, 0, genesis_tip(RUN), ())
         self.seats = {identity.peer_id: self._seat(identity, None) for identity in identities}
         self.lie: bytes | None = None
@@ -117,6 +136,7 @@ class Parliament:
                 root=root,
                 state_digest=state_digest,
             )
+            self._readys[peer] = statement
             for seat in self.seats.values():
                 if seat.alive:
                     self.hand_over(peer, seat, statement)
@@ -126,10 +146,26 @@ class Parliament:
         self.silent_since[peer] = self.now
 
     def restart(self, peer: PeerId) -> None:
-        """Back with its disk: what it is bound by."""
+        """Back with its disk: what it is bound by.  It hears the READYs of the others."""
         old = self.seats[peer]
-        self.seats[peer] = self._seat(old.identity, old.kept)
+        seat = self.seats[peer] = self._seat(old.identity, old.kept)
         self.silent_since.pop(peer, None)
+        for other, statement in self._readys.items():
+            if other != peer and self.seats[other].alive:
+                self.hand_over(other, seat, statement)
+
+    def leave(self, peer: PeerId) -> None:
+        """It says goodbye, and is gone."""
+        self.left.add(peer)
+        self.crash(peer)
+
+    def make_puppet(self, peer: PeerId) -> list[tuple[PeerId, Body]]:
+        """From now on the test speaks for it.  Returns what it hears."""
+        return self.puppets.setdefault(peer, [])
+
+    def say(self, sender: PeerId, body: Body, *to: PeerId) -> None:
+        """The test puts these words into the mouth of `sender`."""
+        self.queue.extend((sender, peer, body) for peer in to)
 
     def run(self, seconds: float, *, step: float = 0.5) -> None:
         end = self.now + seconds
@@ -153,12 +189,31 @@ class Parliament:
             if self.seats[to].alive:
                 self.hand_over(sender, self.seats[to], body)
 
+    def roll(self, attempt: int, **changes: Any) -> Roll:
+        """A roll of the whole electorate that names nothing."""
+        fields: dict[str, Any] = {"absent": [], "held": held_mask(self.base.electors, []), "plan": None}
+        fields |= {"lock": None, "reduced": None, **changes}
+        return Roll(round=self.base.round, base=self.base.tip, attempt=attempt, **fields)
+
+    def pass_on(self, *kinds: type[Body]) -> list[Body]:
+        """Deliver the statements of these kinds that are under way, and nothing that follows from them.  Returns them."""
+        passed = [each for each in self.queue if isinstance(each[2], kinds)]
+        self.queue = [each for each in self.queue if not isinstance(each[2], kinds)]
+        for sender, to, body in passed:
+            if self.seats[to].alive:
+                self.hand_over(sender, self.seats[to], body)
+        return [body for _, _, body in passed]
+
     def hand_over(self, sender: PeerId, seat: Seat, body: Body) -> list[RoundEffect]:
         """`seat` is told that this statement arrived."""
+        if seat.me in self.puppets:
+            self.puppets[seat.me].append((sender, body))
         return self.tell(seat, Arrived(sender, body, pack(self.seats[sender].identity, RUN, body).signature))
 
     def tell(self, seat: Seat, event: RoundEvent) -> list[RoundEffect]:
         """The machine of `seat` handles an event, and its effects are performed."""
+        if seat.me in self.puppets:
+            return []
         effects = seat.machine.handle(event, self.view(seat.me), self.now)
         self.perform(seat, effects)
         return effects
@@ -169,6 +224,8 @@ class Parliament:
             if isinstance(effect, Persist):
                 seat.kept = effect.kept
             elif isinstance(effect, Send):
+                if isinstance(effect.body, Roll | Vote):
+                    self.witness.hear(seat.me, effect.body, seat.kept)
                 self.queue.extend((seat.me, to, effect.body) for to in effect.to)
             elif isinstance(effect, BeginExchange) and plan_hash(effect.plan) not in seat.exchanged:
                 name = plan_hash(effect.plan)
@@ -183,10 +240,11 @@ class Parliament:
                 self.tell(seat, ResultObtained(effect.record.result_root))
             elif isinstance(effect, Committed):
                 seat.committed = effect.commit
+                self.witness.see(effect.commit)
 
     def entries(self, seat: Seat, members: int) -> tuple[ChunkEntry, ...]:
         version = seat.me.encode() if self.versions else b"true" if self.lie or self.refused else b""
-        mask = bytes([(1 << members) - 1]) if members <= 8 else bytes([255, (1 << (members - 8)) - 1])
+        mask = mask_of(range(members), members)
         return tuple(ChunkEntry(hash=chunk_hash(version + bytes([chunk])), mask=mask) for chunk in range(CHUNKS))
 
     def view(self, me: PeerId) -> View:
@@ -194,7 +252,7 @@ class Parliament:
             peer: PeerView(
                 seat.alive,
                 seat.alive and peer not in self.near,
-                False,
+                peer in self.left,
                 self.now - self.silent_since.get(peer, self.now),
                 near=seat.alive,
             )
@@ -209,3 +267,32 @@ class Parliament:
     def records(self) -> set[bytes]:
         """The different records committed, encoded."""
         return {commit.record.encode() for commit in self.commits()}
+
+    def undecided(self) -> list[PeerId]:
+        """Honest peers that are alive and have no record."""
+        return [seat.me for seat in self.seats.values() if seat.alive and not seat.committed and seat.me not in self.puppets]
+
+
+# -- on the way to a record -----------------------------------------------------------------------------------------------
+
+STEPS: list[type[Body]] = [Roll, Proposal, Motion, Vote, Proof, Vote, Commit]
+"""What is said in a round that nothing disturbs, after everybody is ready."""
+
+
+def put_to_the_vote(parliament: Parliament) -> tuple[PeerId, Motion]:
+    """Everybody is ready, has called attempt 0 and made the exchange; the motion is under way.  Returns who made it."""
+    parliament.ready()
+    parliament.pass_on(Roll)
+    parliament.pass_on(Proposal)
+    return next((sender, body) for sender, _, body in parliament.queue if isinstance(body, Motion))
+
+
+def first_proposer(parliament: Parliament, attempt: int = 0) -> PeerId:
+    """Whose turn it is in this attempt when nobody is absent."""
+    return Ballot(parliament.base, attempt).proposer
+
+
+def leader_and_voter(parliament: Parliament) -> tuple[PeerId, PeerId]:
+    """The proposer of attempt 0, and another elector."""
+    leader = first_proposer(parliament)
+    return leader, next(peer for peer in parliament.base.electors if peer != leader)

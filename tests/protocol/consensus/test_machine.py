@@ -1,18 +1,23 @@
-"""Round negotiation as a pure state machine: agreement under loss, crashes and rivals; progress with a majority."""
+"""A round of honest peers: when it is closed, who is in it, what is made anew; and statements that nobody acts on."""
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from typing import Any
 
-from protocol.consensus.effects import FinishCompute, Persist, Reject, RoundEffect, Send
+import pytest
+
+from protocol.consensus.effects import FinishCompute, Reject, Send
 from protocol.consensus.events import AverageDisproved, StateHashed
-from protocol.consensus.policy import ClosingPolicy
-from protocol.state.chain import record_hash, verify_commit
-from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
-from protocol.wire.identity import PeerId
-from protocol.wire.messages import Finish, Motion, Promise, Proposal, Refusal
-from tests.protocol.consensus.parliament import Parliament
+from protocol.consensus.proposer import MAX_LEAD
+from protocol.state.chain import verify_commit
+from protocol.wire.hashes import ZERO_HASH, Hash
+from protocol.wire.messages import Body, Finish, Motion, Proposal, Roll, Vote
+from tests.protocol.consensus.parliament import (
+    Parliament,
+    first_proposer,
+    leader_and_voter,
+    put_to_the_vote,
+)
 from tests.protocol.consensus.parliament import settings as round_settings
 
 
@@ -89,32 +94,6 @@ def test_members_that_assembled_different_chunks_commit_the_proposers_version() 
     assert len(parliament.commits()) == 5 and len(parliament.records()) == 1
 
 
-def test_a_minority_does_not_commit_before_the_eviction_time_and_does_after() -> None:
-    parliament = Parliament(4)
-    first, *others = parliament.seats
-    parliament.ready(first)
-    for peer in others:
-        parliament.crash(peer)
-    parliament.run(15)
-    assert not parliament.commits()
-    parliament.run(30)
-    commit = parliament.seats[first].committed
-    assert commit is not None and sorted(commit.certificate.evicted) == sorted(others)
-
-
-def test_proposer_dies_after_the_promises_and_the_next_one_finishes_the_round() -> None:
-    parliament = Parliament(4)
-    parliament.ready()
-    proposer = next(sender for sender, _, _ in parliament.queue)
-    for sender, to, body in list(parliament.queue):
-        parliament.queue.remove((sender, to, body))
-        parliament.hand_over(sender, parliament.seats[to], body)
-    parliament.crash(proposer)
-    parliament.run(40)
-    survivors = [seat for seat in parliament.seats.values() if seat.me != proposer]
-    assert all(seat.committed for seat in survivors) and len(parliament.records()) == 1
-
-
 def test_a_contradicting_ready_of_the_same_incarnation_is_refused() -> None:
     parliament = Parliament(2)
     first, second = parliament.seats
@@ -137,99 +116,42 @@ def test_another_state_digest_is_not_averaged() -> None:
     assert odd not in [member.peer for member in commit.record.members]
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.integers(2, 6), st.integers(0, 2), st.sampled_from([0.0, 0.1, 0.3]))
-def test_agreement_and_progress_with_a_majority_under_loss_crashes_and_restarts(
-    seed: int, electors: int, joiners: int, loss: float
-) -> None:
-    """No two peers commit different records; with a majority of the electors alive at the end, one is committed."""
-    parliament = Parliament(electors, joiners, seed=seed, loss=loss, versions=True)
-    parliament.ready()
-    peers = list(parliament.seats)
-    for _ in range(12):
-        parliament.run(parliament.random.choice([0.5, 1.0, 3.0]))
-        peer = parliament.random.choice(peers)
-        down = [p for p in peers[:electors] if not parliament.seats[p].alive]
-        if not parliament.seats[peer].alive:
-            parliament.restart(peer)
-            parliament.ready(peer)
-            for other in peers:
-                if parliament.seats[other].alive and other != peer:
-                    statement = parliament.seats[other].machine.readys.get(other)
-                    if statement is not None:
-                        parliament.hand_over(other, parliament.seats[peer], statement)
-        elif len(down) + 1 <= (electors - 1) // 2:
-            parliament.crash(peer)
-        assert len(parliament.records()) <= 1
-    parliament.loss = 0.0
-    parliament.run(120)
-    assert len(parliament.records()) == 1
-    commit = parliament.commits()[0]
-    for seat in parliament.seats.values():
-        if seat.alive and seat.committed is None:  # it decided without this one: the record is fetched and believed
-            parliament.hand_over(commit.record.proposer, seat, commit)  # type: ignore[arg-type]
-            assert seat.committed is not None
+def test_a_late_elector_is_asked_to_finish_by_who_waits_and_obeys_only_if_a_quorum_does() -> None:
+    parliament = Parliament(4)
+    late, *others = parliament.seats
+    seat = parliament.seats[late]
+    finish = Finish(round=parliament.base.round, base=parliament.base.tip)
+    for ready, effects in zip(others, ([], [], [FinishCompute()]), strict=True):
+        assert parliament.hand_over(ready, seat, finish) == [], "it is not ready itself"
+        parliament.ready(ready)
+        assert parliament.hand_over(ready, seat, finish) == effects
 
 
-def closing(parliament: Parliament, me: PeerId) -> ClosingPolicy:
-    """The policy of `me`, who has heard every READY."""
-    policy = ClosingPolicy(me, round_settings(), parliament.base)
-    for peer, ready in parliament.seats[me].machine.readys.items():
-        assert policy.add(peer, ready)
-    return policy
-
-
-def promises(parliament: Parliament) -> None:
-    """Ready, proposed, promised; motions and votes are not delivered yet."""
-    parliament.ready()
-    for kinds in ((Proposal,), (Promise,)):
-        for sender, to, body in list(parliament.queue):
-            if isinstance(body, kinds):
-                parliament.queue.remove((sender, to, body))
-                parliament.hand_over(sender, parliament.seats[to], body)
+# -- what is made anew ----------------------------------------------------------------------------------------------------
 
 
 def test_a_record_proven_false_after_one_vote_is_made_anew_without_the_liar() -> None:
     parliament = Parliament(4)
-    promises(parliament)
-    motions = [(sender, to, body) for sender, to, body in parliament.queue if isinstance(body, Motion)]
-    sender, to, motion = motions[0]
+    proposer, motion = put_to_the_vote(parliament)
+    voter, liar = [peer for peer in parliament.seats if peer != proposer][:2]
     parliament.queue.clear()
-    parliament.hand_over(sender, parliament.seats[to], motion)  # one vote is given, and lost
+    parliament.hand_over(proposer, parliament.seats[voter], motion)  # one vote is given, and lost
     parliament.queue.clear()
-    liar = next(peer for peer in parliament.seats if peer not in (sender, to))
     for seat in parliament.seats.values():
         if seat.me != liar:
             parliament.tell(seat, AverageDisproved(liar, 0, motion.index[0].hash))
     parliament.crash(liar)
     parliament.lie = motion.index[0].hash
     parliament.run(40)
-    honest = [seat for seat in parliament.seats.values() if seat.me != liar]
-    assert all(seat.committed for seat in honest) and len(parliament.records()) == 1
-    record = honest[0].committed.record  # type: ignore[union-attr]
-    assert liar not in [member.peer for member in record.members]
-
-
-def test_nobody_follows_a_plan_that_leaves_most_out() -> None:
-    parliament = Parliament(4)
-    parliament.ready()
-    first, *others = parliament.seats
-    parliament.queue.clear()
-    plan = closing(parliament, first).make_plan({first: parliament.view(first)[first]})
-    assert plan is not None and [member.peer for member in plan.members] == [first]
-    for attempt in range(3):
-        for peer in others:
-            effects = parliament.hand_over(first, parliament.seats[peer], Proposal(attempt=attempt, plan=plan, evicted=[]))
-            assert not any(isinstance(effect, Persist) for effect in effects), "no promise"
-            assert any(isinstance(effect, Reject) for effect in effects), "and it says why"
+    assert not parliament.undecided() and len(parliament.records()) == 1
+    assert liar not in [member.peer for member in parliament.commits()[0].record.members]
 
 
 def test_a_plan_whose_contributions_were_lost_with_their_makers_is_made_anew() -> None:
-    """Two of three are killed after they promised, and come back with other contributions.  The third has averaged the
-    plan alone; they do not stand by that, and nobody can average the plan any more."""
+    """Two of three are killed after they took the plan up, and come back with other contributions.  The third has averaged
+    the plan alone; they do not stand by that, and nobody can average the plan any more."""
     parliament = Parliament(3)
-    promises(parliament)
-    proposer, motion = next((sender, body) for sender, _, body in parliament.queue if isinstance(body, Motion))
+    proposer, motion = put_to_the_vote(parliament)
     parliament.queue.clear()
     others = [peer for peer in parliament.seats if peer != proposer]
     for peer in others:
@@ -245,64 +167,133 @@ def test_a_plan_whose_contributions_were_lost_with_their_makers_is_made_anew() -
     assert {member.peer: member.root for member in record.members} == roots
 
 
-def test_a_rival_does_not_take_over_while_the_proposer_works() -> None:
+def test_a_ready_elector_that_the_proposer_did_not_hear_is_not_left_out() -> None:
+    """The others' rolls say that they hold its READY: the proposer waits until it has it, too."""
     parliament = Parliament(4)
-    promises(parliament)
-    proposer = next(sender for sender, _, body in parliament.queue if isinstance(body, Motion))
-    machine = next(seat.machine for seat in parliament.seats.values() if seat.me != proposer)
-    plan, view = machine.plan, parliament.view(machine.me)
-    assert plan is not None
-    rival = next(
-        peer
-        for peer in parliament.seats
-        if peer not in (proposer, machine.me, closing(parliament, machine.me).proposer(view, 9))
-    )
-
-    def proposes(attempt: int) -> list[RoundEffect]:
-        return parliament.hand_over(rival, parliament.seats[machine.me], Proposal(attempt=attempt, plan=plan, evicted=[]))
-
-    assert proposes(9) == [Reject(rival, "proposal", "the proposer that we promised is at work")]
-    parliament.now += 60
-    assert proposes(10_000) == [Reject(rival, "proposal", "attempt 10000 is too far ahead of attempt 0")]
-    assert any(isinstance(effect, Persist) for effect in proposes(9))
-
-
-def test_refusals_begin_the_next_attempt() -> None:
-    parliament = Parliament(3)
-    promises(parliament)
-    proposer, motion = next((sender, body) for sender, _, body in parliament.queue if isinstance(body, Motion))
-    machine = parliament.seats[proposer].machine
-    before = machine.attempt
-    for peer in parliament.seats:
-        if peer != proposer:
-            refused = Refusal(
-                round=machine.base.round,
-                base=machine.base.tip,
-                attempt=before,
-                proposer=proposer,
-                record_hash=record_hash(motion.record),
-            )
-            parliament.hand_over(peer, parliament.seats[proposer], refused)
-    assert machine.attempt == before + 1
-
-
-def test_a_ready_member_that_the_proposer_did_not_hear_protests_and_is_in_the_record() -> None:
-    """Its READY, sent in answer to a plan without it, is delivered like any other statement."""
-    parliament = Parliament(2)
-    proposer, unheard = sorted(parliament.seats, key=lambda peer: peer != first_proposer(parliament))
-    parliament.ready(proposer)
-    statement = parliament.seats[proposer].machine.readys[proposer].model_copy(update={"root": chunk_hash(unheard.encode())})
-    parliament.hand_over(unheard, parliament.seats[unheard], statement)
-    parliament.run(60)
-    assert len(parliament.records()) == 1
+    leader = first_proposer(parliament)
+    unheard = next(peer for peer in parliament.seats if peer != leader)
+    parliament.ready(*[peer for peer in parliament.seats if peer != unheard])
+    statement = parliament.seats[leader].machine.readys[leader].model_copy(update={"root": unheard.encode()[-32:]})
+    for peer, seat in parliament.seats.items():
+        if peer != leader:
+            parliament.hand_over(unheard, seat, statement)
+    parliament.run(2)
+    assert not parliament.pass_on(Proposal)
+    parliament.hand_over(unheard, parliament.seats[leader], statement)
+    parliament.run(10)
     assert unheard in [member.peer for member in parliament.commits()[0].record.members]
 
 
-def first_proposer(parliament: Parliament) -> PeerId:
-    """Whose turn it is in attempt 0 when everybody is ready."""
-    everybody = Parliament(len(parliament.seats))
-    everybody.ready()
-    return next(sender for sender, _, _ in everybody.queue)
+# -- what nobody acts on --------------------------------------------------------------------------------------------------
+
+
+def test_a_proposal_without_the_rolls_of_a_quorum_is_rejected() -> None:
+    parliament = Parliament(4)
+    leader, voter = leader_and_voter(parliament)
+    parliament.ready()
+    parliament.pass_on(Roll)
+    [proposal, *_] = [body for _, _, body in parliament.queue if isinstance(body, Proposal)]
+    seat = parliament.seats[voter]
+    for rolls in (proposal.rolls[:2], [proposal.rolls[0]] * 3, [b"rubbish"] * 3):
+        [effect] = parliament.hand_over(leader, seat, proposal.model_copy(update={"rolls": rolls}))
+        assert isinstance(effect, Reject)
+    assert seat.machine.plan is None
+    parliament.hand_over(leader, seat, proposal)
+    assert seat.machine.plan == proposal.plan
+
+
+@pytest.mark.parametrize("lead, refused", [(1, True), (4, False)])
+def test_only_the_proposer_of_an_attempt_proposes(lead: int, refused: bool) -> None:
+    """The rolls that it shows are those of the attempt in which it is its turn."""
+    parliament = Parliament(4)
+    leader, voter = leader_and_voter(parliament)
+    rival = next(peer for peer in parliament.seats if peer not in (leader, voter))
+    parliament.ready()
+    parliament.pass_on(Roll)
+    [proposal, *_] = [body for _, _, body in parliament.queue if isinstance(body, Proposal)]
+    [effect] = parliament.hand_over(rival, parliament.seats[voter], proposal)
+    assert effect == Reject(rival, "proposal", "it is not its sender's turn to propose")
+    later = proposal.model_copy(update={"attempt": lead})
+    [effect] = parliament.hand_over(leader, parliament.seats[voter], later)
+    assert isinstance(effect, Reject)
+    assert (effect.reason == "it is not its sender's turn to propose") is refused
+
+
+def test_who_says_that_it_holds_what_nobody_holds_stops_no_plan() -> None:
+    """A liar's roll names an elector that is at work; the rolls of the others make a quorum."""
+    parliament = Parliament(5)
+    leader = first_proposer(parliament)
+    liar, busy, *_ = [peer for peer in parliament.seats if peer != leader]
+    parliament.make_puppet(liar)
+    parliament.say(liar, parliament.roll(0, held=b"\x1f"), leader)
+    parliament.ready(*[peer for peer in parliament.seats if peer != busy])
+    parliament.run(30)
+    assert len(parliament.records()) == 1 and not parliament.undecided()
+    assert parliament.commits()[0].certificate.attempt == 0, "it does not even cost an attempt"
+
+
+@pytest.mark.parametrize(("electors", "ahead", "attempt"), [(4, 16, 0), (4, 10**6, 0), (3, 16, 16), (3, 10**6, MAX_LEAD)])
+def test_one_voter_takes_us_ahead_only_where_none_may_lie_and_not_far(electors: int, ahead: int, attempt: int) -> None:
+    parliament = Parliament(electors)
+    leader, voter = leader_and_voter(parliament)
+    parliament.ready()
+    [roll, *_] = parliament.pass_on(Roll)
+    parliament.hand_over(voter, parliament.seats[leader], roll.model_copy(update={"attempt": ahead}))
+    assert parliament.seats[leader].machine.attempt == attempt
+
+
+def test_two_voters_take_us_to_the_attempt_that_one_of_four_honest_ones_is_in() -> None:
+    parliament = Parliament(4)
+    leader, one = leader_and_voter(parliament)
+    other = next(peer for peer in parliament.seats if peer not in (leader, one))
+    parliament.ready()
+    [roll, *_] = parliament.pass_on(Roll)
+    machine = parliament.seats[leader].machine
+    parliament.hand_over(one, parliament.seats[leader], roll.model_copy(update={"attempt": 40}))
+    parliament.hand_over(other, parliament.seats[leader], roll.model_copy(update={"attempt": 30}))
+    assert machine.attempt >= 30
+    assert machine.kept.attempt == machine.attempt
+
+
+def test_a_far_attempt_of_a_liar_costs_one_attempt_and_no_more() -> None:
+    """Who loses patience goes to the highest attempt that it has heard of: once for each voter."""
+    parliament = Parliament(4)
+    leader = first_proposer(parliament)
+    parliament.make_puppet(leader)
+    parliament.ready()
+    for attempt in (9, 16, 10**6):
+        roll = next(body for _, _, body in parliament.queue if isinstance(body, Roll)).model_copy(
+            update={"attempt": attempt}
+        )
+        parliament.say(leader, roll, *[peer for peer in parliament.seats if peer != leader])
+    parliament.run(60)
+    assert not parliament.undecided() and len(parliament.records()) == 1
+
+
+STRANGE: list[tuple[str, dict[str, Any]]] = [
+    ("another round", {"round": 6}),
+    ("another tip", {"base": ZERO_HASH}),
+]
+
+
+@pytest.mark.parametrize("changes", [changes for _, changes in STRANGE], ids=[name for name, _ in STRANGE])
+@pytest.mark.parametrize("kind", [Roll, Vote])
+def test_statements_about_other_rounds_change_nothing(kind: type[Body], changes: dict[str, Any]) -> None:
+    parliament = Parliament(4)
+    leader, voter = leader_and_voter(parliament)
+    parliament.ready()
+    parliament.pass_on(Roll)
+    parliament.pass_on(Proposal)
+    parliament.pass_on(Motion)
+    sent = [effect.body for effect in parliament.performed if isinstance(effect, Send)]
+    template = next(body for body in sent if isinstance(body, kind))
+    parliament.queue.clear()
+    for peer in parliament.seats:
+        parliament.hand_over(peer, parliament.seats[leader], template.model_copy(update=changes))
+    assert parliament.queue == []
+    for peer in parliament.seats:
+        parliament.hand_over(peer, parliament.seats[leader], template)
+    assert bool(parliament.queue) == (kind is Vote), "a quorum of first votes makes a proof"
 
 
 def test_a_commit_whose_certificate_does_not_hold_is_rejected_with_the_reason() -> None:

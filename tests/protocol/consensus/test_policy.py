@@ -1,16 +1,20 @@
-"""When a round is closed, by which proposer and with which members: tables of how peers look and what follows."""
+"""When a round is closed, with which members and without whom: tables of how peers look and what follows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
 from protocol.consensus.effects import Send
+from protocol.consensus.patience import Patience
 from protocol.consensus.policy import FINISH_S, RESEND_S, ClosingPolicy
 from protocol.consensus.terms import PeerView, View
+from protocol.consensus.validation import flaw_of_plan
+from protocol.state.electorate import quorum_size
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Finish
@@ -24,8 +28,10 @@ from tests.protocol.consensus.examples import (
     PEERS,
     QUIET,
     SETTINGS,
+    STATE,
     TIP,
     a_ready,
+    signature_of,
 )
 
 ME = PEERS[0]
@@ -33,12 +39,18 @@ GRACE_S = SETTINGS.grace_s
 OTHER_STATE = Hash(b"\x04" * 32)
 
 
-def a_closing(ready: Sequence[int] = (), **changes: Any) -> ClosingPolicy:
+def a_closing(ready: Sequence[int] = (), *, patience: Patience | None = None, **changes: Any) -> ClosingPolicy:
     """The policy of the first peer, with the READY of these peers."""
-    closing = ClosingPolicy(ME, SETTINGS, BASE)
+    closing = ClosingPolicy(ME, SETTINGS, BASE, patience or Patience())
     for number in ready:
-        assert closing.add(PEERS[number], a_ready(**changes))
+        assert says_ready(closing, number, **changes)
     return closing
+
+
+def says_ready(closing: ClosingPolicy, number: int, **changes: Any) -> bool:
+    """Whether the policy takes this READY of this peer."""
+    ready = a_ready(**changes)
+    return closing.add(PEERS[number], ready, signature_of(PEERS[number], ready))
 
 
 def a_view(*looks: PeerView) -> View:
@@ -59,7 +71,7 @@ def a_view(*looks: PeerView) -> View:
 )
 def test_a_ready_is_for_this_round_and_within_its_tokens(changes: dict[str, Any], taken: bool) -> None:
     closing = a_closing()
-    assert closing.add(PEERS[1], a_ready(**changes)) is taken
+    assert says_ready(closing, 1, **changes) is taken
     assert (PEERS[1] in closing.readys) is taken
 
 
@@ -76,15 +88,16 @@ def test_a_ready_is_for_this_round_and_within_its_tokens(changes: dict[str, Any]
 )
 def test_a_newer_ready_takes_the_place_of_an_older_one(changes: dict[str, Any], taken: bool, tokens: int) -> None:
     closing = a_closing([1])
-    assert closing.add(PEERS[1], a_ready(**changes)) is taken
-    assert closing.readys[PEERS[1]].tokens == tokens
+    assert says_ready(closing, 1, **changes) is taken
+    known = closing.ready_of(PEERS[1])
+    assert known is not None and known.tokens == tokens
 
 
 @pytest.mark.parametrize(
     ("look", "waited_for", "coming"),
     [
         (AT_WORK, True, False),
-        (replace(AT_WORK, near=True), True, False),
+        (replace(AT_WORK, near=False), True, False),
         (ARRIVING, False, True),
         (ELSEWHERE, False, False),
         (QUIET, False, False),
@@ -103,13 +116,28 @@ def test_peers_at_work_on_the_tip_are_waited_for(look: PeerView, waited_for: boo
         ([0], [AT_WORK], None),
         ([0, 1], [AT_WORK, QUIET], None),
         ([0, 1], [AT_WORK, AT_WORK], 0.0),
-        ([0, 1], [AT_WORK, AT_WORK, ELSEWHERE], 0.0),
-        ([0, 1], [AT_WORK, AT_WORK, ARRIVING], GRACE_S),
-        ([0, 1], [AT_WORK, AT_WORK, AT_WORK], GRACE_S + FINISH_S),
-        ([0, 1], [AT_WORK] * 4, GRACE_S + FINISH_S),
-        ([0, 1], [AT_WORK] * 5, None),
+        ([0, 1, 2, 3], [AT_WORK] * 4, 0.0),
+        ([0, 1, 2], [AT_WORK] * 3 + [ELSEWHERE], 0.0),
+        ([0, 1, 2], [AT_WORK] * 3 + [LONG_SILENT], 0.0),
+        ([0, 1, 2], [AT_WORK] * 3 + [ARRIVING], GRACE_S),
+        ([0, 1, 2], [AT_WORK] * 4, GRACE_S + FINISH_S),
+        ([0, 1], [AT_WORK] * 3, None),
+        ([0, 1], [AT_WORK] * 2 + [LONG_SILENT] * 2, 0.0),
+        ([0, 1, 4], [AT_WORK] * 5, None),
     ],
-    ids=["too few", "too few alive", "all", "all on the tip", "one arrives", "most", "half", "less than half"],
+    ids=[
+        "too few",
+        "too few alive",
+        "all that are known",
+        "all electors",
+        "all on the tip",
+        "all alive",
+        "one arrives",
+        "a quorum",
+        "no quorum of those at work",
+        "no quorum is at work",
+        "strangers make no quorum",
+    ],
 )
 def test_a_round_is_closed(ready: list[int], looks: list[PeerView], closable_after_s: float | None) -> None:
     closing, view = a_closing(ready), a_view(*looks)
@@ -119,100 +147,166 @@ def test_a_round_is_closed(ready: list[int], looks: list[PeerView], closable_aft
 
 
 def test_late_peers_are_asked_to_finish_after_the_grace_time_and_again() -> None:
-    closing, view = a_closing([0, 1]), a_view(AT_WORK, AT_WORK, AT_WORK)
+    closing, view = a_closing([0, 1, 2]), a_view(*[AT_WORK] * 4)
     asked = {since: closing.gather(view, since)[0] for since in (0.0, GRACE_S, GRACE_S + RESEND_S / 2, GRACE_S + RESEND_S)}
-    finish = [Send((PEERS[2],), Finish(round=5, base=TIP))]
+    finish = [Send((PEERS[3],), Finish(round=5, base=TIP))]
     assert list(asked.values()) == [[], finish, [], finish]
 
 
-def test_the_grace_time_begins_anew_when_half_are_not_ready_any_more() -> None:
+def test_the_grace_time_begins_when_a_quorum_of_the_electors_is_ready() -> None:
+    closing, view = a_closing([0, 1]), a_view(*[AT_WORK] * 4)
+    assert closing.gather(view, 0.0) == ([], False)
+    assert says_ready(closing, 2)
+    assert closing.gather(view, GRACE_S + FINISH_S) == ([], False)
+    assert closing.gather(view, 2 * GRACE_S + 2 * FINISH_S)[1]
+
+
+def test_the_grace_time_begins_anew_when_the_quorum_is_not_alive_any_more() -> None:
+    closing, view = a_closing([0, 1, 2]), a_view(*[AT_WORK] * 4)
+    closing.gather(view, 0.0)
+    assert closing.gather({**view, PEERS[2]: QUIET}, GRACE_S) == ([], False)
+    assert closing.gather(view, GRACE_S + FINISH_S) == ([], False)
+    assert closing.gather(view, 2 * GRACE_S + 2 * FINISH_S)[1]
+
+
+# -- patience -------------------------------------------------------------------------------------------------------------
+
+
+def rounds_held_up(late: Sequence[PeerId], electors: Sequence[int], rounds: int) -> list[int]:
+    """The rounds, of so many, that were not closed at once because of these peers, who are at work and never ready."""
+    patience, held_up = Patience(), []
+    for round in range(rounds):
+        base = replace(BASE, round=round)
+        closing = ClosingPolicy(ME, SETTINGS, base, patience)
+        for number in electors:
+            assert says_ready(closing, number, round=round)
+        view = {**a_view(*[AT_WORK] * 4), **dict.fromkeys(late, AT_WORK)}
+        closable = [closing.gather(view, wait_s)[1] for wait_s in (0.0, GRACE_S, GRACE_S + FINISH_S)]
+        assert closable[-1], "no round is held up for longer"
+        held_up += [] if closable[0] else [round]
+    return held_up
+
+
+def test_an_elector_that_stalls_rounds_is_waited_for_in_ever_fewer() -> None:
+    assert rounds_held_up([PEERS[3]], [0, 1, 2], 40) == [0, 2, 5, 10, 19, 36]
+
+
+def test_all_strangers_together_hold_up_no_more_rounds_than_one_stalling_elector() -> None:
+    crowd = [PeerId(f"stranger {number}") for number in range(100)]
+    assert rounds_held_up(crowd, range(4), 40) == [0, 2, 5, 10, 19, 36]
+
+
+def test_who_is_not_waited_for_is_in_the_plan_when_it_is_ready_in_time() -> None:
+    patience = Patience()
+    patience.trainers.lost_with(PEERS[3], BASE.round - 1)
+    closing, view = a_closing(range(4), patience=patience), a_view(*[AT_WORK] * 4)
+    plan = closing.make_plan(view, STATE, [])
+    assert plan is not None and [member.peer for member in plan.members] == PEERS[:4]
+
+
+# -- members --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("digest", "agreed"), [(STATE, [0, 2]), (OTHER_STATE, [1]), (None, [0, 1, 2])])
+def test_live_peers_on_our_state_count(digest: Hash | None, agreed: list[int]) -> None:
+    closing = a_closing([0, 2, 3])
+    assert says_ready(closing, 1, state_digest=OTHER_STATE)
+    assert closing.agreed(a_view(AT_WORK, AT_WORK, AT_WORK, QUIET), digest) == [PEERS[number] for number in agreed]
+
+
+@pytest.mark.parametrize(
+    ("ready", "looks", "held", "members"),
+    [
+        ([0, 1, 2], [AT_WORK] * 3, [], [0, 1, 2]),
+        ([0, 1, 2], [AT_WORK, AT_WORK, QUIET], [], [0, 1]),
+        ([0, 1, 2], [AT_WORK, AT_WORK, QUIET], [2], [0, 1, 2]),
+        ([0, 1], [AT_WORK] * 3, [2], None),
+        ([0], [AT_WORK], [], None),
+        ([0, 1, 2, 3, 4], [AT_WORK] * 5, [], [0, 1, 2, 3]),
+        ([0, 1, 4], [AT_WORK] * 5, [], [0, 1, 4]),
+    ],
+    ids=[
+        "all that are ready",
+        "who is alive",
+        "an elector whose READY others hold",
+        "one whose READY we lack",
+        "too few",
+        "electors come first",
+        "then strangers",
+    ],
+)
+def test_the_members_of_a_plan(ready: list[int], looks: list[PeerView], held: list[int], members: list[int] | None) -> None:
+    plan = a_closing(ready).make_plan(a_view(*looks), STATE, [PEERS[number] for number in held])
+    assert (plan and [PEERS.index(PeerId(member.peer)) for member in plan.members]) == members
+
+
+def test_a_plan_stands_on_our_state_and_each_member_signed_its_ready() -> None:
     closing = a_closing([0, 1])
-    half, fewer = a_view(AT_WORK, AT_WORK, AT_WORK), a_view(*[AT_WORK] * 5)
-    closing.gather(half, 0.0)
-    assert closing.gather(fewer, GRACE_S) == ([], False)
-    assert closing.gather(half, GRACE_S + FINISH_S) == ([], False)
-    assert closing.gather(half, 2 * GRACE_S + 2 * FINISH_S)[1]
+    assert says_ready(closing, 2, state_digest=OTHER_STATE, tokens=50)
+    view = a_view(*[AT_WORK] * 3)
+    plan = closing.make_plan(view, STATE, [])
+    assert plan is not None and (plan.round, plan.base, plan.state_digest) == (BASE.round, TIP, STATE)
+    assert flaw_of_plan(SETTINGS, BASE, plan) is None
+    assert closing.make_plan(view, STATE, [PEERS[2]]) is None, "it is on another state, and may not be left out"
 
 
 @pytest.mark.parametrize(
-    ("ready", "looks", "may"),
-    [
-        ([0, 1], [AT_WORK] * 4, True),
-        ([0, 1], [AT_WORK] * 5, False),
-        ([0, 1], [AT_WORK, QUIET, AT_WORK, AT_WORK], False),
-    ],
+    ("electors", "ours", "others", "against"), [(4, 1, 3, True), (4, 2, 2, False), (3, 2, 1, True), (3, 3, 0, False)]
 )
-def test_peers_are_asked_to_finish_only_when_half_are_ready(ready: list[int], looks: list[PeerView], may: bool) -> None:
-    assert a_closing(ready).may_ask_to_finish(a_view(*looks)) is may
+def test_the_state_is_looked_at_again(electors: int, ours: int, others: int, against: bool) -> None:
+    """From four electors on if a quorum is against us; below four, whoever is."""
+    closing = ClosingPolicy(ME, SETTINGS, replace(BASE, electors=tuple(PEERS[:electors])), Patience())
+    for number in range(ours + others):
+        assert says_ready(closing, number, state_digest=STATE if number < ours else OTHER_STATE)
+    assert (closing.state_against(STATE) == OTHER_STATE) is against
 
 
-def test_the_proposer_is_a_live_ready_elector_and_another_in_most_attempts() -> None:
-    everybody, view = a_closing(range(5)), a_view(*[AT_WORK] * 5)
-    turns = [everybody.proposer(view, attempt) for attempt in range(60)]
-    assert set(turns) == set(PEERS[:4]), "the fifth is no elector"
-    first = everybody.proposer(view, 0)
-    assert first is not None
-    assert everybody.proposer({**view, first: QUIET}, 0) != first or first == ME
-    assert a_closing([4]).proposer(view, 0) == PEERS[4], "no elector is ready"
-    assert a_closing().proposer(view, 0) is None
+# -- who is gone ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("states", "agreed"),
-    [
-        ([None, None, None], [0, 1, 2]),
-        ([None, OTHER_STATE, None], [0, 2]),
-        ([OTHER_STATE, None, OTHER_STATE], [0, 2]),
-        ([OTHER_STATE, None], [1]),
-    ],
-    ids=["one state", "most", "most on the other", "a tie goes to the lower digest"],
-)
-def test_peers_on_the_most_common_state_count(states: list[Hash | None], agreed: list[int]) -> None:
-    closing = a_closing()
-    for peer, state in zip(PEERS, states, strict=False):
-        assert closing.add(peer, a_ready(**({"state_digest": state} if state else {})))
-    assert closing.agreed(a_view(*[AT_WORK] * 5)) == [PEERS[number] for number in agreed]
-
-
-def test_a_plan_has_the_ready_peers_and_their_mean_loss_by_tokens() -> None:
-    closing = a_closing()
-    for number, (tokens, loss) in enumerate([(100, 1.0), (300, 2.0), (200, 9.0)]):
-        assert closing.add(PEERS[number], a_ready(tokens=tokens, loss=loss))
-    plan = closing.make_plan(a_view(AT_WORK, AT_WORK, QUIET))
-    assert plan is not None and [member.peer for member in plan.members] == PEERS[:2]
-    assert plan.loss == pytest.approx((100 * 1.0 + 300 * 2.0) / 400)
-    assert len(plan.owners) == SETTINGS.chunks and (plan.round, plan.base) == (BASE.round, TIP)
-
-
-@pytest.mark.parametrize(("ready", "size"), [([0], None), ([0, 1], 2), ([0, 1, 2, 3, 4], 4)])
-def test_a_plan_has_as_many_members_as_the_run_allows(ready: list[int], size: int | None) -> None:
-    plan = a_closing(ready).make_plan(a_view(*[AT_WORK] * 5))
-    assert (len(plan.members) if plan is not None else None) == size
-
-
-@pytest.mark.parametrize(
-    ("looks", "evicted"),
+    ("looks", "absent"),
     [
         ([AT_WORK, AT_WORK, AT_WORK, AT_WORK], []),
-        ([AT_WORK, AT_WORK, AT_WORK, GONE], [3]),
+        ([AT_WORK, AT_WORK, AT_WORK, GONE], []),
         ([AT_WORK, AT_WORK, AT_WORK, LONG_SILENT], []),
-        ([AT_WORK, AT_WORK, LONG_SILENT, LONG_SILENT], [2, 3]),
         ([AT_WORK, AT_WORK, QUIET, LONG_SILENT], [3]),
         ([AT_WORK, AT_WORK, GONE, LONG_SILENT], [2]),
+        ([AT_WORK, AT_WORK, LONG_SILENT, GONE], [3]),
         ([AT_WORK, LONG_SILENT, GONE, LONG_SILENT], [1, 2, 3]),
+        ([AT_WORK, QUIET, GONE, LONG_SILENT], []),
     ],
     ids=[
         "all live",
-        "goodbye",
+        "a quorum without a goodbye",
         "a quorum without the silent",
-        "no quorum",
         "silent for too short a time",
-        "a quorum of those who stay",
+        "the one that said goodbye, and no more",
+        "whichever it is",
         "only we are left",
+        "one that may be back would be missing",
     ],
 )
-def test_electors_are_evicted(looks: list[PeerView], evicted: list[int]) -> None:
-    assert a_closing().evictable(a_view(*looks)) == tuple(PEERS[number] for number in evicted)
+def test_electors_are_absent(looks: list[PeerView], absent: list[int]) -> None:
+    assert a_closing().absent(a_view(*looks)) == tuple(PEERS[number] for number in absent)
+
+
+def test_absent_are_the_fewest_that_leave_a_quorum_within_reach_the_goodbyes_first_and_nobody_alive() -> None:
+    for looks in product([AT_WORK, QUIET, LONG_SILENT, GONE], repeat=3):
+        view = a_view(AT_WORK, *looks)
+        absent = a_closing().absent(view)
+        here = sum(seen.live for seen in view.values())
+        assert all(not view[peer].live and (view[peer].left or view[peer].silent_s >= 20) for peer in absent)
+        stay = [seen for peer, seen in view.items() if peer not in absent]
+        assert not absent or here < quorum_size(len(stay) + 1), "one fewer would leave no quorum"
+        assert not absent or here >= quorum_size(len(stay))
+        assert all(view[peer].left for peer in absent) or not any(seen.left for seen in stay)
+
+
+def test_a_peer_without_a_vote_takes_all_electors_for_absent_when_all_are_gone() -> None:
+    closing = ClosingPolicy(PEERS[4], SETTINGS, BASE, Patience())
+    assert closing.absent(a_view(*[LONG_SILENT] * 4)) == tuple(PEERS[:4])
+    assert closing.absent(a_view(*[LONG_SILENT] * 3, QUIET)) == ()
 
 
 @pytest.mark.parametrize(
@@ -227,10 +321,10 @@ def test_electors_are_evicted(looks: list[PeerView], evicted: list[int]) -> None
     ],
     ids=["live", "silent for too short a time", "long silent", "goodbye", "ourselves", "no elector"],
 )
-def test_an_eviction_is_agreed_to(number: int, look: PeerView, may: bool) -> None:
+def test_a_voter_agrees_that_an_elector_is_absent(number: int, look: PeerView, may: bool) -> None:
     peer: PeerId = PEERS[number]
-    assert a_closing().may_evict([peer], {peer: look}) is may
+    assert a_closing().may_be_absent([peer], {peer: look}) is may
 
 
-def test_an_elector_that_is_not_known_is_not_evicted() -> None:
-    assert not a_closing().may_evict([PEERS[1]], {})
+def test_an_elector_that_is_not_known_is_not_absent() -> None:
+    assert not a_closing().may_be_absent([PEERS[1]], {})

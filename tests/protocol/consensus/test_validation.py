@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.consensus.validation import flaw_of_motion, flaw_of_plan, is_in, leaves_out, plan_of
+from protocol.consensus.validation import flaw_of_motion, flaw_of_plan, is_in, plan_of
 from protocol.exchange.assignment import plan_hash
 from protocol.state.chain import index_root
 from protocol.wire.hashes import ZERO_HASH
@@ -25,6 +25,7 @@ from tests.protocol.consensus.examples import (
 )
 
 ROOT = b"\x05" * 32
+ILL_SORTED = "members that are not sorted, too few or too many"
 
 
 @pytest.mark.parametrize(
@@ -32,16 +33,17 @@ ROOT = b"\x05" * 32
     [
         ({}, None),
         ({"members": members(*PEERS[:4])}, None),
-        ({"state_digest": ZERO_HASH}, None),
+        ({"state_digest": ZERO_HASH, "members": members(*PEERS[:3], state_digest=ZERO_HASH)}, None),
         ({"round": 4}, "its plan is for another round"),
         ({"base": ZERO_HASH}, "its plan is for another round"),
         ({"fragment": 1}, "its plan is for fragment 1, not 0"),
-        ({"members": members(PEERS[1], PEERS[0], PEERS[2])}, "the members of its plan are not sorted, or not distinct"),
-        ({"members": members(PEERS[0], PEERS[0], PEERS[1])}, "the members of its plan are not sorted, or not distinct"),
-        ({"members": members(PEERS[0])}, "its plan has 1 members, not 2 to 4"),
-        ({"members": members(*PEERS)}, "its plan has 5 members, not 2 to 4"),
+        ({"members": members(PEERS[1], PEERS[0], PEERS[2])}, f"its plan has {ILL_SORTED}"),
+        ({"members": members(PEERS[0], PEERS[0], PEERS[1])}, f"its plan has {ILL_SORTED}"),
+        ({"members": members(PEERS[0])}, "a chunk of its plan has an owner that is no member"),
+        ({"members": members(PEERS[0]), "owners": bytes(3)}, f"its plan has {ILL_SORTED}"),
+        ({"members": members(*PEERS)}, f"its plan has {ILL_SORTED}"),
         ({"members": members(*PEERS[:3], tokens=1000)}, None),
-        ({"members": members(*PEERS[:3], tokens=1001)}, "a member of its plan has more than 1000 tokens"),
+        ({"members": members(*PEERS[:3], tokens=1001)}, "its plan has a member with more tokens than a round has"),
         ({"owners": b"\0\1"}, "its plan has 2 chunks, not 3"),
         ({"owners": b"\0\1\2\0"}, "its plan has 4 chunks, not 3"),
         ({"owners": b"\0\1\3"}, "a chunk of its plan has an owner that is no member"),
@@ -59,8 +61,8 @@ def test_plans(changes: dict[str, Any], flaw: str | None) -> None:
         ({"round": 6}, "a record that does not stand on this tip"),
         ({"fragment": 1}, "a record of another fragment or codec than the round's"),
         ({"codec": "fp32"}, "a record of another fragment or codec than the round's"),
-        ({"members": members(*PEERS)}, "a record whose members are not sorted, too few or too many"),
-        ({"members": members(*PEERS[:3], tokens=1001)}, "a record that credits a member with more tokens than a round has"),
+        ({"members": members(*PEERS)}, ILL_SORTED),
+        ({"members": members(*PEERS[:3], tokens=1001)}, "a member with more tokens than a round has"),
         ({"result_root": ZERO_HASH}, "a record whose chunks do not match its result root"),
     ],
 )
@@ -70,9 +72,13 @@ def test_records_put_to_the_vote(changes: dict[str, Any], flaw: str | None) -> N
 
 @pytest.mark.parametrize(("fragments", "round", "fragment"), [(1, 0, 0), (1, 5, 0), (4, 3, 3), (4, 5, 1)])
 def test_the_fragments_take_turns(fragments: int, round: int, fragment: int) -> None:
-    base = replace(SETTINGS, fragments=fragments).base(round, BASE.tip, None)
+    base = replace(SETTINGS, fragments=fragments).base(round, BASE.tip, BASE.electors)
     assert base.fragment == fragment
-    flaws = [flaw_of_plan(SETTINGS, base, a_plan(round=round, fragment=number)) for number in range(fragments)]
+    plans = [
+        a_plan(round=round, fragment=number, members=members(*PEERS[:3], round=round, fragment=number))
+        for number in range(fragments)
+    ]
+    flaws = [flaw_of_plan(SETTINGS, base, plan) for plan in plans]
     assert [number for number, flaw in enumerate(flaws) if flaw is None] == [fragment]
 
 
@@ -117,11 +123,30 @@ def test_a_plan_has_our_contribution(peer: Any, ready: Any, there: bool) -> None
     assert is_in(a_plan(), peer, ready) is there
 
 
-@pytest.mark.parametrize(("peers", "count"), [([], 0), (PEERS[:3], 0), (PEERS[2:], 2), (PEERS[3:], 2)])
-def test_peers_that_a_plan_leaves_out(peers: Any, count: int) -> None:
-    assert leaves_out(a_plan(), peers, {peer: a_ready() for peer in peers}) == count
+NOT_READY = "a member that did not say READY"
 
 
-def test_a_plan_leaves_out_whose_contribution_is_another_one_now() -> None:
-    readys = {PEERS[0]: a_ready(), PEERS[1]: a_ready(incarnation=2, root=ROOT)}
-    assert leaves_out(a_plan(), PEERS[:2], readys) == 1
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"signature": bytes(64)},
+        {"peer": PEERS[3]},
+        {"tokens": 101},
+        {"loss": 1.0},
+        {"root": ROOT},
+        {"serial": 2},
+        {"admission": b"let me in"},
+    ],
+    ids=["no signature", "another's READY", "more tokens", "another loss", "another root", "a later one", "a pass"],
+)
+def test_a_member_that_did_not_sign_this_ready_is_in_no_plan_and_no_record(changes: dict[str, Any]) -> None:
+    first, second, third = members(*PEERS[:3])
+    forged = [first, second, third.model_copy(update=changes)]
+    assert flaw_of_plan(SETTINGS, BASE, a_plan(members=forged)) == f"its plan has {NOT_READY}"
+    assert flaw_of_motion(SETTINGS, BASE, a_record(members=forged), INDEX, PROVENANCE) == NOT_READY
+
+
+@pytest.mark.parametrize("changes", [{"round": 4}, {"base": ZERO_HASH}, {"fragment": 1}, {"state_digest": ZERO_HASH}])
+def test_a_ready_for_another_round_or_state_makes_no_member(changes: dict[str, Any]) -> None:
+    strays = members(*PEERS[:3], **changes)
+    assert flaw_of_plan(SETTINGS, BASE, a_plan(members=strays)) == f"its plan has {NOT_READY}"

@@ -2,123 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import trio
 
 from protocol.membership.handshake import COMING_IN_S, NO_RECORDS, Handshake
-from protocol.network.interface import Refused, Unreachable
-from protocol.run.admission import make_hello, make_token
-from protocol.run.manifest import RunManifest, run_id
+from protocol.network.interface import Refused
+from protocol.run.admission import make_proof
+from protocol.run.greeting import make_hello
+from protocol.run.manifest import Admission, RunManifest, run_id
 from protocol.run.settings import NodeSettings
+from protocol.run.tokens import bearer_token, bound_token
+from protocol.state.chain import genesis_tip
 from protocol.state.history import History
 from protocol.state.store import Store
+from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Role
-from protocol.wire.questions import VouchReply, VouchRequest
+from protocol.wire.messages import Ready, Role
+from tests.protocol.consensus.examples import a_ready
 
-ORGANISER = Identity.from_seed(bytes(32))
-ME, GUEST, OTHER = (Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2, 3))
+ORGANISER, KEY = (Identity.from_seed(bytes([number]) * 32) for number in (0, 8))
+GUEST, OTHER = (Identity.from_seed(bytes([number]) * 32).peer_id for number in (2, 3))
 RUN = RunManifest.model_validate(
     {"name": "run", "organiser": ORGANISER.peer_id, "founders": "anyone", "admission": "invite"}
 )
-EXPIRY = 1_000_000
+EXPIRES = 1_000_000
 
 
 class Clock:
-    now = float(EXPIRY - 60)
+    now = float(EXPIRES - 60)
 
 
-class Answering:
-    """A network whose only answer is the given one."""
-
-    peer_id = ME
-
-    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
-        self._answer = answer
-
-    async def request(self, peer: PeerId, kind: str, data: bytes, *, timeout_s: float) -> bytes:
-        assert kind == "vouch"
-        return self._answer(data)
-
-
-def opened(folder: Path, clock: Clock, introduced: frozenset[PeerId] = frozenset()) -> Handshake:
+def opened(
+    folder: Path, clock: Clock, introduced: frozenset[PeerId] = frozenset(), manifest: RunManifest = RUN
+) -> Handshake:
     settings = NodeSettings("me", Role.TRAINER, "1", 1, introduced=introduced, wall_clock=lambda: clock.now)
-    return Handshake(RUN, run_id(RUN), settings, History(run_id(RUN), Store(folder)))
+    return Handshake(manifest, run_id(manifest), settings, History(run_id(manifest), Store(folder)))
 
 
-def token(expiry: int = EXPIRY, role: Role = Role.TRAINER) -> bytes:
-    return make_token(ORGANISER, run_id(RUN), role, expiry)
+def proof(peer: PeerId = GUEST, expires: int = EXPIRES, role: Role = Role.TRAINER) -> bytes:
+    return make_proof(bound_token(ORGANISER, run_id(RUN), peer, expires=expires, role=role), run_id(RUN), peer)
 
 
-def knock(handshake: Handshake, peer: PeerId, shown: bytes | None, role: Role = Role.TRAINER) -> None:
+def bearer(peer: PeerId, uses: int = 2) -> bytes:
+    token = bearer_token(ORGANISER, run_id(RUN), KEY, expires=EXPIRES, uses=uses)
+    return make_proof(token, run_id(RUN), peer, KEY)
+
+
+def knock(handshake: Handshake, peer: PeerId, shown: bytes, role: Role = Role.TRAINER) -> None:
     handshake.answer_hello(peer, make_hello(run_id(RUN), role, shown, "1").encode())
 
 
-def admitted(handshake: Handshake, answer: Callable[[bytes], bytes], *peers: PeerId) -> bool:
-    async def ask() -> bool:
-        network: Any = Answering(answer)
-        return await handshake.all_admitted(network, peers, OTHER)
-
-    return trio.run(ask)
+def ready(shown: bytes, manifest: RunManifest = RUN) -> Ready:
+    return a_ready(round=0, base=genesis_tip(run_id(manifest)), admission=shown)
 
 
 def test_a_token_opens_the_door_until_it_expires_and_counts_for_a_day_more(tmp_path: Path) -> None:
     clock = Clock()
     handshake = opened(tmp_path, clock)
     assert not handshake.may_speak(GUEST)
-    knock(handshake, GUEST, token())
-    clock.now = EXPIRY + 1
+    knock(handshake, GUEST, proof())
+    clock.now = EXPIRES + 1
     assert handshake.may_speak(GUEST) and handshake.may_contribute(GUEST)
     with pytest.raises(Refused, match="has expired"):
-        knock(handshake, OTHER, token())
-    clock.now = EXPIRY + COMING_IN_S + 1
+        knock(handshake, OTHER, proof(OTHER))
+    clock.now = EXPIRES + COMING_IN_S + 1
     assert not handshake.may_contribute(GUEST)
 
 
 def test_a_seed_is_heard_and_in_no_record(tmp_path: Path) -> None:
     handshake = opened(tmp_path, Clock())
-    knock(handshake, GUEST, token(role=Role.SEED), Role.SEED)
+    knock(handshake, GUEST, proof(role=Role.SEED), Role.SEED)
     assert handshake.may_speak(GUEST) and not handshake.may_contribute(GUEST)
 
 
-def test_a_voucher_needs_tokens_that_are_good_for_those_it_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shown", [proof(), bearer(GUEST)], ids=["bound", "bearer"])
+def test_what_one_peer_has_shown_is_of_no_use_to_another(shown: bytes, tmp_path: Path) -> None:
+    handshake = opened(tmp_path, Clock())
+    knock(handshake, GUEST, shown)
+    with pytest.raises(Refused, match="not good"):
+        knock(handshake, OTHER, shown)
+    handshake.meet(OTHER, ready(shown))
+    assert not handshake.may_speak(OTHER) and not handshake.may_be_named(OTHER, ready(shown))
+
+
+def test_a_bearer_token_has_room_for_its_uses_and_pushes_out_no_other_guest(tmp_path: Path) -> None:
+    handshake = opened(tmp_path, Clock())
+    knock(handshake, GUEST, proof())
+    crowd = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(100, 110)]
+    for peer in crowd:
+        knock(handshake, peer, bearer(peer))
+    assert [peer for peer in crowd if handshake.may_speak(peer)] == crowd[-2:]
+    assert handshake.may_speak(GUEST)
+
+
+def test_a_ready_for_our_tip_brings_the_proof_of_a_peer_that_we_have_not_met(tmp_path: Path) -> None:
     clock = Clock()
-
-    def answers(*tokens: bytes) -> Callable[[bytes], bytes]:
-        return lambda data: VouchReply(tokens=list(tokens)).encode()
-
-    def gone(data: bytes) -> bytes:
-        raise Unreachable("gone")
-
-    for number, answer in enumerate(
+    for number, (statement, now, good) in enumerate(
         (
-            answers(),
-            answers(b""),
-            answers(b"rubbish"),
-            answers(token(EXPIRY - 2 * 86_400)),
-            answers(token(role=Role.SEED)),
-            lambda data: b"odd",
-            gone,
+            (ready(proof()), EXPIRES - 1, True),
+            (ready(bearer(GUEST)), EXPIRES - 1, True),
+            (ready(proof()), EXPIRES + COMING_IN_S - 1, True),
+            (ready(proof()), EXPIRES + COMING_IN_S + 1, False),
+            (ready(proof()).model_copy(update={"base": ZERO_HASH}), EXPIRES - 1, False),
+            (ready(b""), EXPIRES - 1, False),
+            (ready(b"rubbish"), EXPIRES - 1, False),
+            (ready(proof(OTHER)), EXPIRES - 1, False),
+            (ready(proof(role=Role.SEED)), EXPIRES - 1, False),
         )
     ):
-        assert not admitted(opened(tmp_path / str(number), clock), answer, GUEST)
-    handshake = opened(tmp_path / "good", clock)
-    assert admitted(handshake, gone, ME, ORGANISER.peer_id), "nobody is asked about those"
-    assert admitted(handshake, answers(token()), GUEST) and handshake.may_speak(GUEST)
-    assert not admitted(handshake, answers(token()), *(PeerId(f"peer {number}") for number in range(65)))
-    asked = VouchRequest(peers=[GUEST, OTHER]).encode()
-    assert handshake.answer_vouch(asked) == VouchReply(tokens=[token(), b""]).encode()
-    with pytest.raises(Refused):
-        handshake.answer_vouch(b"odd")
+        clock.now = now
+        handshake = opened(tmp_path / str(number), clock)
+        handshake.meet(GUEST, statement)
+        assert handshake.may_speak(GUEST) is handshake.may_contribute(GUEST) is good, number
+        assert handshake.may_be_named(GUEST, statement) is good
+
+
+def test_a_ready_with_a_proof_that_others_would_refuse_does_not_count(tmp_path: Path) -> None:
+    handshake = opened(tmp_path / "invited", Clock())
+    knock(handshake, GUEST, proof())
+    for shown in (proof(), bearer(GUEST)):
+        assert handshake.may_be_named(GUEST, ready(shown))
+    for shown in (b"", b"rubbish", bearer(OTHER), proof(expires=1)):
+        assert not handshake.may_be_named(GUEST, ready(shown))
+    manifest = RUN.model_copy(update={"admission": Admission.OPEN})
+    anybody = opened(tmp_path / "open", Clock(), manifest=manifest)
+    assert anybody.may_be_named(GUEST, ready(b"", manifest)) and not anybody.may_be_named(GUEST, ready(b"x", manifest))
 
 
 def test_who_has_no_record_hears_those_whom_its_invitation_names_and_tells_others_why_not(tmp_path: Path) -> None:
     handshake = opened(tmp_path, Clock(), frozenset({GUEST}))
     assert handshake.may_speak(GUEST) and not handshake.may_speak(OTHER)
     with pytest.raises(Refused) as refusal:
-        knock(handshake, OTHER, token(1))
+        knock(handshake, OTHER, proof(OTHER, expires=1))
     assert str(refusal.value).endswith(NO_RECORDS) and len(str(refusal.value)) <= 300

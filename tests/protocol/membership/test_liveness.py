@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protocol.events import Event, PeerGone, PeerJoined, PeerSuspected
-from protocol.membership.liveness import BEAT_S, FORGET_S, GONE_BEATS, MAX_PEERS, SUSPECT_BEATS, Liveness, Membership
+from protocol.membership.liveness import (
+    BEAT_S,
+    COUNTED_STRANGERS,
+    FORGET_S,
+    GONE_BEATS,
+    SLOW_ABOVE,
+    SUSPECT_BEATS,
+    Liveness,
+    Membership,
+    beat_interval_s,
+)
+from protocol.membership.strangers import MAX_MEMBERS, MAX_STRANGERS
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Goodbye
-from tests.protocol.peers import ANN, BOB, ME, a_heartbeat
+from tests.protocol.peers import ANN, BOB, ME, TheseMembers, a_heartbeat
 
 PEER = ANN.peer_id
 SUSPECT_S, GONE_S = SUSPECT_BEATS * BEAT_S, GONE_BEATS * BEAT_S
 
 
-def heard(now: float = 0.0) -> Membership:
-    """One that has heard the first heartbeat of `PEER`."""
-    membership = Membership(ME.peer_id, 0.0)
-    membership.on_heartbeat(PEER, a_heartbeat(), now)
+def heard(now: float = 0.0, **changes: Any) -> Membership:
+    """One that is connected to `PEER`, a stranger, and has heard its first heartbeat."""
+    membership = Membership(ME.peer_id, 0.0, TheseMembers())
+    membership.on_connected(PEER, now)
+    membership.on_heartbeat(PEER, a_heartbeat(**changes), now, PEER)
     return membership
 
 
@@ -57,14 +71,14 @@ def test_silence_makes_a_peer_suspect_then_gone_then_forgotten(
 )
 def test_only_newer_heartbeats_are_news(incarnation: int, seq: int, news: bool, joined: bool) -> None:
     beat = a_heartbeat(incarnation=incarnation, seq=seq)
-    assert heard().on_heartbeat(PEER, beat, 1.0) == (news, [PeerJoined(PEER, "ann")] if joined else [])
+    assert heard().on_heartbeat(PEER, beat, 1.0, PEER) == (news, [PeerJoined(PEER, "ann")] if joined else [])
 
 
 def test_a_heartbeat_brings_a_suspect_and_a_gone_peer_back() -> None:
     for silent_s in (SUSPECT_S + 1, GONE_S + 1):
         membership = heard()
         ticked(membership, silent_s)
-        assert membership.on_heartbeat(PEER, a_heartbeat(seq=2), silent_s) == (True, [PeerJoined(PEER, "ann")])
+        assert membership.on_heartbeat(PEER, a_heartbeat(seq=2), silent_s, PEER) == (True, [PeerJoined(PEER, "ann")])
         assert membership.live_peers() == [PEER]
 
 
@@ -72,14 +86,13 @@ def test_after_a_goodbye_only_a_later_life_is_heard() -> None:
     membership = heard()
     assert membership.on_goodbye(PEER, Goodbye(incarnation=1, seq=5)) == (True, [PeerGone(PEER, True)])
     assert membership.on_goodbye(PEER, Goodbye(incarnation=1, seq=5)) == (False, [])
-    assert not membership.on_heartbeat(PEER, a_heartbeat(seq=4), 1.0)[0]
+    assert not membership.on_heartbeat(PEER, a_heartbeat(seq=4), 1.0, PEER)[0]
     assert membership.has_left(PEER) and not membership.is_live(PEER)
-    assert membership.on_heartbeat(PEER, a_heartbeat(incarnation=2), 1.0)[0] and membership.is_live(PEER)
+    assert membership.on_heartbeat(PEER, a_heartbeat(incarnation=2), 1.0, PEER)[0] and membership.is_live(PEER)
 
 
 def test_a_goodbye_of_an_earlier_life_changes_nothing() -> None:
-    membership = Membership(ME.peer_id, 0.0)
-    membership.on_heartbeat(PEER, a_heartbeat(incarnation=3), 0.0)
+    membership = heard(incarnation=3)
     assert membership.on_goodbye(PEER, Goodbye(incarnation=2, seq=9)) == (False, [])
     assert membership.is_live(PEER)
 
@@ -95,7 +108,7 @@ def test_a_barred_peer_is_never_heard_again() -> None:
     membership = heard()
     membership.bar(PEER)
     assert liveness(membership) is Liveness.LEFT
-    assert not membership.on_heartbeat(PEER, a_heartbeat(incarnation=9), 1.0)[0]
+    assert not membership.on_heartbeat(PEER, a_heartbeat(incarnation=9), 1.0, PEER)[0]
     membership.bar(BOB.peer_id)
     assert membership.has_left(BOB.peer_id)
 
@@ -107,11 +120,104 @@ def test_the_time_in_which_we_slept_is_nobodys_silence() -> None:
     assert membership.silent_s(PEER, 1000.0) == 1.0 and membership.started == 999.0
 
 
-def test_a_full_memory_forgets_the_longest_silent() -> None:
-    membership = Membership(ME.peer_id, 0.0)
-    for number in range(MAX_PEERS + 1):
-        membership.on_heartbeat(PeerId(f"peer {number}"), a_heartbeat(), float(number))
-    assert membership.get(PeerId("peer 0")) is None and len(list(membership)) == MAX_PEERS
+def crowd(membership: Membership, first: int, count: int, forwarder: PeerId = BOB.peer_id, now: float = 1.0) -> int:
+    """The first heartbeats of so many keys, which this neighbour forwards; how many were news."""
+    keys = [PeerId(f"key {number}") for number in range(first, first + count)]
+    return sum(membership.on_heartbeat(key, a_heartbeat(), now, forwarder)[0] for key in keys)
+
+
+def test_free_keys_displace_no_member_and_leave_the_pace_as_it_is() -> None:
+    membership = Membership(ME.peer_id, 0.0, TheseMembers(PEER))
+    membership.on_connected(PEER, 0.0)
+    membership.on_heartbeat(PEER, a_heartbeat(), 0.0, PEER)
+    for wave in range(4):
+        crowd(membership, 1000 * wave, 1000, now=1.0 + wave)
+    assert membership.live_peers() == [PEER] and len(list(membership)) == 1 + MAX_STRANGERS
+    assert membership.beat_s == BEAT_S
+    assert membership.tick(SUSPECT_S) == [] and liveness(membership) is Liveness.ALIVE
+
+
+def test_members_and_only_so_many_connected_strangers_count_for_the_pace() -> None:
+    strangers = [PeerId(f"stranger {number}") for number in range(2 * COUNTED_STRANGERS)]
+    members = [PeerId(f"member {number}") for number in range(SLOW_ABOVE)]
+    membership = Membership(ME.peer_id, 0.0, TheseMembers(*members))
+    for peer in strangers:
+        membership.on_connected(peer, 0.0)
+        membership.on_heartbeat(peer, a_heartbeat(), 0.0, peer)
+    assert membership.beat_s == beat_interval_s(1 + COUNTED_STRANGERS)
+    for peer in members:
+        membership.on_connected(peer, 0.0)
+        membership.on_heartbeat(peer, a_heartbeat(), 0.0, peer)
+    assert membership.beat_s == beat_interval_s(1 + COUNTED_STRANGERS + len(members))
+
+
+def test_the_room_of_strangers_is_shared_by_the_neighbours_that_bring_them() -> None:
+    membership = Membership(ME.peer_id, 0.0, TheseMembers())
+    assert crowd(membership, 0, 2000) == MAX_STRANGERS
+    assert crowd(membership, 2000, 2000, PEER) == MAX_STRANGERS // 2
+    assert crowd(membership, 4000, 2000) == crowd(membership, 6000, 2000, PEER) == 0, "both have their share"
+
+
+def test_a_connected_stranger_displaces_one_that_is_not_and_keeps_its_place() -> None:
+    membership = Membership(ME.peer_id, 0.0, TheseMembers())
+    crowd(membership, 0, 2000)
+    membership.on_connected(PEER, 1.0)
+    assert membership.on_heartbeat(PEER, a_heartbeat(), 1.0, PEER) == (True, [PeerJoined(PEER, "ann")])
+    crowd(membership, 2000, 2000, ME.peer_id)
+    assert membership.live_peers() == [PEER] and len(list(membership)) == MAX_STRANGERS
+
+
+def test_of_very_many_members_the_longest_silent_makes_room() -> None:
+    members = [PeerId(f"member {number}") for number in range(MAX_MEMBERS + 1)]
+    membership = Membership(ME.peer_id, 0.0, TheseMembers(*members))
+    for number, peer in enumerate(members):
+        membership.on_heartbeat(peer, a_heartbeat(), float(number), peer)
+    assert membership.get(members[0]) is None and len(list(membership)) == MAX_MEMBERS
+
+
+def test_a_recording_of_heartbeats_is_no_life_until_its_author_is_connected() -> None:
+    membership = Membership(ME.peer_id, 0.0, TheseMembers(PEER))
+    for beat in range(30):  # in the order and at the pace at which they were signed, last week
+        now = beat * BEAT_S
+        assert membership.on_heartbeat(PEER, a_heartbeat(seq=beat), now, BOB.peer_id) == (True, [])
+        assert membership.tick(now) == [] and liveness(membership) is Liveness.UNPROVEN
+    assert membership.live_peers() == [] and membership.silent_s(PEER, now) == now
+    assert membership.on_connected(PEER, now) == [PeerJoined(PEER, "ann")]
+    assert membership.is_live(PEER) and membership.silent_s(PEER, now) == 0
+
+
+def test_a_recording_brings_nobody_back_that_was_forgotten() -> None:
+    membership = heard(seq=9)
+    ticked(membership, FORGET_S + 1)
+    assert membership.get(PEER) is None
+    assert not membership.on_heartbeat(PEER, a_heartbeat(seq=9), FORGET_S + 1, BOB.peer_id)[0]
+    membership.on_disconnected(PEER, FORGET_S + 1)
+    membership.on_heartbeat(PEER, a_heartbeat(seq=10), FORGET_S + 1, BOB.peer_id)
+    assert liveness(membership) is Liveness.UNPROVEN
+
+
+def test_who_was_connected_once_is_heard_by_any_way() -> None:
+    membership = heard()
+    membership.on_disconnected(PEER, 1.0)
+    assert membership.on_heartbeat(PEER, a_heartbeat(seq=2), 1.0, BOB.peer_id)[0] and membership.is_live(PEER)
+
+
+def test_an_unproven_peer_is_forgotten_soon_and_its_goodbye_at_once() -> None:
+    membership = Membership(ME.peer_id, 0.0, TheseMembers())
+    membership.on_heartbeat(PEER, a_heartbeat(), 0.0, BOB.peer_id)
+    assert ticked(membership, GONE_S) == [] and liveness(membership) is Liveness.UNPROVEN
+    assert ticked(membership, GONE_S + 1) == [] and liveness(membership) is None
+    membership.on_heartbeat(PEER, a_heartbeat(seq=2), GONE_S + 1, BOB.peer_id)
+    assert membership.on_goodbye(PEER, Goodbye(incarnation=1, seq=3)) == (True, [])
+    assert liveness(membership) is None and not membership.has_left(PEER)
+
+
+def test_goodbyes_of_unknown_strangers_are_no_news_and_those_of_members_are_kept() -> None:
+    membership = Membership(ME.peer_id, 0.0, TheseMembers(PEER))
+    assert membership.on_goodbye(PEER, Goodbye(incarnation=1, seq=5)) == (True, [])
+    for number in range(2 * MAX_MEMBERS):
+        assert membership.on_goodbye(PeerId(f"key {number}"), Goodbye(incarnation=1, seq=5)) == (False, [])
+    assert not membership.on_heartbeat(PEER, a_heartbeat(seq=4), 1.0, PEER)[0]
 
 
 def test_a_peer_is_called_by_its_name_else_by_the_end_of_its_id() -> None:

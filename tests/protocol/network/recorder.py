@@ -27,6 +27,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.gossip: list[bytes] = []
+        self.members: set[PeerId] = set()
         self.connected: list[PeerId] = []
         self.disconnected: list[PeerId] = []
         self.buffers: dict[bytes, bytearray] = {}
@@ -50,6 +51,9 @@ class Recorder:
 
     async def next_change(self) -> None:
         await self._changed.wait()
+
+    def has_member(self, peer: PeerId) -> bool:
+        return peer in self.members
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         self.gossip.append(data)

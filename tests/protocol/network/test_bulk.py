@@ -9,6 +9,8 @@ import trio
 import trio.testing
 
 from protocol.network.interface import MAX_PUSH_BYTES, Landing, NetworkError, Refused, Unreachable
+from protocol.network.libp2p import Libp2pNetwork
+from protocol.network.libp2p import bulk as bulk_module
 from protocol.network.libp2p import link as link_module
 from protocol.network.libp2p.link import FrameKind, Link, SocketState
 from protocol.wire.identity import PeerId
@@ -141,3 +143,32 @@ async def _pushes_use(sockets: int) -> None:
         assert sorted(b.finished) == sorted([(b"first", True), *((b"%d" % number, True) for number in range(8))])
         await one.push(two.peer_id, b"last", memoryview(DATA), timeout_s=PATIENCE_S)
         assert len(stack(one).bulk._sending.links()) == sockets, "idle sockets are kept"
+
+
+def test_a_member_takes_the_place_of_a_strangers_link_and_no_stranger_takes_a_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk_module, "MAX_LINKS", 1)
+
+    async def main() -> None:
+        a, b, hub = Recorder(), Recorder(), Recorder()
+        async with network(a) as stranger, network(b) as member, network(hub) as listener:
+            hub.members = {member.peer_id}
+            stranger.remember(listener.addresses())
+            member.remember(listener.addresses())
+            await hub.until(lambda: len(hub.connected) == 2)
+            await a.until(lambda: a.connected)
+            await b.until(lambda: b.connected)
+
+            async def push(end: Libp2pNetwork, header: bytes) -> None:
+                await end.push(listener.peer_id, header, memoryview(DATA), timeout_s=PATIENCE_S)
+
+            await push(stranger, b"stranger's")
+            await push(member, b"member's")
+            assert list(stack(listener).bulk._links) == [member.peer_id]
+            with pytest.raises(Unreachable):
+                await push(stranger, b"no room")
+            await push(member, b"member's again")
+            assert [header for header, _ in hub.finished] == [b"stranger's", b"member's", b"member's again"]
+
+    trio.run(main)

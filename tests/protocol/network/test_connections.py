@@ -14,6 +14,7 @@ from protocol.network.libp2p.inbound_policy import InboundLimits
 from protocol.network.libp2p.library import LibraryId, Swarm, library_id
 from protocol.network.libp2p.reputation import ABUSE, Reputation
 from protocol.wire.identity import Identity
+from tests.protocol.peers import TheseMembers
 
 PEER = Identity.generate().peer_id
 
@@ -45,7 +46,7 @@ class OnePeer:
     def __init__(self) -> None:
         self.connections: dict[LibraryId, list[OneConnection]] = {library_id(PEER): []}
         self.reputation = Reputation(trio.current_time, lambda peer, why: None)
-        self.inbound = InboundConnections(self.reputation, InboundLimits(), lambda event: None)
+        self.inbound = InboundConnections(self.reputation, InboundLimits(), TheseMembers(), lambda event: None)
         self.book = Connections(cast(Swarm, self), self.reputation, self.inbound)
 
     def open(self, direction: str) -> OneConnection:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import cast
 
+import pytest
 import trio
 import trio.testing
+from libp2p.peer.peerinfo import PeerInfo
 
 from protocol.network.libp2p.dialer import LASTING_S, MAX_PAUSE_S, Dialer
 from protocol.network.libp2p.library import Host
 from protocol.wire.identity import Identity, PeerId
+from tests.protocol.peers import TheseMembers
 
 
 class Unwelcoming:
@@ -22,7 +25,12 @@ class Unwelcoming:
         self.connected = False
         self.connections: dict[object, object] = {}
         self.dialer = Dialer(
-            cast(Host, self), Identity.generate().peer_id, lambda peer: self.connected, lambda peer: False, lambda peer: None
+            cast(Host, self),
+            Identity.generate().peer_id,
+            TheseMembers(),
+            lambda peer: self.connected,
+            lambda peer: False,
+            lambda peer: None,
         )
 
     def get_network(self) -> Unwelcoming:
@@ -57,6 +65,60 @@ def dials(lasting_s: float) -> list[float]:
     host = Unwelcoming(lasting_s)
     trio.run(host.run, 1.0, clock=trio.testing.MockClock(autojump_threshold=0))
     return host.dials
+
+
+class Dark:
+    """Stands in for a host: nobody answers.  dialled: when each peer was first dialled."""
+
+    def __init__(self) -> None:
+        self.dialled: dict[str, float] = {}
+        self.connections: dict[object, object] = {}
+
+    def get_network(self) -> Dark:
+        return self
+
+    def get_peerstore(self) -> Dark:
+        return self
+
+    def unblock_peer(self, peer: object) -> None:
+        return
+
+    def clear_addrs(self, peer: object) -> None:
+        return
+
+    async def connect(self, info: PeerInfo) -> None:
+        self.dialled.setdefault(str(info.peer_id), trio.current_time())
+        await trio.sleep_forever()
+
+
+async def _redialled_after(crowd: int, is_member: bool) -> float:
+    """Seconds until a lost peer is dialled again, when so many keys claim addresses at which nobody answers."""
+    host, connected, lost = Dark(), set[PeerId](), Identity.generate().peer_id
+    members, nobody = TheseMembers(*([lost] if is_member else [])), lambda peer: None
+    dialer = Dialer(
+        cast(Host, host), Identity.generate().peer_id, members, connected.__contains__, lambda peer: False, nobody
+    )
+    connected.add(lost)
+    dialer.remember([f"/ip4/192.0.2.1/tcp/4001/p2p/{lost}"], claimed=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dialer.run)
+        for number in range(crowd):
+            key = Identity.generate().peer_id
+            dialer.remember([f"/ip4/198.51.100.{n}/tcp/{1 + number}/p2p/{key}" for n in range(8)], claimed=True)
+        assert len(dialer.attempts()) == 0 and not [a for a in dialer.known() if "198.51.100" in a]
+        await trio.sleep(5.0)
+        connected.discard(lost)
+        dialer.lost(lost, 100.0)
+        began = trio.current_time()
+        while lost not in host.dialled:
+            await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+    return host.dialled[lost] - began
+
+
+@pytest.mark.parametrize("is_member", [True, False])
+def test_addresses_that_nobody_answers_do_not_delay_the_dialling_of_a_peer_that_was_met(is_member: bool) -> None:
+    assert trio.run(_redialled_after, 400, is_member, clock=trio.testing.MockClock(autojump_threshold=0)) < 3
 
 
 def test_a_peer_that_soon_closes_is_dialled_ever_more_rarely() -> None:

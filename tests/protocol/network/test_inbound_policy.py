@@ -9,7 +9,9 @@ from protocol.events import StrangersClosed
 from protocol.network.libp2p.close_summary import EVENT_EVERY_S, CloseSummary
 from protocol.network.libp2p.inbound_policy import MAX_REMEMBERED, CloseReason, Decision, InboundLimits, InboundPolicy, Stage
 from protocol.network.libp2p.token_bucket import Allowance
+from protocol.network.libp2p.trusted_addresses import MAX_ADDRESSES_PER_PEER, MAX_PEERS
 from protocol.wire.identity import PeerId
+from tests.protocol.peers import TheseMembers
 
 LIMITS = replace(InboundLimits(), handshakes=Allowance(1000, math.inf, 10))
 """With handshakes that cost nothing."""
@@ -20,7 +22,8 @@ class Driver:
 
     def __init__(self, limits: InboundLimits = LIMITS) -> None:
         self.now = 0.0
-        self.policy = InboundPolicy(limits, 0.0)
+        self.members = TheseMembers()
+        self.policy = InboundPolicy(limits, 0.0, self.members)
         self.inside: set[int] = set()
         self.closed: dict[int, CloseReason] = {}
         self.again_at = math.inf
@@ -267,7 +270,37 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(MAX_REMEMBERED + 100):
         driver.policy.closed(driver.greeted(f"peer {number}", f"address {number}"))
         driver.step(0.01)
-    assert len(driver.policy._greeted) == len(driver.policy._trusted) == MAX_REMEMBERED
+    assert len(driver.policy._greeted) == MAX_REMEMBERED and len(driver.policy._trusted) == MAX_PEERS
+
+
+def test_a_crowd_that_has_greeted_from_anywhere_closes_no_member_and_a_member_always_gets_in() -> None:
+    driver = Driver()
+    driver.members.peers = {PeerId("member"), PeerId("late member")}
+    member = driver.greeted("member", "its home")
+    crowd = [driver.greeted(f"key {number}", f"address {number}") for number in range(300)]
+    late = driver.greeted("late member", "another home")
+    driver.step()
+    assert {member, late} <= driver.inside and driver.policy.count(Stage.GREETED) == LIMITS.greeted
+    assert set(driver.closed) < set(crowd)
+    driver.greeted("key again", "its home")
+    driver.step()
+    assert {member, late} <= driver.inside
+
+
+def test_one_key_that_comes_from_thousands_of_addresses_makes_few_of_them_trusted() -> None:
+    driver = Driver()
+    driver.members.peers = {PeerId("member")}
+    driver.leave(driver.greeted("member", "its home"))
+    for number in range(4200):
+        driver.leave(driver.greeted("one key", f"address {number}"))
+        driver.step(0.05)
+    trusted = driver.policy._trusted
+    assert len(trusted) == 1 + MAX_ADDRESSES_PER_PEER
+    for number in range(2 * MAX_PEERS):
+        driver.leave(driver.greeted(f"key {number}", f"other {number}"))
+        driver.step(0.05)
+    assert trusted.rank("its home") == 2 and trusted.rank(f"other {2 * MAX_PEERS - 1}") == 1 and trusted.rank("other 0") == 0
+    assert len(trusted) == 1 + MAX_PEERS
 
 
 def test_events_are_sums_and_come_once_a_minute() -> None:

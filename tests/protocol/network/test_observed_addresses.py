@@ -8,6 +8,7 @@ import trio
 from protocol.network.libp2p.observed_addresses import MAX_CLAIMS, ObservedAddresses, is_public_form
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.network.recorder import Recorder, dialled, network
+from tests.protocol.peers import TheseMembers
 
 ME = Identity.generate().peer_id
 
@@ -81,13 +82,13 @@ class AtSocket(Connection):
     ids=["another computer", "this computer", "loopback"],
 )
 def test_a_program_on_this_computer_does_not_show_that_others_can_reach_it(local: str, remote: str, seen: list[str]) -> None:
-    observed = ObservedAddresses()
+    observed = ObservedAddresses(TheseMembers())
     observed.on_connection(AtSocket(local, remote))
     assert observed.addresses(lambda peer: True) == seen
 
 
 def test_claims_count_as_whoever_asks_says_one_for_each_peer_and_have_an_end() -> None:
-    reached, peers = ObservedAddresses(), [PeerId(f"peer {number}") for number in range(MAX_CLAIMS + 9)]
+    reached, peers = ObservedAddresses(TheseMembers()), [PeerId(f"peer {number}") for number in range(MAX_CLAIMS + 9)]
     for number, peer in enumerate(peers):
         for port in (1, 2):
             reached.on_claim(Connection(peer), f"/ip4/203.0.113.{number % 200}/tcp/{port}")
@@ -98,6 +99,15 @@ def test_claims_count_as_whoever_asks_says_one_for_each_peer_and_have_an_end() -
     for peer in trusted[:2]:
         reached.on_claim(Connection(peer), "/ip4/198.51.100.1/tcp/4001")
     assert reached.addresses(lambda peer: peer in trusted)[0] == "/ip4/198.51.100.1/tcp/4001"
+
+
+def test_the_claim_of_a_member_outweighs_those_of_a_crowd_and_is_not_forgotten_for_them() -> None:
+    member = PeerId("member")
+    observed = ObservedAddresses(TheseMembers(member))
+    observed.on_claim(Connection(member), "/ip4/203.0.113.9/tcp/4001")
+    for number in range(2 * MAX_CLAIMS):
+        observed.on_claim(Connection(PeerId(f"key {number}")), "/ip4/198.51.100.1/tcp/9")
+    assert observed.addresses(lambda peer: True) == ["/ip4/203.0.113.9/tcp/4001", "/ip4/198.51.100.1/tcp/9"]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,9 @@ class Listener:
         self.broken = 0
         self.seen: list[str] = []
 
+    def has_member(self, peer: PeerId) -> bool:
+        return False
+
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         self.gossip.append(data)
         return Verdict.ACCEPT

@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.run.admission import verify_admission
 from protocol.run.invitation import looks_like_invitation, make_invitation, read_invitation
+from protocol.run.manifest import RunManifest, run_id
+from protocol.run.tokens import bearer_token, bound_token
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
@@ -14,18 +17,33 @@ from protocol.wire.identity import Identity
 ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")
 ADDRESS = f"/ip4/127.0.0.1/tcp/4001/p2p/{ONE.peer_id}"
-GOOD = make_invitation(RUN, ONE.peer_id, [ADDRESS], b"token")
+GOOD = make_invitation(RUN, ONE.peer_id, [ADDRESS], b"token", bytes(31) + b"!")
 
 
 def test_round_trip() -> None:
     found = read_invitation(GOOD)
     assert (found.run, found.organiser, found.addresses, found.token) == (RUN, ONE.peer_id, [ADDRESS], b"token")
+    assert found.secret == bytes(31) + b"!" and "!" not in repr(found)
     assert looks_like_invitation(GOOD) and not looks_like_invitation("run.toml")
+
+
+def test_an_invitation_makes_the_proof_of_whoever_holds_it() -> None:
+    key, guest = Identity.generate(), Identity.generate().peer_id
+    manifest = RunManifest.model_validate({"name": "run", "organiser": ONE.peer_id, "admission": "invite"})
+    run = run_id(manifest)
+    bound = make_invitation(run, ONE.peer_id, [ADDRESS], bound_token(ONE, run, guest, expires=1))
+    bearer = make_invitation(run, ONE.peer_id, [ADDRESS], bearer_token(ONE, run, key, expires=1), key.seed)
+    for text in (bound, bearer):
+        proof = read_invitation(text).proof_for(guest)
+        verify_admission(manifest, run, guest, proof)
+        assert key.seed not in proof
+    for token in (None, b""):
+        assert read_invitation(make_invitation(run, ONE.peer_id, [ADDRESS], token)).proof_for(guest) == b""
 
 
 def test_the_largest_invitation_can_be_read() -> None:
     addresses = ["/" + "a" * 199] * 16
-    assert read_invitation(make_invitation(RUN, ONE.peer_id, addresses, bytes(1024))).addresses == addresses
+    assert read_invitation(make_invitation(RUN, ONE.peer_id, addresses, bytes(768), bytes(32))).addresses == addresses
 
 
 def test_wrapped_lines_and_spaces_do_no_harm() -> None:

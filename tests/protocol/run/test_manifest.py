@@ -20,6 +20,7 @@ from protocol.run.manifest import (
     sign,
 )
 from protocol.run.run_file import RunFileError, dump, load_run_file, parse_run_file
+from protocol.state.base import round_settings
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
@@ -35,6 +36,22 @@ DEMO = demo_manifest()
 
 def a_manifest(**fields: object) -> RunManifest:
     return RunManifest.model_validate({"name": "run", "organiser": ONE.peer_id, "founders": [ONE.peer_id], **fields})
+
+
+@pytest.mark.parametrize("founders", ["anyone", [ONE.peer_id], sorted([ONE.peer_id, TWO.peer_id])])
+def test_founders_come_back(founders: str | list[str]) -> None:
+    signed = sign(ONE, a_manifest(founders=founders))
+    assert open_manifest(signed.raw).manifest.founders == founders
+    assert parse_run_file(dump(signed.manifest), ONE.peer_id) == signed.manifest
+    named = None if founders == "anyone" else tuple(founders)
+    assert round_settings(signed.run, signed.manifest).founders == named
+
+
+@pytest.mark.parametrize("admission", ["open", "invite", "allowlist"])
+def test_a_run_is_open_when_its_admission_is(admission: str) -> None:
+    manifest = a_manifest(admission=admission, allowlist=[TWO.peer_id], rounds={"seasoning_rounds": 5})
+    settings = round_settings(sign(ONE, manifest).run, manifest)
+    assert (settings.is_open, settings.seasoning_rounds) == (admission == "open", 5)
 
 
 def test_a_signed_manifest_comes_back() -> None:
@@ -116,6 +133,12 @@ def test_absurd_models_are_refused(model: dict[str, int]) -> None:
     [
         {"chunk_parameters": 257}, {"chunk_parameters": 1 << 30}, {"checkpoint_chunk_bytes": 1 << 40},
         {"checkpoint_interval": 0}, {"protocol_min": 2}, {"admission": "allowlist"}, {"admission": "anyone"},
+        {"founders": []}, {"founders": None}, {"founders": "organiser"}, {"founders": [ONE.peer_id] * 2},
+        {"founders": sorted([ONE.peer_id, TWO.peer_id], reverse=True)}, {"founders": ["x"]},
+        {"founders": sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(65))},
+        {"founders": [TWO.peer_id], "admission": "allowlist", "allowlist": [ONE.peer_id]},
+        {"rounds": {"seasoning_rounds": 0}}, {"rounds": {"seasoning_rounds": 101}}, {"rounds": {"tenure_rounds": 0}},
+        {"rounds": {"settle_s": float("nan")}}, {"rounds": {"listen_s": -1.0}}, {"rounds": {"settle_rounds": 0}},
         {"allowlist": [TWO.peer_id, TWO.peer_id]}, {"name": "\x1b[2J"}, {"name": ""}, {"codec": "fp32"},
         {"fragments": 0}, {"fragments": 2}, {"fragments": 65},
         {"inner": {"lr": 0.0}}, {"inner": {"lr": float("nan")}}, {"outer": {"momentum": 1.0}},
@@ -169,6 +192,9 @@ def test_a_short_run_file_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
+        ('name = "a"\nfounders = "me"', "it must be 'anyone' (A list of"), ('name = "a"\nfounders = ["a"]', "founders"),
+        (f'name = "a"\nfounders = ["{TWO.peer_id}"]\nadmission = "allowlist"\nallowlist = ["{ONE.peer_id}"]', "add it to"),
+        ('name = "a"\nfounders = []', "founders is []"),
         ("x", "not valid TOML"), ("", "name is missing; add it"), ("name = 3", "name is 3"),
         ('name = "a"\nseeed = 1', "did you mean seed?"), ('name = "a"\nzzz = 1', "zzz is no field of a run; remove it"),
         ('name = "a"\nchunk_parameters = 257', "a multiple of 256"), ('name = "a"\nmodel = 3', "model is 3"),

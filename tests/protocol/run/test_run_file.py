@@ -65,6 +65,17 @@ def test_a_file_without_a_model_has_the_default_one() -> None:
     assert derived({})["model"] == {"ffn": 384, "heads": 4, "kv_heads": 2}
 
 
+def test_the_organiser_founds_a_run_that_names_no_founders() -> None:
+    assert parsed("").founders == [ME]
+    assert parsed('founders = "anyone"\n').founders == "anyone"
+
+
+def test_founders_are_listed_in_any_order() -> None:
+    others = [Identity.from_seed(bytes([number]) * 32).peer_id for number in (7, 8, 9)]
+    for peers in (others, others[::-1], others * 2):
+        assert parsed(f"founders = {peers}\n").founders == sorted(others)
+
+
 def test_a_written_out_run_is_the_same_run() -> None:
     for manifest in (demo_manifest().manifest, parsed("[model]\ndim = 4096\nlayers = 30\n")):
         assert parse_run_file(dump(manifest), PeerId(manifest.organiser)) == manifest

@@ -58,7 +58,7 @@ class Table:
         for _ in range(2):
             commit, base = extended(signed, base, ME)
             self.replica.history.append(commit)
-        self.membership = Membership(ME.peer_id, trio.current_time())
+        self.membership = Membership(ME.peer_id, trio.current_time(), self.replica.history)
         self.looking = Looking()
         as_catch_up: Any = self.looking
         session = a_session(signed.run, TableNetwork(), self.events)
@@ -67,7 +67,9 @@ class Table:
     def hear(self, peer: PeerId, round: int, tip: bytes = TIP) -> None:
         known = self.membership.get(peer)
         seq = known.heartbeat.seq + 1 if known else 0
-        self.membership.on_heartbeat(peer, a_heartbeat(round=round, tip=tip, seq=seq), trio.current_time())
+        now = trio.current_time()
+        self.membership.on_connected(peer, now)
+        self.membership.on_heartbeat(peer, a_heartbeat(round=round, tip=tip, seq=seq), now, peer)
 
 
 def on_table(folder: Path, check: Callable[[Table], Awaitable[None]]) -> None:

@@ -13,16 +13,28 @@ from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.messages import (
     MAX_FRAGMENTS,
+    MAX_ROLL_BYTES,
     Body,
+    Certificate,
     Finish,
     Goodbye,
     Heartbeat,
+    Kept,
+    LockName,
     Measurement,
     Phase,
+    Proof,
     Ready,
     Role,
+    Roll,
+    Signature,
+    Step,
+    Vote,
     WhyIdle,
+    decode_body,
+    member_of,
     pack,
+    ready_of,
     unpack,
 )
 
@@ -37,11 +49,30 @@ HEARTBEAT = Heartbeat(
 CLAIMING = HEARTBEAT.model_copy(update={"measured": Measurement(rounds=3, tip=TIP, loss=1.5)})
 READY = Ready(
     round=1, fragment=0, base=TIP, incarnation=2, serial=0, tokens=3, steps=4, loss=5.0, norm=6.0, root=TIP,
-    state_digest=TIP,
+    state_digest=TIP, admission=b"proof",
 )  # fmt: skip
+ROLL = Roll(round=1, base=TIP, attempt=2, absent=[], held=b"\1", plan=None, lock=None, reduced=None)
+NAME = LockName(attempt=1, absent=[ONE.peer_id], record_hash=TIP)
+VOTE = Vote(round=1, base=TIP, attempt=2, step=Step.SECOND, absent=[ONE.peer_id], record_hash=TIP)
+CERTIFICATE = Certificate(attempt=2, absent=[], votes=[Signature(peer=ONE.peer_id, signature=bytes(64))])
+PROOF = Proof(round=1, base=TIP, record_hash=TIP, certificate=CERTIFICATE)
+KEPT = Kept(round=1, base=TIP, attempt=2, absent=[], first=TIP, second=None, lock=None, reduced=None)
 
 
-@pytest.mark.parametrize("body", [HEARTBEAT, CLAIMING, READY, Goodbye(incarnation=1, seq=2), Finish(round=1, base=TIP)])
+@pytest.mark.parametrize(
+    "body",
+    [
+        HEARTBEAT,
+        CLAIMING,
+        READY,
+        Goodbye(incarnation=1, seq=2),
+        Finish(round=1, base=TIP),
+        ROLL,
+        ROLL.model_copy(update={"plan": TIP, "reduced": NAME}),
+        VOTE,
+        PROOF,
+    ],
+)
 def test_round_trip(body: Body) -> None:
     sender, heard, envelope = unpack(pack(ONE, RUN, body).raw, RUN)
     assert (sender, heard, envelope.kind) == (ONE.peer_id, body, body.KIND)
@@ -82,7 +113,66 @@ def test_a_fragment_that_no_run_has_is_malformed(fragment: object) -> None:
         unpack(seal(ONE, RUN, "ready", canonical.encode({**fields, "fragment": fragment})).raw, RUN)
 
 
-@given(st.sampled_from(["heartbeat", "ready", "proposal", "promise", "motion", "commit", "x"]), st.binary(max_size=60))
+@pytest.mark.parametrize(
+    ("body", "field", "value"),
+    [
+        (VOTE, "step", 0),
+        (VOTE, "step", 3),
+        (VOTE, "step", True),
+        (VOTE, "absent", ["nobody"]),
+        (VOTE, "absent", [ONE.peer_id] * 65),
+        (ROLL, "attempt", -1),
+        (ROLL, "held", bytes(9)),
+        (ROLL, "plan", b"short"),
+        (ROLL, "lock", {"attempt": 1}),
+        (PROOF, "certificate", None),
+    ],
+)
+def test_votes_and_rolls_that_nobody_casts_are_malformed(body: Body, field: str, value: object) -> None:
+    fields = canonical.decode(body.encode(), max_bytes=10_000)
+    with pytest.raises(Malformed):
+        unpack(seal(ONE, RUN, body.KIND, canonical.encode({**fields, field: value})).raw, RUN)
+
+
+def test_the_two_votes_of_a_ballot_are_different_statements() -> None:
+    first = VOTE.model_copy(update={"step": Step.FIRST})
+    assert first.encode() != VOTE.encode()
+    assert pack(ONE, RUN, first).signature != pack(ONE, RUN, VOTE).signature
+
+
+def test_the_largest_roll_is_within_its_limit() -> None:
+    electors: list[str] = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(64)]
+    name = LockName(attempt=2**53, absent=[], record_hash=TIP)
+    largest = Roll(
+        round=2**53,
+        base=TIP,
+        attempt=2**53,
+        absent=electors,
+        held=bytes(8),
+        plan=TIP,
+        lock=name,
+        reduced=name.model_copy(update={"absent": electors}),
+    )
+    raw = pack(ONE, RUN, largest).raw
+    assert len(raw) <= MAX_ROLL_BYTES
+    assert unpack(raw, RUN, max_bytes=MAX_ROLL_BYTES)[1] == largest
+
+
+def test_what_binds_an_elector_is_kept_and_never_said() -> None:
+    assert decode_body(Kept, KEPT.encode()) == KEPT
+    with pytest.raises(Malformed, match="unknown kind"):
+        unpack(pack(ONE, RUN, KEPT).raw, RUN)
+
+
+def test_a_member_is_the_ready_that_it_signed() -> None:
+    member = member_of(ONE.peer_id, READY, pack(ONE, RUN, READY).signature)
+    assert ready_of(member, READY.round, READY.fragment, READY.base, READY.state_digest) == READY
+
+
+@given(
+    st.sampled_from(["heartbeat", "ready", "roll", "proposal", "lock", "motion", "vote", "proof", "commit", "x"]),
+    st.binary(max_size=60),
+)
 def test_signed_rubbish_is_malformed(kind: str, body: bytes) -> None:
     with pytest.raises(Malformed):
         unpack(seal(ONE, RUN, kind, body).raw, RUN)

@@ -1,0 +1,123 @@
+"""The greeting between two peers: whether they speak the same protocol, and whether the one may come in to the other.
+
+Pure.  A refusal is a sentence that the refused peer shows to its user.  How a greeting travels, and what happens to a
+connection after a refusal, is the node's business.  A token is for coming in: a member of a committed record is in, and
+stays in when its token expires.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from protocol.run.admission import AdmittedBy, has_expired, verify_admission
+from protocol.run.manifest import PROTOCOL_VERSION, Admission, RunManifest
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import MAX_ADMISSION_BYTES, Body, HashField, Role
+
+OLDEST_PROTOCOL_VERSION = PROTOCOL_VERSION
+"""Oldest version of the protocol that this software still speaks."""
+
+VersionNumber = Annotated[int, Field(ge=1, le=1_000_000)]
+VersionName = Annotated[str, Field(max_length=40)]
+
+
+class Hello(Body):
+    """The first question to another peer.  admission: the sender's admission proof; empty where the run asks for none."""
+
+    KIND: ClassVar[str] = "hello"
+    protocol_min: VersionNumber
+    protocol_max: VersionNumber
+    version: VersionName
+    run: HashField
+    role: Annotated[Role, Field(strict=False)]
+    admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)]
+
+
+class HelloReply(Body):
+    """Welcome.  protocol: the version to speak.  version: the answerer's software."""
+
+    KIND: ClassVar[str] = "hello-reply"
+    protocol: VersionNumber
+    version: VersionName
+
+
+def make_hello(run: Hash, role: Role, admission: bytes, version: str) -> Hello:
+    """Our greeting."""
+    return Hello(
+        protocol_min=OLDEST_PROTOCOL_VERSION,
+        protocol_max=PROTOCOL_VERSION,
+        version=version[:40],
+        run=run,
+        role=role,
+        admission=admission,
+    )
+
+
+def admit_at_door(
+    manifest: RunManifest,
+    run: Hash,
+    peer: PeerId,
+    proof: bytes,
+    wall_now: float,
+    *,
+    role: Role = Role.TRAINER,
+    round: int | None = None,
+) -> AdmittedBy | str:
+    """What admits `peer` now in `role`; else the reason and the remedy as a sentence.
+
+    wall_now: unix seconds.  round: the next record's, which is the first that could name a newcomer; None when unknown.
+    """
+    if manifest.admission is Admission.INVITE and not proof and peer != manifest.organiser:
+        return (
+            f"the run {manifest.name} admits only invited peers; send its organiser your peer ID, {peer}, "
+            "and join with the invitation that comes back"
+        )
+    try:
+        admitted = verify_admission(manifest, run, peer, proof, round, role=Role.SEED)
+    except Malformed as error:
+        if manifest.admission is Admission.ALLOWLIST and not proof:
+            return f"the run {manifest.name} admits only listed peers; ask its organiser to list {peer}"
+        return f"the invitation is not good for {peer} ({error}); ask the run's organiser for a new one"
+    if has_expired(admitted, wall_now):
+        return "the token of the invitation has expired; ask the run's organiser for a new invitation"
+    try:
+        admitted.require(role, round)
+    except Malformed as error:
+        return f"the invitation is not good here ({error}); join with --role {admitted.role.value}"
+    return admitted
+
+
+def answer_hello(manifest: RunManifest, run: Hash, hello: Hello, version: str) -> HelloReply | str:
+    """The answer to a greeting as far as run and software go: welcome, or the reason of the refusal as a sentence."""
+    if hello.run != run:
+        return f"this peer takes part in another run ({run.hex()[:12]}); check the invitation"
+    lowest = max(hello.protocol_min, OLDEST_PROTOCOL_VERSION, manifest.protocol_min)
+    highest = min(hello.protocol_max, PROTOCOL_VERSION, manifest.protocol_max)
+    if lowest <= highest:
+        return HelloReply(protocol=highest, version=version[:40])
+    behind = hello.protocol_max < max(OLDEST_PROTOCOL_VERSION, manifest.protocol_min)
+    remedy = "install a newer version of manyhands" if behind else "install the swarm's version"
+    return (
+        f"software {hello.version!r} speaks protocol {_range(hello.protocol_min, hello.protocol_max)} and the "
+        f"swarm ({version!r:.42}) protocol {_range(manifest.protocol_min, manifest.protocol_max)}; {remedy}"
+    )
+
+
+def version_problem(manifest: RunManifest) -> str | None:
+    """Why this software cannot take part in the run, as a sentence; None when it can."""
+    wanted = _range(manifest.protocol_min, manifest.protocol_max)
+    problem = f"the run wants protocol {wanted} and this software speaks "
+    problem += _range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION)
+    if manifest.protocol_min > PROTOCOL_VERSION:
+        return f"{problem}; install a newer version of manyhands"
+    if manifest.protocol_max < OLDEST_PROTOCOL_VERSION:
+        return f"{problem}; install an older version of manyhands"
+    return None
+
+
+def _range(lowest: int, highest: int) -> str:
+    return str(lowest) if lowest == highest else f"{lowest} to {highest}"
