@@ -8,6 +8,7 @@ is said is known by short tuples, from which the real, signed statement is made 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ from protocol.consensus.patience import Patience
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import PeerView, View
 from protocol.exchange.assignment import assign_owners
-from protocol.state.base import Base
+from protocol.run.manifest import RunManifest
+from protocol.state.base import Base, round_settings
 from protocol.state.chain import index_root, record_hash
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
@@ -40,9 +42,10 @@ from protocol.wire.messages import (
     member_of,
     pack,
 )
-from tests.protocol.consensus.parliament import CHUNKS, RUN, settings
 
+RUN = Hash(b"\x07" * 32)
 SEATS = 4
+CHUNKS = 1
 NAMES = "AB"
 """Of the two records: results of one exchange that differ in their chunks."""
 TIP = Hash(b"\x09" * 32)
@@ -94,8 +97,9 @@ class Council:
     """The electors with their keys, the base that they stand on and the two records that can be put to the vote."""
 
     def __init__(self) -> None:
-        self.settings = settings()
         identities = [Identity.from_seed(bytes([number + 1]) * 32) for number in range(SEATS)]
+        manifest = RunManifest(name="explored", organiser=identities[0].peer_id, founders="anyone")
+        self.settings = replace(round_settings(RUN, manifest), chunks=CHUNKS)
         electors = tuple(sorted(identity.peer_id for identity in identities))
         self.base = Base(ROUND, 0, TIP, electors, electors)
         ranked = self.base.ranked(electors)

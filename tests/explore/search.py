@@ -36,6 +36,7 @@ class Config:
     """What is explored.  liars: their seats.  absences: the lists of absent electors that ballots may have.
 
     in_order: whether states are left out that differ only in the order of independent steps (`Search.moves`).
+    progress: whether it is looked at that nobody is stuck.
     max_states, max_s: the search stops there, and is then not exhaustive.
     """
 
@@ -43,6 +44,7 @@ class Config:
     attempts: int
     absences: tuple[Seats, ...] = (WHOLE,)
     in_order: bool = False
+    progress: bool = True
     max_states: int = 10_000_000
     max_s: float = 3600.0
 
@@ -233,7 +235,7 @@ class Search:
         assembled = self.assembled(state)
         if id(assembled) not in self._flaws:
             self._flaws[id(assembled)] = self._flaw_of(assembled)
-        return self._flaws[id(assembled)] or self._progress.flaw(state)
+        return self._flaws[id(assembled)] or (self._progress.flaw(state) if self.config.progress else None)
 
     def _flaw_of(self, assembled: Assembled) -> str | None:
         council = self.council
