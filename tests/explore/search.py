@@ -21,7 +21,7 @@ from protocol.wire.messages import Certificate, Commit, Motion, Step
 from tests.explore.certificates import Assembled, Certificates
 from tests.explore.council import NAMES, SEATS, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
 from tests.explore.electors import Electors
-from tests.explore.motions import MotionKey, Motions
+from tests.explore.motions import Candidates, Motions
 from tests.explore.progress import Progress
 from tests.explore.symmetry import Name, Past, State, Symmetry
 
@@ -158,22 +158,31 @@ class Search:
         return _changes(state, place, moves)
 
     def _first(self, state: State, place: int, assembled: Assembled) -> list[tuple[Move, State]]:
-        """One elector hears a motion."""
-        electors, seat, moves = self.electors, self.honest[place], []
-        for ballot, record in electors.open_ballots(seat, state[place]):
-            for name, motion in self.available(state, ballot, record, assembled).items():
-                after = electors.vote(seat, state[place], motion, None, name)
-                moves.append((Move(seat, f"casts its first vote for {NAMES[record]}", motion), after))
+        """One elector hears a motion that it votes for."""
+        seat, number, moves = self.honest[place], state[place], []
+        for ballot, record in self.electors.open_ballots(seat, number):
+            found = self._heard(state, place, ballot, record, assembled, None)
+            moves += [(Move(seat, f"casts its first vote for {NAMES[record]}", motion), after) for motion, after in found]
         return _changes(state, place, moves)
 
     def _second(self, state: State, place: int, assembled: Assembled) -> list[tuple[Move, State]]:
-        """One elector hears a motion and its proof."""
-        electors, seat, moves = self.electors, self.honest[place], []
-        for ballot, record, proof in self._provable(state[place], assembled):
-            for name, motion in self.available(state, ballot, record, assembled).items():
-                after = electors.vote(seat, state[place], motion, proof, (name, "proof"))
-                moves.append((Move(seat, f"casts its second vote for {NAMES[record]}", motion, proof), after))
+        """One elector hears a motion and its proof, and votes for it."""
+        seat, number, moves = self.honest[place], state[place], []
+        for ballot, record, proof in self._provable(number, assembled):
+            what = f"casts its second vote for {NAMES[record]}"
+            found = self._heard(state, place, ballot, record, assembled, proof)
+            moves += [(Move(seat, what, motion, proof), after) for motion, after in found]
         return _changes(state, place, moves)
+
+    def _heard(
+        self, state: State, place: int, ballot: BallotKey, record: int, assembled: Assembled, proof: Certificate | None
+    ) -> list[tuple[Motion, int]]:
+        """The first of the motions for a record in a ballot that the elector votes for, and its state then."""
+        for name, motion in self.available(state, ballot, record, assembled):
+            after = self.electors.vote(self.honest[place], state[place], motion, proof, (name, proof is not None))
+            if after != state[place]:
+                return [(motion, after)]
+        return []
 
     def _provable(self, number: int, assembled: Assembled) -> list[tuple[BallotKey, int, Certificate]]:
         """The ballots in which this elector has cast a first vote, and can be shown a proof, and has not voted again."""
@@ -221,7 +230,7 @@ class Search:
 
     def available(
         self, state: State, ballot: BallotKey, record: int, assembled: Assembled
-    ) -> dict[MotionKey, Motion]:
+    ) -> Candidates:
         """The motions for a record in a ballot that can be made of what was said."""
         heard = [frozenset[RollKey]()] * SEATS
         for seat, number in zip(self.honest, state, strict=True):
