@@ -60,7 +60,7 @@ class Node:
         self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
         self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity)
-        standpoints = Standpoints(session.me, self._history, membership, activity)
+        standpoints = Standpoints(session.me, self._history, membership, activity, replica.rounds.listen_s)
         initialise = trainer.initialise if trainer is not None else None
         self._catch_up = CatchUp(session, replica, offload, standpoints, initialise)
         self._following = Following(session, replica, membership, self._catch_up, standpoints)

@@ -309,6 +309,17 @@ class Certificate(Body):
     votes: Annotated[list[Signature], Field(min_length=1, max_length=MAX_MEMBERS)]
 
 
+class Report(Body):
+    """To a proposer that is no member of its plan: what came of the exchange.  plan: its hash."""
+
+    KIND: ClassVar[str] = "report"
+    round: Count
+    base: HashField
+    plan: HashField
+    index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
+    provenance: Provenance
+
+
 class Lock(Body):
     """A record with its proof of lock: a quorum of first votes."""
 
@@ -464,6 +475,7 @@ STATEMENTS: dict[str, type[Body]] = {
         Ready,
         Roll,
         Proposal,
+        Report,
         Lock,
         Motion,
         Vote,
