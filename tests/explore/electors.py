@@ -91,7 +91,7 @@ class Electors:
     def start(self, seat: int) -> int:
         """It begins the round and calls attempt 0."""
         kept = blank(self.council.base)
-        number = self.number(Elector(self._key(kept), frozenset(), frozenset()))
+        number = self.number(Elector(self.key(kept), frozenset(), frozenset()))
         self._kept.setdefault(number, kept)
         return self.call(seat, number, 0)
 
@@ -108,7 +108,7 @@ class Electors:
                 rolls = frozenset(roll for roll in rolls if roll.attempt == attempt and roll.absent in self.absences)
                 if rolls:
                     elector, kept = elector._replace(rolls=elector.rolls | rolls), bound
-            self._steps[key] = self._keep(elector, kept)
+            self._steps[key] = self.keep(elector, kept)
         return self._steps[key]
 
     def vote(self, seat: int, number: int, motion: Motion, proof: Certificate | None, name: object) -> int:
@@ -125,7 +125,7 @@ class Electors:
                 said = [*said, *more]
             votes = frozenset(council.key_of_vote(body) for body in said if isinstance(body, Vote))
             elector = self.known[number]
-            self._steps[key] = self._keep(elector._replace(votes=elector.votes | votes), kept)
+            self._steps[key] = self.keep(elector._replace(votes=elector.votes | votes), kept)
         return self._steps[key]
 
     def restart(self, seat: int, number: int) -> int:
@@ -136,7 +136,7 @@ class Electors:
             self._files.save(kept.round, tip, kept.encode())
             back = kept_on_disk(self._files.load(kept.round, tip))
             self._files.drop_before(kept.round + 1)
-            self._steps[key] = self._keep(self.known[number], self.council.state(seat, back).kept)
+            self._steps[key] = self.keep(self.known[number], self.council.state(seat, back).kept)
         return self._steps[key]
 
     def open_ballots(self, seat: int, number: int) -> list[tuple[BallotKey, int]]:
@@ -169,12 +169,14 @@ class Electors:
                 said.append(effect.body)
         return said, kept
 
-    def _keep(self, elector: Elector, kept: Kept) -> int:
-        number = self.number(elector._replace(kept=self._key(kept)))
+    def keep(self, elector: Elector, kept: Kept) -> int:
+        """The number of an elector that is bound by `kept` from now on."""
+        number = self.number(elector._replace(kept=self.key(kept)))
         self._kept.setdefault(number, kept)
         return number
 
-    def _key(self, kept: Kept) -> KeptKey:
+    def key(self, kept: Kept) -> KeptKey:
+        """What is on a disk, in short."""
         council = self.council
 
         def short(lock: Lock | None) -> LockKey | None:
@@ -194,6 +196,17 @@ class Electors:
             short(kept.lock),
             short(kept.reduced),
         )
+
+    def views_for(self, seat: int, ballot: BallotKey) -> list[View]:
+        """Those views of the others that make an elector call this ballot."""
+        found = []
+        for view in self._views(seat):
+            state = self.council.state(seat, None)
+            state.go_to_attempt(ballot.attempt, 0.0)
+            called = Voter(state).call(view, 0.0)[1]
+            if called is not None and BallotKey(called.attempt, self.council.seats(called.absent)) == ballot:
+                found.append(view)
+        return found
 
     def _views(self, seat: int) -> list[View]:
         """Every way in which each of the others can look: at work, silent for long, or gone with a goodbye."""
