@@ -34,28 +34,32 @@ class Standpoints:
                 heard[peer] = Standpoint(known.heartbeat.tip, known.heartbeat.was_away)
         return heard
 
-    def follow(self, electors: Sequence[PeerId], branch: Sequence[bytes], fork: Hash) -> bool:
-        """Whether we take over a verified provisional record that stands on `fork`, the first of `branch`."""
-        ours = self._history.tips(0, self._history.length + 1)
-        after = ours[ours.index(fork) + 1 :] if fork in ours else []
+    def follow(self, electors: Sequence[PeerId], branch: Sequence[bytes], fork: Hash, rounds: int) -> bool:
+        """Whether we take over a verified provisional record that stands on `fork`, after `rounds` rounds.
+
+        branch: the tips after it, from that of the record itself on.
+        """
+        ours = self._history.tips(rounds, self._history.length + 1 - rounds)
+        after = ours[1:] if ours and ours[0] == fork else []
         counted = count(electors, self._heard(electors), frozenset(branch), frozenset([fork, *after]))
         return follows(electors, counted, was_away=self._activity.was_away)
 
-    def back_to(self) -> int | None:
+    def back_to(self, settled: int = 0) -> int | None:
         """The round whose provisional record, and all after it, we give up; None when those we have hold.
 
         To be asked often.  A record is given up when its electors have stood before it for `listen_s`: when it was just
-        made, most of them have yet to say that they are on it.
+        made, most of them have yet to say that they are on it.  settled: rounds whose records are not given up.
         """
         history, now = self._history, trio.current_time()
         leaving: dict[bytes, float] = {}
-        for round in history.provisional[-LATEST:]:
+        looked_at = [round for round in history.provisional[-LATEST:] if round >= settled]
+        for round in looked_at:
             electors, fork = history.roster_at(round).electorate.electors, history.tip_at(round)
             branch = frozenset(history.tips(round + 1, history.length - round))
             if returns(electors, count(electors, self._heard(electors), branch, frozenset([fork]))):
                 leaving[fork] = self._leaving.get(fork, now)
         self._leaving = leaving
-        given_up = [round for round in history.provisional[-LATEST:] if self._has_lost(history.tip_at(round), now)]
+        given_up = [round for round in looked_at if self._has_lost(history.tip_at(round), now)]
         return given_up[0] if given_up else None
 
     def _has_lost(self, fork: bytes, now: float) -> bool:

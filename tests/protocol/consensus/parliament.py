@@ -239,6 +239,12 @@ class Parliament:
             for peer, seat in self.seats.items()
         }
 
+    def show_the_record(self) -> None:
+        """Whoever has no record hears of the one that was committed, as it would in a swarm."""
+        for commit in self.commits()[:1]:
+            for peer in self.undecided():
+                self.hand_over(next(other for other in self.seats if other != peer), self.seats[peer], commit)
+
     # -- what came of it ----------------------------------------------------------------------------------------------
 
     def commits(self) -> list[Commit]:

@@ -27,8 +27,8 @@ from protocol.wire.messages import (
     member_of,
     pack,
 )
+from tests.protocol.consensus.examples import RUN
 from tests.protocol.consensus.parliament import (
-    RUN,
     STEPS,
     Parliament,
     first_proposer,
@@ -56,7 +56,7 @@ def test_the_proposer_dies_after_any_step_and_the_others_finish_the_round(steps:
         parliament.restart(leader)
         parliament.ready(leader, life=2)
     parliament.run(60)
-    show_the_record(parliament)
+    parliament.show_the_record()
     assert not parliament.undecided() and len(parliament.records()) == 1
 
 
@@ -72,15 +72,8 @@ def test_a_voter_that_is_restarted_after_any_step_stands_by_what_it_said(steps: 
     parliament.restart(voter)
     parliament.ready(voter, life=2)
     parliament.run(60)
-    show_the_record(parliament)
+    parliament.show_the_record()
     assert not parliament.undecided() and len(parliament.records()) == 1
-
-
-def show_the_record(parliament: Parliament) -> None:
-    """Whoever has no record hears of the one that was committed, as it would in a swarm."""
-    for commit in parliament.commits()[:1]:
-        for peer in parliament.undecided():
-            parliament.hand_over(next(iter(parliament.seats)), parliament.seats[peer], commit)
 
 
 @pytest.mark.parametrize("told", [1, 2, 3])
@@ -286,7 +279,12 @@ def test_a_proposer_may_not_leave_the_roll_of_a_locked_voter_without_an_answer()
         [effect] = liar.parliament.hand_over(liar.peer, seat, second.model_copy(update=update))
         assert effect == Reject(liar.peer, "motion", objection)
     [effect] = liar.parliament.hand_over(liar.peer, seat, first.model_copy(update={"attempt": attempt, "rolls": rolls}))
-    assert effect == Reject(liar.peer, "motion", must), "the proof is shown"
+    assert effect == Reject(liar.peer, "motion", must), "the proof is to be shown"
+    few = proof.certificate.model_copy(update={"votes": proof.certificate.votes[:2]})
+    [effect] = liar.parliament.hand_over(
+        liar.peer, seat, first.model_copy(update={"attempt": attempt, "rolls": rolls, "proof": few})
+    )
+    assert isinstance(effect, Reject) and "2 of the 3 votes" in effect.reason, "and it is to hold"
     carried = first.model_copy(update={"attempt": attempt, "rolls": rolls, "proof": proof.certificate})
     assert not any(isinstance(effect, Reject) for effect in liar.parliament.hand_over(liar.peer, seat, carried))
     assert seat.machine.kept.first == record_hash(first.record)
