@@ -37,7 +37,10 @@ from tests.explore.council import (
 
 
 class KeptKey(NamedTuple):
-    """What binds an elector, in short.  Which quorum proves a lock makes no difference to what it may say."""
+    """What binds an elector, in short; attempt -1 when nothing does.
+
+    Which quorum proves a lock makes no difference to what the elector may say.
+    """
 
     attempt: int
     absent: Seats
@@ -66,7 +69,7 @@ class Electors:
         self._files = VoteFiles(Disk(durable=False), folder)
         self._numbers: dict[Elector, int] = {}
         self.known: list[Elector] = []
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, Kept | None] = {}
         self._steps: dict[tuple[object, ...], int] = {}
         self._open: dict[tuple[int, int], list[tuple[BallotKey, int]]] = {}
 
@@ -78,8 +81,8 @@ class Electors:
             self.known.append(elector)
         return number
 
-    def kept(self, number: int) -> Kept:
-        """What is on the disk in this state."""
+    def kept(self, number: int) -> Kept | None:
+        """What is on the disk in this state; None before anything is."""
         return self._kept[number]
 
     def called(self, number: int) -> int:
@@ -90,10 +93,7 @@ class Electors:
 
     def start(self, seat: int) -> int:
         """It begins the round and calls attempt 0."""
-        kept = blank(self.council.base)
-        number = self.number(Elector(self.key(kept), frozenset(), frozenset()))
-        self._kept.setdefault(number, kept)
-        return self.call(seat, number, 0)
+        return self.call(seat, self.keep(Elector(self.key(None), frozenset(), frozenset()), None), 0)
 
     def call(self, seat: int, number: int, attempt: int) -> int:
         """It takes part in an attempt, and sends every roll for it that any view of the others can make it send."""
@@ -103,7 +103,7 @@ class Electors:
             for view in self._views(seat):
                 state = self.council.state(seat, self.kept(number))
                 state.go_to_attempt(attempt, 0.0)
-                said, bound = self._perform(state.kept, Voter(state).call(view, 0.0)[0])
+                said, bound = self._perform(self.kept(number), Voter(state).call(view, 0.0)[0])
                 rolls = frozenset(self.council.key_of_roll(body) for body in said if isinstance(body, Roll))
                 rolls = frozenset(roll for roll in rolls if roll.attempt == attempt and roll.absent in self.absences)
                 if rolls:
@@ -119,7 +119,7 @@ class Electors:
             state = council.state(seat, self.kept(number))
             voter, absent = Voter(state), council.seats(motion.absent)
             ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
-            said, kept = self._perform(state.kept, voter.on_motion(ballot.proposer, motion, council.view(absent), 0.0))
+            said, kept = self._perform(self.kept(number), voter.on_motion(ballot.proposer, motion, council.view(absent), 0.0))
             if proof is not None:
                 more, kept = self._perform(kept, voter.on_proof(ballot.proposer, proof_of(motion, proof)))
                 said = [*said, *more]
@@ -132,18 +132,20 @@ class Electors:
         """It is killed, and begins the round again with what is on its disk."""
         key = ("restart", seat, number)
         if key not in self._steps:
-            kept, tip = self.kept(number), self.council.base.tip
-            self._files.save(kept.round, tip, kept.encode())
-            back = kept_on_disk(self._files.load(kept.round, tip))
-            self._files.drop_before(kept.round + 1)
-            self._steps[key] = self.keep(self.known[number], self.council.state(seat, back).kept)
+            kept, base = self.kept(number), self.council.base
+            if kept is not None:
+                self._files.save(base.round, base.tip, kept.encode())
+            back = kept_on_disk(self._files.load(base.round, base.tip))
+            self._files.drop_before(base.round + 1)
+            self._steps[key] = self.keep(self.known[number], back)
         return self._steps[key]
 
     def open_ballots(self, seat: int, number: int) -> list[tuple[BallotKey, int]]:
         """The ballots that it has called, and the records in them, for which a first vote is not forbidden by what it kept."""
         key = (seat, number)
         if key not in self._open:
-            kept, council = self.kept(number), self.council
+            council = self.council
+            kept = self.kept(number) or blank(council.base)
             ballots = {BallotKey(roll.attempt, roll.absent) for roll in self.known[number].rolls}
             self._open[key] = [
                 (ballot, record)
@@ -158,7 +160,7 @@ class Electors:
     # -- what a step leaves -------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _perform(kept: Kept, effects: list[RoundEffect]) -> tuple[list[Body], Kept]:
+    def _perform(kept: Kept | None, effects: list[RoundEffect]) -> tuple[list[Body], Kept | None]:
         """What it says, and what is on its disk then: a crash right after loses the rest."""
         said: list[Body] = []
         for effect in effects:
@@ -169,14 +171,16 @@ class Electors:
                 said.append(effect.body)
         return said, kept
 
-    def keep(self, elector: Elector, kept: Kept) -> int:
+    def keep(self, elector: Elector, kept: Kept | None) -> int:
         """The number of an elector that is bound by `kept` from now on."""
         number = self.number(elector._replace(kept=self.key(kept)))
         self._kept.setdefault(number, kept)
         return number
 
-    def key(self, kept: Kept) -> KeptKey:
+    def key(self, kept: Kept | None) -> KeptKey:
         """What is on a disk, in short."""
+        if kept is None:
+            return KeptKey(-1, (), None, None, None, None)
         council = self.council
 
         def short(lock: Lock | None) -> LockKey | None:

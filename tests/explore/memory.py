@@ -19,25 +19,27 @@ from pydantic import BaseModel
 from protocol.consensus.effects import Persist, RoundEffect, Send
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.voter import Voter
-from protocol.wire.messages import Body, Certificate, Kept, Motion, Proof, Roll, Step, Vote
+from protocol.wire.messages import Certificate, Motion, Proof, Roll, Step, Vote
 from tests.explore.council import NAMES, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
-from tests.explore.electors import Elector, Electors, KeptKey, proof_of
+from tests.explore.electors import Electors, proof_of
 
 ME = 2
 """The seat of the voter.  All others are liars, so it hears all that can be said."""
 ABSENCES: tuple[Seats, ...] = ((), (3,))
 ATTEMPTS = 2
 
-Said = frozenset[VoteKey | RollKey]
+STEPS = 3
+"""A voter with a memory does as much at once: it calls an attempt, and casts two votes."""
 Event = Motion | Proof | bytes | BallotKey
 """A motion or a proof arrives, the result with this root is on the disk, or the voter calls this ballot."""
 
 
 class Life(NamedTuple):
-    """A voter with all that it remembers."""
+    """A voter with all that it remembers, and the state of the forgetful elector that says all that it says."""
 
     voter: Voter
     state: RoundState
+    double: int
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,13 @@ class Memory:
         roots = [record.result_root for record in council.records]
         self._events: list[Event] = [motion for motion, _ in self._shown]
         self._events += [*proofs.values(), *roots, *self._ballots]
-        self._allowed: dict[int, set[tuple[KeptKey, Said]]] = {}
+        self._next: dict[int, list[int]] = {}
 
     def explore(self) -> Remembered:
         """Every order of events, breadth first."""
         state = self._council.state(ME, None)
         state.obtained = set()
-        layer = [Life(Voter(state), state)]
+        layer = [Life(Voter(state), state, self._electors.start(ME))]
         known, seen = {self._memory_of(layer[0])}, 0
         while layer:
             following = []
@@ -74,9 +76,10 @@ class Memory:
                 seen += 1
                 for event in self._events:
                     after = _copy(life)
-                    said, kept = _performed(life.state.kept, self._happen(after, event))
-                    if not self._is_allowed(life.state.kept, kept, said):
-                        return Remembered(seen, f"{sorted(map(str, said))} after {event!r:.200}")
+                    double = self._double(life.double, self._happen(after, event))
+                    if double is None:
+                        return Remembered(seen, f"what it says after {event!r:.300}")
+                    after = after._replace(double=double)
                     name = self._memory_of(after)
                     if name not in known:
                         known.add(name)
@@ -107,7 +110,7 @@ class Memory:
         )
 
     def _happen(self, life: Life, event: Event) -> list[RoundEffect]:
-        council, (voter, state) = self._council, life
+        council, voter, state = self._council, life.voter, life.state
         match event:
             case Motion():
                 proposer = state.ballot(event.attempt, event.absent, event.record.members).proposer
@@ -125,40 +128,39 @@ class Memory:
 
     # -- what one that forgets would say ------------------------------------------------------------------------------
 
-    def _is_allowed(self, before: Kept, after: Kept, said: list[Body]) -> bool:
-        votes = frozenset(self._council.key_of_vote(body) for body in said if isinstance(body, Vote))
-        rolls = frozenset(self._council.key_of_roll(body) for body in said if isinstance(body, Roll))
-        return (self._electors.key(after), votes | rolls) in self._allowed_after(before)
-
-    def _allowed_after(self, kept: Kept) -> set[tuple[KeptKey, Said]]:
-        """What voters can have said, and keep then, that begin with `kept` and hear at most two things before they crash."""
-        begin = self._electors.keep(Elector(self._electors.key(kept), frozenset(), frozenset()), kept)
-        if begin not in self._allowed:
-            numbers = {begin}
-            for _ in range(2):
-                numbers |= {after for number in numbers for after in self._steps(number)}
-            known = (self._electors.known[number] for number in numbers)
-            self._allowed[begin] = {
-                (elector.kept, said)
-                for elector in known
-                for said in self._parts(elector)
-            }
-        return self._allowed[begin]
-
-    @staticmethod
-    def _parts(elector: Elector) -> list[Said]:
-        """All that was said; or the votes and one of the rolls for an attempt, which go out one by one."""
-        return [elector.votes, *(elector.votes | {roll} for roll in elector.rolls)]
+    def _double(self, number: int, effects: list[RoundEffect]) -> int | None:
+        """The state of an elector without a memory, a few steps on, that has said all this and has the same on its disk."""
+        council, electors = self._council, self._electors
+        bodies = [effect.body for effect in effects if isinstance(effect, Send)]
+        votes = {council.key_of_vote(body) for body in bodies if isinstance(body, Vote)}
+        rolls = {council.key_of_roll(body) for body in bodies if isinstance(body, Roll)}
+        kept = electors.known[number].kept
+        for effect in effects:
+            kept = electors.key(effect.kept) if isinstance(effect, Persist) else kept
+        reached = [number]
+        for _ in range(STEPS + 1):
+            for each in reached:
+                elector = electors.known[each]
+                if elector.kept == kept and votes <= elector.votes and rolls <= elector.rolls:
+                    return each
+            reached = [after for each in reached for after in self._steps(each)]
+        return None
 
     def _steps(self, number: int) -> list[int]:
+        if number not in self._next:
+            self._next[number] = list(dict.fromkeys(self._steps_from(number)))
+        return self._next[number]
+
+    def _steps_from(self, number: int) -> list[int]:
         electors = self._electors
         steps = [
             electors.vote(ME, number, motion, shown, (at, shown is not None))
             for at, (motion, proof) in enumerate(self._shown)
             for shown in (None, proof.certificate)
+            if motion.attempt <= electors.called(number)
         ]
-        attempt = electors.known[number].kept.attempt
-        return steps + [electors.call(ME, number, later) for later in range(attempt, ATTEMPTS)]
+        later = electors.called(number) + 1
+        return [*steps, electors.call(ME, number, later)] if later < ATTEMPTS else steps
 
     # -- its memory ---------------------------------------------------------------------------------------------------
 
@@ -170,7 +172,7 @@ class Memory:
             for name, value in sorted(vars(life.voter).items())
             if not isinstance(value, RoundState)
         ]
-        return (self._electors.key(state.kept), state.attempt, frozenset(state.obtained), *remembered)
+        return (life.double, self._electors.key(state.kept), state.attempt, state.entered, frozenset(state.obtained), *remembered)
 
 
 def _copy(life: Life) -> Life:
@@ -182,11 +184,5 @@ def _copy(life: Life) -> Life:
             setattr(voter, name, state)
         elif not isinstance(value, BaseModel):
             setattr(voter, name, copy(value))
-    return Life(voter, state)
+    return Life(voter, state, life.double)
 
-
-def _performed(kept: Kept, effects: list[RoundEffect]) -> tuple[list[Body], Kept]:
-    """What is said, and what is on the disk in the end.  What is not an effect, happens before the next event."""
-    for effect in effects:
-        kept = effect.kept if isinstance(effect, Persist) else kept
-    return [effect.body for effect in effects if isinstance(effect, Send)], kept

@@ -48,7 +48,8 @@ class Progress:
             for roll in electors.known[number].rolls
             if BallotKey(roll.attempt, roll.absent) == ballot
         ]
-        locks = [lock for number in now for lock in (electors.kept(number).lock, electors.kept(number).reduced) if lock]
+        kept = [each for number in now if (each := electors.kept(number)) is not None]
+        locks = [lock for each in kept for lock in (each.lock, each.reduced) if lock is not None]
         proofs = {
             LockKey(lock.proof.attempt, self._council.seats(lock.proof.absent), self._council.names[_name(lock)]): lock.proof
             for lock in locks
