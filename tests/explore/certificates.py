@@ -54,8 +54,11 @@ class Certificates:
         return self._assembled[cast]
 
     def _claim(self, claim: VoteKey, cast: Votes) -> Certificate | None:
-        """A certificate that says `claim`: of votes that say so; failing that, if it speaks for the whole electorate, with votes
-        for the same record and another absent list, too."""
+        """A certificate that says `claim`.
+
+        It is made of votes that say so; failing that, if it speaks for the whole electorate, also of votes for the same
+        record with another absent list.
+        """
         voters = self._council.voters(claim.absent)
         same = {seat: claim for seat in voters if seat in self._liars or claim in cast[seat]}
         mixed = dict(same)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protocol.consensus.effects import Persist, RoundEffect, Send
-from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
 from protocol.consensus.voter import Voter
 from protocol.consensus.voting import blank, objection_to_vote
@@ -119,7 +118,9 @@ class Electors:
             state = council.state(seat, self.kept(number))
             voter, absent = Voter(state), council.seats(motion.absent)
             ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
-            said, kept = self._perform(self.kept(number), voter.on_motion(ballot.proposer, motion, council.view(absent), 0.0))
+            said, kept = self._perform(
+                self.kept(number), voter.on_motion(ballot.proposer, motion, council.view(absent), 0.0)
+            )
             if proof is not None:
                 more, kept = self._perform(kept, voter.on_proof(ballot.proposer, proof_of(motion, proof)))
                 said = [*said, *more]
@@ -141,7 +142,7 @@ class Electors:
         return self._steps[key]
 
     def open_ballots(self, seat: int, number: int) -> list[tuple[BallotKey, int]]:
-        """The ballots that it has called, and the records in them, for which a first vote is not forbidden by what it kept."""
+        """The ballots that it has called, and the records for which what it kept does not forbid a first vote in them."""
         key = (seat, number)
         if key not in self._open:
             council = self.council

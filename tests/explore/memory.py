@@ -7,7 +7,6 @@ voter that was just started and hears the same.  Then the search leaves out noth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import product
@@ -26,7 +25,6 @@ from tests.explore.electors import Electors, proof_of
 ME = 2
 """The seat of the voter.  All others are liars, so it hears all that can be said."""
 ABSENCES: tuple[Seats, ...] = ((), (3,))
-ATTEMPTS = 2
 
 STEPS = 3
 """A voter with a memory does as much at once: it calls an attempt, and casts two votes."""
@@ -51,12 +49,13 @@ class Remembered:
 
 
 class Memory:
-    """All that one voter can hear.  folder: for vote files."""
+    """All that one voter can hear in so many attempts.  folder: for vote files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, attempts: int = 2) -> None:
+        self._attempts = attempts
         self._council = council = Council()
         self._electors = Electors(council, ABSENCES, folder)
-        self._ballots = [BallotKey(*each) for each in product(range(ATTEMPTS), ABSENCES)]
+        self._ballots = [BallotKey(*each) for each in product(range(attempts), ABSENCES)]
         self._shown = [pair for ballot in self._ballots for pair in self._motions(ballot)]
         proofs = {proof.encode(): proof for _, proof in self._shown}
         roots = [record.result_root for record in council.records]
@@ -105,9 +104,7 @@ class Memory:
 
     def _proof(self, lock: LockKey) -> Certificate:
         first = VoteKey(Step.FIRST, *lock)
-        return self._council.certificate(
-            first, {seat: first for seat in self._council.voters(lock.absent) if seat != ME}
-        )
+        return self._council.certificate(first, {seat: first for seat in self._council.voters(lock.absent) if seat != ME})
 
     def _happen(self, life: Life, event: Event) -> list[RoundEffect]:
         council, voter, state = self._council, life.voter, life.state
@@ -160,7 +157,7 @@ class Memory:
             if motion.attempt <= electors.called(number)
         ]
         later = electors.called(number) + 1
-        return [*steps, electors.call(ME, number, later)] if later < ATTEMPTS else steps
+        return [*steps, electors.call(ME, number, later)] if later < self._attempts else steps
 
     # -- its memory ---------------------------------------------------------------------------------------------------
 
@@ -172,7 +169,14 @@ class Memory:
             for name, value in sorted(vars(life.voter).items())
             if not isinstance(value, RoundState)
         ]
-        return (life.double, self._electors.key(state.kept), state.attempt, state.entered, frozenset(state.obtained), *remembered)
+        return (
+            life.double,
+            self._electors.key(state.kept),
+            state.attempt,
+            state.entered,
+            frozenset(state.obtained),
+            *remembered,
+        )
 
 
 def _copy(life: Life) -> Life:
@@ -185,4 +189,3 @@ def _copy(life: Life) -> Life:
         elif not isinstance(value, BaseModel):
             setattr(voter, name, copy(value))
     return Life(voter, state, life.double)
-

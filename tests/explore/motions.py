@@ -68,9 +68,7 @@ class Motions:
         """The seat of the proposer of a ballot."""
         return self._council.peers.index(self.ballot(key).proposer)
 
-    def find(
-        self, key: BallotKey, record: int, heard: tuple[frozenset[RollKey], ...], assembled: Assembled
-    ) -> Candidates:
+    def find(self, key: BallotKey, record: int, heard: tuple[frozenset[RollKey], ...], assembled: Assembled) -> Candidates:
         """The motions for this record, one for each lock that it can carry on, or without one.
 
         heard: the rolls for this ballot of each honest elector that were sent, by seat; those of the liars are not needed.

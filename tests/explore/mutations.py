@@ -77,7 +77,7 @@ def _monotony() -> Sequence[Any]:
 def _absent_lists() -> Sequence[Any]:
     def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate, step: Step) -> None:
         """Every signature counts that holds for some absent list."""
-        lists = [list(certificate.absent), *([peer] for peer in base.electors)]
+        lists: list[list[str]] = [list(certificate.absent), *([str(peer)] for peer in base.electors)]
         counted = []
         for signature in certificate.votes:
             for absent in lists:
@@ -110,6 +110,7 @@ def _liar(seat: int, *absences: Seats) -> Config:
     """The liar proposes in attempt 0 or in attempt 1."""
     return Config((seat,), 2, (WHOLE, *absences), progress=False)
 
+
 MUTATIONS = (
     Mutation("lock-rule", "a motion need not carry on the highest lock that its rolls name", _liar(1), _lock_rule),
     Mutation("quorum", "one vote less than a quorum certifies", _liar(0), _quorum),
@@ -117,5 +118,7 @@ MUTATIONS = (
     Mutation("proof-check", "a lock that is carried on needs no proof", _liar(1), _proof_check),
     Mutation("monotony", "an elector votes in a lower attempt after its roll for a higher one", _liar(1), _monotony),
     Mutation("absent-lists", "votes with different absent lists add up", _liar(1, (3,)), _absent_lists),
-    Mutation("reduced-as-full", "locks of a part count as locks of the whole electorate", _liar(1, (0, 2, 3)), _reduced_as_full),
+    Mutation(
+        "reduced-as-full", "locks of a part count as locks of the whole electorate", _liar(1, (0, 2, 3)), _reduced_as_full
+    ),
 )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from itertools import count
 
-from protocol.state.electorate import quorum_size
 from protocol.state.chain import record_hash
+from protocol.state.electorate import quorum_size
 from protocol.wire.messages import Lock, Motion, Step
 from tests.explore.certificates import Certificates
 from tests.explore.council import SEATS, BallotKey, Council, LockKey, Seats, VoteKey
@@ -63,8 +63,8 @@ class Progress:
         proof = self._certificates.of(self._cast(now)).proofs.get(LockKey(*ballot, record))
         if proof is None:
             return "stuck: honest electors refuse an honest proposer's motion"
-        name = (*name, "proof")
-        now = [electors.vote(seat, number, motion, proof, name) for seat, number in zip(self._honest, now, strict=True)]
+        shown = (*name, "proof")
+        now = [electors.vote(seat, number, motion, proof, shown) for seat, number in zip(self._honest, now, strict=True)]
         done = VoteKey(Step.SECOND, *ballot, record) in self._certificates.of(self._cast(now)).second
         return None if done else "stuck: honest electors refuse a second vote"
 

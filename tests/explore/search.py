@@ -12,6 +12,7 @@ sends every roll when it enters an attempt, and enters the attempts one by one: 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +37,7 @@ class Config:
     """What is explored.  liars: their seats.  absences: the lists of absent electors that ballots may have.
 
     in_order: whether states are left out that differ only in the order of independent steps (`Search.moves`).
+    symmetric: whether of states that differ only in who is who one is explored.
     progress: whether it is looked at that nobody is stuck.
     max_states, max_s: the search stops there, and is then not exhaustive.
     """
@@ -44,6 +46,7 @@ class Config:
     attempts: int
     absences: tuple[Seats, ...] = (WHOLE,)
     in_order: bool = False
+    symmetric: bool = True
     progress: bool = True
     max_states: int = 10_000_000
     max_s: float = 3600.0
@@ -66,7 +69,10 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a search found.  violation: in a phrase; trace: the steps that lead there.  exhaustive: whether nothing is left."""
+    """What a search found.
+
+    violation: in a phrase; trace: the steps that lead there.  exhaustive: whether nothing is left.
+    """
 
     states: int
     depth: int
@@ -85,7 +91,9 @@ class Search:
         self.electors = Electors(self.council, config.absences, folder)
         self.motions = Motions(self.council, config.liars, config.absences)
         self.certificates = Certificates(self.council, config.liars, list(config.absences), config.attempts)
-        self._symmetry = Symmetry(self.electors, self.honest, config.liars, config.attempts, self.motions.leader)
+        self._symmetry = Symmetry(
+            self.electors, self.honest, config.liars, config.attempts, self.motions.leader, trivial=not config.symmetric
+        )
         self._progress = Progress(self.council, self.electors, self.motions, self.honest, config.liars, config.attempts)
         self._pasts: dict[int, Past] = {}
         self._flaws: dict[int, str | None] = {}
@@ -93,8 +101,8 @@ class Search:
 
     # -- the search ---------------------------------------------------------------------------------------------------
 
-    def run(self) -> Outcome:
-        """Search until everything is seen, something is wrong, or the limits are reached."""
+    def run(self, visit: Callable[[State], None] = lambda state: None) -> Outcome:
+        """Search until everything is seen, something is wrong, or the limits are reached.  visit: is shown every state."""
         began, config = time.perf_counter(), self.config
         start: State = tuple(self.electors.start(seat) for seat in self.honest)
         parents: dict[Name, State | None] = {self._name(start): None}
@@ -102,6 +110,7 @@ class Search:
         while layer:
             following: list[State] = []
             for state in layer:
+                visit(state)
                 flaw = self.flaw(state)
                 if flaw is not None:
                     trace = self._trace(state, parents)
@@ -122,7 +131,7 @@ class Search:
         if self.config.in_order:
             return self._moves_in_order(state, assembled)
         moves = []
-        for place, seat in enumerate(self.honest):
+        for place in range(len(self.honest)):
             steps = [*self._calls(state, place), *self._first(state, place, assembled)]
             moves += [*steps, *self._second(state, place, assembled)]
         return moves
@@ -130,8 +139,8 @@ class Search:
     def _moves_in_order(self, state: State, assembled: Assembled) -> list[tuple[Move, State]]:
         """First votes, then second votes, then everybody calls the next attempt.
 
-        Other orders lead nowhere else: no vote in an attempt depends on anything that is said in later ones, no first vote on
-        a second vote of the same attempt, and everything that was said stays.  Nor do electors that do less, except for
+        Other orders lead nowhere else: no vote in an attempt depends on anything that is said in later ones, no first vote
+        on a second vote of the same attempt, and everything that was said stays.  Nor do electors that do less, except for
         second votes: neither a call nor a first vote binds an elector to anything once it has called the next attempt.
         """
         places = range(len(self.honest))
@@ -203,11 +212,15 @@ class Search:
         """
         if not self.config.in_order:
             return self._symmetry.name(state)
+        return self._symmetry.name(state, self.past(state))
+
+    def past(self, state: State) -> Past:
+        """What came of the votes that were cast."""
         assembled = self.assembled(state)
         if id(assembled) not in self._pasts:
             certified = frozenset(claim for claim in assembled.second if not claim.absent)
             self._pasts[id(assembled)] = Past(frozenset(assembled.proofs), certified)
-        return self._symmetry.name(state, self._pasts[id(assembled)])
+        return self._pasts[id(assembled)]
 
     # -- what was said ------------------------------------------------------------------------------------------------
 
@@ -228,9 +241,7 @@ class Search:
             cast[seat] = self.said(number)[1]
         return self.certificates.of(tuple(cast))
 
-    def available(
-        self, state: State, ballot: BallotKey, record: int, assembled: Assembled
-    ) -> Candidates:
+    def available(self, state: State, ballot: BallotKey, record: int, assembled: Assembled) -> Candidates:
         """The motions for a record in a ballot that can be made of what was said."""
         heard = [frozenset[RollKey]()] * SEATS
         for seat, number in zip(self.honest, state, strict=True):
@@ -249,14 +260,19 @@ class Search:
     def _flaw_of(self, assembled: Assembled) -> str | None:
         council = self.council
         commits = [
-            (claim, Commit(record=council.records[claim.record], index=council.indices[claim.record], certificate=certificate))
+            (
+                claim,
+                Commit(record=council.records[claim.record], index=council.indices[claim.record], certificate=certificate),
+            )
             for claim, certificate in assembled.second.items()
         ]
         for claim, commit in commits:
             for other, rival in commits:
                 if claim.record == other.record or not is_full(commit.certificate):
                     continue
-                pair = f"{NAMES[claim.record]} in attempt {claim.attempt} and {NAMES[other.record]} in attempt {other.attempt}"
+                pair = (
+                    f"{NAMES[claim.record]} in attempt {claim.attempt} and {NAMES[other.record]} in attempt {other.attempt}"
+                )
                 if is_full(rival.certificate):
                     return f"two full certificates: {pair}"
                 if prefer(council.base.electors, commit, rival):

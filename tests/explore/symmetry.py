@@ -70,11 +70,18 @@ class Exchange:
 class Symmetry:
     """Finds the one state that stands for all that are like it.
 
-    leader: the seat of the proposer of a ballot.
+    leader: the seat of the proposer of a ballot.  trivial: nobody is exchanged.
     """
 
     def __init__(
-        self, electors: Electors, honest: Seats, liars: Seats, attempts: int, leader: Callable[[BallotKey], int]
+        self,
+        electors: Electors,
+        honest: Seats,
+        liars: Seats,
+        attempts: int,
+        leader: Callable[[BallotKey], int],
+        *,
+        trivial: bool,
     ) -> None:
         self._electors = electors
         ballots = list(map(BallotKey._make, product(range(attempts), electors.absences)))
@@ -91,6 +98,7 @@ class Symmetry:
                 exchange = Exchange(tuple(seats), records)
                 images = {ballot: BallotKey(ballot.attempt, exchange.absent(ballot.absent)) for ballot in ballots}
                 same = all(image in images for image in images.values())
+                same = same and (not trivial or not self._exchanges)
                 if same and all((leader(b) in liars) == (leader(image) in liars) for b, image in images.items()):
                     sources = tuple(order.index(seat) for seat in honest)
                     self._exchanges.append((exchange, sources, {}, {}))
