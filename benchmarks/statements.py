@@ -22,6 +22,7 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.messages import (
     MAX_CHUNKS,
+    MAX_ELECTORS,
     MAX_MEMBERS,
     Body,
     ChunkEntry,
@@ -31,6 +32,7 @@ from protocol.wire.messages import (
     Proposal,
     Provenance,
     Record,
+    Roll,
     pack,
     unpack,
 )
@@ -44,7 +46,26 @@ RUN = Hash(bytes(32))
 
 def members() -> list[Member]:
     """As many as a round can have."""
-    return [Member(peer=Identity.generate().peer_id, tokens=1, root=os.urandom(32)) for _ in range(MAX_MEMBERS)]
+    return [
+        Member(
+            peer=Identity.generate().peer_id,
+            incarnation=1,
+            serial=1,
+            tokens=1,
+            steps=1,
+            loss=1.5,
+            norm=1.0,
+            root=os.urandom(32),
+            signature=os.urandom(64),
+        )
+        for _ in range(MAX_MEMBERS)
+    ]
+
+
+def rolls() -> list[bytes]:
+    """Of as many electors as a run can have."""
+    roll = Roll(round=0, base=bytes(32), attempt=0, absent=[], held=bytes(8), plan=bytes(32), lock=None, reduced=None)
+    return [pack(Identity.generate(), RUN, roll).raw for _ in range(MAX_ELECTORS)]
 
 
 def motion(chunks: int) -> Motion:
@@ -52,28 +73,23 @@ def motion(chunks: int) -> Motion:
     record = Record(
         round=0,
         fragment=0,
-        attempt=0,
-        proposer=ME.peer_id,
         previous=bytes(32),
         members=members(),
         codec="int8",
         result_root=bytes(32),
         state_digest=bytes(32),
-        loss=0.0,
     )
     index = [ChunkEntry(hash=os.urandom(32), mask=bytes(MAX_MEMBERS // 8)) for _ in range(chunks)]
     signatures = [os.urandom(64) for _ in range(chunks)]
     provenance = Provenance(owners=bytes(chunks), signers=bytes(chunks), signatures=signatures)
-    return Motion(attempt=0, proposer=ME.peer_id, evicted=[], record=record, index=index, provenance=provenance)
+    return Motion(attempt=0, absent=[], record=record, index=index, provenance=provenance, rolls=rolls(), proof=None)
 
 
 def statements() -> dict[str, bytes]:
     """By what they are."""
     whole = motion(MAX_CHUNKS)
     fields: dict[str, Any] = msgpack.unpackb(whole.encode())
-    plan = Plan(
-        round=0, fragment=0, base=bytes(32), members=members(), owners=bytes(MAX_CHUNKS), state_digest=bytes(32), loss=0.0
-    )
+    plan = Plan(round=0, fragment=0, base=bytes(32), members=members(), owners=bytes(MAX_CHUNKS), state_digest=bytes(32))
 
     def odd(value: Any, kind: type[Body] = Motion) -> bytes:
         return seal(ME, RUN, kind.KIND, canonical.encode(value)).raw
@@ -81,9 +97,9 @@ def statements() -> dict[str, bytes]:
     return {
         f"motion, {MAX_CHUNKS} chunks, {MAX_MEMBERS} members": pack(ME, RUN, whole).raw,
         "the same, 400 chunks": pack(ME, RUN, motion(400)).raw,
-        f"proposal, {MAX_MEMBERS} members": pack(ME, RUN, Proposal(attempt=0, plan=plan, evicted=[])).raw,
+        f"proposal, {MAX_MEMBERS} members": pack(ME, RUN, Proposal(attempt=0, absent=[], plan=plan, rolls=rolls())).raw,
         "motion, every entry wrong": odd({**fields, "index": [{"hash": b"", "mask": b""}] * MAX_CHUNKS}),
-        "motion, an integer for a float": odd({**fields, "record": {**fields["record"], "loss": 1}}),
+        "motion, a float for an integer": odd({**fields, "attempt": 0.0}),
         "motion of 26 000 empty maps": odd([{}] * 26_000),
         "motion of 60 000 empty maps": odd([{}] * 60_000),
         "proposal of 60 000 empty maps": odd([{}] * 60_000, Proposal),
