@@ -52,10 +52,10 @@ class Config:
     max_s: float = 3600.0
 
     def __str__(self) -> str:
-        lists = "nobody absent" if self.absences == (WHOLE,) else f"{len(self.absences)} absent lists"
         liars = "liar " + " and ".join(f"P{seat}" for seat in self.liars) if self.liars else "no liar"
+        lists = [" and ".join(f"P{seat}" for seat in absent) for absent in self.absences if absent]
         order = "in order" if self.in_order else "in any order"
-        return f"{liars}, {self.attempts} attempts {order}, {lists}"
+        return f"{liars}, {self.attempts} attempts {order}, absent: {' or '.join(['nobody', *lists])}"
 
 
 class Move(NamedTuple):
