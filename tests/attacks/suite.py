@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tests.attacks import certificates
+from tests.attacks import certificates, crowds, exchanges, proposers, voters
 from tests.attacks.attack import Attack, Outcome, carry_out
 
-SIMULATED: dict[str, Attack] = {attack.name: attack for module in (certificates,) for attack in module.ATTACKS}
+MODULES = (certificates, proposers, voters, exchanges, crowds)
+SIMULATED: dict[str, Attack] = {attack.name: attack for module in MODULES for attack in module.ATTACKS}
 
 
 def run_named(name: str) -> Outcome:

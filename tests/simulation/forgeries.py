@@ -185,7 +185,7 @@ class Historian(Ghost):
         await trio.lowlevel.checkpoint()
         if kind == "tips":
             question = decode_body(TipsRequest, data)
-            tips = [genesis_tip(self._world.signed.run), *(record_hash(commit.record) for commit in self.chain)]
+            tips: list[bytes] = [genesis_tip(self._world.signed.run), *(record_hash(commit.record) for commit in self.chain)]
             return TipsReply(length=len(self.chain), tips=tips[question.start : question.start + question.count]).encode()
         if kind == "commits":
             asked = decode_body(CommitsRequest, data)

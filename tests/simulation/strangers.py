@@ -1,0 +1,37 @@
+"""Crowds of keys: any number of identities behind one connection."""
+
+from __future__ import annotations
+
+from protocol.node.node import Node
+from protocol.wire.identity import Identity
+from protocol.wire.messages import Body, Phase, pack
+from tests.simulation.forgeries import keys, ready
+from tests.simulation.liars import Ghost
+from tests.simulation.world import World
+
+
+class Strangers:
+    """Says the same with each of its keys.  They are known to the judge as liars."""
+
+    def __init__(self, world: World, count: int, mark: str = "crowd") -> None:
+        self.keys: list[Identity] = keys(count, mark)
+        self._world, self._seq = world, 0
+        self._ghost = Ghost(world, b"\x6e")
+        for key in self.keys:
+            world.judge.liars[key.peer_id] = None
+
+    async def say(self, body: Body) -> None:
+        """Gossip this as each of them."""
+        for key in self.keys:
+            await self._ghost.network.publish(pack(key, self._world.signed.run, body).raw)
+
+    async def beat(self, round: int, tip: bytes, phase: Phase = Phase.COMPUTING) -> None:
+        """Each of them is here, and stands on this tip."""
+        self._seq += 1
+        await self.say(self._ghost.beat(self._seq, round, tip).model_copy(update={"phase": phase}))
+
+    async def be_ready(self, node: Node, digest: bytes | None = None) -> None:
+        """A READY of each for the round after the newest record of `node`.  digest: of another state than its."""
+        base = node._history.base
+        stands_on = node._replica.state.digest() if digest is None else digest
+        await self.say(ready(base, stands_on, serial=base.round))
