@@ -19,6 +19,7 @@ BEAT_S = 2.0
 async def wait(stage: Stage, count: int, every_s: float = 1.0) -> None:
     """Each key says that it computes on the newest tip, and never is ready (simE)."""
     crowd = Strangers(stage.world, count)
+    crowd.connect()
     while True:
         node = stage.node()
         await crowd.beat(node.rounds, node.tip)
@@ -35,10 +36,11 @@ async def wait_with_many(stage: Stage) -> None:
 
 async def ahead(stage: Stage) -> None:
     """Ever new keys claim ever longer chains (simE)."""
-    number = 0
+    number, speaker = 0, stage.stranger()
     while True:
         number += 1
-        crowd = Strangers(stage.world, 4, f"ahead {number}")
+        crowd = Strangers(stage.world, 4, f"ahead {number}", speaker)
+        crowd.connect()
         await crowd.beat(10**6 + number, bytes([number % 256]) * 32)
         await trio.sleep(0.8)
 
@@ -46,6 +48,7 @@ async def ahead(stage: Stage) -> None:
 async def ready_and_mute(stage: Stage, count: int, every_s: float) -> None:
     """Each key is alive and READY in each round, and takes no part in the exchange."""
     crowd, last = Strangers(stage.world, count), -1
+    crowd.connect()
     while True:
         node = stage.node()
         if node.rounds != last:
@@ -70,6 +73,7 @@ async def thousand_ready_and_mute(stage: Stage) -> None:
 async def another_state(stage: Stage) -> None:
     """More strangers than electors are ready on a state that they invented (pure2)."""
     crowd, last = Strangers(stage.world, 12), -1
+    crowd.connect()
     before = sum("Desynced" in line for line in stage.world.trace.lines)
     while True:
         node = stage.node()
@@ -131,10 +135,11 @@ def gather_from(stage: Stage, seen: list[tuple[PeerId, Proposal]]) -> None:
 
 async def goodbyes(stage: Stage) -> None:
     """Keys come and say goodbye, over and over."""
-    number = 0
+    number, speaker = 0, stage.stranger()
     while True:
         number += 1
-        crowd = Strangers(stage.world, 20, f"passing {number}")
+        crowd = Strangers(stage.world, 20, f"passing {number}", speaker)
+        crowd.connect()
         node = stage.node()
         await crowd.beat(node.rounds, node.tip)
         await trio.sleep(1.0)
@@ -145,6 +150,7 @@ async def finish_all(stage: Stage) -> None:
     """Ready strangers ask everybody to finish."""
     ghost, serial = stage.stranger(), 0
     crowd = Strangers(stage.world, 12)
+    crowd.connect()
     while True:
         node = stage.node()
         await crowd.be_ready(node)
@@ -157,6 +163,7 @@ async def finish_all(stage: Stage) -> None:
 async def readys_for_anything(stage: Stage) -> None:
     """READYs of many keys for rounds that are far away and tips that do not exist."""
     crowd = Strangers(stage.world, 200)
+    crowd.connect()
     number = 0
     while True:
         number += 1

@@ -27,10 +27,11 @@ from protocol.wire.messages import (
     pack,
 )
 from tests.attacks.attack import Attack
+from tests.attacks.exchanges import averaging_wrongly, expect_ejected
 from tests.attacks.stage import Stage, listed_run
 from tests.simulation.forgeries import keys, member
 from tests.simulation.forgers import Altering, Forger, Withholding, half, lying, nobody, one
-from tests.simulation.liars import blow_up, turn
+from tests.simulation.liars import blow_up
 
 
 async def play(stage: Stage, *forgers: Forger) -> None:
@@ -265,11 +266,9 @@ async def false_signatures(stage: Stage) -> None:
 
 async def false_signatures_of_false_averages(stage: Stage) -> None:
     """What it averages as an owner is spoilt as well."""
-    liar = stage.liars[0]
-    stage.world.faults.kill(liar)
-    turn(stage.world, liar, blow_up)
-    stage.world.start(liar)
-    await play(stage, Altering(Motion, unsigned))
+    expect_ejected(stage)
+    with lying({stage.liars[0].peer: Altering(Motion, unsigned)}):
+        await averaging_wrongly(stage, blow_up)
 
 
 async def false_signatures_in_members(stage: Stage) -> None:

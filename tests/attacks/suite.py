@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.attacks import certificates, crowds, exchanges, proposers, voters
+from tests.attacks import accusations, cabals, certificates, crowds, exchanges, histories, proposers, voters
 from tests.attacks.attack import Attack, Outcome, carry_out
 
-MODULES = (certificates, proposers, voters, exchanges, crowds)
+MODULES = (certificates, proposers, voters, exchanges, crowds, accusations, histories, cabals)
 SIMULATED: dict[str, Attack] = {attack.name: attack for module in MODULES for attack in module.ATTACKS}
 
 
