@@ -87,14 +87,14 @@ async def _nothing(stage: Stage) -> None:
 @lru_cache(maxsize=64)
 def undisturbed(peers: int, run: Callable[[int], SignedManifest]) -> Measured:
     """What these peers do without any attack, all of them honest."""
-    outcome = _simulated(Attack("nothing", "", _nothing, peers, 0, run=run))
+    outcome = simulated(Attack("nothing", "", _nothing, peers, 0, run=run))
     assert outcome.failure is None, outcome.failure
     return outcome.measured
 
 
 def carry_out(attack: Attack) -> Outcome:
     """The attack in a world of its own, beside what happens without it."""
-    outcome = _simulated(attack)
+    outcome = simulated(attack)
     if attack.begun and attack.paced:
         outcome.undisturbed = calm = undisturbed(attack.peers, attack.run)
         made, due = outcome.measured.rounds, calm.rounds
@@ -103,7 +103,8 @@ def carry_out(attack: Attack) -> Outcome:
     return outcome
 
 
-def _simulated(attack: Attack) -> Outcome:
+def simulated(attack: Attack) -> Outcome:
+    """The attack alone; `WINDOW_S` says over how long rounds are counted."""
     outcome = Outcome(attack.name, attack.how, attack.liars, attack.keys)
 
     async def scenario(world: World) -> None:

@@ -6,7 +6,7 @@ from random import Random
 
 import trio
 
-from protocol.wire.messages import Commit, Motion, Proof, Proposal, Roll, Vote
+from protocol.wire.messages import Body, Commit, Motion, Proof, Proposal, Roll, Vote
 from tests.attacks.attack import Attack, Conduct
 from tests.attacks.stage import Stage
 from tests.simulation.chaos import cabal
@@ -26,9 +26,9 @@ def say_anything(lies: float, seed: int) -> Conduct:
 
 async def take_turns(stage: Stage) -> None:
     """Each liar keeps back what the next one shows to a half: proposals, proofs, commits."""
-    kinds = [(Proof,), (Commit,), (Motion,)]
+    kinds: list[type[Body]] = [Proof, Commit, Motion]
     forgers = {
-        seat.peer: Withholding(*kinds[number % 3], favoured=(nobody, half)[number % 2])
+        seat.peer: Withholding(kinds[number % 3], favoured=(nobody, half)[number % 2])
         for number, seat in enumerate(stage.liars)
     }
     with lying(forgers):

@@ -166,8 +166,8 @@ class Chaos(Forger):
                 record, index = self._memory.records[name]
                 signed = [Signature(peer=peer, signature=votes[peer]) for peer in sorted(votes)]
                 others = [peer for peer in machine.base.electors if peer not in votes]
-                missing = sorted(self._random.choice([list(absent), others]))
-                proof = Certificate(attempt=attempt, absent=missing, votes=signed)
+                missing: list[str] = self._random.choice([[*absent], [*others]])
+                proof = Certificate(attempt=attempt, absent=sorted(missing), votes=signed)
                 made.append(Commit(record=record, index=list(index), certificate=proof))
         return made
 
