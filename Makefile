@@ -7,6 +7,7 @@ SEEDS ?= 1
 SECONDS ?= 60
 MINUTES ?= 10
 RUNS ?= 20
+STATEMENTS ?= 20000
 
 .PHONY: venv demo test lint bench simulate attacks mutations crash-matrix kill-times scaling fuzz churn soak interop clean
 
@@ -58,6 +59,7 @@ scaling: venv
 fuzz: venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+	$(BIN)/python -m tests.fuzz --statements $(STATEMENTS)
 
 churn: venv
 	$(BIN)/python -m tests.e2e.churn --minutes $(MINUTES)

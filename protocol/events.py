@@ -288,6 +288,13 @@ class CheckpointWritten(Event):
 
 
 @dataclass(frozen=True)
+class StateLoaded(Event):
+    """The outer state is that after `rounds` rounds, from a checkpoint or, after 0, from the beginning of the run."""
+
+    rounds: int
+
+
+@dataclass(frozen=True)
 class SyncProgress(Event):
     """Catching up: `done` of `total` records or chunks of a checkpoint are here; `what` is records or checkpoint."""
 
@@ -310,6 +317,21 @@ class RolledBack(Event):
 
 
 @dataclass(frozen=True)
+class SecondHistory(Event):
+    """There is another record of `round`, certified as well by the whole electorate: a third of it or more has lied.
+
+    ours, theirs: hashes of the two records; ours is kept.  shown_by: the peer that showed it.  signers: electors that signed
+    both.
+    """
+
+    round: int
+    ours: str
+    theirs: str
+    shown_by: str
+    signers: list[str]
+
+
+@dataclass(frozen=True)
 class Desynced(Event):
     """This peer's outer state before `round` is not the swarm's; it is being repaired.  mine, theirs: the digests."""
 
@@ -320,11 +342,28 @@ class Desynced(Event):
 
 @dataclass(frozen=True)
 class Dropped(Event):
-    """Something from a peer was malformed or not allowed, and was dropped.  what: its kind.  reason: a phrase."""
+    """Something from a peer was malformed or not allowed, and was dropped.  what: its kind.  reason: a phrase.
+
+    times: such drops since this was told last; told once in 10 s.
+    """
 
     peer: str
     what: str
     reason: str
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class HandlerFailed(Event):
+    """A statement of a peer made what handles it fail: a mistake of this software.  The peer was disconnected.
+
+    what: the kind of statement.  reason: what was raised, and where.  times: since this was told last.
+    """
+
+    peer: str
+    what: str
+    reason: str
+    times: int
 
 
 @dataclass(frozen=True)

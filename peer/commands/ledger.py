@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"{'PEER':<54}{'ROUNDS':>8}{'TOKENS':>10}{'SHARE':>9}")
     for member in found["members"]:
         print(f"{member['peer']:<54}{member['rounds']:>8}{amount(member['tokens']):>10}{100 * member['share']:>7.1f} %")
+    if found["untold"]:
+        print(f"and {found['untold']} more; all of them are told while the peer does not run")
     return ExitCode.OK
 
 

@@ -40,10 +40,21 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
                 f"the swarm had split and the other side won: went back {abandoned} rounds to {to_round} "
                 f"(from {name(winner)})"
             )
+        case ev.StateLoaded(rounds):
+            return f"loaded the state after {rounds} rounds"
+        case ev.SecondHistory(round, ours, theirs, shown_by, signers):
+            return (
+                f"ALARM: {name(shown_by)} shows a second certified record of round {round} ({theirs[:8]}; we keep {ours[:8]}): "
+                f"a third of the electors or more lied; {_listed(signers, name) or 'nobody'} signed both"
+            )
         case ev.Desynced(round, mine, theirs):
             return f"state differs from the swarm's before round {round} ({mine[:8]}, not {theirs[:8]}); repairing"
-        case ev.Dropped(peer, what, reason):
-            return f"dropped a {clean(what)} from {name(peer)}: {clean(reason, 200)}"
+        case ev.Dropped(peer, what, reason, times):
+            again = f" ({times} times)" if times > 1 else ""
+            return f"dropped a {clean(what)} from {name(peer)}{again}: {clean(reason, 200)}"
+        case ev.HandlerFailed(peer, what, reason, times):
+            again = f" ({times} times)" if times > 1 else ""
+            return f"a {clean(what)} from {name(peer)} made its handler fail{again}; please report: {clean(reason, 200)}"
         case ev.NobodyAnswers(seconds, tried, check):
             return f"no peer of the invitation answers after {duration(seconds)}: {attempted(tried)}; {clean(check, 200)}"
         case ev.Notice(_, text):
@@ -146,11 +157,13 @@ def level(event: ev.Event) -> str:
             return "info"
         case ev.TrainerStopped() | ev.MemberLost() | ev.RolledBack() | ev.Desynced() | ev.PeerSuspected():
             return "warning"
-        case ev.PeerBanned() | ev.PeerEjected() | ev.NobodyAnswers() | ev.LinesLost():
+        case ev.PeerBanned() | ev.PeerEjected() | ev.NobodyAnswers() | ev.LinesLost() | ev.HandlerFailed():
             return "warning"
+        case ev.SecondHistory():
+            return "error"
         case ev.Left(problem=problem) if problem:
             return "error"
-        case ev.Dropped() | ev.RoundVoted() | ev.AuditDone():
+        case ev.Dropped() | ev.RoundVoted() | ev.AuditDone() | ev.StateLoaded():
             return "debug"
         case _:
             return "info"

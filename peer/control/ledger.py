@@ -12,9 +12,15 @@ from protocol.state import chain
 from protocol.state.store import Store
 from protocol.wire.messages import Commit
 
+MAX_MEMBERS_TOLD = 10_000
+"""Members in an answer on the control socket: with 150 bytes each far below its largest frame."""
 
-def ledger(store: Store) -> dict[str, Any]:
-    """`{rounds, tokens, members: [{peer, rounds, tokens, share}]}`, the greatest share first."""
+
+def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
+    """`{rounds, tokens, members: [{peer, rounds, tokens, share}], untold}`, the greatest share first.
+
+    most: members told; `untold` says how many more there are.
+    """
     length = store.records.length()
     credits = chain.ledger(_commits(store, length))
     total = sum(credit.tokens for credit in credits.values())
@@ -22,7 +28,8 @@ def ledger(store: Store) -> dict[str, Any]:
         {"peer": peer, "rounds": credit.rounds, "tokens": credit.tokens, "share": credit.tokens / max(total, 1)}
         for peer, credit in sorted(credits.items(), key=lambda item: (-item[1].tokens, item[0]))
     ]
-    return {"rounds": length, "tokens": total, "members": members}
+    told = members[:most]
+    return {"rounds": length, "tokens": total, "members": told, "untold": len(members) - len(told)}
 
 
 def _commits(store: Store, length: int) -> Iterator[Commit]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import trio
 
 from peer.control.client import ControlError
-from peer.control.ledger import ledger
+from peer.control.ledger import MAX_MEMBERS_TOLD, ledger
 from peer.control.server import Command
 from peer.discovery.contacts import Contacts
 from peer.formatting import duration
@@ -90,7 +90,7 @@ class Controls:
         store = self._peer.store
         if store is None:
             raise ControlError("the peer is still fetching the run's manifest; there is no ledger yet")
-        return await trio.to_thread.run_sync(ledger, store)
+        return await trio.to_thread.run_sync(ledger, store, MAX_MEMBERS_TOLD)
 
     async def _leave(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._peer.leave()

@@ -228,11 +228,11 @@ def _frame(message: dict[str, Any]) -> bytes:
     try:
         return pack_frame(message, max_bytes=MAX_ANSWER_BYTES)
     except BadFrame:
-        refusal = (
-            f"the answer is larger than the {size(MAX_ANSWER_BYTES)} that the control socket carries; `peer ledger` "
-            "reads the disk when the peer does not run"
-        )
-        return pack_frame({"ok": False, "error": refusal}, max_bytes=MAX_ANSWER_BYTES)
+        refusal = f"the answer is larger than the {size(MAX_ANSWER_BYTES)} that the control socket carries"
+    except Exception as error:
+        log.exception("an answer that cannot be framed")
+        refusal = f"the peer could not answer: unexpected {type(error).__name__}"
+    return pack_frame({"ok": False, "error": refusal}, max_bytes=MAX_ANSWER_BYTES)
 
 
 def _unlink(path: str) -> None:

@@ -45,6 +45,7 @@ from protocol.state.replica import Replica
 from protocol.state.store import Store
 from protocol.status import NodeStatus
 from protocol.version import version
+from protocol.wire.collector import spare_what_is_loaded
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Phase, Role, WhyIdle
 
@@ -219,6 +220,7 @@ class Participation:
         node = Node(session, Replica.open(signed, self.store, state), trainer, self._node_settings())
         self.node = node
         self._lobby.admit(node.dispatcher)
+        spare_what_is_loaded()
         await node.run()
 
     def _node_settings(self) -> NodeSettings:

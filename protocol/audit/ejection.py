@@ -1,16 +1,16 @@
 """Ejecting peers that are proven to have lied: proofs are persisted, announced, fetched and judged.
 
 Each peer judges for itself.  An accusation is a rumour with the name of a proof; a peer that hears it fetches the proof from
-the accuser, judges it (`protocol.audit.evidence`), persists it and announces it in turn.  So every honest peer ejects
-the same liars, and nobody is ejected by a majority's word.
+an accuser (`protocol.audit.accusations`), judges it (`protocol.audit.evidence`), persists it and announces it in turn
+(`protocol.audit.announcing`).  So every honest peer ejects the same liars, and nobody is ejected by a majority's word.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import trio
 
+from protocol.audit.accusations import FETCH_S, Accusations, Case, Heard, deadline_s
+from protocol.audit.announcing import Announcements
 from protocol.audit.evidence import (
     Evidence,
     Law,
@@ -22,25 +22,21 @@ from protocol.audit.evidence import (
 )
 from protocol.events import Dropped, Notice, PeerEjected
 from protocol.membership.liveness import Membership
-from protocol.network.interface import NetworkError, Refused
+from protocol.network.interface import NetworkError, Refused, Unreachable
 from protocol.network.session import Session
 from protocol.offload import Offload
+from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
 from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation, decode_body
 from protocol.wire.questions import SLICE_BYTES, EvidenceRequest
 
 MAX_EJECTED = 256
-"""Liars remembered; a run with more than this needs an allowlist."""
+"""Liars remembered.  When they are more, those that never were in the chain are forgotten first, and members never."""
 KEPT_BYTES = 512 << 20
 """Proofs on disk; later ones count until the next start, when they are heard again."""
-FETCH_TIMEOUT_S = 20.0
-ANNOUNCE_EVERY_S = 30.0
-MAX_WAITING = 16
-"""Accusations looked into at a time; others are heard again later."""
 
 
 class Ejections:
@@ -49,22 +45,23 @@ class Ejections:
     def __init__(self, session: Session, replica: Replica, membership: Membership, offload: Offload) -> None:
         self._session, self._store, self._membership, self._offload = session, replica.store, membership, offload
         self._law = Law(session.run, replica.manifest.fragments, replica.layout, replica.manifest.aggregation)
-        self._verdicts: dict[PeerId, Verdict] = {}
-        self._accusations: list[Envelope] = []
-        self._put_new, self._new = trio.open_memory_channel[Envelope](MAX_EJECTED)
-        self._looking: dict[bytes, None] = {}
-        self._not_believed: dict[PeerId, None] = {}
+        self._history = replica.history
+        self._verdicts: dict[PeerId, tuple[Verdict, Hash]] = {}
+        """With the names of the proofs, the oldest first."""
+        self._accusations, self._announcements = Accusations(), Announcements()
+        self._judging = trio.Lock()
+        """One proof is in memory twice and thrice while it is judged."""
 
     def __contains__(self, peer: object) -> bool:
         return peer in self._verdicts
 
     def reason(self, peer: PeerId) -> str:
         """What an ejected peer did."""
-        return self._verdicts[peer].reason
+        return self._verdicts[peer][0].reason
 
     async def load(self) -> None:
         """Judge again what lies on disk."""
-        for name in await self._offload(self._store.evidence.names):
+        for name in (await self._offload(self._store.evidence.names))[:MAX_EJECTED]:
             raw = await self._offload(self._store.evidence.load, name)
             if raw is None:
                 continue
@@ -88,38 +85,64 @@ class Ejections:
 
     # -- rumours ------------------------------------------------------------------------------------------------------
 
-    def wants(self, accuser: PeerId, accusation: Accusation) -> bool:
-        """Whether to look into it: the accused is not ejected yet, and the accuser has not accused falsely."""
-        if accusation.accused in (self._session.me, accuser) or accusation.accused in self:
-            return False
-        if accuser in self._not_believed or accuser in self or accusation.evidence in self._looking:
-            return False
-        return len(self._looking) < MAX_WAITING and len(self._verdicts) < MAX_EJECTED
+    def hear(self, accuser: PeerId, accusation: Accusation) -> Heard:
+        """Whether an accusation is wanted; a new one is then to be looked into."""
+        if accusation.accused in (self._session.me, accuser) or accusation.accused in self or accuser in self:
+            return Heard.UNWANTED
+        return self._accusations.hear(accuser, accusation, is_member=self._history.has_member(accuser))
 
-    async def look_into(self, accuser: PeerId, accusation: Accusation) -> Verdict | None:
-        """Fetch the proof and judge it.  None when it proves nothing, or nothing new.  Never raises for what a peer sent."""
-        self._looking[accusation.evidence] = None
+    async def look_into(self, accusation: Accusation) -> Verdict | None:
+        """Fetch the proof from its accusers, one after another, and judge it.  accusation: heard as new.
+
+        None when nobody delivers a proof, or it is nothing new.  Never raises for what a peer sent.
+        """
+        with self._accusations.open(accusation) as case:
+            while accusation.accused not in self:
+                raw: bytes | None = None
+                with case.turn() as turn:
+                    if turn is None:
+                        return None
+                    raw = await self._fetch_from(case, *turn)
+                if raw is not None:
+                    return await self._judge_case(case, turn[0], raw)
+        return None
+
+    async def _fetch_from(self, case: Case, accuser: PeerId, is_member: bool) -> bytes | None:
+        """The proof with the hash that the accuser named; None when it did not deliver, which it is set back for."""
+        size = case.accusation.size
         try:
-            raw = await self._fetch(accuser, accusation)
-            verdict = await self._offload(self._judge_raw, raw)
-            if verdict.peer != accusation.accused:
-                raise Malformed("the proof is about somebody else")
-            return await self._eject(raw, verdict)
+            async with self._accusations.room(size, is_member=is_member):
+                with trio.move_on_after(deadline_s(size)):
+                    return await self._fetch(accuser, case.accusation)
+                raise Unreachable("too slow")
         except NetworkError as error:
+            self._accusations.failed(case, accuser)
             self._session.emit(Notice("debug", f"no proof from {accuser}: {error}"))
         except Malformed as error:
-            self._not_believed[accuser] = None
+            self._accusations.lied(case, accuser)
             self._session.emit(Dropped(accuser, "accusation", str(error)))
-        finally:
-            del self._looking[accusation.evidence]
         return None
+
+    async def _judge_case(self, case: Case, accuser: PeerId, raw: bytes) -> Verdict | None:
+        """Judge a proof.  What proves nothing proves nothing for its other accusers."""
+        try:
+            async with self._judging:
+                verdict = await self._offload(self._judge_raw, raw)
+            if verdict.peer != case.accusation.accused:
+                raise Malformed("the proof is about somebody else")
+        except Malformed as error:
+            for liar in [*case.members, *case.strangers]:
+                self._accusations.lied(case, liar)
+            self._session.emit(Dropped(accuser, "accusation", str(error)))
+            return None
+        return await self._eject(raw, verdict)
 
     async def _fetch(self, accuser: PeerId, accusation: Accusation) -> bytes:
         name, raw = Hash(accusation.evidence), bytearray()
         while len(raw) < accusation.size:
             length = min(SLICE_BYTES, accusation.size - len(raw))
             question = EvidenceRequest(evidence=name, offset=len(raw), length=length)
-            piece = await self._session.network.request(accuser, "evidence", question.encode(), timeout_s=FETCH_TIMEOUT_S)
+            piece = await self._session.network.request(accuser, "evidence", question.encode(), timeout_s=FETCH_S)
             if len(piece) != length:
                 raise Malformed("a proof of another size than announced")
             raw += piece
@@ -139,18 +162,8 @@ class Ejections:
         return bytes(raw[question.offset : question.offset + question.length])
 
     async def announce(self) -> None:
-        """Publish new accusations at once, and now and again all of them: newcomers did not hear them.  Until cancelled."""
-        while True:
-            for envelope in list(self._accusations):
-                await self._session.network.publish(envelope.raw)
-            again = trio.current_time() + ANNOUNCE_EVERY_S
-            while (new := await self._next_new(again - trio.current_time())) is not None:
-                await self._session.network.publish(new.raw)
-
-    async def _next_new(self, within_s: float) -> Envelope | None:
-        with trio.move_on_after(max(0.0, within_s)):
-            return await self._new.receive()
-        return None
+        """Publish accusations, and now and again all of them: newcomers did not hear them.  Until cancelled."""
+        await self._announcements.run(self._session.network.publish)
 
     # -- verdicts -----------------------------------------------------------------------------------------------------
 
@@ -159,22 +172,34 @@ class Ejections:
 
     async def _eject(self, raw: bytes, verdict: Verdict) -> Verdict | None:
         """Persist the proof, and act on it.  None when its author was ejected before."""
-        if verdict.peer in self:
+        if verdict.peer in self or not await self._make_room(verdict.peer):
             return None
-        if await self._offload(self._store.evidence.size_bytes) + len(raw) <= KEPT_BYTES:
-            await self._offload(self._store.evidence.save, evidence_hash(raw), raw)
+        try:
+            if await self._offload(self._store.evidence.size_bytes) + len(raw) <= KEPT_BYTES:
+                await self._offload(self._store.evidence.save, evidence_hash(raw), raw)
+        except StoreFailed as error:
+            self._session.emit(Notice("warning", f"a proof was not kept: {error}"))
         if verdict.peer in self:
             return None
         self._take(raw, verdict)
-        with suppress(trio.WouldBlock):  # then it is announced with all the others
-            self._put_new.send_nowait(self._accusations[-1])
         return verdict
 
+    async def _make_room(self, liar: PeerId) -> bool:
+        """Whether there is a place for `liar`, whom others may have to make room for."""
+        if len(self._verdicts) < MAX_EJECTED:
+            return True
+        strangers = [peer for peer in self._verdicts if not self._history.has_member(peer)]
+        if strangers:
+            _, name = self._verdicts.pop(strangers[0])
+            self._announcements.remove(strangers[0])
+            await self._offload(self._store.evidence.remove, name)
+        return bool(strangers) or self._history.has_member(liar)
+
     def _take(self, raw: bytes, verdict: Verdict) -> None:
-        name = evidence_hash(raw)
-        self._verdicts[verdict.peer] = verdict
-        accusation = Accusation(accused=verdict.peer, evidence=name, size=len(raw))
-        self._accusations.append(self._session.seal(accusation))
-        self._session.emit(PeerEjected(verdict.peer, verdict.reason, name.hex()))
-        self._membership.bar(verdict.peer)
-        self._session.network.forget(verdict.peer)
+        name, peer = evidence_hash(raw), verdict.peer
+        self._verdicts[peer] = verdict, name
+        envelope = self._session.seal(Accusation(accused=peer, evidence=name, size=len(raw)))
+        self._announcements.add(peer, envelope, is_member=self._history.has_member(peer))
+        self._session.emit(PeerEjected(peer, verdict.reason, name.hex()))
+        self._membership.bar(peer)
+        self._session.network.forget(peer)

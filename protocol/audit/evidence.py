@@ -91,7 +91,7 @@ def evidence_hash(raw: bytes) -> Hash:
 
 def decode_evidence(raw: bytes) -> Evidence:
     """Raises `Malformed`."""
-    fields = canonical.decode(raw, max_bytes=MAX_EVIDENCE_BYTES)
+    fields = canonical.decode(raw, max_bytes=MAX_EVIDENCE_BYTES, max_values=4)
     if not isinstance(fields, dict) or set(fields) != {"kind", "case"} or not isinstance(fields["case"], bytes):
         raise Malformed("not evidence")
     if fields["kind"] == WrongAverage.KIND:

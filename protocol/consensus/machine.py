@@ -46,13 +46,12 @@ from protocol.consensus.proposer import Proposer
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
 from protocol.consensus.voter import Voter
-from protocol.consensus.voting import blank
 from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import verify_commit
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Finish, Kept, Lock, Motion, Plan, Proof, Proposal, Ready, Roll, Vote
+from protocol.wire.messages import Commit, Finish, Kept, Lock, Motion, Plan, Proof, Proposal, Ready, Report, Roll, Vote
 
 
 class RoundMachine:
@@ -74,7 +73,7 @@ class RoundMachine:
         self.me, self.base = me, base
         self._state = RoundState(me, settings, base, now, kept, patience or Patience())
         self._voter, self._proposer = Voter(self._state), Proposer(self._state)
-        self._closing = self._state.kept != blank(base)
+        self._closing = self._state.entered >= 0
         """Whether the round is being closed: we have seen that it may be, or others have."""
         self._certified: Commit | None = None
 
@@ -129,7 +128,7 @@ class RoundMachine:
             case ExchangeMoved():
                 self._state.move(now)
             case ExchangeDone(plan, entries, provenance):
-                return self._proposer.on_exchange_done(plan, entries, provenance, now)
+                return [*self._proposer.on_exchange_done(plan, entries, provenance, now), *self._voter.report(plan)]
             case ResultObtained(root):
                 return self._on_result_obtained(root)
             case AuditFailed(root):
@@ -151,6 +150,8 @@ class RoundMachine:
             case Roll() as roll:
                 objection = self._proposer.on_roll(sender, roll, arrived.signature, now)
                 return [Reject(sender, Roll.KIND, objection)] if objection is not None else self._tick(view, now)
+            case Report() as report:
+                return self._proposer.on_report(sender, report, now)
             case Lock() as lock:
                 self._proposer.on_lock(sender, lock)
             case Proposal() as proposal:

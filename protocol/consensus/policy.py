@@ -13,15 +13,17 @@ Pure.  Nothing here is needed for safety: two peers may judge differently, and t
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from protocol.consensus.effects import RoundEffect, Send
 from protocol.consensus.patience import Patience
 from protocol.consensus.terms import View
 from protocol.exchange.assignment import assign_owners
+from protocol.run.admission import verify_admission
 from protocol.state.base import Base, RoundSettings
 from protocol.state.electorate import quorum_size
+from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Finish, Member, Plan, Ready, member_of
 
@@ -51,7 +53,8 @@ class ClosingPolicy:
         self._asked: dict[PeerId, float] = {}
 
     def add(self, peer: PeerId, ready: Ready, signature: bytes) -> bool:
-        """Take a READY.  False when it is not for this round, or no newer than the one we have from this peer."""
+        """Take a READY.  False when it is not for this round, no newer than the one we have from this peer, or without proof
+        that the peer was admitted."""
         if ready.round != self.base.round or ready.base != self.base.tip:
             return False
         if ready.fragment != self.base.fragment or ready.tokens > self.settings.max_tokens:
@@ -59,7 +62,18 @@ class ClosingPolicy:
         known = self.ready_of(peer)
         if known is not None and (ready.incarnation, ready.serial) <= (known.incarnation, known.serial):
             return ready == known
+        if not self._is_admitted(peer, ready):
+            return False
         self.readys[peer] = SignedReady(ready, signature)
+        return True
+
+    def _is_admitted(self, peer: PeerId, ready: Ready) -> bool:
+        if peer in self.base.known:
+            return True
+        try:
+            verify_admission(self.settings.manifest, self.settings.run, peer, ready.admission, self.base.round)
+        except Malformed:
+            return False
         return True
 
     def ready_of(self, peer: PeerId) -> Ready | None:
@@ -146,7 +160,7 @@ class ClosingPolicy:
             return None
         peers = list(dict.fromkeys([*sorted(held), *self.agreed(view, digest)]))
         peers.sort(key=lambda peer: (peer not in held, peer not in self.base.electors, peer not in self.base.contributors))
-        peers = sorted(peers[: self.settings.max_members])
+        peers = sorted(self._within_uses(peers)[: self.settings.max_members])
         if len(peers) < self.settings.min_members:
             return None
         owners = assign_owners(
@@ -160,6 +174,18 @@ class ClosingPolicy:
             owners=owners,
             state_digest=digest,
         )
+
+    def _within_uses(self, peers: Sequence[PeerId]) -> list[PeerId]:
+        """These peers in their order, without newcomers whose token has admitted as many as it may."""
+        uses, admitted = self.base.uses, list[PeerId]()
+        for peer in peers:
+            if peer not in self.base.known:
+                try:
+                    uses = uses.after([(peer, self.readys[peer].ready.admission)])
+                except Malformed:
+                    continue
+            admitted.append(peer)
+        return admitted
 
     def member(self, peer: PeerId) -> Member:
         """A ready peer's place in a plan."""

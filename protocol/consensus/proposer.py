@@ -11,6 +11,7 @@ from protocol.consensus.justification import Justification, check_lock, check_ro
 from protocol.consensus.policy import RESEND_S
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
+from protocol.consensus.validation import flaw_of_motion, plan_of
 from protocol.exchange.assignment import plan_hash
 from protocol.state.chain import index_root, record_hash
 from protocol.wire.canonical import Malformed
@@ -29,6 +30,7 @@ from protocol.wire.messages import (
     Proposal,
     Provenance,
     Record,
+    Report,
     Roll,
     Signature,
     Step,
@@ -155,9 +157,12 @@ class Proposer:
             return self._put(mine, lock.record, lock.index, lock.provenance, lock.proof, now)
         assert plan is not None
         result = self._state.results.get(plan_hash(plan))
-        if result is not None:
+        if result is not None and (self._takes_part(plan) or not self._state.doubts.has_suspected(index_root(result[0]))):
             return self._put_result(mine, result, now)
         return [Send(mine.audience(), self._proposal(mine, plan))]
+
+    def _takes_part(self, plan: Plan) -> bool:
+        return any(member.peer == self._state.me for member in plan.members)
 
     def _usable_rolls(self, ballot: Ballot) -> dict[PeerId, bytes]:
         """The rolls for this ballot whose locks we can prove, sorted by voter."""
@@ -232,11 +237,40 @@ class Proposer:
         self, plan: Hash, entries: tuple[ChunkEntry, ...], provenance: Provenance, now: float
     ) -> list[RoundEffect]:
         """Our exchange of the plan with this hash is complete: its result may be put to the vote."""
-        state, mine = self._state, self._mine
+        state = self._state
         if state.doubts.is_false(entries):
             return []
         state.results[plan] = (entries, provenance)
         state.move(now)
+        return self._put_when_known(plan, now)
+
+    def on_report(self, sender: PeerId, report: Report, now: float) -> list[RoundEffect]:
+        """A member tells what came of the exchange that we proposed and have no part in.
+
+        Nothing of it is believed: we look at it as at any motion before we vote for it, and if that fails we take the word
+        of another member.
+        """
+        state, mine = self._state, self._mine
+        if mine is None or mine.plan is None or report.plan != plan_hash(mine.plan):
+            return []
+        members = [PeerId(member.peer) for member in mine.plan.members]
+        known = state.results.get(Hash(report.plan))
+        root = index_root(report.index)
+        if sender not in members or state.me in members or state.doubts.has_suspected(root):
+            return []
+        if known is not None and not state.doubts.has_suspected(index_root(known[0])):
+            return []
+        record = self._record(mine.plan, report.index)
+        if flaw_of_motion(state.settings, state.base, record, report.index, report.provenance) is not None:
+            return []
+        if plan_of(record, report.provenance) != mine.plan or state.doubts.is_false(report.index):
+            return []
+        state.results[Hash(report.plan)] = (tuple(report.index), report.provenance)
+        state.move(now)
+        return self._put_when_known(Hash(report.plan), now)
+
+    def _put_when_known(self, plan: Hash, now: float) -> list[RoundEffect]:
+        state, mine = self._state, self._mine
         if mine is None or mine.plan is None or mine.motion is not None or plan_hash(mine.plan) != plan:
             return []
         if mine.ballot.attempt != state.attempt:

@@ -25,10 +25,11 @@ MAX_DOUBLINGS = 3
 class RoundState:
     """One peer's knowledge of the running round.  `now` is trio time.
 
-    attempt: the one that we think is due.  losses: how often we lost patience.  plan: the one taken up last.
-    state_digest: of our outer state, None until it is hashed.  kept: what we are bound by, as it is on disk.  results: of
-    our exchanges, by plan.  obtained: the roots of the results that are on disk.  decided: the certified record once its
-    result is on disk.
+    attempt: the one that we think is due; after a restart it is above all that we took part in, for a proposer forgets
+    what it proposed.  entered: the last one that is on disk, -1 for none.  losses: how often we lost patience.  plan: the
+    one taken up last.  state_digest: of our outer state, None until it is hashed.  kept: what we are bound by, as it is on
+    disk.  results: of our exchanges, by plan.  obtained: the roots of the results that are on disk.  decided: the certified
+    record once its result is on disk.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class RoundState:
         self.closing = ClosingPolicy(me, settings, base, patience)
         self.doubts = Doubts()
         self.kept = kept if kept is not None and self.is_for_this_round(kept.round, kept.base) else blank(base)
-        self.attempt = self.kept.attempt
+        was_kept = kept is not None and self.kept == kept
+        self.attempt = self.kept.attempt + was_kept
+        self.entered = self.kept.attempt if was_kept else -1
         self.losses = 0
         self.plan: Plan | None = None
         self.state_digest: Hash | None = None

@@ -19,10 +19,12 @@ from protocol.consensus.voting import (
     objection_to_vote,
     roll_of,
 )
+from protocol.exchange.assignment import plan_hash
 from protocol.state.chain import record_hash, verify_votes
 from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Step, Vote
+from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Report, Step, Vote
 
 
 @dataclass
@@ -45,6 +47,8 @@ class Voter:
         self._call: _Call | None = None
         self._plan: tuple[int, Plan] | None = None
         """The plan accepted last, and in which attempt."""
+        self._planner = state.me
+        """Who proposed it."""
         self._motion: Motion | None = None
         self._leader = state.me
         """Who put the motion to the vote."""
@@ -72,7 +76,7 @@ class Voter:
         else:
             self._call, to = _Call(ballot, now), (ballot.proposer,)
         effects: list[RoundEffect] = []
-        if ballot.attempt > state.kept.attempt:
+        if ballot.attempt > state.entered:
             effects.append(self._keep(enter(state.kept, ballot.attempt)))
         binding = self._binding(ballot, view)
         roll = roll_of(binding, ballot, state.held(view), state.standing_plan())
@@ -145,8 +149,22 @@ class Voter:
             state.plan = plan
             state.go_to_attempt(proposal.attempt, now)
             state.move(now)
+        self._planner = sender
         self._answered(proposal.attempt)
-        return [BeginExchange(plan)] if is_in(plan, state.me, state.closing.ready_of(state.me)) else []
+        begin = [BeginExchange(plan)] if is_in(plan, state.me, state.closing.ready_of(state.me)) else []
+        return [*begin, *self.report(plan_hash(plan))]
+
+    def report(self, plan: Hash) -> list[RoundEffect]:
+        """Tell the proposer of this plan what came of our exchange, if it is over, and it has none of its own."""
+        state = self._state
+        result = state.results.get(plan)
+        if result is None or state.plan is None or plan_hash(state.plan) != plan:
+            return []
+        if any(member.peer == self._planner for member in state.plan.members):
+            return []
+        index, provenance = list(result[0]), result[1]
+        report = Report(round=state.base.round, base=state.base.tip, plan=plan, index=index, provenance=provenance)
+        return [Send((self._planner,), report)]
 
     def _objection_to_proposal(self, sender: PeerId, proposal: Proposal, view: View) -> str | None:
         """The first reason not to take it up; None when there is none."""
@@ -299,7 +317,7 @@ class Voter:
         return [*keep, Send((self._leader,), vote)]
 
     def _keep(self, kept: Kept) -> Persist:
-        self._state.kept = kept
+        self._state.kept, self._state.entered = kept, kept.attempt
         return Persist(kept)
 
     # -- results ------------------------------------------------------------------------------------------------------

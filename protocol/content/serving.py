@@ -14,7 +14,7 @@ from protocol.state.base import fragment_of
 from protocol.state.replica import Replica
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, tree_root
-from protocol.wire.messages import decode_body
+from protocol.wire.messages import Body, decode_body
 from protocol.wire.questions import (
     COMMITS_BYTES,
     CommitsReply,
@@ -28,6 +28,15 @@ from protocol.wire.questions import (
 )
 
 MAX_QUESTION_BYTES = 4096
+QUESTIONS: dict[str, type[Body]] = {
+    "tips": TipsRequest,
+    "commits": CommitsRequest,
+    "have": HaveRequest,
+    "leaves": LeavesRequest,
+    "chunk": ChunkRequest,
+    "manifest": HaveRequest,
+}
+"""What is answered here, by kind, and how it is asked."""
 
 
 class Serving:
@@ -35,7 +44,7 @@ class Serving:
 
     def __init__(self, replica: Replica, offload: Offload) -> None:
         self._replica, self._offload = replica, offload
-        self._kinds: dict[str, Callable[[bytes], bytes]] = {
+        self._answers: dict[str, Callable[[bytes], bytes]] = {
             "tips": self._tips,
             "commits": self._commits,
             "have": self._have,
@@ -44,16 +53,12 @@ class Serving:
             "manifest": self._manifest,
         }
 
-    def knows(self, kind: str) -> bool:
-        """Whether `kind` is a question that is answered here."""
-        return kind in self._kinds
-
     async def answer(self, kind: str, data: bytes) -> bytes:
         """The answer to a question; raises `Refused` with the reason when there is none."""
         if len(data) > MAX_QUESTION_BYTES:
             raise Refused("the question is too long")
         try:
-            answer = await self._offload(self._kinds[kind], data)
+            answer = await self._offload(self._answers[kind], data)
         except Malformed as error:
             raise Refused(str(error)) from error
         assert isinstance(answer, bytes)
@@ -83,12 +88,12 @@ class Serving:
         decode_body(HaveRequest, data)
         store, history = self._replica.store, self._replica.history
         return HaveReply(
-            length=history.length, oldest_result=store.results.oldest(), checkpoints=store.checkpoints.rounds()[-16:]
+            length=history.length, oldest_result=store.results.oldest(), checkpoints=store.checkpoints.of(history)[-16:]
         ).encode()
 
     def _leaves(self, data: bytes) -> bytes:
         question = decode_body(LeavesRequest, data)
-        opened = self._replica.store.checkpoints.open(question.rounds)
+        opened = self._checkpoint(question.rounds)
         if opened is None:
             raise Refused("that checkpoint is not here")
         return LeavesReply(leaves=list(opened[0])).encode()
@@ -111,8 +116,12 @@ class Serving:
             return None
         return result[span.encoded]
 
+    def _checkpoint(self, rounds: int) -> tuple[list[Hash], memoryview] | None:
+        history = self._replica.history
+        return self._replica.store.checkpoints.open(rounds, history.tip_at(rounds)) if rounds <= history.length else None
+
     def _checkpoint_chunk(self, question: ChunkRequest) -> memoryview | None:
-        opened = self._replica.store.checkpoints.open(question.round)
+        opened = self._checkpoint(question.round)
         if opened is None or tree_root(opened[0]) != question.root:
             return None
         step = self._replica.manifest.checkpoint_chunk_bytes

@@ -9,7 +9,7 @@ from protocol.membership.liveness import Membership, beat_interval_s
 from protocol.network.session import Session
 from protocol.run.settings import NodeSettings
 from protocol.state.replica import Replica
-from protocol.sync.following import Following
+from protocol.sync.claims import Claims
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Phase, Role, WhyIdle
 
@@ -31,11 +31,11 @@ class Gathering:
         replica: Replica,
         settings: NodeSettings,
         membership: Membership,
-        following: Following,
+        claims: Claims,
         activity: Activity,
     ) -> None:
         self._session, self._replica, self._settings = session, replica, settings
-        self._membership, self._following, self._activity = membership, following, activity
+        self._membership, self._claims, self._activity = membership, claims, activity
 
     async def listen(self) -> None:
         """Hear the swarm first: what we hold may be old.  We have listened since the start, whatever else we did."""
@@ -83,7 +83,7 @@ class Gathering:
     async def linger(self) -> None:
         """Stay until all peers here have what we have, `LINGER_S` at most."""
         self._activity.show(Phase.SEEDING, WhyIdle.BUSY, "done; staying for those who are not")
-        history, rounds_of = self._replica.history, self._following.rounds_of
+        history, rounds_of = self._replica.history, self._claims.rounds_of
         with trio.move_on_after(LINGER_S):
             while any(rounds_of(peer) < history.length for peer in self._membership.live_peers()):
                 await trio.sleep(TICK_S)

@@ -5,6 +5,8 @@ It wires the parts of the protocol to the network, the disk and the trainer.  Wh
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import trio
 
 from protocol.audit.ejection import Ejections
@@ -20,6 +22,7 @@ from protocol.node.current_round import CurrentRound
 from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
 from protocol.node.gathering import Gathering
+from protocol.node.guard import Guard, Thinned
 from protocol.node.life import Life
 from protocol.node.readys import Readys
 from protocol.node.rounds import Rounds
@@ -31,8 +34,10 @@ from protocol.run.settings import NodeSettings
 from protocol.state.replica import Replica
 from protocol.status import NodeStatus
 from protocol.sync.catch_up import CatchUp
+from protocol.sync.claims import Claims
 from protocol.sync.following import Following
 from protocol.sync.standpoints import Standpoints
+from protocol.sync.supplies import Supplies
 from protocol.trainer_link import StateMark, TrainerLink
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit, Phase, Role
@@ -49,6 +54,8 @@ class Node:
         settings: NodeSettings,
         offload: Offload = trio.to_thread.run_sync,
     ) -> None:
+        session = replace(session, emit=Thinned(session.emit))
+        self._guard = guard = Guard(session)
         self._session, self._replica, self._settings = session, replica, settings
         self._state, self._history = replica.state, replica.history
         self._trainer = trainer if settings.role is Role.TRAINER else None
@@ -60,15 +67,18 @@ class Node:
         self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
         self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity)
-        standpoints = Standpoints(session.me, self._history, membership, activity)
+        standpoints = Standpoints(session.me, self._history, membership, activity, replica.rounds.listen_s)
         initialise = trainer.initialise if trainer is not None else None
-        self._catch_up = CatchUp(session, replica, offload, standpoints, initialise)
-        self._following = Following(session, replica, membership, self._catch_up, standpoints)
+        self._claims = claims = Claims(replica, membership)
+        self._catch_up = CatchUp(session, replica, offload, Supplies(session, replica, offload), initialise)
+        self._following = Following.of(session, guard, self._catch_up, standpoints, claims)
         self._ejections = Ejections(session, replica, membership, offload)
         self._readys = Readys(self._history, replica.rounds.max_members)
-        self._keeper = StateKeeper(session, replica, offload, membership, activity, self._catch_up, self._following)
+        self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
         self.dispatcher = Dispatcher(
             session,
+            guard,
+            offload,
             membership,
             self._handshake,
             activity,
@@ -87,6 +97,7 @@ class Node:
         activity, current, following = self._activity, self._round, self._following
         rounds = Rounds(
             session,
+            self._guard,
             replica,
             offload,
             membership,
@@ -107,7 +118,7 @@ class Node:
             ejections=self._ejections,
             watch=Watch(session, replica.rounds, membership, activity, following, current),
             keeper=self._keeper,
-            gathering=Gathering(session, replica, settings, membership, following, activity),
+            gathering=Gathering(session, replica, settings, membership, self._claims, activity),
             rounds=rounds,
             evaluator=self._evaluator,
             activity=activity,

@@ -89,7 +89,8 @@ class ResultObtainer:
         )
 
     async def _bring(self, effect: ObtainResult, root: Hash) -> ResultObtained:
-        if self._replica.store.results.open(effect.record.round, effect.record.fragment, root) is None:
+        record = effect.record
+        if await self._offload(self._replica.result, record.round, record.fragment, root, effect.index) is None:
             await self._assemble(effect, root)
         return ResultObtained(root)
 
@@ -107,7 +108,7 @@ class ResultObtainer:
             missing = list(range(len(index)))
         try:
             while missing:
-                if await self._catch_up.fetch_chunks(record.round, root, index, missing, file.view, effect.sources):
+                if await self._catch_up.supplies.fetch_chunks(record.round, root, index, missing, file.view, effect.sources):
                     break
                 await trio.sleep(RETRY_S)
             if effect.provenance is not None:

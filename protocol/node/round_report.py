@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from protocol.audit.auditor import Unaccountable
 from protocol.consensus.effects import Reject
 from protocol.consensus.machine import RoundMachine
@@ -12,12 +10,7 @@ from protocol.events import Dropped, Notice, ReadySent, RoundProposed, RoundVote
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.network.session import Session
-from protocol.wire.identity import PeerId
 from protocol.wire.messages import Body, Phase, Plan, Proposal, Ready, Step, Vote, WhyIdle
-
-REJECTIONS_LOGGED = 1024
-REJECTIONS_LOGGED_PER_PEER = 16
-"""In one round; a peer that sends more must not push everything else out of the log."""
 
 
 class RoundReport:
@@ -25,7 +18,6 @@ class RoundReport:
 
     def __init__(self, session: Session, membership: Membership, activity: Activity) -> None:
         self._session, self._membership, self._activity = session, membership, activity
-        self._rejected: Counter[PeerId] = Counter()
         self._complained: dict[str, None] = {}
         self._proposed = -1
 
@@ -69,9 +61,7 @@ class RoundReport:
 
     def rejected(self, effect: Reject) -> None:
         """A statement is not acted on."""
-        if self._rejected.total() < REJECTIONS_LOGGED and self._rejected[effect.sender] < REJECTIONS_LOGGED_PER_PEER:
-            self._rejected[effect.sender] += 1
-            self._session.emit(Dropped(effect.sender, effect.what, effect.reason))
+        self._session.emit(Dropped(effect.sender, effect.what, effect.reason))
 
     def unaccountable(self, round: int, problem: Unaccountable) -> None:
         """We do not vote for a record; each reason is told once."""

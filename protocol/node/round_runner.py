@@ -26,7 +26,7 @@ from protocol.consensus.effects import (
     RoundEffect,
     Send,
 )
-from protocol.consensus.events import AuditFailed, AverageDisproved, RoundEvent, StateHashed, Tick
+from protocol.consensus.events import Arrived, AuditFailed, AverageDisproved, RoundEvent, StateHashed, Tick
 from protocol.consensus.machine import RoundMachine
 from protocol.consensus.patience import Patience
 from protocol.consensus.terms import View
@@ -36,6 +36,7 @@ from protocol.network.session import Session
 from protocol.node.contributor import Contributor
 from protocol.node.delivery import Delivery
 from protocol.node.exchanges import Exchanges, RunningExchange
+from protocol.node.guard import Guard
 from protocol.node.inbox import Inbox
 from protocol.node.result_obtainer import ResultObtainer
 from protocol.node.round_report import RoundReport
@@ -43,6 +44,7 @@ from protocol.node.view import look_around
 from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.state.base import Base
+from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp
 from protocol.trainer_link import Contribution
@@ -78,6 +80,7 @@ class RoundRunner:
     def __init__(
         self,
         session: Session,
+        guard: Guard,
         replica: Replica,
         base: Base,
         offload: Offload,
@@ -92,7 +95,7 @@ class RoundRunner:
         state_verified: bool,
         outlasting: trio.Nursery,
     ) -> None:
-        self.session, self.base = session, base
+        self.session, self.base, self._guard = session, base, guard
         self._replica, self._offload, self._membership = replica, offload, membership
         self._ejections, self._contributor, self._state_verified = ejections, contributor, state_verified
         self.machine = RoundMachine(session.me, replica.rounds, base, trio.current_time(), kept, patience)
@@ -146,8 +149,19 @@ class RoundRunner:
     async def _drive(self) -> None:
         async with aclosing(self.inbox):
             while True:
-                for effect in self._handle(await self.inbox.next()):
+                for effect in self._handle_safely(await self.inbox.next()):
                     await self._perform(effect)
+
+    def _handle_safely(self, event: RoundEvent) -> list[RoundEffect]:
+        """A statement that makes the machine raise is dropped; an event of our own ends the round, to begin it anew."""
+        if isinstance(event, Arrived):
+            with self._guard.watch(event.sender, type(event.body).KIND):
+                return self._handle(event)
+            return []
+        with self._guard.watch(self.session.me, type(event).__name__):
+            return self._handle(event)
+        self.end(Behind())
+        return []
 
     def _handle(self, event: RoundEvent) -> list[RoundEffect]:
         view, now = self._view(), trio.current_time()
@@ -208,6 +222,12 @@ class RoundRunner:
         self.inbox.tell(await running.outcome())
 
     async def _obtain(self, effect: ObtainResult) -> None:
+        with self._guard.watch(effect.proposer, "record", passing=(StoreFailed,)):
+            await self._obtain_or_refuse(effect)
+            return
+        self.inbox.tell(AuditFailed(effect.record.result_root))
+
+    async def _obtain_or_refuse(self, effect: ObtainResult) -> None:
         try:
             obtained = await self._obtainer.obtain(effect)
         except Unaccountable as problem:

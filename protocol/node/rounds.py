@@ -12,6 +12,7 @@ from protocol.network.session import Session
 from protocol.node.contributor import Contributor
 from protocol.node.current_round import CurrentRound
 from protocol.node.evaluator import Evaluator
+from protocol.node.guard import Guard
 from protocol.node.readys import Readys
 from protocol.node.round_runner import Outcome, RoundRunner
 from protocol.offload import Offload
@@ -31,6 +32,7 @@ class Rounds:
     def __init__(
         self,
         session: Session,
+        guard: Guard,
         replica: Replica,
         offload: Offload,
         membership: Membership,
@@ -42,7 +44,7 @@ class Rounds:
         readys: Readys,
         current: CurrentRound,
     ) -> None:
-        self._session, self._replica, self._offload = session, replica, offload
+        self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
         self._membership, self._activity, self._catch_up = membership, activity, catch_up
         self._ejections, self._contributor, self._evaluator = ejections, contributor, evaluator
         self._readys, self._current = readys, current
@@ -57,6 +59,7 @@ class Rounds:
         raw = await self._offload(self._replica.store.votes.load, base.round, base.tip)
         runner = RoundRunner(
             self._session,
+            self._guard,
             self._replica,
             base,
             self._offload,

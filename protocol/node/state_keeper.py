@@ -1,4 +1,4 @@
-"""Keeping the outer state at the end of the record chain: by commits, checkpoints, catching up and repair.
+"""Keeping the outer state at the end of the record chain: by commits, checkpoints, moves to other branches and repair.
 
 restore from disk -> catch up with the swarm -> (commit -> apply -> now and again a checkpoint) -> …
 """
@@ -9,39 +9,42 @@ import trio
 
 from protocol.events import CheckpointWritten, Desynced, Notice, RoundCommitted
 from protocol.membership.activity import Activity
-from protocol.membership.liveness import Membership
 from protocol.network.session import Session
+from protocol.node.second_thoughts import SecondThoughts
 from protocol.offload import Offload
+from protocol.state.branch import Branch
+from protocol.state.electorate import FEWEST_SEATED
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp, WrongState
-from protocol.sync.following import Following
+from protocol.sync.claims import Claims
+from protocol.sync.following import Following, Move
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit, Phase, WhyIdle
 
-CATCH_UP_RETRY_S = 1.0
+TICK_S = 0.1
+RETRY_S = 1.0
 
 
 class StateKeeper:
-    """Changes the state of `replica`; nobody else does."""
+    """Changes the chain and the state of `replica`; nobody else does."""
 
     def __init__(
         self,
         session: Session,
         replica: Replica,
         offload: Offload,
-        membership: Membership,
         activity: Activity,
         catch_up: CatchUp,
         following: Following,
+        claims: Claims,
     ) -> None:
-        self._session, self._replica, self._offload = session, replica, offload
-        self._membership, self._activity = membership, activity
-        self._catch_up, self._following = catch_up, following
+        self._session, self._replica, self._offload, self._activity = session, replica, offload, activity
+        self._catch_up, self._following, self._claims = catch_up, following, claims
         self._changing = trio.Lock()
         """Held while the state changes, or must not."""
         self._digest = b""
-        self._verified_tip = b""
+        self._second_thoughts = SecondThoughts()
 
     @property
     def mark(self) -> StateMark:
@@ -50,11 +53,17 @@ class StateKeeper:
 
     @property
     def is_verified(self) -> bool:
-        """Whether the state at our tip was just made anew from certified data."""
-        return self._verified_tip == self._replica.history.tip
+        """Whether peers that stand on another state than ours are not to make us look at ours again, for now."""
+        return not self._second_thoughts.are_due(self._replica.history.length)
+
+    # -- from the disk ------------------------------------------------------------------------------------------------
 
     async def restore(self) -> None:
         """The newest state that the disk gives.  Never returns when there is no trainer any more."""
+        await self._following.load()
+        await self._restore()
+
+    async def _restore(self) -> None:
         while True:
             try:
                 await self._catch_up.restore()
@@ -68,27 +77,76 @@ class StateKeeper:
                 break  # the disk's replay is not the chain's; whatever is missing comes from the others
         await self._take_digest()
 
+    async def _take_digest(self) -> None:
+        self._digest = await self._offload(self._replica.state.digest)
+
+    # -- between rounds -----------------------------------------------------------------------------------------------
+
     async def reach_tip(self) -> None:
-        """Follow peers that are ahead of us, and bring the state to the end of the chain."""
-        history, state = self._replica.history, self._replica.state
-        seen, begun = (-1, -1), trio.current_time()
-        while (
-            self._following.has_news() or state.rounds < history.length or (history.length == 0 and self._following.hopes())
-        ):
-            if seen == (history.length, state.rounds):
-                await trio.sleep(CATCH_UP_RETRY_S)  # that led nowhere; a swarm that is fast is run after without a rest
-            seen = history.length, state.rounds
-            self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "catching up with the swarm")
-            async with self._changing:
-                await self._following.go_back()
-                await self._following.follow()
-                try:
-                    await self._catch_up.replay(self._membership.live_peers())
-                except (WrongState, TrainerDied) as error:
-                    self._session.emit(Notice("warning", f"catching up again: {error}"))
-                    await self.restore()
+        """Make the moves that are ready, mend what our disk lost, and wait for what others are about to show."""
+        history, begun, mending_since = self._replica.history, trio.current_time(), trio.current_time()
+        while True:
+            move = self._following.move
+            if move is not None:
+                self._show_catching_up()
+                await self._make(move)
+                begun = mending_since = trio.current_time()
+            elif self._replica.state.rounds < history.length:
+                self._show_catching_up()
+                await self._mend(trio.current_time() - mending_since)
+            elif self._following.is_promising(trio.current_time() - begun):
+                self._show_catching_up()
+                await trio.sleep(TICK_S)
+            else:
+                return
+
+    def _show_catching_up(self) -> None:
+        self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "catching up with the swarm")
+
+    async def _make(self, move: Move) -> None:
+        """Another branch, or the same one further on; our own state again when that fails."""
+        async with self._changing:
+            taken = False
+            try:
+                taken = await self._following.take(move)
+            except (WrongState, TrainerDied) as error:
+                self._session.emit(Notice("warning", f"staying with our own records: {error}"))
+            if not taken:
+                await self._restore()
+            await self._take_digest()
+
+    async def _mend(self, waited_s: float) -> None:
+        """Our state is behind our own records: an earlier life died before it had applied them, or our disk lost something.
+
+        What is missing comes from the others.  When nobody has it for the eviction time, we go back to the last state that
+        we have; the records beyond are kept as a branch, and followed as any other when their state is there.
+        """
+        history, catch_up = self._replica.history, self._catch_up
+        async with self._changing:
+            try:
+                await catch_up.supplies.bring(history, catch_up.present(history.length), self._claims.sources())
+                await catch_up.replay()
+            except WrongState:
+                await self._from_others()
+            if self._replica.state.rounds == history.length:
+                return await self._take_digest()
+            if waited_s > self._replica.rounds.eviction_s:
+                branch = Branch(history, self._replica.store.branches, "", self._replica.state.rounds)
+                await self._following.take(Move(branch, branch.length, self._session.me, history.tip))
                 await self._take_digest()
-                await self._following.give_up_what_is_lost(begun)
+                return None
+        await trio.sleep(RETRY_S)
+        return None
+
+    async def _from_others(self) -> None:
+        """What our disk gives is not what the certified records say: from our disk anew, then a certified checkpoint."""
+        await self._restore()
+        history, state = self._replica.history, self._replica.state
+        if state.rounds < history.length:
+            await self._catch_up.supplies.fetch_newest_checkpoint(history, self._claims.sources(), at_least=state.rounds)
+            await self._restore()
+
+    # -- rounds -------------------------------------------------------------------------------------------------------
 
     async def advance(self, commit: Commit) -> bool:
         """The record to disk, then its result into the state.  Whether a checkpoint is due.  Raises `StoreFull`."""
@@ -96,6 +154,7 @@ class StateKeeper:
         self._activity.show(Phase.APPLYING, WhyIdle.COMMITTING, f"applying round {record.round}")
         async with self._changing:
             await self._offload(history.append, commit)
+            self._following.go_on(was_away=self._activity.was_away)
             self._activity.was_away = False
             self._session.emit(
                 RoundCommitted(
@@ -107,8 +166,9 @@ class StateKeeper:
                     any(m.peer == self._session.me for m in record.members),
                 )
             )
-            result = self._replica.store.results.open(record.round, record.fragment, Hash(record.result_root))
-            assert result is not None, "a result is on disk before its record is committed"
+            result = await self._offload(self._catch_up.stored_result, commit)
+            if result is None:
+                return False  # it was altered since we voted for it: the others have it
             try:
                 await self._catch_up.apply(commit, result)
             except WrongState:
@@ -118,23 +178,26 @@ class StateKeeper:
 
     async def checkpoint(self) -> None:
         """Write the state while the trainer computes: nobody changes it before the next commit.  Raises `StoreFull`."""
-        state, store = self._replica.state, self._replica.store
+        state, store, history = self._replica.state, self._replica.store, self._replica.history
         async with self._changing:
             rounds = state.rounds
             leaves = await self._offload(state.leaves)
-            await self._offload(store.checkpoints.write, rounds, leaves, state.view)
-            await self._offload(store.prune)
+            await self._offload(store.checkpoints.write, rounds, history.tip_at(rounds), leaves, state.view)
+            await self._offload(store.prune, history, history.final)
         self._session.emit(CheckpointWritten(rounds, state.size_bytes))
 
-    async def repair(self, right: Hash) -> None:
-        """Our digest is not the round's, `right`: from the disk again; and if that gives the same, from the others."""
-        before = self._digest
-        self._session.emit(Desynced(self._replica.history.length, before.hex(), right.hex()))
-        async with self._changing:
-            await self.restore()
-            if self._digest == before:
-                await self._catch_up.fetch_newest_checkpoint(self._membership.live_peers(), at_least=0)
-        self._verified_tip = self._replica.history.tip
+    # -- repair -------------------------------------------------------------------------------------------------------
 
-    async def _take_digest(self) -> None:
-        self._digest = await self._offload(self._replica.state.digest)
+    async def repair(self, right: Hash) -> None:
+        """Electors stand on the state `right`, and not on ours: ours from our own disk again.
+
+        Only if that gives the same, and a quorum of at least four electors is against us, from the others.
+        """
+        history, before = self._replica.history, self._digest
+        self._session.emit(Desynced(history.length, before.hex(), right.hex()))
+        async with self._changing:
+            await self._restore()
+            if self._digest == before and len(history.roster.electorate.electors) >= FEWEST_SEATED:
+                await self._catch_up.supplies.fetch_newest_checkpoint(history, self._claims.sources(), at_least=0)
+                await self._restore()
+        self._second_thoughts.had(history.length, ours_was_right=self._digest == before)

@@ -1,6 +1,8 @@
-"""The clock of a node: it judges silence, and ends a round that the swarm finished without us."""
+"""The clock of a node: it judges silence, lets claims be looked at, and ends a round for a better branch."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import trio
 
@@ -15,7 +17,7 @@ from protocol.wire.identity import PeerId
 
 TICK_S = 0.25
 SYNC_AFTER_S = 3.0
-"""How long a peer may be ahead before we stop waiting for the commit message and fetch the records."""
+"""How long a peer may be ahead before we no longer wait for the commit message and fetch the records."""
 LAG_S = 0.5
 """The same when we take part in no exchange, so that no commit message is on its way to us."""
 
@@ -34,12 +36,11 @@ class Watch:
     ) -> None:
         self._session, self._rounds, self._membership, self._activity = session, rounds, membership, activity
         self._following, self._current = following, current
-        self._ahead: tuple[RoundRunner, float] | None = None
+        self._ahead: tuple[RoundRunner | None, float] | None = None
         """The round in which a peer was first seen ahead, and since when."""
-        self._scouting = False
 
     async def run(self, nursery: trio.Nursery) -> None:
-        """Until cancelled.  nursery: where it is looked whether a peer is ahead indeed."""
+        """Until cancelled.  nursery: where claims are looked at."""
         last = trio.current_time()
         while True:
             now = trio.current_time()
@@ -50,7 +51,7 @@ class Watch:
             for event in self._membership.tick(now):
                 self._session.emit(event)
             self._tell_round(before)
-            self._notice_ahead(now, nursery)
+            self._follow(now, nursery)
             await trio.sleep(TICK_S)
 
     def _tell_round(self, before: dict[PeerId, Liveness]) -> None:
@@ -58,23 +59,28 @@ class Watch:
             if known.liveness is not before.get(peer) and known.liveness is not Liveness.ALIVE:
                 self._current.peer_dead(peer)
 
-    def _notice_ahead(self, now: float, nursery: trio.Nursery) -> None:
-        """A round that the swarm finished without us is not worth going on with."""
-        runner = self._current.runner
-        if runner is not None and not runner.deciding and self._following.back_to() is not None:
-            runner.end(Behind())
-        elif runner is None or runner.deciding or not self._following.ahead():
+    def _follow(self, now: float, nursery: trio.Nursery) -> None:
+        """Claims are looked at beside the round.  It ends only when another branch is verified and its state is here."""
+        runner, following = self._current.runner, self._following
+        if runner is not None and runner.deciding:
             self._ahead = None
-        elif self._ahead is None or self._ahead[0] is not runner:
-            self._ahead = runner, now
-        elif now - self._ahead[1] > (SYNC_AFTER_S if runner.exchanges.any else LAG_S) and not self._scouting:
-            self._scouting = True
-            nursery.start_soon(self._scout, runner)
-
-    async def _scout(self, runner: RoundRunner) -> None:
-        """Any peer can claim to be ahead: the round ends only for a certified record."""
-        try:
-            if await self._following.scout() and not runner.deciding:
+        elif following.move is not None:
+            if runner is not None:
                 runner.end(Behind())
-        finally:
-            self._scouting = False
+        elif self._is_due(runner, now):
+            for known in (True, False):
+                wanted = following.has_claims(known=known) or (known and following.wants_back())
+                if wanted and not following.is_looking(known=known):
+                    nursery.start_soon(partial(following.look, known=known))
+
+    def _is_due(self, runner: RoundRunner | None, now: float) -> bool:
+        """Whether a commit message would have been here by now, were the claim true; between rounds none is on its way."""
+        following = self._following
+        if runner is None or following.wants_back():
+            return True
+        if not (following.has_claims(known=True) or following.has_claims(known=False)):
+            self._ahead = None
+            return False
+        if self._ahead is None or self._ahead[0] is not runner:
+            self._ahead = runner, now
+        return now - self._ahead[1] > (SYNC_AFTER_S if runner.exchanges.any else LAG_S)

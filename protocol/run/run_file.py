@@ -24,6 +24,9 @@ from protocol.run.manifest import FOUNDERS_FORMS, OUTER_FORMS, RunManifest
 from protocol.wire.identity import PeerId
 
 MAX_RUN_FILE_BYTES = 1 << 20
+MAX_DOTS = 64
+"""In one line: the parser takes time in the square of the parts of a dotted name."""
+MAX_NAME_CHARS = 80
 MAX_TOLD = 20
 """Mistakes that are told at once."""
 PLACEHOLDERS = {"name": "run"}
@@ -44,10 +47,13 @@ def load_run_file(path: Path, organiser: PeerId) -> RunManifest:
 
 def parse_run_file(text: str, organiser: PeerId, name: str = "run file") -> RunManifest:
     """As `load_run_file`, from the text of a file called `name`."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > MAX_DOTS:
+            raise RunFileError(f"{name}: line {number} has more than {MAX_DOTS} dots; write it shorter")
     try:
         fields = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else _shown(str(error), 200)
         raise RunFileError(f"{name}: not valid TOML: {reason}; correct that place") from error
     if fields.setdefault("organiser", organiser) != organiser:
         raise RunFileError(
@@ -68,7 +74,9 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file") -> RunM
         manifest = RunManifest.model_validate(derived(fields))
         manifest.encode()
     except (ValueError, OverflowError) as error:
-        raise RunFileError(f"{name}: a value cannot be written in a manifest ({error}); correct it") from error
+        raise RunFileError(
+            f"{name}: a value cannot be written in a manifest ({_shown(str(error), 200)}); correct it"
+        ) from error
     return manifest
 
 
@@ -155,7 +163,7 @@ def _sentence(error: ErrorDetails) -> str:
     field = ".".join(place)[:80]
     kind = error["type"]
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(place[-1], _names(place[:-1]), 1)
+        near = difflib.get_close_matches(place[-1][:MAX_NAME_CHARS], _names(place[:-1]), 1)
         return f"{field} is no field of a run; " + (f"did you mean {near[0]}?" if near else "remove it")
     if kind == "missing":
         return f"{field} is missing; add it ({_description(place)})"
@@ -169,6 +177,12 @@ def _sentence(error: ErrorDetails) -> str:
         text += f"; {place[-1]} = {_nearest(error['input'], error['ctx']['multiple_of'])} would do"
     about = _description(place)
     return f"{text} ({about})" if about else text
+
+
+def _shown(text: str, most: int) -> str:
+    """Text of the file as a terminal may show it: cut, and with escapes for what is not printable."""
+    cut = text if len(text) <= most else f"{text[:most]}…"
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut)
 
 
 def _section(place: list[str]) -> type[BaseModel] | None:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from protocol.state.chain_view import Chain
 from protocol.state.disk import Disk, map_file
 from protocol.state.guarded import read_guarded, write_guarded
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes
+
+Mark = tuple[int, Hash]
+"""Rounds applied, and the tip after them."""
+_NAME = re.compile(r"(\d{8})-([0-9a-f]{64})")
 
 
 class CheckpointDownload:
     """A checkpoint being fetched into place; survives a restart, since every piece is checked against its hash."""
 
     def __init__(
-        self, checkpoints: Checkpoints, rounds: int, leaves: Sequence[Hash], path: Path, mapping: mmap.mmap, piece: int
+        self, checkpoints: Checkpoints, mark: Mark, leaves: Sequence[Hash], path: Path, mapping: mmap.mmap, piece: int
     ) -> None:
-        self._checkpoints, self._rounds, self._leaves = checkpoints, rounds, list(leaves)
+        self._checkpoints, self._mark, self._leaves = checkpoints, mark, list(leaves)
         self._path, self._mapping, self._piece = path, mapping, piece
         self.view = memoryview(mapping)
 
@@ -28,38 +34,43 @@ class CheckpointDownload:
 
     def commit(self) -> None:
         """All pieces are here: fsync and rename.  Raises `StoreFailed`."""
-        self._checkpoints.write_leaves(self._rounds, self._leaves)
-        self._checkpoints.disk.publish(self._path, self._mapping, self._checkpoints.path(self._rounds))
+        self._checkpoints.write_leaves(*self._mark, self._leaves)
+        self._checkpoints.disk.publish(self._path, self._mapping, self._checkpoints.path(*self._mark))
 
 
 class Checkpoints:
-    """Named by the number of rounds applied.  Blocking."""
+    """Named by the number of rounds applied and the tip, for there may be some of branches.  Blocking."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self.disk, self._folder = disk, folder
 
-    def write(self, rounds: int, leaves: Sequence[Hash], state: memoryview) -> None:
+    def write(self, rounds: int, tip: Hash, leaves: Sequence[Hash], state: memoryview) -> None:
         """Raises `StoreFull`; an older checkpoint stays then."""
-        self.write_leaves(rounds, leaves)
-        self.disk.write_file(self.path(rounds), state)
+        self.write_leaves(rounds, tip, leaves)
+        self.disk.write_file(self.path(rounds, tip), state)
 
-    def write_leaves(self, rounds: int, leaves: Sequence[Hash]) -> None:
+    def write_leaves(self, rounds: int, tip: Hash, leaves: Sequence[Hash]) -> None:
         """Write the hashes of a checkpoint's pieces.  Raises `StoreFull`."""
-        write_guarded(self.disk, self._leaves_path(rounds), b"".join(leaves))
+        write_guarded(self.disk, self._leaves_path(rounds, tip), b"".join(leaves))
 
-    def rounds(self) -> list[int]:
-        """After how many rounds there are checkpoints, ascending."""
-        return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdigit())
+    def marks(self) -> list[Mark]:
+        """Rounds and tip of each checkpoint here, ascending."""
+        named = [_NAME.fullmatch(path.name) for path in self._folder.iterdir()]
+        return sorted((int(match[1]), Hash(bytes.fromhex(match[2]))) for match in named if match)
 
-    def open(self, rounds: int) -> tuple[list[Hash], memoryview] | None:
+    def of(self, chain: Chain) -> list[int]:
+        """After how many rounds of this chain there are checkpoints, ascending."""
+        return [rounds for rounds, tip in self.marks() if rounds <= chain.length and chain.tip_at(rounds) == tip]
+
+    def open(self, rounds: int, tip: Hash) -> tuple[list[Hash], memoryview] | None:
         """(hashes of the pieces, bytes) of a checkpoint; None when it is not here."""
-        raw = read_guarded(self.disk, self._leaves_path(rounds))
-        view = map_file(self.path(rounds))
+        raw = read_guarded(self.disk, self._leaves_path(rounds, tip))
+        view = map_file(self.path(rounds, tip))
         if raw is None or view is None or not raw or len(raw) % HASH_BYTES:
             return None
         return [Hash(raw[at : at + HASH_BYTES]) for at in range(0, len(raw), HASH_BYTES)], view
 
-    def download(self, rounds: int, leaves: Sequence[Hash], size: int, piece: int) -> CheckpointDownload:
+    def download(self, rounds: int, tip: Hash, leaves: Sequence[Hash], size: int, piece: int) -> CheckpointDownload:
         """Begin, or go on with, fetching a checkpoint of `size` bytes in pieces of `piece` bytes.  Raises `StoreFull`."""
         name = hash_bytes("download", b"".join(leaves))[:8].hex()
         path = self._folder / f"part-{name}"
@@ -71,16 +82,16 @@ class Checkpoints:
                 mapping = mmap.mmap(file.fileno(), size)
         else:
             mapping = self.disk.allocate(path, size)
-        return CheckpointDownload(self, rounds, leaves, path, mapping, piece)
+        return CheckpointDownload(self, (rounds, tip), leaves, path, mapping, piece)
 
-    def remove(self, rounds: int) -> None:
+    def remove(self, rounds: int, tip: Hash) -> None:
         """Remove a checkpoint."""
-        self.disk.remove(self.path(rounds))
-        self.disk.remove(self._leaves_path(rounds))
+        self.disk.remove(self.path(rounds, tip))
+        self.disk.remove(self._leaves_path(rounds, tip))
 
-    def path(self, rounds: int) -> Path:
+    def path(self, rounds: int, tip: Hash) -> Path:
         """Where a checkpoint lies."""
-        return self._folder / f"{rounds:08}"
+        return self._folder / f"{rounds:08}-{tip.hex()}"
 
-    def _leaves_path(self, rounds: int) -> Path:
-        return self._folder / f"{rounds:08}.leaves"
+    def _leaves_path(self, rounds: int, tip: Hash) -> Path:
+        return self._folder / f"{rounds:08}-{tip.hex()}.leaves"

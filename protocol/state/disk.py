@@ -84,8 +84,12 @@ class Disk:
 
     def rename(self, source: Path, target: Path) -> None:
         """Replace `target`, for good when this returns."""
-        os.replace(source, target)
+        self.move(source, target)
         self.sync_folder(target.parent)
+
+    def move(self, source: Path, target: Path) -> None:
+        """Replace `target`; for good once the folder is synced."""
+        os.replace(source, target)
 
     def remove(self, path: Path) -> None:
         """Remove a file, if it is there."""

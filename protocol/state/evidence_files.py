@@ -26,6 +26,10 @@ class EvidenceFiles:
         """A proof; None when it is not here."""
         return read_guarded(self._disk, self._folder / name.hex())
 
+    def remove(self, name: Hash) -> None:
+        """Forget a proof."""
+        self._disk.remove(self._folder / name.hex())
+
     def names(self) -> list[Hash]:
         """All proofs that are here."""
         names = sorted(path.name for path in self._folder.iterdir())

@@ -22,7 +22,7 @@ ROSTERS_KEPT = 256
 
 
 class History:
-    """Reads the chain that `store` holds.  Appending and rolling back write through to it."""
+    """Reads the chain that `store` holds.  Appending and switching write through to it."""
 
     def __init__(self, settings: RoundSettings, store: Store) -> None:
         self._settings, self._store = settings, store
@@ -34,7 +34,7 @@ class History:
         for round in range(store.records.length()):
             commit = store.records.at(round)
             if commit is None or commit.record.previous != self._tips[-1]:
-                store.truncate(round)
+                store.records.truncate(round)
                 break
             self._take(commit)
 
@@ -66,6 +66,10 @@ class History:
         """What the next round stands on."""
         contributors = self._last.members if self._last is not None else []
         return base_on(self._settings, self.length, self.tip, self.roster, contributors)
+
+    def base_on(self, rounds: int, tip: Hash, roster: Roster) -> Base:
+        """What a record stands on after `rounds` rounds of any chain."""
+        return base_on(self._settings, rounds, tip, roster)
 
     @property
     def roster(self) -> Roster:
@@ -120,15 +124,22 @@ class History:
         self._store.records.append(commit)
         self._take(commit)
 
-    def roll_back(self, rounds: int) -> None:
-        """Keep the first `rounds` records only."""
-        assert 0 <= rounds <= self.length
-        roster = self.roster_at(rounds)
-        for _ in range(min(self.length - rounds, len(self._rosters))):
+    def switch(self, common: int, slot: str, length: int) -> str:
+        """Keep the first `common` records, and go on with those in the branch `slot` up to `length` rounds.
+
+        Verified by the caller.  One chain or the other is whole on disk, whenever we die.  Returns the slot in which our
+        records from `common` on are now.  Raises `StoreFailed`.
+        """
+        assert 0 <= common <= min(self.length, length)
+        kept, roster = self.tip.hex(), self.roster_at(common)
+        self._store.switch(common, slot, length, kept)
+        for _ in range(min(self.length - common, len(self._rosters))):
             self._rosters.pop()
         if not self._rosters:
             self._rosters.append(roster)
-        self._store.truncate(rounds)
-        del self._tips[rounds + 1 :]
-        self._provisional = [round for round in self._provisional if round < rounds]
-        self._last = self.record_at(rounds - 1)
+        del self._tips[common + 1 :]
+        self._provisional = [round for round in self._provisional if round < common]
+        self._last = self.record_at(common - 1)
+        for round in range(common, length):
+            self._take(self.commit_at(round))
+        return kept

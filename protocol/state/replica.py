@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels.layout import Layout, chunk_layout
+from kernels.layout import Layout, chunk_layout, payload_bytes
 from protocol.run.manifest import RunManifest, SignedManifest
 from protocol.state.base import Base, RoundSettings, round_settings
 from protocol.state.history import History
 from protocol.state.outer_state import OuterState
 from protocol.state.store import Store
+from protocol.wire.hashes import Hash, chunk_hash
+from protocol.wire.messages import ChunkEntry
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,18 @@ class Replica:
     def manifest(self) -> RunManifest:
         """What the run is."""
         return self.signed.manifest
+
+    def result(self, round: int, fragment: int, root: Hash, index: Sequence[ChunkEntry]) -> memoryview | None:
+        """A result from the disk whose chunks are those of `index`; one with other bytes is dropped.  Blocking."""
+        result = self.store.results.open(round, fragment, root)
+        if result is None:
+            return None
+        whole = len(result) == payload_bytes(self.layout) and all(
+            chunk_hash(result[span.encoded]) == entry.hash for span, entry in zip(self.layout, index, strict=True)
+        )
+        if not whole:
+            self.store.results.drop(round, fragment, root)
+        return result if whole else None
 
     @property
     def base(self) -> Base:

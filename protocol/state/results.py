@@ -9,7 +9,7 @@ from pathlib import Path
 from protocol.state.disk import Disk, map_file
 from protocol.wire.hashes import Hash
 
-_NAME = re.compile(r"(\d{8})-\d{2}-[0-9a-f]{16}")
+_NAME = re.compile(r"(\d{8})-\d{2}-[0-9a-f]{64}")
 
 
 class ResultFile:
@@ -53,7 +53,7 @@ class Results:
 
     def path(self, round: int, fragment: int, root: Hash) -> Path:
         """Where a result lies."""
-        return self._folder / f"{round:08}-{fragment:02}-{root[:8].hex()}"
+        return self._folder / f"{round:08}-{fragment:02}-{root.hex()}"
 
     def drop(self, round: int, fragment: int, root: Hash) -> None:
         """Remove a result whose bytes turned out to be altered."""

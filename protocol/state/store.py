@@ -1,26 +1,46 @@
-"""What a peer stores about one run: records, results, checkpoints, its last promise, and proofs.
+"""What a peer stores about one run: records, branches, results, checkpoints, what binds its votes, and proofs.
 
-    records/00000012           commit 12: record, index, certificate (canonical msgpack, behind its hash)
-    results/00000012-<root>    codec bytes of a result; on disk before it is voted for, so there may be several of a round
-    checkpoints/00000012       outer state after 12 rounds, and 00000012.leaves with the hashes of its pieces
-    votes/00000012-<tip>       what binds this peer in the round on this tip
-    evidence/<hash>            proofs that peers lied
+    records/00000012            commit 12: record, index, certificate (canonical msgpack, behind its hash)
+    branches/<slot>-00000012    commit 12 of a branch that is not our chain
+    switch                      our chain is being exchanged for a branch: what is left to be moved
+    results/00000012-00-<root>  codec bytes of a result; on disk before it is voted for, so there may be several of a round
+    checkpoints/00000012-<tip>  outer state after 12 rounds on this tip, and ….leaves with the hashes of its pieces
+    votes/00000012-<tip>        what binds this peer in the round on this tip
+    evidence/<hash>             proofs that peers lied
 
 Write, fsync, rename; then act.  A file that is torn or altered counts as absent and is moved out of the way.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.state.branch_files import BranchFiles
+from protocol.state.chain_view import Chain
 from protocol.state.checkpoints import Checkpoints
 from protocol.state.disk import Disk
 from protocol.state.evidence_files import EvidenceFiles
+from protocol.state.guarded import read_guarded, write_guarded
 from protocol.state.records import Records
 from protocol.state.results import Results
 from protocol.state.vote_files import VoteFiles
+from protocol.wire import canonical
 
 CHECKPOINTS_KEPT = 2
+OTHERS_KEPT = 2
+"""Checkpoints of branches: one that is about to be taken over, and one of what was given up last."""
+JOURNAL_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class _Switch:
+    """From round `common` on our chain becomes what is in `slot`, up to `length`; what it was goes to `kept`."""
+
+    common: int
+    slot: str
+    length: int
+    kept: str
 
 
 class Store:
@@ -32,30 +52,66 @@ class Store:
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self.root, self.disk = root, disk or Disk()
         records, results, checkpoints = root / "records", root / "results", root / "checkpoints"
-        evidence, votes = root / "evidence", root / "votes"
-        for folder in (records, results, checkpoints, evidence, votes):
+        evidence, votes, branches = root / "evidence", root / "votes", root / "branches"
+        folders = (records, results, checkpoints, evidence, votes, branches)
+        for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
         for left_over in [*results.glob(".part-*"), *root.glob("**/.*.new")]:
             self.disk.remove(left_over)
-        for folder in (root, records, results, checkpoints, evidence, votes):
+        for folder in (root, *folders):
             self.disk.settle(folder)
         self.records = Records(self.disk, records)
+        self.branches = BranchFiles(self.disk, branches)
         self.results = Results(self.disk, results)
         self.checkpoints = Checkpoints(self.disk, checkpoints)
         self.votes = VoteFiles(self.disk, votes)
         self.evidence = EvidenceFiles(self.disk, evidence)
+        self._records, self._branches, self._journal = records, branches, root / "switch"
+        begun = read_guarded(self.disk, self._journal)
+        if begun is not None:
+            self._carry_out(_Switch(*canonical.decode(begun, max_bytes=JOURNAL_BYTES)))
 
-    def truncate(self, length: int) -> None:
-        """Drop the records of rounds `length` and above, and the checkpoints that stand on them."""
-        self.records.truncate(length)
-        for rounds in self.checkpoints.rounds():
-            if rounds > length:
-                self.checkpoints.remove(rounds)
+    def switch(self, common: int, slot: str, length: int, kept: str) -> None:
+        """Exchange our records from `common` on for those in `slot` up to `length`; ours are in the slot `kept` then.
 
-    def prune(self) -> None:
-        """Leave the newest checkpoints, and every result since the oldest of those."""
-        rounds = self.checkpoints.rounds()
-        for old in rounds[:-CHECKPOINTS_KEPT]:
-            self.checkpoints.remove(old)
-        if len(rounds) >= CHECKPOINTS_KEPT:
-            self.results.drop_before(rounds[-CHECKPOINTS_KEPT])
+        Whenever we die, the next life finds the one chain or the other whole.  Raises `StoreFailed`.
+        """
+        assert slot != kept
+        self.branches.drop(kept)
+        self.disk.settle(self._branches)
+        write_guarded(self.disk, self._journal, canonical.encode([common, slot, length, kept]))
+        self._carry_out(_Switch(common, slot, length, kept))
+
+    def _carry_out(self, switch: _Switch) -> None:
+        """Move what has not been moved yet.  A record of the branch that is still in its slot has not; then the one in its
+        place is ours."""
+        for path in sorted(self._records.iterdir(), reverse=True):
+            if not path.name.isdigit() or int(path.name) < switch.common:
+                continue
+            round, kept = int(path.name), self.branches.path(switch.kept, int(path.name))
+            waits = self.branches.path(switch.slot, round).exists()
+            if (round >= switch.length or waits) and not kept.exists():
+                self.disk.move(path, kept)
+        self.disk.settle(self._branches)
+        for round in range(switch.common, switch.length):
+            path = self.branches.path(switch.slot, round)
+            if path.exists():
+                self.disk.move(path, self._records / f"{round:08}")
+        self.disk.settle(self._records)
+        self.disk.remove(self._journal)
+        self.disk.settle(self.root)
+        if switch.slot:
+            self.branches.drop(switch.slot)
+
+    def prune(self, chain: Chain, final: int) -> None:
+        """Leave the newest checkpoints of our chain, with all results since the older one, and what binds our votes there.
+
+        final: rounds that are final.
+        """
+        mine = self.checkpoints.of(chain)
+        oldest = mine[-CHECKPOINTS_KEPT] if len(mine) >= CHECKPOINTS_KEPT else 0
+        others = [mark for mark in self.checkpoints.marks() if mark[0] not in mine or mark[1] != chain.tip_at(mark[0])]
+        for rounds, tip in [(rounds, chain.tip_at(rounds)) for rounds in mine[:-CHECKPOINTS_KEPT]] + others[:-OTHERS_KEPT]:
+            self.checkpoints.remove(rounds, tip)
+        self.results.drop_before(oldest)
+        self.votes.drop_before(min(oldest, final))

@@ -1,144 +1,288 @@
-"""Following peers that are ahead of us: whose claims are believed, and which forks were judged already.
+"""Following peers that are ahead of us, beside our rounds, until there is a move to make.
 
-A heartbeat can claim any tip.  A peer that claims to be ahead and cannot show it with certified records is not believed for
-a while, longer each time.  `protocol.sync.catch_up` fetches the records and the state.
+A claim costs its claimant, and not us: records are fetched and verified, it is judged whether we take them over, and what
+leads to their state is fetched, all while our own round goes on.  Only then is there a `Move`, and the round is left for it.
+Where the state of the newest records is not to be had, the move goes as far as there is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
-from protocol.events import Dropped, Notice, RolledBack
-from protocol.membership.liveness import Membership
+from protocol.events import Dropped, Notice
 from protocol.network.interface import NetworkError
 from protocol.network.session import Session
+from protocol.offload import Offload
+from protocol.state.branch import Branch
+from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
-from protocol.sync.catch_up import CatchUp, Followed
+from protocol.sync.budget import Budget, OverBudget
+from protocol.sync.catch_up import CatchUp, WrongState
+from protocol.sync.claims import Claims
+from protocol.sync.fork_choice import ForkChoice
+from protocol.sync.held import Held
+from protocol.sync.remote_chains import Look, RemoteChains
+from protocol.sync.settled import Settled
 from protocol.sync.standpoints import Standpoints
+from protocol.trainer_link import TrainerDied, TrainerGaveUp
 from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
+from protocol.wire.messages import Commit
 
-MAX_JUDGED = 1024
-"""Tips remembered as lost forks or malformed chains; peers remembered as not believed."""
 FOLLOW_AT_ONCE = 4
-DISBELIEF_S = 5.0
-MAX_DISBELIEF_S = 600.0
-WAIT_S = 2.0
-"""Until a provisional record that we did not take over is looked at again: who is heard changes."""
-HOPE_S = 60.0
-"""A newcomer waits for a chain that is claimed until its claimant has failed to show it for about so long."""
-T = TypeVar("T")
+PATIENCE_S = 15.0
+"""A peer that may follow somebody known waits so long before it begins a round on its old tip."""
+PROGRESS_S = 20.0
+"""It waits on while something that was checked arrived within so long."""
+OURS = (StoreFailed, TrainerDied, TrainerGaveUp)
+"""What can fail meanwhile that has nothing to do with the peer that is followed."""
+
+
+class Watching(Protocol):
+    """What catches failures while a remote statement is handled (`protocol.node.guard`)."""
+
+    def watch(
+        self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...]
+    ) -> AbstractContextManager[object, bool]:
+        """A context that ends early when the statement of `sender` makes its handler raise; `passing` goes through."""
+        ...
+
+
+@dataclass(frozen=True)
+class Move:
+    """Our chain should be `branch` up to `rounds`; the state after them is on disk.
+
+    leader: the peer that showed it; ourselves when we only go back.  tip: ours, for which this was found.
+    """
+
+    branch: Branch
+    rounds: int
+    leader: PeerId
+    tip: Hash
 
 
 class Following:
-    """Compares live peers' tips, as their heartbeats say, with our chain."""
+    """Looks at claims, one of known peers and one of strangers at a time, and keeps the move that came of it."""
 
     def __init__(
-        self, session: Session, replica: Replica, membership: Membership, catch_up: CatchUp, standpoints: Standpoints
+        self,
+        session: Session,
+        guard: Watching,
+        replica: Replica,
+        offload: Offload,
+        claims: Claims,
+        chains: RemoteChains,
+        choice: ForkChoice,
+        catch_up: CatchUp,
+        held: Held,
+        settled: Settled,
     ) -> None:
-        self._session, self._replica, self._membership, self._catch_up = session, replica, membership, catch_up
-        self._standpoints = standpoints
-        self._judged: dict[bytes, None] = {}
-        self._disbelieved: dict[PeerId, tuple[float, float]] = {}
+        self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
+        self._claims, self._chains, self._choice, self._catch_up = claims, chains, choice, catch_up
+        self._held, self._settled = held, settled
+        self._move: Move | None = None
+        self._busy: dict[bool, None] = {}
+        """Kinds of claimants (known or not) that are looked at now."""
+        self._slots: dict[str, None] = {}
+        """Of branches that are worked on."""
 
-    def rounds_of(self, peer: PeerId) -> int:
-        """How many rounds a peer's last heartbeat claims."""
-        known = self._membership.get(peer)
-        return known.heartbeat.round if known else 0
+    @classmethod
+    def of(cls, session: Session, guard: Watching, catch_up: CatchUp, standpoints: Standpoints, claims: Claims) -> Following:
+        """With a budget and branches of its own."""
+        replica, offload = catch_up.replica, catch_up.offload
+        chains = RemoteChains(session, replica, offload, Budget(trio.current_time()))
+        settled = Settled(replica.rounds)
+        choice = ForkChoice(session, replica, standpoints, settled)
+        return cls(session, guard, replica, offload, claims, chains, choice, catch_up, Held(replica, offload), settled)
 
-    def ahead(self) -> list[PeerId]:
-        """Live, believed peers whose tip is not in our chain, and is not one we judged; the longest chain first."""
-        history, peers, now = self._replica.history, [], trio.current_time()
-        for peer in self._membership.live_peers():
-            known = self._membership.get(peer)
-            assert known is not None
-            rounds, tip = known.heartbeat.round, known.heartbeat.tip
-            if tip in self._judged or (rounds == 0 and history.length > 0):
-                continue
-            if now < self._disbelieved.get(peer, (0.0, 0.0))[0]:
-                continue
-            if rounds > history.length or history.tip_at(rounds) != tip:
-                peers.append(peer)
-        return sorted(peers, key=self.rounds_of, reverse=True)
+    # -- reading ------------------------------------------------------------------------------------------------------
 
-    def has_news(self) -> bool:
-        """Whether others have gone on without us, or we without them."""
-        return bool(self.ahead()) or self.back_to() is not None
+    @property
+    def move(self) -> Move | None:
+        """What to do once the round is left; None when there is nothing."""
+        move, history = self._move, self._replica.history
+        if move is not None and move.tip != history.tip:
+            self._move = move = self._judged_again(move)
+        return move
 
-    def back_to(self) -> int | None:
-        """The round whose provisional record, and all after it, we should give up."""
-        return self._standpoints.back_to()
+    def _judged_again(self, move: Move) -> Move | None:
+        """Our chain has changed since: what is left of the move."""
+        if not move.branch.is_rooted or move.leader == self._session.me:
+            return None
+        rounds = min(self._choice.judge(move.branch, move.leader).rounds, move.rounds)
+        tip = self._replica.history.tip
+        return Move(move.branch, rounds, move.leader, tip) if rounds > move.branch.common else None
 
-    async def go_back(self) -> None:
-        """Give up provisional records that most of their electors, as they are heard now, do not stand on."""
-        rounds = self.back_to()
-        if rounds is not None:
-            await self._catch_up.go_back(rounds)
+    def wants_back(self) -> bool:
+        """Whether we should give up provisional records."""
+        return self._choice.back_to() is not None
 
-    def hopes(self) -> bool:
-        """Whether somebody who is not believed just now may still show the way to a peer that has no record at all."""
-        for peer in self._membership.live_peers():
-            known = self._membership.get(peer)
-            patience = self._disbelieved.get(peer, (0.0, 0.0))[1]
-            if known and known.heartbeat.round > 0 and known.heartbeat.tip not in self._judged and patience < HOPE_S:
-                return True
-        return False
+    def has_claims(self, *, known: bool) -> bool:
+        """Whether peers that we know, or strangers, claim to be ahead, and we do not disbelieve them."""
+        return bool(self._claims.ahead(known=known))
 
-    async def follow(self) -> None:
-        """Take over, or judge, the chains of those ahead."""
-        for peer in self.ahead()[:FOLLOW_AT_ONCE]:
-            followed = await self._look(peer, self._catch_up.follow)
-            if followed in (Followed.EXTENDED, Followed.SWITCHED):
-                self._disbelieved.pop(peer, None)
-            elif followed is Followed.WAITING:
-                self._disbelieved[peer] = (trio.current_time() + WAIT_S, 0.0)
-            else:
-                self._disbelieve(peer)
-            if followed is Followed.KEPT:
-                self._judge(peer)
+    def is_promising(self, waited_s: float) -> bool:
+        """Whether to wait for what comes of looking, rather than to begin a round on our tip.
 
-    async def scout(self) -> bool:
-        """Whether somebody ahead has certified records that we lack, or a fork that wins over ours."""
-        for peer in self.ahead()[:FOLLOW_AT_ONCE]:
-            if await self._look(peer, self._catch_up.scout):
-                return True
-            self._disbelieve(peer)
-        return False
+        waited_s: how long we have waited.  Strangers make only a peer wait that has no record at all.
+        """
+        is_new = self._replica.history.length == 0
+        progressed_at = max(self._chains.progressed_at, self._catch_up.supplies.progressed_at)
+        if (True in self._busy or (is_new and self._busy)) and trio.current_time() - progressed_at < PROGRESS_S:
+            return True
+        if is_new and self._claims.hopes():
+            return True
+        return waited_s < PATIENCE_S and (True in self._busy or self.wants_back() or self.has_claims(known=True))
 
-    async def _look(self, peer: PeerId, look: Callable[[PeerId], Awaitable[T]]) -> T | None:
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def is_looking(self, *, known: bool) -> bool:
+        """Whether a look at claims of known peers, or of strangers, is under way."""
+        return known in self._busy
+
+    async def look(self, *, known: bool) -> None:
+        """Look at the claims of known peers, or of strangers, until there is a move.  One call of each kind at a time."""
+        self._busy[known] = None
         try:
-            return await look(peer)
-        except NetworkError as error:
-            self._session.emit(Notice("debug", f"could not follow {peer}: {error}"))
-        except Malformed as error:
-            self._judge(peer)
-            self._session.emit(Dropped(peer, "chain", str(error)))
-        return None
+            if known and self.move is None:
+                await self._prepare_return()
+            for peer in self._claims.ahead(known=known)[:FOLLOW_AT_ONCE]:
+                if self.move is not None:
+                    return
+                await self._look_at(Look(peer, known))
+        finally:
+            del self._busy[known]
 
-    async def give_up_what_is_lost(self, since: float) -> None:
-        """Records whose results nobody alive has lead nowhere: after the eviction time, go back to the last state that
-        can be reached.  Should somebody who has them come back, the fork is judged as any other."""
-        reached, length = self._replica.state.rounds, self._replica.history.length
-        if trio.current_time() - since <= self._replica.rounds.eviction_s or reached >= length:
+    async def _prepare_return(self) -> None:
+        """Provisional records that most of their electors, as they are heard now, do not stand on, are given up."""
+        rounds = self._choice.back_to()
+        if rounds is None:
             return
-        if not any(self.rounds_of(peer) > reached for peer in self._membership.live_peers()):
-            await self._catch_up.offload(self._replica.history.roll_back, reached)
-            self._session.emit(RolledBack(reached, length - reached, ""))
+        history = self._replica.history
+        branch = Branch(history, self._replica.store.branches, "", rounds)
+        reached = await self._catch_up.supplies.bring(branch, self._catch_up.present(rounds), self._claims.sources())
+        if reached == rounds and branch.is_rooted:
+            self._move = Move(branch, rounds, self._session.me, history.tip)
 
-    def _judge(self, peer: PeerId) -> None:
-        known = self._membership.get(peer)
-        if known is not None:
-            if len(self._judged) >= MAX_JUDGED:
-                self._judged.pop(next(iter(self._judged)))
-            self._judged[known.heartbeat.tip] = None
+    async def _look_at(self, look: Look) -> None:
+        peer, claims = look.peer, self._claims
+        with self._guard.watch(peer, "chain", passing=OURS):
+            try:
+                await self._follow(look)
+                return
+            except NetworkError as error:
+                self._session.emit(Notice("debug", f"could not follow {peer}: {error}"))
+            except Malformed as error:
+                claims.judge_claim(peer)
+                self._session.emit(Dropped(peer, "chain", str(error)))
+        claims.disbelieve(peer)
 
-    def _disbelieve(self, peer: PeerId) -> None:
-        """What it claims is not looked at again for a while, twice as long as the last time."""
-        _, patience = self._disbelieved.pop(peer, (0.0, DISBELIEF_S / 2))
-        patience = min(patience * 2, MAX_DISBELIEF_S)
-        if len(self._disbelieved) >= MAX_JUDGED:
-            self._disbelieved.pop(next(iter(self._disbelieved)))
-        self._disbelieved[peer] = (trio.current_time() + patience, patience)
+    async def _follow(self, look: Look) -> None:
+        """Records, then the choice, then the state."""
+        common, length = await self._chains.common(look)
+        if common == length:
+            self._claims.disbelieve(look.peer)
+            return
+        branch = await self._branch(look, common, length)
+        self._slots[branch.slot] = None
+        try:
+            await self._follow_branch(look, branch, length)
+        finally:
+            del self._slots[branch.slot]
+
+    async def _branch(self, look: Look, common: int, length: int) -> Branch:
+        """Their branch: one that we hold, if their chain goes through it."""
+        for held in self._held.leaving_at(common):
+            if await self._chains.shares(look, held, length) and held.slot not in self._slots:
+                return held
+        slot = self._held.slot_of(look.peer, known=look.known)
+        if slot in self._slots:
+            raise OverBudget("its branch would take the place of one that is looked at")
+        branch = await self._held.begin(slot, common)
+        await self._held.trim(slot, *self._slots)
+        return branch
+
+    async def _follow_branch(self, look: Look, branch: Branch, length: int) -> None:
+        peer, claims = look.peer, self._claims
+        await self._chains.extend(look, branch, branch.common + 1)
+        choice = await self._offload(self._choice.judge, branch, peer)
+        if choice.lost:
+            claims.disbelieve(peer)
+            claims.judge_claim(peer)
+            return
+        await self._chains.extend(look, branch, length)
+        choice = await self._offload(self._choice.judge, branch, peer)
+        if choice.rounds <= branch.common:
+            claims.postpone(peer)
+            return
+        self._chains.repay(look)
+        rounds = await self._bring(branch, choice.rounds, peer)
+        if rounds is None or rounds <= branch.common:
+            claims.disbelieve(peer)
+            return
+        claims.believe(peer)
+        self._move = Move(branch, rounds, peer, self._replica.history.tip)
+
+    async def _bring(self, branch: Branch, rounds: int, peer: PeerId) -> int | None:
+        """What leads to their state, to the disk; after how many rounds it is to be had, at most `rounds`."""
+        present = self._catch_up.present(branch.common)
+        reached = await self._catch_up.supplies.bring(Upto(branch, rounds), present, self._claims.sources(peer))
+        return reached if reached is not None and branch.is_rooted else None
+
+    # -- moving -------------------------------------------------------------------------------------------------------
+
+    async def take(self, move: Move) -> bool:
+        """Make the move; whether our chain and our state have changed as it says.
+
+        Otherwise our chain is what it was, and the state is to be restored.  Raises `WrongState` for a false state.
+        """
+        self._move = None
+        history, was = self._replica.history, self._replica.history.tip
+        taken = False
+        self._settled.lose(move.branch.common)
+        try:
+            taken = await self._catch_up.take(move.branch, move.rounds, move.leader)
+            if not taken:
+                self._claims.disbelieve(move.leader)
+        except WrongState:
+            self._claims.false_state(move.leader)
+            raise
+        finally:
+            with trio.CancelScope(shield=True):
+                for slot in (move.branch.slot, was.hex()):
+                    await self._held.note(slot)
+        await self._held.trim(was.hex(), *self._slots)
+        await self._offload(self._replica.store.prune, history, history.final)
+        return taken
+
+    async def load(self) -> None:
+        """Branches that an earlier life left."""
+        await self._held.load()
+
+    def go_on(self, *, was_away: bool) -> None:
+        """We were there when the newest record was made; unless we were away before it, as when the one before was."""
+        rounds = self._replica.history.length
+        if was_away:
+            self._settled.lose(rounds)
+        self._settled.follow(rounds, trio.current_time())
+
+
+@dataclass(frozen=True)
+class Upto:
+    """The first `length` rounds of a branch."""
+
+    branch: Branch
+    length: int
+
+    def tip_at(self, rounds: int) -> Hash:
+        """The tip after `rounds` rounds."""
+        return self.branch.tip_at(rounds)
+
+    def commit_at(self, round: int) -> Commit:
+        """The commit of a round."""
+        return self.branch.commit_at(round)

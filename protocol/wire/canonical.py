@@ -15,10 +15,21 @@ MAX_DEPTH = 16
 """Nesting allowed in a message; our deepest message has 5 levels."""
 MAX_VALUES = 1 << 16
 """Values in one message, keys included: a byte can be a whole empty map in memory.  Our largest message has 45 000."""
-_LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
-"""Of bytes, strings, lists and maps that say their length in so many bytes."""
-_PLAIN_BYTES = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
-"""Of numbers, after their first byte."""
+_COUNTED_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+"""Of bytes and strings that say their length in so many bytes."""
+_CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+"""Of lists and maps: the bytes in which they say their length, and the values of one item."""
+_NUMBER_BYTES = {0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}
+
+
+def _fixed_size(head: int) -> int:
+    """Bytes of a value that begins with `head`, which is included; 0 where the head does not tell."""
+    if head < 0x80 or head >= 0xE0 or head in (0xC0, 0xC2, 0xC3):
+        return 1
+    return 1 + (head & 31) if 0xA0 <= head < 0xC0 else _NUMBER_BYTES.get(head, 0)
+
+
+_FIXED_SIZES = tuple(_fixed_size(head) for head in range(256))
 
 
 class Malformed(ValueError):
@@ -27,58 +38,85 @@ class Malformed(ValueError):
 
 def encode(value: Any) -> bytes:
     """The canonical bytes of `value` (None, bool, int, float, str, bytes, sequences and str-keyed maps)."""
-    packed: bytes = msgpack.packb(_sorted(value, 0), use_bin_type=True)
+    return encode_sorted(_sorted(value, 0))
+
+
+def encode_sorted(value: Any) -> bytes:
+    """`encode` of a value whose maps have str keys in sorted order already: the caller sees to that."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
     return packed
 
 
-def decode(data: bytes | memoryview, *, max_bytes: int) -> Any:
+def decode(data: bytes | memoryview, *, max_bytes: int, max_values: int = MAX_VALUES) -> Any:
     """The value in `data`; raises `Malformed` when it is too long, not msgpack, or not in canonical form."""
-    if len(data) > max_bytes:
-        raise Malformed(f"message of {len(data)} bytes is over the limit of {max_bytes}")
-    raw = bytes(data)
+    raw, value = read(data, max_bytes=max_bytes, max_values=max_values)
     try:
-        _measure(raw)
-        value = msgpack.unpackb(raw, raw=False, strict_map_key=True)
         canonical = encode(value) == raw
-    except (ValueError, TypeError, RecursionError, UnicodeError, OverflowError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, RecursionError, UnicodeError, OverflowError) as error:
         raise Malformed(f"not a message: {type(error).__name__}") from error
     if not canonical:
         raise Malformed("message is not in canonical form")
     return value
 
 
-def _measure(raw: bytes) -> None:
+def read(data: bytes | memoryview, *, max_bytes: int, max_values: int = MAX_VALUES) -> tuple[bytes, Any]:
+    """`data`, and the value in it, whatever its form: for callers that encode what they read, and compare.
+
+    Raises `Malformed` when it is too long, not msgpack, or has too many values.
+    """
+    if len(data) > max_bytes:
+        raise Malformed(f"message of {len(data)} bytes is over the limit of {max_bytes}")
+    raw = bytes(data)
+    try:
+        _measure(raw, max_values)
+        return raw, msgpack.unpackb(raw, raw=False, strict_map_key=True)
+    except (ValueError, TypeError, RecursionError, UnicodeError, OverflowError, msgpack.UnpackException) as error:
+        raise Malformed(f"not a message: {type(error).__name__}") from error
+
+
+def _measure(raw: bytes, max_values: int) -> None:
     """Walk over the heads of all values; raises ValueError for too many or too deep ones, before room is made for any."""
-    left, at, values = [1], 0, 0
-    while left:
-        if not left[-1]:
-            left.pop()
-            continue
-        left[-1] -= 1
-        head = raw[at] if at < len(raw) else 0xC1
-        at += 1
-        children = -1
-        if 0x80 <= head < 0xA0:
-            children = (head & 15) * (2 if head < 0x90 else 1)
-        elif 0xA0 <= head < 0xC0:
-            at += head & 31
-        elif head in _LENGTH_BYTES:
-            width = _LENGTH_BYTES[head]
-            length = int.from_bytes(raw[at : at + width], "big")
-            at += width
-            if head < 0xDC:
-                at += length
-            else:
-                children = length * (2 if head >= 0xDE else 1)
-        elif head in _PLAIN_BYTES:
-            at += _PLAIN_BYTES[head]
-        elif head == 0xC1 or 0xC7 <= head <= 0xD8:
-            raise ValueError("the end, or a type that we do not use")
-        if children >= 0:
-            values += children
-            left.append(children)
-            if values > MAX_VALUES or len(left) > MAX_DEPTH + 2:
-                raise ValueError("too many values")
+    sizes, end, room = _FIXED_SIZES, len(raw), max_values
+    outer: list[int] = []
+    left, at = 1, 0
+    while True:
+        while left:
+            if at >= end:
+                raise ValueError("the end")
+            left -= 1
+            head = raw[at]
+            if size := sizes[head]:
+                at += size
+                continue
+            if head == 0xC4 and at + 1 < end:
+                at += 2 + raw[at + 1]
+                continue
+            width, length, children = _long_value(raw, at) if head >= 0xA0 else (1, 0, (head & 15) << (head < 0x90))
+            at += width + length
+            if children:
+                room -= children
+                outer.append(left)
+                left = children
+                if room < 0 or len(outer) > MAX_DEPTH + 2:
+                    raise ValueError("too many values")
+        if not outer:
+            return
+        left = outer.pop()
+
+
+def _long_value(raw: bytes, at: int) -> tuple[int, int, int]:
+    """Of the value that begins at `at` and says its length: (bytes of its head, bytes after it, values in it).
+
+    Raises ValueError when none begins there.
+    """
+    head = raw[at]
+    if head in _COUNTED_BYTES:
+        width = _COUNTED_BYTES[head]
+        return 1 + width, int.from_bytes(raw[at + 1 : at + 1 + width], "big"), 0
+    if head in _CONTAINERS:
+        width, each = _CONTAINERS[head]
+        return 1 + width, 0, int.from_bytes(raw[at + 1 : at + 1 + width], "big") * each
+    raise ValueError("a type that we do not use")
 
 
 def _sorted(value: Any, depth: int) -> Any:

@@ -16,6 +16,7 @@ from protocol.wire.hashes import HASH_BYTES, Hash
 from protocol.wire.identity import SIGNATURE_BYTES, Identity, PeerId, public_key_of, verify
 
 VERSION = 1
+FIELDS = {"v", "run", "kind", "from", "body", "sig"}
 MAX_ENVELOPE_BYTES = 1 << 20
 MAX_GOSSIP_BYTES = 60_000
 _DOMAIN = b"manyhands envelope 1\n"
@@ -53,8 +54,8 @@ def is_authentic(envelope: Envelope) -> bool:
 
 def open_envelope(data: bytes | memoryview, run: Hash, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Envelope:
     """The envelope in `data`, its signature checked; raises `Malformed` with one sentence otherwise."""
-    fields = canonical.decode(data, max_bytes=max_bytes)
-    if not isinstance(fields, dict) or set(fields) != {"v", "run", "kind", "from", "body", "sig"}:
+    fields = canonical.decode(data, max_bytes=max_bytes, max_values=2 * len(FIELDS))
+    if not isinstance(fields, dict) or set(fields) != FIELDS:
         raise Malformed("not an envelope")
     if type(fields["v"]) is not int or fields["v"] != VERSION:
         raise Malformed(f"envelope of protocol version {fields['v']!r:.20}; this peer speaks {VERSION}")

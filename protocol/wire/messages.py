@@ -6,20 +6,26 @@ One frozen class a statement.  `pack` seals one; `unpack` opens an envelope and 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import Enum, IntEnum
 from functools import lru_cache
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
+from protocol.wire.collector import collector_at_rest
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Envelope, open_envelope, seal
 from protocol.wire.hashes import HASH_BYTES, Hash
 from protocol.wire.identity import SIGNATURE_BYTES, Identity, PeerId
+from protocol.wire.ordered import Ordered
+from protocol.wire.shape import largest
 
 REMEMBERED_BYTES = 2048
 """Statements up to this size are decoded once, however often they arrive."""
+LARGE_BYTES = 16 << 10
+"""Statements over this size are decoded in a worker thread."""
 MAX_TOKEN_BYTES = 768
 """Of an invitation's token."""
 MAX_ADMISSION_BYTES = 1024
@@ -46,31 +52,32 @@ Number = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 
 
-class Body(BaseModel):
+class Body(Ordered):
     """A statement.  `KIND` is the envelope's kind."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     KIND: ClassVar[str] = ""
 
-    def encode(self) -> bytes:
-        """Canonical msgpack of the fields."""
-        return canonical.encode(self.model_dump(mode="python"))
 
-
-B = TypeVar("B", bound=BaseModel)
+B = TypeVar("B", bound=Body)
 
 
 def decode_body(cls: type[B], data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> B:
     """The body of class `cls` in canonical bytes; raises `Malformed`."""
-    fields = canonical.decode(data, max_bytes=max_bytes)
+    shape = largest(cls)
+    limit, max_values = int(min(max_bytes, shape.bytes)), int(min(canonical.MAX_VALUES, shape.values))
+    with collector_at_rest() if len(data) > LARGE_BYTES else nullcontext():
+        return _decode_body(cls, *canonical.read(data, max_bytes=limit, max_values=max_values))
+
+
+def _decode_body(cls: type[B], raw: bytes, fields: Any) -> B:
     try:
         body = cls.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise Malformed(f"{cls.__name__} with a bad field {where!r:.60}: {first['msg']:.120}") from error
-    if canonical.encode(body.model_dump(mode="python")) != data:
-        raise Malformed(f"{cls.__name__} that does not say again what it said")  # an integer for a float, say
+    if body.encode() != raw:  # an integer for a float, say, or keys in another order
+        raise Malformed(f"{cls.__name__} that does not say again what it said")
     return body
 
 
@@ -309,6 +316,17 @@ class Certificate(Body):
     votes: Annotated[list[Signature], Field(min_length=1, max_length=MAX_MEMBERS)]
 
 
+class Report(Body):
+    """To a proposer that is no member of its plan: what came of the exchange.  plan: its hash."""
+
+    KIND: ClassVar[str] = "report"
+    round: Count
+    base: HashField
+    plan: HashField
+    index: Annotated[list[ChunkEntry], Field(min_length=1, max_length=MAX_CHUNKS)]
+    provenance: Provenance
+
+
 class Lock(Body):
     """A record with its proof of lock: a quorum of first votes."""
 
@@ -464,6 +482,7 @@ STATEMENTS: dict[str, type[Body]] = {
         Ready,
         Roll,
         Proposal,
+        Report,
         Lock,
         Motion,
         Vote,

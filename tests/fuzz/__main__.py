@@ -1,5 +1,7 @@
 """`python -m tests.fuzz --seconds 60`: the doors under a coverage-guided fuzzer (atheris, libFuzzer's Python form).
 
+`--statements N` tries the handlers of a swarm instead, with N well-formed statements of the wrong sense.
+
 This process makes a corpus of the valid messages, starts the fuzzer in another, which ends with its first crash, and
 prints what came of it.  A crash's input is kept, and `--replay FILE` tries it again.
 """
@@ -23,9 +25,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--replay", metavar="FILE", type=Path, help="try one input again, without the fuzzer")
+    parser.add_argument("--statements", metavar="N", type=int, help="so many well-formed statements at a swarm's handlers")
     args = parser.parse_args()
     if args.replay is not None:
         return _replay(args.replay)
+    if args.statements is not None:
+        return _say(args.statements, args.seed)
     if importlib.util.find_spec("atheris") is None:
         print("the fuzzer atheris is not installed; `make fuzz` installs it (pip install -e '.[fuzz]')", file=sys.stderr)
         return 2
@@ -48,6 +53,17 @@ def main() -> int:
         ]
         run = subprocess.run(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, errors="replace")
     return _report(run, seeds)
+
+
+def _say(statements: int, seed: int) -> int:
+    from tests.fuzz.statements import fuzz
+
+    tally = fuzz(statements, seed)
+    print("| statements | kinds and ways | let in | handlers that raised |")
+    print("|---|---|---|---|")
+    print(f"| {tally.statements.total()} | {len(tally.statements)} | {tally.accepted} | {len(tally.failures)} |")
+    print("\n".join(tally.failures))
+    return 1 if tally.failures else 0
 
 
 def _sow(corpus: Path) -> int:

@@ -26,22 +26,25 @@ from protocol.wire.messages import (
     Finish,
     Goodbye,
     Heartbeat,
+    Lock,
+    LockName,
     Measurement,
-    Member,
     Motion,
     Phase,
     Plan,
-    Promise,
+    Proof,
     Proposal,
     Provenance,
     Ready,
     Record,
-    Refusal,
+    Report,
     Role,
+    Roll,
     Signature,
+    Step,
     Vote,
-    Voted,
     WhyIdle,
+    pack,
 )
 from protocol.wire.questions import (
     CommitsReply,
@@ -56,28 +59,26 @@ from protocol.wire.questions import (
     TipsReply,
     TipsRequest,
 )
+from tests.protocol.members import a_member
 
 ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")
 TIP = hash_bytes("record", b"tip")
-MEMBER = Member(peer=ONE.peer_id, tokens=10, root=TIP)
+MEMBER = a_member(ONE.peer_id, 10, TIP)
 ENTRY = ChunkEntry(hash=TIP, mask=b"\1")
 RECORD = Record(
     round=1,
     fragment=0,
-    attempt=0,
-    proposer=ONE.peer_id,
     previous=TIP,
     members=[MEMBER],
     codec="int8",
     result_root=TIP,
     state_digest=TIP,
-    loss=1.5,
 )
-PLAN = Plan(round=1, fragment=0, base=TIP, members=[MEMBER], owners=b"\0\0", state_digest=TIP, loss=1.5)
-CERTIFICATE = Certificate(
-    attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id], votes=[Signature(peer=ONE.peer_id, signature=bytes(64))]
-)
+PLAN = Plan(round=1, fragment=0, base=TIP, members=[MEMBER], owners=b"\0\0", state_digest=TIP)
+CERTIFICATE = Certificate(attempt=0, absent=[ONE.peer_id], votes=[Signature(peer=ONE.peer_id, signature=bytes(64))])
+NAMED = LockName(attempt=0, absent=[], record_hash=TIP)
+ROLL = Roll(round=1, base=TIP, attempt=1, absent=[], held=b"\1", plan=TIP, lock=NAMED, reduced=None)
 PROVENANCE = Provenance(owners=b"\0\0", signers=b"\0\0", signatures=[bytes(64), bytes(64)])
 BODIES: list[Body] = [
     Heartbeat(
@@ -114,29 +115,31 @@ BODIES: list[Body] = [
         state_digest=TIP,
         admission=b"proof",
     ),
-    Proposal(attempt=0, plan=PLAN, evicted=[]),
-    Promise(
-        round=1,
-        base=TIP,
-        attempt=1,
-        proposer=ONE.peer_id,
-        voted=Voted(attempt=0, proposer=ONE.peer_id, record=RECORD, index=[ENTRY], provenance=PROVENANCE),
-    ),
+    ROLL,
+    Proposal(attempt=1, absent=[], plan=PLAN, rolls=[pack(ONE, RUN, ROLL).raw]),
+    Report(round=1, base=TIP, plan=TIP, index=[ENTRY], provenance=PROVENANCE),
+    Lock(record=RECORD, index=[ENTRY], provenance=PROVENANCE, proof=CERTIFICATE),
     Motion(
-        attempt=0, proposer=ONE.peer_id, evicted=[ONE.peer_id], record=RECORD, index=[ENTRY, ENTRY], provenance=PROVENANCE
+        attempt=1,
+        absent=[ONE.peer_id],
+        record=RECORD,
+        index=[ENTRY, ENTRY],
+        provenance=PROVENANCE,
+        rolls=[pack(ONE, RUN, ROLL).raw],
+        proof=CERTIFICATE,
     ),
-    Vote(round=1, attempt=0, proposer=ONE.peer_id, evicted=[], record_hash=TIP),
+    Vote(round=1, base=TIP, attempt=0, step=Step.SECOND, absent=[], record_hash=TIP),
+    Proof(round=1, base=TIP, record_hash=TIP, certificate=CERTIFICATE),
     Commit(record=RECORD, index=[ENTRY], certificate=CERTIFICATE),
     ChunkResult(plan=TIP, chunk=0, entry=ENTRY),
     Finish(round=1, base=TIP),
     Accusation(accused=ONE.peer_id, evidence=TIP, size=100),
-    Refusal(round=1, base=TIP, attempt=0, proposer=ONE.peer_id, record_hash=TIP),
 ]
 QUESTIONS: list[Body] = [
     TipsRequest(start=0, count=64),
     TipsReply(length=1, tips=[TIP]),
     CommitsRequest(start=0, count=2),
-    CommitsReply(commits=[BODIES[7].encode()]),
+    CommitsReply(commits=[next(body for body in BODIES if isinstance(body, Commit)).encode()]),
     HaveRequest(),
     HaveReply(length=3, oldest_result=1, checkpoints=[0, 3]),
     LeavesRequest(rounds=4),

@@ -38,7 +38,7 @@ from tests.simulation.runs import Finished, simulate
 from tests.simulation.world import World, simulated_run
 
 ROLES = ("proposer", "owner", "member", "joiner")
-SENT = ("Finish", "Proposal", "Promise", "Motion", "Vote", "Commit", "Ready", "Refusal")
+SENT = ("Finish", "Roll", "Proposal", "Motion", "Vote", "Proof", "Commit", "Lock")
 ROUND_EFFECTS = (
     *(f"Send {kind}" for kind in SENT),
     "Persist",
@@ -53,7 +53,7 @@ RESTART_S = 3.0
 REACHED_WITHIN_S = 45.0
 SLOW = ("Send Finish", "FinishCompute")
 """Only come to when somebody is slow."""
-PROPOSERS = ("Send Proposal", "Send Motion", "Send Commit")
+PROPOSERS = ("Send Proposal", "Send Motion", "Send Proof", "Send Commit")
 BEFORE_A_PLAN = (*SLOW, "say ready")
 OWNERS = ("Reduce", "SendResult")
 
@@ -74,15 +74,17 @@ class Point:
 
 def possible(point: Point) -> bool:
     """Whether a first death can happen here: what only another's death brings about cannot."""
-    if point.what in ("Ask", "Lost", "Send Ready", "Send Refusal"):
+    if point.what in ("Ask", "Lost", "Send Lock"):
         return False
+    if point.what == "Send Roll":
+        return point.role == "member"
     if point.what in PROPOSERS:
         return point.role == "proposer"
     if point.what in OWNERS:
         return point.role in ("proposer", "owner")
     if point.what in BEFORE_A_PLAN:
         return point.role == "member" or (point.role == "joiner" and point.what not in SLOW)
-    return point.what != "Send Vote" or point.role != "joiner"
+    return point.what not in ("Send Vote", "Persist") or point.role != "joiner"
 
 
 ALL_POINTS = tuple(

@@ -125,10 +125,10 @@ class FaultyDisk(Disk):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         self._platter.synced(path)
 
-    def rename(self, source: Path, target: Path) -> None:
+    def move(self, source: Path, target: Path) -> None:
         self._begin("rename")
         self._platter.renames(source, target)
-        super().rename(source, target)
+        super().move(source, target)
 
     def remove(self, path: Path) -> None:
         self._begin("remove")

@@ -6,6 +6,7 @@
     Mass       each chunk of a result is what the run's rule makes of exactly the contributions in its mask
     No loss    whose READY the proposer had heard, and whom it took for alive, is in its plan
     Justice    nobody honest is ever ejected
+    Calm       no statement makes its handler raise
     Order      a peer applies each round once, in order; it jumps only to a checkpoint, and goes back only by a fork
 
 Progress, healing and the return from crashes are asserted by the scenarios: they are about time.
@@ -19,8 +20,8 @@ from kernels.aggregate import aggregate
 from kernels.codec import encoded_bytes
 from kernels.layout import chunk_layout
 from protocol.events import (
-    CheckpointWritten,
     Event,
+    HandlerFailed,
     PeerEjected,
     PeerGone,
     PeerJoined,
@@ -29,6 +30,7 @@ from protocol.events import (
     RoundCommitted,
     RoundProposed,
     StateApplied,
+    StateLoaded,
 )
 from protocol.exchange.assignment import contribution_leaves
 from protocol.node.node import Node
@@ -100,6 +102,8 @@ class Judge:
 
     def on_event(self, peer: PeerId, node: Node, event: Event, now: float) -> None:
         self._now = now
+        if isinstance(event, HandlerFailed):
+            raise Violation(f"calm: a {event.what} of {event.peer} at {peer}: {event.reason}")
         if isinstance(event, RoundCommitted):
             commit = node.commit_at(event.round)
             self._agreement(peer, event, commit)
@@ -108,7 +112,7 @@ class Judge:
         elif isinstance(event, StateApplied):
             self._order(peer, event)
             self._parity(peer, node.tip_at(event.rounds).hex(), event.digest)
-        elif isinstance(event, CheckpointWritten):
+        elif isinstance(event, StateLoaded):
             self._applied[peer] = event.rounds
         elif isinstance(event, PeerEjected):
             self._justice(PeerId(event.peer), peer, now)

@@ -13,17 +13,17 @@ from protocol.exchange.assignment import plan_hash
 from protocol.network.interface import Landing, NetworkError, Refused, Verdict
 from protocol.network.simulated.network import MemoryNetwork
 from protocol.offload import Offload
-from protocol.state.chain import index_root
+from protocol.state.chain import index_root, record_hash
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.masks import mask_of
 from protocol.wire.messages import (
     Body,
+    Certificate,
     ChunkEntry,
     ChunkResult,
     Heartbeat,
-    Member,
     Motion,
     Phase,
     Plan,
@@ -31,8 +31,14 @@ from protocol.wire.messages import (
     Ready,
     Record,
     Role,
+    Roll,
+    Signature,
+    Step,
+    Vote,
     WhyIdle,
+    member_of,
     pack,
+    unpack,
 )
 from tests.simulation.determinism import inline
 from tests.simulation.seat import Seat
@@ -72,6 +78,19 @@ def turn(world: World, seat: Seat, corrupt: Corrupt) -> None:
     world.judge.liars[seat.peer] = None
 
 
+def record_of(plan: Plan, index: list[ChunkEntry]) -> Record:
+    """The record that the exchange of this plan would have made."""
+    return Record(
+        round=plan.round,
+        fragment=plan.fragment,
+        previous=plan.base,
+        members=plan.members,
+        codec="int8",
+        result_root=index_root(index),
+        state_digest=plan.state_digest,
+    )
+
+
 class Ghost:
     """An identity on the wire with no node behind it."""
 
@@ -81,7 +100,11 @@ class Ghost:
         self.network = MemoryNetwork(world.wire, self.peer, self)
         self.asked: list[tuple[str, bytes]] = []
         self._serial = 0
-        self.answers: dict[str, bytes] = {}
+        self.answers: dict[str, bytes] = {"round": b""}
+        self.readys: dict[PeerId, tuple[Ready, bytes]] = {}
+        """The newest READY that it heard of each peer, and its signature."""
+        self.rolls: dict[PeerId, tuple[Roll, bytes]] = {}
+        """The newest roll that each peer told it, and the envelope."""
         world.wire.join(self.network)
         world.spawn(self.network.run)
 
@@ -120,61 +143,82 @@ class Ghost:
             version="0",
         )
 
-    def made_up_motion(self, readys: dict[PeerId, Ready], signed: bool) -> Motion:
-        """A record of the running round with these members and the ghost, and averages that nobody made."""
-        example = next(iter(readys.values()))
-        members = [Member(peer=peer, tokens=ready.tokens, root=ready.root) for peer, ready in readys.items()]
-        members.append(Member(peer=self.peer, tokens=8, root=ZERO_HASH))
-        members.sort(key=lambda member: member.peer)
-        me, chunks = [member.peer for member in members].index(self.peer), self._world.signed.manifest.chunks
-        mask = mask_of(range(len(members)), len(members))
-        index = [ChunkEntry(hash=chunk_hash(bytes([chunk])), mask=mask) for chunk in range(chunks)]
-        record = Record(
-            round=example.round,
-            fragment=0,
-            attempt=0,
-            proposer=self.peer,
-            previous=example.base,
-            members=members,
-            codec="int8",
-            result_root=index_root(index),
-            state_digest=example.state_digest,
-            loss=1.0,
-        )
-        owners = bytes([me]) * chunks
-        plan = Plan(
-            round=record.round,
-            fragment=0,
-            base=record.previous,
-            members=members,
-            owners=owners,
-            state_digest=record.state_digest,
-            loss=record.loss,
-        )
-        results = [ChunkResult(plan=plan_hash(plan), chunk=chunk, entry=index[chunk]) for chunk in range(chunks)]
-        signatures = [
-            pack(self.identity, self._world.signed.run, result).signature if signed else bytes(64) for result in results
-        ]
-        provenance = Provenance(owners=owners, signers=owners, signatures=signatures)
-        return Motion(attempt=0, proposer=self.peer, evicted=[], record=record, index=index, provenance=provenance)
+    async def live(self) -> None:
+        """Heartbeats of a trainer at work on the newest tip, until the world ends."""
+        seq = 0
+        while True:
+            nodes = [seat.node for seat in self._world.seats if seat.node is not None]
+            newest = max(nodes, key=lambda node: node.rounds)
+            seq += 1
+            await self.gossip(self.beat(seq, newest.rounds, newest.tip))
+            await trio.sleep(2.0)
 
-    def ready_for(self, motion: Motion) -> Ready:
-        """The READY that makes the ghost a member."""
-        record = motion.record
+    def ready_for(self, example: Ready) -> Ready:
+        """The READY that makes the ghost a member of the same round, with a contribution that nobody has."""
         self._serial += 1
-        return Ready(
-            round=record.round,
-            fragment=0,
-            base=record.previous,
-            incarnation=1,
-            serial=self._serial,
-            tokens=8,
-            steps=1,
-            loss=1.0,
-            norm=1.0,
-            root=ZERO_HASH,
-            state_digest=record.state_digest,
+        return example.model_copy(
+            update={"incarnation": 1, "serial": self._serial, "tokens": 8, "steps": 1, "root": ZERO_HASH, "admission": b""}
         )
+
+    def newest_ready(self) -> Ready:
+        """Of those that others have said."""
+        return max((ready for ready, _ in self.readys.values()), key=lambda ready: ready.round)
+
+    def rolls_for(self, example: Roll) -> list[bytes]:
+        """The rolls of all who called this ballot, and its own, which names nothing."""
+        own = example.model_copy(update={"held": bytes(len(example.held)), "plan": None, "lock": None, "reduced": None})
+        called = {self.peer: pack(self.identity, self._world.signed.run, own).raw}
+        for sender, (roll, raw) in self.rolls.items():
+            if (roll.base, roll.attempt, roll.absent) == (example.base, example.attempt, example.absent):
+                called[sender] = raw
+        return [called[peer] for peer in sorted(called)]
+
+    def made_up_motion(self, rolls: list[bytes], signed: bool) -> Motion:
+        """A record of the running round with all who are ready and the ghost, and averages that nobody made.
+
+        signed: whether the ghost signs for having made them.
+        """
+        _, roll, _ = unpack(rolls[0], self._world.signed.run)
+        assert isinstance(roll, Roll)
+        said = {peer: heard for peer, heard in self.readys.items() if heard[0].base == roll.base}
+        example = next(iter(said.values()))[0]
+        own = self.ready_for(example)
+        said[self.peer] = own, pack(self.identity, self._world.signed.run, own).signature
+        members = [member_of(peer, *said[peer]) for peer in sorted(said)]
+        chunks, mask = self._world.signed.manifest.chunks, mask_of(range(len(members)), len(members))
+        index = [ChunkEntry(hash=chunk_hash(bytes([chunk])), mask=mask) for chunk in range(chunks)]
+        plan = Plan(
+            round=roll.round,
+            fragment=0,
+            base=roll.base,
+            members=members,
+            owners=bytes([sorted(said).index(self.peer)]) * chunks,
+            state_digest=example.state_digest,
+        )
+        return Motion(
+            attempt=roll.attempt,
+            absent=roll.absent,
+            record=record_of(plan, index),
+            index=index,
+            provenance=self._provenance(plan, index, signed),
+            rolls=rolls,
+            proof=None,
+        )
+
+    def _provenance(self, plan: Plan, index: list[ChunkEntry], signed: bool) -> Provenance:
+        results = [ChunkResult(plan=plan_hash(plan), chunk=chunk, entry=entry) for chunk, entry in enumerate(index)]
+        run = self._world.signed.run
+        signatures = [pack(self.identity, run, result).signature if signed else bytes(64) for result in results]
+        return Provenance(owners=plan.owners, signers=plan.owners, signatures=signatures)
+
+    def forged_votes(self, record: Record, voters: list[PeerId], step: Step) -> Certificate:
+        """Votes of all these, every one signed by the ghost."""
+        vote = Vote(
+            round=record.round, base=record.previous, attempt=0, step=step, absent=[], record_hash=record_hash(record)
+        )
+        signature = pack(self.identity, self._world.signed.run, vote).signature
+        votes = [Signature(peer=peer, signature=signature) for peer in sorted(voters)]
+        return Certificate(attempt=0, absent=[], votes=votes)
 
     # -- what the network calls ---------------------------------------------------------------------------------------
 
@@ -182,11 +226,18 @@ class Ghost:
         return False
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+        sender, body, envelope = unpack(data, self._world.signed.run)
+        if isinstance(body, Ready):
+            self.readys[sender] = body, envelope.signature
         return Verdict.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         await trio.lowlevel.checkpoint()
         self.asked.append((kind, data))
+        if kind == "round":
+            sender, body, _ = unpack(data, self._world.signed.run)
+            if isinstance(body, Roll):
+                self.rolls[sender] = body, data
         if kind not in self.answers:
             raise Refused("a ghost answers nothing")
         return self.answers[kind]

@@ -26,7 +26,7 @@ from protocol.exchange.machine import ExchangeMachine
 from protocol.node.round_runner import RoundRunner
 from protocol.state import chain
 from protocol.state.vote_files import VoteFiles
-from protocol.sync import catch_up
+from protocol.sync import fork_choice
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
@@ -93,7 +93,7 @@ def _applied_twice() -> Sequence[Any]:
             history, state, manifest = self.replica.history, self.replica.state, self.replica.manifest
             if history.length and state.rounds == history.length:
                 newest = history.commit_at(state.rounds - 1)
-                result = self._stored_result(newest)
+                result = self.stored_result(newest)
                 if result is not None:
                     state.rounds -= 1
                     state.apply(result, manifest.outer_step([member.tokens for member in newest.record.members]))
@@ -169,7 +169,7 @@ def _attempt_never_advances() -> Sequence[Any]:
 
 
 def _fork_choice_keeps_ours() -> Sequence[Any]:
-    return [patch.object(catch_up, "prefer", lambda electors, ours, theirs: False)]
+    return [patch.object(fork_choice, "prefer", lambda electors, ours, theirs: False)]
 
 
 # -- crash --------------------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def _unsynced_result_believed() -> Sequence[Any]:
 
     return [
         patch.object(FaultyDisk, "flush", lambda self, path, mapping: None),
-        patch.object(CatchUp, "_stored_result", believing),
+        patch.object(CatchUp, "stored_result", believing),
     ]
 
 
@@ -225,11 +225,10 @@ def _round_skipped() -> Sequence[Any]:
     """A result that cannot be had at once counts as applied."""
 
     def skipping(replay: Any) -> Any:
-        async def replays(self: CatchUp, sources: Any) -> bool:
+        async def replays(self: CatchUp) -> None:
             if self.replica.state.rounds and self.replica.state.rounds + 1 < self.replica.history.length:
                 self.replica.state.rounds += 1
-            done: bool = await replay(self, sources)
-            return done
+            await replay(self)
 
         return replays
 

@@ -5,10 +5,22 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocol.node.round_report import REJECTIONS_LOGGED_PER_PEER
+from protocol.state.chain import record_hash
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Accusation, Member, Plan, Proposal, Ready
+from protocol.wire.messages import (
+    Accusation,
+    Commit,
+    Lock,
+    Plan,
+    Proof,
+    Proposal,
+    Ready,
+    Roll,
+    Step,
+    member_of,
+    pack,
+)
 from tests.simulation.liars import Ghost, blow_up, flip_one, turn
 from tests.simulation.runs import Finished, simulate
 from tests.simulation.world import World
@@ -134,31 +146,95 @@ def test_two_readys_under_one_serial_eject_their_author() -> None:
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_a_record_made_up_by_one_member_gets_no_votes(signed: bool) -> None:
-    """The ghost is ready, then puts to the vote a record whose every chunk it averaged itself, as it says."""
+def test_a_record_made_up_by_an_elector_gets_no_votes(signed: bool) -> None:
+    """The ghost is a member and so an elector; when it is its turn, it shows the rolls of a quorum, as it must, and a
+    record whose every chunk it averaged itself, as it says."""
 
     async def scenario(world: World) -> None:
         await begin(world)
         ghost = Ghost(world, b"\x69")
         world.judge.liars[ghost.peer] = None
-        for _ in range(3):
-            round = max(world.rounds())
-            await world.until(
-                "somebody ready", lambda: len(set(world.rounds())) == 1 and bool(ready_roots(world)), within_s=30
-            )
-            motion = ghost.made_up_motion(ready_roots(world), signed)
-            await ghost.gossip(ghost.ready_for(motion))
-            await trio.sleep(0.2)
+        made_up: dict[bytes, None] = {}
+        world.spawn(ghost.live)
+        world.spawn(always_ready, ghost)
+        while len(made_up) < 3:
+            await world.until("a quorum calls the ghost", lambda: called(ghost) is not None, within_s=200)
+            rolls = called(ghost)
+            assert rolls is not None
+            motion = ghost.made_up_motion(rolls, signed)
+            ghost.rolls.clear()
+            made_up[motion.record.result_root] = None
             for seat in world.seats:
                 world.spawn(ghost.tell, seat.peer, motion)
-            await world.until_round(round + 2, within_s=60)
+            await world.until_round(motion.record.round + 1, within_s=60)
         for seat in world.seats:
             assert seat.node is not None
-            proposers = [seat.node.commit_at(round).record.proposer for round in range(seat.node.rounds)]
-            assert ghost.peer not in proposers
+            records = [seat.node.commit_at(round).record for round in range(seat.node.rounds)]
+            assert any(ghost.peer == member.peer for record in records for member in record.members)
+            assert not any(record.result_root in made_up for record in records)
 
     run = holds(simulate(3, scenario))
     assert lines(run, "no vote for")
+
+
+async def always_ready(ghost: Ghost) -> None:
+    """The ghost is ready for each round as soon as somebody else is."""
+    base = b""
+    while True:
+        if ghost.readys and ghost.newest_ready().base != base:
+            base = ghost.newest_ready().base
+            await ghost.gossip(ghost.ready_for(ghost.newest_ready()))
+        await trio.sleep(0.1)
+
+
+def called(ghost: Ghost) -> list[bytes] | None:
+    """The rolls of a quorum of four for a ballot of the ghost, with its own; None while there is none."""
+    for roll, _ in ghost.rolls.values():
+        rolls = ghost.rolls_for(roll)
+        if len(rolls) >= 3:
+            return rolls
+    return None
+
+
+def test_forged_votes_certify_nothing() -> None:
+    """A commit, and a lock, with votes of everybody that the ghost signed itself."""
+
+    async def scenario(world: World) -> None:
+        await begin(world)
+        ghost = Ghost(world, b"\x6b")
+        world.judge.liars[ghost.peer] = None
+        for _ in range(3):
+            await world.until("somebody is ready", lambda: ready_for_newest(world, ghost) is not None, within_s=30)
+            ready = ready_for_newest(world, ghost)
+            assert ready is not None
+            motion = ghost.made_up_motion([pack(ghost.identity, world.signed.run, a_roll(ready)).raw], signed=True)
+            voters = [seat.peer for seat in world.seats]
+            second = ghost.forged_votes(motion.record, voters, Step.SECOND)
+            first = ghost.forged_votes(motion.record, voters, Step.FIRST)
+            commit = Commit(record=motion.record, index=motion.index, certificate=second)
+            lock = Lock(record=motion.record, index=motion.index, provenance=motion.provenance, proof=first)
+            proof = Proof(round=ready.round, base=ready.base, record_hash=record_hash(motion.record), certificate=first)
+            for seat in world.seats:
+                for body in (commit, lock, proof, motion.model_copy(update={"proof": first})):
+                    world.spawn(ghost.tell, seat.peer, body)
+            await world.until_round(ready.round + 1, within_s=60)
+            for seat in world.seats:
+                assert seat.node is not None
+                assert seat.node.commit_at(ready.round).record.result_root != motion.record.result_root
+
+    run = holds(simulate(3, scenario))
+    assert lines(run, "a certificate with a false signature")
+
+
+def a_roll(ready: Ready) -> Roll:
+    """For attempt 0 of the round of this READY, with nothing in it."""
+    return Roll(round=ready.round, base=ready.base, attempt=0, absent=[], held=b"\0", plan=None, lock=None, reduced=None)
+
+
+def ready_for_newest(world: World, ghost: Ghost) -> Ready | None:
+    """A READY for the round that everybody lives now, if the ghost has heard one."""
+    tips = {seat.node.tip for seat in world.seats if seat.node is not None}
+    return next((ready for ready, _ in ghost.readys.values() if tips == {ready.base}), None)
 
 
 def test_rejected_proposals_are_logged_with_the_reason_and_do_not_flood_the_log() -> None:
@@ -169,24 +245,26 @@ def test_rejected_proposals_are_logged_with_the_reason_and_do_not_flood_the_log(
         ghost = Ghost(world, b"\x6a")
         ghosts.append(ghost.peer)
         seat = world.seats[0]
-        await world.until("a round begins", lambda: bool(ready_roots(world)), within_s=30)
-        example = ready_roots(world).popitem()[1]
+        await world.until("somebody is ready", lambda: ready_for_newest(world, ghost) is not None, within_s=30)
+        ready = ready_for_newest(world, ghost)
+        assert ready is not None
+        own = ghost.ready_for(ready)
         plan = Plan(
-            round=example.round,
+            round=ready.round,
             fragment=0,
-            base=example.base,
-            members=[Member(peer=ghost.peer, tokens=1, root=ZERO_HASH)],
+            base=ready.base,
+            members=[member_of(ghost.peer, own, pack(ghost.identity, world.signed.run, own).signature)],
             owners=bytes(world.signed.manifest.chunks),
-            state_digest=example.state_digest,
-            loss=1.0,
+            state_digest=ready.state_digest,
         )
-        for attempt in range(3 * REJECTIONS_LOGGED_PER_PEER):
-            world.spawn(ghost.tell, seat.peer, Proposal(attempt=attempt, plan=plan, evicted=[]))
+        rolls = [pack(ghost.identity, world.signed.run, a_roll(ready)).raw]
+        for attempt in range(48):
+            world.spawn(ghost.tell, seat.peer, Proposal(attempt=attempt, absent=[], plan=plan, rolls=rolls))
         await world.until_round(max(world.rounds()) + 1, within_s=60)
 
     logged = [line for line in lines(holds(simulate(3, scenario)), "'what': 'proposal'") if ghosts[0] in line]
-    assert len(logged) == REJECTIONS_LOGGED_PER_PEER
-    assert any("its proposer is neither an elector nor ready" in line for line in logged)
+    assert len(logged) == 1
+    assert any("it is not its sender's turn to propose" in line for line in logged)
 
 
 def ready_roots(world: World) -> dict[PeerId, Ready]:

@@ -13,12 +13,13 @@ from trio.testing import MockClock
 
 from protocol.state.disk import StoreFailed, StoreFull
 from protocol.state.store import Store
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from tests.simulation.determinism import deterministic_trio
 from tests.simulation.disks import FaultyDisk, Platter
 from tests.simulation.processes import PROCESS, Killed, Overseer, Process
 
-ME = PeerId("me")
+ME, TIP = PeerId("me"), Hash(b"\x07" * 32)
 
 
 def run(scenario: object) -> None:
@@ -123,18 +124,18 @@ def test_a_full_disk_says_so_and_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_promise_that_is_read_at_a_start_outlives_the_next_power_cut(tmp_path: Path, seed: int) -> None:
+def test_a_vote_that_is_read_at_a_start_outlives_the_next_power_cut(tmp_path: Path, seed: int) -> None:
     """The life before wrote it, and died because the folder could not be synced: it may not be relied on unsynced."""
     platter = Platter(Random(seed))
-    Store(tmp_path, disk(platter)).promise.save(b"old")
+    Store(tmp_path, disk(platter)).votes.save(0, TIP, b"old")
     failing = disk(platter)
     store = Store(tmp_path, failing)
     failing.sync_folder = broken  # type: ignore[method-assign]
     with pytest.raises(StoreFailed, match="Input/output error"):
-        store.promise.save(b"new")
-    relied_on = Store(tmp_path, disk(platter)).promise.load()
+        store.votes.save(0, TIP, b"new")
+    relied_on = Store(tmp_path, disk(platter)).votes.load(0, TIP)
     platter.cut_power()
-    assert Store(tmp_path, disk(platter)).promise.load() == relied_on
+    assert Store(tmp_path, disk(platter)).votes.load(0, TIP) == relied_on
 
 
 def broken(folder: Path) -> None:

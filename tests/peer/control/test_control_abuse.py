@@ -22,9 +22,13 @@ from peer.control.client import (
     take_frame,
 )
 from peer.control.event_log import EventLog
+from peer.control.ledger import MAX_MEMBERS_TOLD, ledger
 from peer.control.server import IDLE_DEADLINE_S, MAX_CONNECTIONS, SEND_DEADLINE_S, ControlServer
 from protocol.events import Notice
+from protocol.state import chain
+from protocol.state.store import Store
 from protocol.status import PeerStatus
+from protocol.wire.identity import PeerId
 from tests.protocol.example_status import status
 
 QUESTION = pack_frame({"do": "echo", "word": "here"}, max_bytes=MAX_REQUEST_BYTES)
@@ -94,15 +98,13 @@ async def asked(stream: trio.SocketStream, question: dict[str, Any]) -> dict[str
 
 
 @pytest.mark.parametrize(
-    ("command", "said"), [("huge", "larger than the 8.4 MB"), ("broken", "unexpected KeyError"), ("unpackable", None)]
+    ("command", "said"),
+    [("huge", "larger than the 8.4 MB"), ("broken", "unexpected KeyError"), ("unpackable", "unexpected Overf")],
 )
-def test_an_answer_that_cannot_be_given_ends_at_most_its_connection(tmp_path: Path, command: str, said: str | None) -> None:
+def test_an_answer_that_cannot_be_given_ends_at_most_its_connection(tmp_path: Path, command: str, said: str) -> None:
     async def attack(log: EventLog) -> None:
         async with await connected(tmp_path) as stream:
             got = await asked(stream, {"do": command})
-            if said is None:
-                assert got is None
-                return
             assert got is not None and got["ok"] is False and said in got["error"]
             assert await asked(stream, {"do": "echo"}) == {"ok": True}
 
@@ -214,3 +216,13 @@ def test_a_question_over_the_limit_is_not_read_to_its_end(tmp_path: Path) -> Non
             assert await answer(stream) is None
 
     attacked(tmp_path, attack)
+
+
+def test_the_ledger_of_very_many_members_is_told_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer over the limit used to end the server, and the peer with it."""
+    credits = {PeerId(f"{number:052}"): chain.Credit(1, number) for number in range(150_000)}
+    monkeypatch.setattr(chain, "ledger", lambda commits: credits)
+    told = ledger(Store(tmp_path), MAX_MEMBERS_TOLD)
+    assert (len(told["members"]), told["untold"]) == (MAX_MEMBERS_TOLD, 150_000 - MAX_MEMBERS_TOLD)
+    assert told["members"][0]["tokens"] == 149_999 and len(pack_frame(told, max_bytes=MAX_ANSWER_BYTES)) < MAX_ANSWER_BYTES
+    assert ledger(Store(tmp_path))["untold"] == 0

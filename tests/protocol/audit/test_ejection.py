@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
-from protocol.audit.ejection import ANNOUNCE_EVERY_S, MAX_WAITING, Ejections
-from protocol.audit.evidence import TwoStatements, encode_evidence, evidence_hash
+from protocol.audit.accusations import SET_BACK_S, Heard, deadline_s
+from protocol.audit.announcing import AGAIN_S, SPACING_S
+from protocol.audit.ejection import MAX_EJECTED, Ejections
+from protocol.audit.evidence import TwoStatements, Verdict, encode_evidence, evidence_hash
 from protocol.events import Dropped, Event, Notice, PeerEjected
 from protocol.membership.liveness import Membership
 from protocol.network.interface import Refused
+from protocol.state.disk import StoreFull
 from protocol.state.outer_state import OuterState
 from protocol.state.replica import Replica
 from protocol.state.store import Store
 from protocol.wire.hashes import ZERO_HASH, Hash
-from protocol.wire.identity import PeerId
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Accusation, Ready, decode_body, pack, unpack
 from protocol.wire.questions import EvidenceRequest
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_heartbeat, a_session, at_once
 from tests.simulation.world import simulated_run
 
-LIAR, ACCUSER = BOB.peer_id, ANN.peer_id
+LIAR, ACCUSER, OTHER = BOB.peer_id, ANN.peer_id, Identity.from_seed(b"\x09" * 32).peer_id
 
 
-def ready(tokens: int) -> bytes:
+def ready(tokens: int, author: Identity = BOB) -> bytes:
     """The liar's READY with this many tokens."""
     return pack(
-        BOB,
+        author,
         simulated_run().run,
         Ready(
             round=1,
@@ -71,10 +75,17 @@ class Table:
         session = a_session(signed.run, self.network, self.events)
         self.ejections = Ejections(session, self.replica, self.membership, at_once)
         self.held = RAW
-        self.network.answers[ACCUSER] = self._answer
+        self.asked: list[PeerId] = []
+        self.network.answers[ACCUSER] = partial(self.answer, ACCUSER)
 
-    async def _answer(self, kind: str, data: bytes) -> bytes:
+    async def look_into(self, told: Accusation) -> Verdict | None:
+        """As when `ACCUSER` has said it."""
+        assert self.ejections.hear(ACCUSER, told) is Heard.NEW
+        return await self.ejections.look_into(told)
+
+    async def answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         assert kind == "evidence"
+        self.asked.append(peer)
         await trio.lowlevel.checkpoint()
         question = decode_body(EvidenceRequest, data)
         return self.held[question.offset : question.offset + question.length]
@@ -144,11 +155,9 @@ def test_a_restarted_peer_judges_again_what_lies_on_disk(tmp_path: Path) -> None
 
 def test_an_accusation_with_proof_ejects(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
-        assert table.ejections.wants(ACCUSER, accusation())
-        verdict = await table.ejections.look_into(ACCUSER, accusation())
+        verdict = await table.look_into(accusation())
         assert verdict is not None and table.has_ejected()
-        assert not table.ejections.wants(ACCUSER, accusation()), "it is known"
-        assert await table.ejections.look_into(ACCUSER, accusation()) is None
+        assert table.ejections.hear(ACCUSER, accusation()) is Heard.UNWANTED, "it is known"
 
     on_table(tmp_path, check)
 
@@ -158,7 +167,7 @@ def test_an_accusation_with_proof_ejects(tmp_path: Path) -> None:
     [
         (NO_PROOF, accusation(NO_PROOF)),
         (b"x" * 100, accusation(b"x" * 100)),
-        (RAW, accusation(accused=ACCUSER)),
+        (RAW, accusation(accused=OTHER)),
         (b"y" * len(RAW), accusation()),
         (RAW[:-1], accusation()),
     ],
@@ -167,19 +176,22 @@ def test_an_accusation_with_proof_ejects(tmp_path: Path) -> None:
 def test_an_accuser_without_proof_is_not_believed_again(tmp_path: Path, held: bytes, told: Accusation) -> None:
     async def check(table: Table) -> None:
         table.held = held
-        assert await table.ejections.look_into(ACCUSER, told) is None
+        assert await table.look_into(told) is None
         assert not table.has_ejected()
         assert [event.peer for event in table.events if isinstance(event, Dropped)] == [ACCUSER]
-        assert not table.ejections.wants(ACCUSER, accusation())
+        await trio.sleep(86_400)
+        assert table.ejections.hear(ACCUSER, accusation()) is Heard.UNWANTED
 
     on_table(tmp_path, check)
 
 
-def test_an_accuser_that_is_gone_may_accuse_again(tmp_path: Path) -> None:
+def test_an_accuser_that_is_gone_may_accuse_again_after_a_while(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         del table.network.answers[ACCUSER]
-        assert await table.ejections.look_into(ACCUSER, accusation()) is None
-        assert not table.has_ejected() and table.ejections.wants(ACCUSER, accusation())
+        assert await table.look_into(accusation()) is None
+        assert not table.has_ejected() and table.ejections.hear(ACCUSER, accusation()) is Heard.UNWANTED
+        await trio.sleep(SET_BACK_S)
+        assert table.ejections.hear(ACCUSER, accusation()) is Heard.NEW
 
     on_table(tmp_path, check)
 
@@ -187,28 +199,115 @@ def test_an_accuser_that_is_gone_may_accuse_again(tmp_path: Path) -> None:
 def test_accusations_of_ourselves_or_of_the_accuser_are_not_looked_into(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         await trio.lowlevel.checkpoint()
-        assert not table.ejections.wants(ACCUSER, accusation(accused=ME.peer_id))
-        assert not table.ejections.wants(LIAR, accusation())
+        assert table.ejections.hear(ACCUSER, accusation(accused=ME.peer_id)) is Heard.UNWANTED
+        assert table.ejections.hear(LIAR, accusation()) is Heard.UNWANTED
 
     on_table(tmp_path, check)
 
 
-def test_only_so_many_accusations_are_looked_into_at_a_time(tmp_path: Path) -> None:
+def test_two_accusations_of_one_proof_at_one_moment_are_one_case(tmp_path: Path) -> None:
+    """Honest accusers cause it: both heard of the lie, and both say so."""
+
+    async def check(table: Table) -> None:
+        assert table.ejections.hear(ACCUSER, accusation()) is Heard.NEW
+        assert table.ejections.hear(OTHER, accusation()) is Heard.JOINED
+        assert await table.ejections.look_into(accusation()) is not None
+        assert table.has_ejected() and table.asked == [ACCUSER]
+
+    on_table(tmp_path, check)
+
+
+def test_when_one_accuser_fails_the_next_is_asked_for_the_same_proof(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        del table.network.answers[ACCUSER]
+        table.network.answers[OTHER] = partial(table.answer, OTHER)
+        table.ejections.hear(ACCUSER, accusation())
+        table.ejections.hear(OTHER, accusation())
+        assert await table.ejections.look_into(accusation()) is not None and table.asked == [OTHER]
+
+    on_table(tmp_path, check)
+
+
+def test_an_accuser_that_trickles_loses_its_place_at_the_deadline(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        async def trickle(kind: str, data: bytes) -> bytes:
+            await trio.sleep(14)
+            return bytes(decode_body(EvidenceRequest, data).length)
+
+        table.network.answers[ACCUSER] = trickle
+        told = Accusation(accused=LIAR, evidence=bytes(32), size=8 << 20)
+        began = trio.current_time()
+        assert await table.look_into(told) is None
+        assert trio.current_time() - began == pytest.approx(deadline_s(8 << 20))
+        assert table.ejections.hear(ACCUSER, accusation()) is Heard.UNWANTED
+
+    on_table(tmp_path, check)
+
+
+def test_a_member_takes_the_turn_of_a_stranger_that_delays_its_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def check(table: Table) -> None:
         async def never(kind: str, data: bytes) -> bytes:
             await trio.sleep_forever()
             raise AssertionError
 
-        table.network.answers[ACCUSER] = never
+        table.network.answers[OTHER] = never
+        monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer == ACCUSER)
+        began = trio.current_time()
+        assert table.ejections.hear(OTHER, accusation()) is Heard.NEW
         async with trio.open_nursery() as nursery:
-            for number in range(MAX_WAITING):
-                told = accusation(bytes([number]))
-                assert table.ejections.wants(ACCUSER, told)
-                nursery.start_soon(table.ejections.look_into, ACCUSER, told)
+            nursery.start_soon(table.ejections.look_into, accusation())
             await trio.testing.wait_all_tasks_blocked()
-            assert not table.ejections.wants(ACCUSER, accusation())
-            nursery.cancel_scope.cancel()
-        assert table.ejections.wants(ACCUSER, accusation())
+            assert table.ejections.hear(ACCUSER, accusation()) is Heard.JOINED
+        assert table.has_ejected() and trio.current_time() == began
+
+    on_table(tmp_path, check)
+
+
+def test_a_full_list_forgets_strangers_and_never_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sacrifices free keys neither fills the list nor pushes out a liar that was in the chain."""
+
+    async def check(table: Table) -> None:
+        monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer == LIAR)
+        await table.ejections.convict(PROOF)
+        keys = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(1, MAX_EJECTED + 40)]
+        for key in keys:
+            proof = TwoStatements(first=ready(8, key), second=ready(16, key))
+            assert await table.ejections.convict(proof) is not None
+        names = table.replica.store.evidence.names()
+        assert LIAR in table.ejections and evidence_hash(RAW) in names and len(names) == MAX_EJECTED
+        assert [key.peer_id in table.ejections for key in keys] == [False] * 40 + [True] * (MAX_EJECTED - 1)
+        table.network.published.clear()
+        with trio.move_on_after(60):
+            await table.ejections.announce()
+        assert table.accused()[0] == LIAR and len(table.accused()) <= 60 / SPACING_S, (
+            "others take few messages of one author"
+        )
+
+    on_table(tmp_path, check)
+
+
+def test_a_list_full_of_members_takes_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(table: Table) -> None:
+        monkeypatch.setattr("protocol.audit.ejection.MAX_EJECTED", 1)
+        members = [LIAR, ANN.peer_id]
+        monkeypatch.setattr(table.replica.history, "has_member", lambda peer: peer in members)
+        await table.ejections.convict(PROOF)
+        stranger = Identity.from_seed(bytes(32))
+        assert await table.ejections.convict(TwoStatements(first=ready(8, stranger), second=ready(16, stranger))) is None
+        assert await table.ejections.convict(TwoStatements(first=ready(8, ANN), second=ready(16, ANN))) is not None
+
+    on_table(tmp_path, check)
+
+
+def test_a_full_disk_does_not_keep_a_liar_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(table: Table) -> None:
+        def fail(name: Hash, raw: bytes) -> None:
+            raise StoreFull("the disk is full")
+
+        monkeypatch.setattr(table.replica.store.evidence, "save", fail)
+        assert await table.ejections.convict(PROOF) is not None and table.has_ejected()
 
     on_table(tmp_path, check)
 
@@ -222,7 +321,7 @@ def test_new_accusations_are_published_at_once_and_all_of_them_again_and_again(t
             await table.ejections.convict(PROOF)
             await trio.testing.wait_all_tasks_blocked()
             assert table.accused() == [LIAR]
-            await trio.sleep(3 * ANNOUNCE_EVERY_S + 1)
+            await trio.sleep(3 * AGAIN_S + 1)
             assert table.accused() == [LIAR] * 4
             nursery.cancel_scope.cancel()
 

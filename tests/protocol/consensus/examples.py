@@ -7,7 +7,8 @@ from typing import Any
 
 from protocol.consensus.ballot import Ballot, held_mask
 from protocol.consensus.terms import PeerView
-from protocol.state.base import RoundSettings
+from protocol.run.manifest import RunManifest
+from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import index_root, record_hash
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
@@ -41,6 +42,7 @@ STATE = Hash(b"\x03" * 32)
 CHUNKS = 3
 SETTINGS = RoundSettings(
     run=RUN,
+    manifest=RunManifest(name="example", organiser=PEERS[0], founders="anyone"),
     fragments=1,
     chunks=CHUNKS,
     max_tokens=1000,
@@ -58,7 +60,7 @@ SETTINGS = RoundSettings(
     settle_s=86_400.0,
     listen_s=6.0,
 )
-BASE = SETTINGS.base(5, TIP, tuple(PEERS[:4]), tuple(PEERS[:4]))
+BASE = Base(5, 0, TIP, tuple(PEERS[:4]), tuple(PEERS[:4]), frozenset(PEERS[:4]))
 """A round with the first four peers as electors."""
 INDEX = [ChunkEntry(hash=chunk_hash(bytes([chunk])), mask=b"\x07") for chunk in range(CHUNKS)]
 OTHER_INDEX = [ChunkEntry(hash=chunk_hash(bytes([chunk, 1])), mask=b"\x07") for chunk in range(CHUNKS)]

@@ -10,7 +10,7 @@ they say is compared with what they said before and with what they kept: see `Wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -39,32 +39,12 @@ from protocol.wire.messages import (
     Vote,
     pack,
 )
+from tests.protocol.consensus.examples import CHUNKS, RUN, SETTINGS
 from tests.protocol.consensus.witness import Witness
-
-RUN = Hash(b"\x07" * 32)
-CHUNKS = 3
 
 
 def settings(min_members: int = 1) -> RoundSettings:
-    return RoundSettings(
-        run=RUN,
-        fragments=1,
-        chunks=CHUNKS,
-        max_tokens=10_000,
-        codec="int8",
-        min_members=min_members,
-        max_members=16,
-        grace_s=4.0,
-        eviction_s=20.0,
-        stall_s=6.0,
-        founders=None,
-        is_open=True,
-        seasoning_rounds=3,
-        tenure_rounds=100,
-        settle_rounds=100,
-        settle_s=86_400.0,
-        listen_s=6.0,
-    )
+    return replace(SETTINGS, max_tokens=10_000, min_members=min_members, max_members=16)
 
 
 @dataclass
@@ -258,6 +238,12 @@ class Parliament:
             )
             for peer, seat in self.seats.items()
         }
+
+    def show_the_record(self) -> None:
+        """Whoever has no record hears of the one that was committed, as it would in a swarm."""
+        for commit in self.commits()[:1]:
+            for peer in self.undecided():
+                self.hand_over(next(other for other in self.seats if other != peer), self.seats[peer], commit)
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 

@@ -14,6 +14,9 @@ from protocol.consensus.patience import Patience
 from protocol.consensus.policy import FINISH_S, RESEND_S, ClosingPolicy
 from protocol.consensus.terms import PeerView, View
 from protocol.consensus.validation import flaw_of_plan
+from protocol.run.admission import make_proof
+from protocol.run.manifest import Admission, RunManifest
+from protocol.run.tokens import bearer_token
 from protocol.state.electorate import quorum_size
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
@@ -24,9 +27,11 @@ from tests.protocol.consensus.examples import (
     BASE,
     ELSEWHERE,
     GONE,
+    IDENTITIES,
     LONG_SILENT,
     PEERS,
     QUIET,
+    RUN,
     SETTINGS,
     STATE,
     TIP,
@@ -248,6 +253,25 @@ def test_a_plan_stands_on_our_state_and_each_member_signed_its_ready() -> None:
     assert plan is not None and (plan.round, plan.base, plan.state_digest) == (BASE.round, TIP, STATE)
     assert flaw_of_plan(SETTINGS, BASE, plan) is None
     assert closing.make_plan(view, STATE, [PEERS[2]]) is None, "it is on another state, and may not be left out"
+
+
+def test_a_plan_has_no_more_newcomers_than_their_token_admits_and_none_without_a_proof() -> None:
+    """Whoever signs a READY chooses what it shows; a plan that others must reject would cost an attempt."""
+    organiser = IDENTITIES[PEERS[0]]
+    manifest = RunManifest(name="club", organiser=organiser.peer_id, founders="anyone", admission=Admission.INVITE)
+    settings = replace(SETTINGS, manifest=manifest)
+    base = replace(BASE, electors=tuple(PEERS[:2]), contributors=tuple(PEERS[:2]), known=frozenset(PEERS[:2]))
+    closing = ClosingPolicy(ME, settings, base, Patience())
+    for number in (0, 1):
+        assert says_ready(closing, number)
+    key = IDENTITIES[PEERS[1]]
+    token = bearer_token(organiser, RUN, key, expires=1, until_round=9, uses=1)
+    for number in (2, 3):
+        assert says_ready(closing, number, admission=make_proof(token, RUN, PEERS[number], key))
+    assert not says_ready(closing, 4, admission=b"let me in")
+    plan = closing.make_plan(a_view(*[AT_WORK] * 5), STATE, [])
+    assert plan is not None and flaw_of_plan(settings, base, plan) is None
+    assert [member.peer for member in plan.members] == PEERS[:3]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from protocol.consensus.validation import flaw_of_motion, flaw_of_plan, is_in, plan_of
 from protocol.exchange.assignment import plan_hash
+from protocol.state.base import fragment_of
 from protocol.state.chain import index_root
 from protocol.wire.hashes import ZERO_HASH
 from tests.protocol.consensus.examples import (
@@ -72,7 +73,7 @@ def test_records_put_to_the_vote(changes: dict[str, Any], flaw: str | None) -> N
 
 @pytest.mark.parametrize(("fragments", "round", "fragment"), [(1, 0, 0), (1, 5, 0), (4, 3, 3), (4, 5, 1)])
 def test_the_fragments_take_turns(fragments: int, round: int, fragment: int) -> None:
-    base = replace(SETTINGS, fragments=fragments).base(round, BASE.tip, BASE.electors)
+    base = replace(BASE, round=round, fragment=fragment_of(round, fragments))
     assert base.fragment == fragment
     plans = [
         a_plan(round=round, fragment=number, members=members(*PEERS[:3], round=round, fragment=number))

@@ -21,15 +21,16 @@ from protocol.exchange.events import (
 from protocol.exchange.machine import ExchangeMachine
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Member, Plan
+from protocol.wire.messages import Plan
+from tests.protocol.members import a_member
 
 STALL_S = 10.0
 PEERS = sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(4))
 
 
 def machine(me: PeerId, owners: bytes) -> ExchangeMachine:
-    members = [Member(peer=peer, tokens=1, root=ZERO_HASH) for peer in PEERS]
-    plan = Plan(round=0, fragment=0, base=ZERO_HASH, members=members, owners=owners, state_digest=ZERO_HASH, loss=0.0)
+    members = [a_member(peer) for peer in PEERS]
+    plan = Plan(round=0, fragment=0, base=ZERO_HASH, members=members, owners=owners, state_digest=ZERO_HASH)
     return ExchangeMachine(me, plan, STALL_S, now=0.0)
 
 

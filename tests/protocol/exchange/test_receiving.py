@@ -15,7 +15,8 @@ from protocol.exchange.messages import PushHeader
 from protocol.exchange.receiving import Receiver
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity
-from protocol.wire.messages import Member, Plan
+from protocol.wire.messages import Plan
+from tests.protocol.members import a_member
 
 ME, OTHER, STRANGER = (Identity.from_seed(bytes([number]) * 32).peer_id for number in range(3))
 LAYOUT = chunk_layout(2500, 1024)
@@ -25,8 +26,7 @@ PLAN = Plan(
     base=ZERO_HASH,
     owners=bytes([0, 1, 0]),
     state_digest=ZERO_HASH,
-    loss=0.0,
-    members=[Member(peer=peer, tokens=1, root=ZERO_HASH) for peer in sorted([ME, OTHER])],
+    members=[a_member(peer) for peer in sorted([ME, OTHER])],
 )
 
 

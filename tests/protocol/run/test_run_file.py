@@ -201,3 +201,27 @@ def test_ranges_say_what_is_usual_or_what_follows() -> None:
 def test_a_manifest_is_never_completed() -> None:
     """Derivation is the run file's; the manifest's own defaults stay what they are, whatever the width."""
     assert (ModelSection(dim=2048, heads=16).ffn, ModelSection(dim=2048, heads=16).kv_heads) == (384, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('"\\u001b[2J" = 1', "is no field of a run"),
+        ('[model]\n"\\u001b]0;x\\u0007" = 1', "is no field of a run"),
+        ('[model]\n"\\u202e" = 1', "is no field of a run"),
+        (f'"{"x" * 40_000}" = 1', "is no field of a run"),
+        ("seed = " + "9" * 5000, "not valid TOML"),
+        ('"\\u001b" = 1\n"\\u001b" = 2', "not valid TOML"),
+        ("a" + ".a" * 20_000 + " = 1", "more than 64 dots"),
+        ('"a"' + ' . "a"' * 20_000 + " = 1", "more than 64 dots"),
+        ("[a" + ".a" * 20_000 + "]", "more than 64 dots"),
+        ("x = {a" + ".a" * 20_000 + " = 1}", "more than 64 dots"),
+        ("a = " + "[" * 50_000, "nested too deeply"),
+    ],
+    ids=["escape", "section", "direction", "long", "integer", "twice", "dotted", "quoted", "header", "inline", "deep"],
+)
+def test_a_hostile_file_is_refused_in_printable_sentences_of_a_line_each(text: str, said: str) -> None:
+    """A key of 20 000 parts took 7 s, one with escape codes moved the cursor, and a long integer ended the command."""
+    told = mistakes(text)
+    assert any(said in line for line in told)
+    assert all(line.isprintable() and len(line) < 400 for line in told)

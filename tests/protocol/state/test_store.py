@@ -67,6 +67,16 @@ def test_a_result_is_there_once_it_is_committed(tmp_path: Path) -> None:
     assert (store.results.open(5, 0, ROOTS[1]), store.results.oldest()) == (None, 0)
 
 
+def test_results_whose_roots_begin_alike_are_two_files(tmp_path: Path) -> None:
+    """64 bits of a hash can be met by whoever looks for them."""
+    store, alike = Store(tmp_path), Hash(ROOTS[1][:31] + b"\xff")
+    write_result(store, 5, ROOTS[1])
+    assert store.results.open(5, 0, alike) is None
+    write_result(store, 5, alike)
+    store.results.drop(5, 0, alike)
+    assert store.results.open(5, 0, ROOTS[1]) is not None
+
+
 def test_a_restart_removes_what_was_half_written(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.results.begin(1, 0, 10)

@@ -13,6 +13,7 @@ import trio.testing
 from protocol.events import Event, RolledBack
 from protocol.membership.liveness import Membership
 from protocol.network.interface import Unreachable
+from protocol.node.guard import Guard
 from protocol.state.base import Base
 from protocol.state.chain import genesis_tip
 from protocol.state.outer_state import OuterState
@@ -62,7 +63,7 @@ class Table:
         self.looking = Looking()
         as_catch_up: Any = self.looking
         session = a_session(signed.run, TableNetwork(), self.events)
-        self.following = Following(session, self.replica, self.membership, as_catch_up)
+        self.following = Following(session, Guard(session), self.replica, self.membership, as_catch_up)
 
     def hear(self, peer: PeerId, round: int, tip: bytes = TIP) -> None:
         known = self.membership.get(peer)

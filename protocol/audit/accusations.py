@@ -1,0 +1,191 @@
+"""Which accusations are looked into, in which order, and what that may cost.
+
+An accusation is a rumour that costs its author nothing and us a download.  So:
+
+* an accuser has one accusation pending, and accusers of one proof are one case: it is fetched once, from one of them at a
+  time, members of the chain first;
+* members and strangers have places of their own, and strangers a budget of bytes over all of them together;
+* a fetch has a deadline; who misses it gives up its place, and is not asked again for a while, longer each time;
+* who accuses falsely is not believed again.
+
+Pure but for trio's clock and waiting.  What a proof says is judged in `protocol.audit.ejection`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeVar
+
+import trio
+
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Accusation
+
+MEMBER_PLACES, MEMBER_BYTES = 4, 64 << 20
+STRANGER_PLACES, STRANGER_BYTES = 2, 16 << 20
+"""Proofs fetched at a time, and their bytes together; a larger proof of a stranger's is not fetched."""
+STRANGERS_BYTES_PER_S = 64 << 10
+"""Of all strangers' proofs together in the long run, after a burst of `STRANGER_BYTES`."""
+MAX_PENDING = 64
+"""Strangers that wait; others are heard again.  Members are few."""
+FETCH_S = 15.0
+SLOWEST_BYTES_PER_S = 512 << 10
+"""A proof takes `FETCH_S` at most, and what it takes at this rate."""
+SET_BACK_S = 30.0
+MAX_SET_BACK_S = 3600.0
+MAX_REMEMBERED = 4096
+"""Accusers remembered as slow, or as liars; the longest known makes room."""
+
+T = TypeVar("T")
+
+
+def deadline_s(size: int) -> float:
+    """How long the fetching of a proof of `size` bytes may take."""
+    return FETCH_S + size / SLOWEST_BYTES_PER_S
+
+
+class Heard(Enum):
+    """What becomes of an accusation."""
+
+    UNWANTED = "unwanted"
+    JOINED = "joined"
+    """Another accuser in a case that is being looked into."""
+    NEW = "new"
+    """To be looked into."""
+
+
+@dataclass
+class Lane:
+    """Room for so many fetches and bytes at a time; first come, first served."""
+
+    places: int
+    bytes: int
+    _freed: trio.Event = field(default_factory=trio.Event)
+
+    @asynccontextmanager
+    async def room(self, size: int) -> AsyncIterator[None]:
+        """Wait for a place, and hold it."""
+        while self.places < 1 or self.bytes < size:
+            await self._freed.wait()
+        self.places, self.bytes = self.places - 1, self.bytes - size
+        try:
+            yield
+        finally:
+            self.places, self.bytes = self.places + 1, self.bytes + size
+            self._freed.set()
+            self._freed = trio.Event()
+
+
+@dataclass
+class Case:
+    """One claim, and the accusers that make it.  asked: the one whose turn it is."""
+
+    accusation: Accusation
+    members: dict[PeerId, None] = field(default_factory=dict)
+    strangers: dict[PeerId, None] = field(default_factory=dict)
+    asked: PeerId | None = None
+    _turn: trio.CancelScope | None = None
+
+    def add(self, accuser: PeerId, is_member: bool) -> None:
+        """Another accuser.  A member takes the turn of a stranger."""
+        (self.members if is_member else self.strangers)[accuser] = None
+        if is_member and self.asked in self.strangers and self._turn is not None:
+            self._turn.cancel()
+
+    def drop(self, accuser: PeerId) -> None:
+        """An accuser that has failed."""
+        self.members.pop(accuser, None)
+        self.strangers.pop(accuser, None)
+
+    @contextmanager
+    def turn(self) -> Iterator[tuple[PeerId, bool] | None]:
+        """The next accuser and whether it is a member; None when none is left.
+
+        Within, a member that joins the case ends a stranger's turn.
+        """
+        self.asked = next(iter([*self.members, *self.strangers]), None)
+        with trio.CancelScope() as self._turn:
+            yield (self.asked, self.asked in self.members) if self.asked is not None else None
+        self.asked = self._turn = None
+
+
+class Accusations:
+    """The pending cases, and the memory of accusers."""
+
+    def __init__(self) -> None:
+        self._cases: dict[Accusation, Case] = {}
+        self._of: dict[PeerId, Accusation] = {}
+        self._lanes = {True: Lane(MEMBER_PLACES, MEMBER_BYTES), False: Lane(STRANGER_PLACES, STRANGER_BYTES)}
+        self._budget, self._budget_at = float(STRANGER_BYTES), -math.inf
+        self._disbelieved: dict[PeerId, None] = {}
+        self._set_back: dict[PeerId, tuple[float, float]] = {}
+
+    def hear(self, accuser: PeerId, accusation: Accusation, *, is_member: bool) -> Heard:
+        """Take note of an accusation; when it is new, the caller looks into its case."""
+        if accuser in self._disbelieved or accuser in self._of:
+            return Heard.UNWANTED
+        if trio.current_time() < self._set_back.get(accuser, (0.0, 0.0))[0]:
+            return Heard.UNWANTED
+        case = self._cases.get(accusation)
+        if not is_member and not self._admits_stranger(accusation.size, is_new=case is None):
+            return Heard.UNWANTED
+        self._of[accuser] = accusation
+        heard = Heard.NEW if case is None else Heard.JOINED
+        case = case or Case(accusation)
+        self._cases[accusation] = case
+        case.add(accuser, is_member)
+        return heard
+
+    def _admits_stranger(self, size: int, *, is_new: bool) -> bool:
+        pending = sum(len(case.strangers) for case in self._cases.values())
+        if size > STRANGER_BYTES or pending >= MAX_PENDING:
+            return False
+        now = trio.current_time()
+        refill = max(0.0, now - self._budget_at) * STRANGERS_BYTES_PER_S
+        self._budget, self._budget_at = min(float(STRANGER_BYTES), self._budget + refill), now
+        if is_new:
+            if self._budget < size:
+                return False
+            self._budget -= size
+        return True
+
+    @contextmanager
+    def open(self, accusation: Accusation) -> Iterator[Case]:
+        """The case of an accusation that was heard as new; closed at the end."""
+        case = self._cases[accusation]
+        try:
+            yield case
+        finally:
+            del self._cases[accusation]
+            for accuser in [*case.members, *case.strangers]:
+                self._of.pop(accuser, None)
+
+    def room(self, size: int, *, is_member: bool) -> AbstractAsyncContextManager[None]:
+        """A place to fetch in, as an asynchronous context."""
+        return self._lanes[is_member].room(size)
+
+    def failed(self, case: Case, accuser: PeerId) -> None:
+        """An accuser did not deliver: it is not asked for a while, twice as long as the last time."""
+        self._release(case, accuser)
+        _, patience = self._set_back.pop(accuser, (0.0, SET_BACK_S / 2))
+        patience = min(2 * patience, MAX_SET_BACK_S)
+        _remember(self._set_back, accuser, (trio.current_time() + patience, patience))
+
+    def lied(self, case: Case, accuser: PeerId) -> None:
+        """An accuser delivered what is no proof: it is not believed again."""
+        self._release(case, accuser)
+        _remember(self._disbelieved, accuser, None)
+
+    def _release(self, case: Case, accuser: PeerId) -> None:
+        case.drop(accuser)
+        self._of.pop(accuser, None)
+
+
+def _remember(memory: dict[PeerId, T], peer: PeerId, value: T) -> None:
+    if len(memory) >= MAX_REMEMBERED:
+        memory.pop(next(iter(memory)))
+    memory[peer] = value

@@ -1,0 +1,137 @@
+"""Who claims to have more than we have, and whom we look at next.
+
+A heartbeat can claim any tip.  A peer that claims to be ahead and cannot show it with certified records and their state is
+not believed for a while, longer each time.  Electors and members of our chain come first; strangers in the order in which
+they were first heard to claim, so that fresh keys stand behind older ones.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import trio
+
+from protocol.membership.liveness import Membership
+from protocol.state.replica import Replica
+from protocol.wire.identity import PeerId
+
+MAX_REMEMBERED = 1024
+"""Tips remembered as lost forks or malformed chains; peers remembered as not believed, or as claimants."""
+DISBELIEF_S = 5.0
+MAX_DISBELIEF_S = 600.0
+WAIT_S = 2.0
+"""Until a provisional record that we did not take over is looked at again: who is heard changes."""
+HOPE_S = 60.0
+"""A newcomer waits so long for a chain that is claimed, and for no single claimant longer than it has failed by then."""
+FALSE_STATE_S = 60.0
+"""After a stranger's branch whose state was false, strangers are not followed for so long; twice as long the next time."""
+MAX_SOURCES = 16
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Claims:
+    """Compares live peers' tips, as their heartbeats say, with our chain."""
+
+    def __init__(self, replica: Replica, membership: Membership) -> None:
+        self._replica, self._membership = replica, membership
+        self._judged: dict[bytes, None] = {}
+        self._disbelieved: dict[PeerId, tuple[float, float]] = {}
+        self._first: dict[PeerId, float] = {}
+        self._strangers_until, self._strangers_pause = 0.0, FALSE_STATE_S
+
+    def is_known(self, peer: PeerId) -> bool:
+        """Whether it is an elector of our tip, or a member of our chain."""
+        history = self._replica.history
+        return peer in history.roster.electorate.electors or history.has_member(peer)
+
+    def rounds_of(self, peer: PeerId) -> int:
+        """How many rounds a peer's last heartbeat claims."""
+        neighbour = self._membership.get(peer)
+        return neighbour.heartbeat.round if neighbour else 0
+
+    def ahead(self, *, known: bool) -> list[PeerId]:
+        """Live, believed peers whose tip is not in our chain, and is not one we judged, in the order to look at them.
+
+        known: of those that are electors or members; else of the others.
+        """
+        now = trio.current_time()
+        if not known and now < self._strangers_until:
+            return []
+        claimants = [
+            peer for peer in self._membership.live_peers() if self.is_known(peer) is known and self._is_ahead(peer, now)
+        ]
+        if known:
+            return sorted(claimants, key=self.rounds_of, reverse=True)
+        for peer in claimants:
+            _remember(self._first, peer, self._first.get(peer, now))
+        return sorted(claimants, key=lambda peer: self._first.get(peer, now))
+
+    def _is_ahead(self, peer: PeerId, now: float) -> bool:
+        history, neighbour = self._replica.history, self._membership.get(peer)
+        assert neighbour is not None
+        rounds, tip = neighbour.heartbeat.round, neighbour.heartbeat.tip
+        if tip in self._judged or (rounds == 0 and history.length > 0):
+            return False
+        if now < self._disbelieved.get(peer, (0.0, 0.0))[0]:
+            return False
+        return rounds > history.length or history.tip_at(rounds) != tip
+
+    def hopes(self) -> bool:
+        """Whether somebody who is not believed just now may still show the way to a peer that has no record at all."""
+        if trio.current_time() - self._membership.started > HOPE_S:
+            return False
+        for peer in self._membership.live_peers():
+            neighbour = self._membership.get(peer)
+            patience = self._disbelieved.get(peer, (0.0, 0.0))[1]
+            if neighbour and neighbour.heartbeat.round > 0 and patience < HOPE_S:
+                if neighbour.heartbeat.tip not in self._judged:
+                    return True
+        return False
+
+    def sources(self, leader: PeerId | None = None) -> list[PeerId]:
+        """Peers to fetch records' results and checkpoints from: the leader, then members; strangers where there are none."""
+        live = self._membership.live_peers()
+        first = [peer for peer in live if peer == leader]
+        members = [peer for peer in live if peer != leader and self.is_known(peer)]
+        others = [] if members else [peer for peer in live if peer != leader]
+        return [*first, *members, *others][:MAX_SOURCES]
+
+    # -- what came of it ----------------------------------------------------------------------------------------------
+
+    def believe(self, peer: PeerId) -> None:
+        """It showed what it claimed."""
+        self._disbelieved.pop(peer, None)
+
+    def postpone(self, peer: PeerId) -> None:
+        """It showed records that we do not take over as long as the electors stand where they do."""
+        _remember(self._disbelieved, peer, (trio.current_time() + WAIT_S, 0.0))
+
+    def disbelieve(self, peer: PeerId) -> None:
+        """What it claims is not looked at again for a while, twice as long as the last time."""
+        _, patience = self._disbelieved.pop(peer, (0.0, DISBELIEF_S / 2))
+        patience = min(patience * 2, MAX_DISBELIEF_S)
+        _remember(self._disbelieved, peer, (trio.current_time() + patience, patience))
+
+    def judge(self, tip: bytes) -> None:
+        """This tip is that of a lost fork, or of no chain."""
+        _remember(self._judged, tip, None)
+
+    def judge_claim(self, peer: PeerId) -> None:
+        """So is the tip that this peer claims."""
+        neighbour = self._membership.get(peer)
+        if neighbour is not None:
+            self.judge(neighbour.heartbeat.tip)
+
+    def false_state(self, leader: PeerId) -> None:
+        """The state of the branch that it showed was not what its records say."""
+        self.disbelieve(leader)
+        if not self.is_known(leader):
+            self._strangers_until = trio.current_time() + self._strangers_pause
+            self._strangers_pause = min(self._strangers_pause * 2, MAX_DISBELIEF_S)
+
+
+def _remember(table: dict[K, V], key: K, value: V) -> None:
+    if key not in table and len(table) >= MAX_REMEMBERED:
+        table.pop(next(iter(table)))
+    table[key] = value

@@ -1,0 +1,98 @@
+"""Which of two chains is ours: how much of a verified branch we take over.
+
+At the first record that differs a full one beats a provisional one; then more signers; then the lower hash
+(`protocol.state.chain.prefer`).  A final record yields to nothing, and a settled one only to a full one.  Two full records
+on one tip are the work of a third of liars among the electors: we keep ours, and say so.  Provisional records are taken
+over as far as the electors, as they are heard now, stand on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.events import SecondHistory
+from protocol.network.session import Session
+from protocol.state.branch import Branch
+from protocol.state.chain import is_full, prefer, record_hash
+from protocol.state.replica import Replica
+from protocol.sync.settled import Settled
+from protocol.sync.standpoints import Standpoints
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Commit
+
+YOUNG_ROUNDS = 100
+"""A run that anybody may begin may have been begun twice.  After so many rounds a beginning is not given up for another."""
+MAX_ALARMS = 256
+
+
+@dataclass(frozen=True)
+class Choice:
+    """rounds: of the branch that we take over, no more than those in common if none.  lost: the branch loses for good."""
+
+    rounds: int
+    lost: bool = False
+
+
+class ForkChoice:
+    """Judges branches that are rooted in our chain.  Blocking: it reads a record of each."""
+
+    def __init__(self, session: Session, replica: Replica, standpoints: Standpoints, settled: Settled) -> None:
+        self._session, self._replica, self._standpoints, self._settled = session, replica, standpoints, settled
+        self._alarms: dict[Hash, None] = {}
+
+    def judge(self, branch: Branch, shown_by: PeerId) -> Choice:
+        """How much of it we take over."""
+        common = branch.common
+        if common == branch.length:
+            return Choice(common)
+        if common == self._replica.history.length:
+            return Choice(self._followed(branch, common))
+        if not self._wins(branch, common, shown_by):
+            return Choice(common, lost=True)
+        return Choice(self._followed(branch, common + 1))
+
+    def _wins(self, branch: Branch, common: int, shown_by: PeerId) -> bool:
+        history = self._replica.history
+        ours, theirs = history.commit_at(common), branch.commit_at(common)
+        electors = history.roster_at(common).electorate.electors
+        is_ours_full, is_theirs_full = is_full(ours.certificate), is_full(theirs.certificate)
+        if ours.record.state_digest != theirs.record.state_digest and is_ours_full >= is_theirs_full:
+            return False  # both stand on the same state, and ours names it
+        if self._is_second_beginning(common):
+            return prefer(electors, ours, theirs)
+        if is_theirs_full and is_ours_full:
+            self._alarm(ours, theirs, shown_by)
+            return False
+        if common < history.final or (common < self._settled.rounds and not is_theirs_full):
+            return False
+        return prefer(electors, ours, theirs)
+
+    def _is_second_beginning(self, common: int) -> bool:
+        """Whether two peers began a run that anybody may begin, and ours is young enough to be given up for the other."""
+        return common == 0 and self._replica.rounds.founders is None and self._replica.history.length < YOUNG_ROUNDS
+
+    def _alarm(self, ours: Commit, theirs: Commit, shown_by: PeerId) -> None:
+        tip = record_hash(theirs.record)
+        if tip in self._alarms:
+            return
+        if len(self._alarms) >= MAX_ALARMS:
+            self._alarms.pop(next(iter(self._alarms)))
+        self._alarms[tip] = None
+        both = {vote.peer for vote in ours.certificate.votes} & {vote.peer for vote in theirs.certificate.votes}
+        round, mine = ours.record.round, record_hash(ours.record).hex()
+        self._session.emit(SecondHistory(round, mine, tip.hex(), shown_by, sorted(both)))
+
+    def _followed(self, branch: Branch, start: int) -> int:
+        """The round of the first provisional record from `start` on that the electors do not stand on; else all."""
+        for round, electors in branch.provisional.items():
+            if round < start:
+                continue
+            tips = branch.tips(round + 1, branch.length - round)
+            if not self._standpoints.follow(electors, tips, branch.tip_at(round), round):
+                return round
+        return branch.length
+
+    def back_to(self) -> int | None:
+        """The round whose provisional record, and all after it, we should give up; None when those we have hold."""
+        return self._standpoints.back_to(self._settled.rounds)

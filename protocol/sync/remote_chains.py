@@ -1,0 +1,123 @@
+"""Reading other peers' chains: where they leave ours, and their records from there, each verified on the one before.
+
+Nothing in an answer is believed; a record is believed for its certificate.  Every answer and every signature check is paid
+for from the budget, and paid back for branches that lead somewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import trio
+
+from protocol.events import SyncProgress
+from protocol.network.interface import MAX_REQUEST_BYTES
+from protocol.network.session import Session
+from protocol.offload import Offload
+from protocol.state.branch import Branch
+from protocol.state.chain import verify_commit
+from protocol.state.replica import Replica
+from protocol.sync.budget import Budget, OverBudget
+from protocol.wire.canonical import Malformed
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Body, Commit, decode_body
+from protocol.wire.questions import MAX_COMMITS, MAX_TIPS, CommitsReply, CommitsRequest, TipsReply, TipsRequest
+
+ASK_TIMEOUT_S = 10.0
+FORK_BYTES = 64 << 20
+"""A fork with more records than this is not looked at."""
+BEGINNING_BYTES = 512 << 20
+"""Of records of a run that anybody may begin, which a newcomer takes from genesis: anybody may have made them."""
+
+R = TypeVar("R", bound=Body)
+
+
+@dataclass
+class Look:
+    """What looking at one peer's chain has cost.  known: it is an elector or a member of our chain."""
+
+    peer: PeerId
+    known: bool
+    size_bytes: int = 0
+    checks: int = 0
+
+
+class RemoteChains:
+    """Asks over `session`'s network.  Everything here raises `NetworkError` and `Malformed`.
+
+    progressed_at: when a record was verified last, in trio time.
+    """
+
+    def __init__(self, session: Session, replica: Replica, offload: Offload, budget: Budget) -> None:
+        self._session, self._replica, self._offload, self._budget = session, replica, offload, budget
+        self.progressed_at = -1e9
+
+    async def common(self, look: Look) -> tuple[int, int]:
+        """(rounds both chains share, length of theirs).  Looks back in windows that double."""
+        window = 64
+        while True:
+            length = self._replica.history.length
+            start = max(0, length - window + 1)
+            reply = await self._tips(look, start, min(window * 2, MAX_TIPS))
+            if reply.length < start:
+                start = max(0, reply.length - window + 1)
+                reply = await self._tips(look, start, window)
+            mine = self._replica.history.tips(start, len(reply.tips))
+            shared = sum(1 for ours, theirs in zip(mine, reply.tips, strict=False) if ours == theirs)
+            if shared or start == 0:
+                if not shared:
+                    raise Malformed("a chain that begins at another genesis")
+                return start + shared - 1, reply.length
+            window *= 2
+
+    async def shares(self, look: Look, branch: Branch, length: int) -> bool:
+        """Whether their chain, of this length, goes through the tip of `branch`, or ends on it."""
+        rounds = min(branch.length, length)
+        reply = await self._tips(look, rounds, 1)
+        return reply.tips == [branch.tip_at(rounds)]
+
+    async def _tips(self, look: Look, start: int, count: int) -> TipsReply:
+        return await self._ask(look, "tips", TipsRequest(start=start, count=count), TipsReply)
+
+    async def extend(self, look: Look, branch: Branch, length: int) -> None:
+        """Append their records up to `length` to the branch, which their chain goes through."""
+        while branch.length < length:
+            for commit in await self._commits(look, branch.length, length - branch.length):
+                self._pay(look, 0, len(commit.record.members) + len(commit.certificate.votes))
+                await self._offload(verify_commit, self._replica.rounds, commit, branch.base)
+                await self._offload(branch.append, commit)
+                self.progressed_at = trio.current_time()
+            if branch.size_bytes > self._most_bytes(branch):
+                raise Malformed("a branch of more records than we look at")
+            self._session.emit(SyncProgress("records", branch.length, length))
+
+    def _most_bytes(self, branch: Branch) -> float:
+        if branch.start < self._replica.history.length:
+            return FORK_BYTES
+        is_anyones = branch.start == 0 and self._replica.rounds.founders is None
+        return BEGINNING_BYTES if is_anyones else float("inf")
+
+    async def _commits(self, look: Look, start: int, count: int) -> list[Commit]:
+        question = CommitsRequest(start=start, count=min(count, MAX_COMMITS))
+        reply = await self._ask(look, "commits", question, CommitsReply)
+        if not reply.commits:
+            raise Malformed("a peer without the records it announced")
+        return [await self._offload(decode_body, Commit, raw) for raw in reply.commits[:count]]
+
+    async def _ask(self, look: Look, kind: str, question: Body, reply: type[R]) -> R:
+        if not self._budget.allows(trio.current_time(), known=look.known):
+            raise OverBudget("claims have cost enough for now")
+        answer = await self._session.network.request(look.peer, kind, question.encode(), timeout_s=ASK_TIMEOUT_S)
+        self._pay(look, len(answer), 0)
+        return decode_body(reply, answer, max_bytes=MAX_REQUEST_BYTES)
+
+    def _pay(self, look: Look, size_bytes: int, checks: int) -> None:
+        look.size_bytes += size_bytes
+        look.checks += checks
+        self._budget.pay(size_bytes, checks)
+
+    def repay(self, look: Look) -> None:
+        """What the look cost so far led somewhere."""
+        self._budget.repay(look.size_bytes, look.checks)
+        look.size_bytes = look.checks = 0

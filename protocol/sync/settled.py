@@ -1,0 +1,41 @@
+"""How far our chain is settled: records that we followed as they were made, long ago and many rounds back.
+
+A settled record yields to a full sibling only, or to a person; never to who is heard now.  Kept in memory: a peer that was
+away begins anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from protocol.state.base import RoundSettings
+
+
+class Settled:
+    """`now` is trio time."""
+
+    def __init__(self, settings: RoundSettings) -> None:
+        self._settings = settings
+        self._followed: deque[tuple[int, float]] = deque()
+        """Rounds after records that we followed, with the times; those that are not settled yet."""
+        self._rounds = 0
+
+    def follow(self, rounds: int, now: float) -> None:
+        """We were there when the record after which there are `rounds` rounds was made."""
+        self._followed.append((rounds, now))
+        while self._followed:
+            then, at = self._followed[0]
+            if rounds - then < self._settings.settle_rounds or now - at < self._settings.settle_s:
+                break
+            self._rounds = then
+            self._followed.popleft()
+
+    def lose(self, rounds: int) -> None:
+        """Our chain changed after `rounds` rounds, or we were away: what came after is not settled."""
+        self._rounds = min(self._rounds, rounds)
+        self._followed.clear()
+
+    @property
+    def rounds(self) -> int:
+        """Records below this one are settled, if they were followed."""
+        return self._rounds

@@ -1,0 +1,137 @@
+"""Electorates of every size: who must vote, what happens when too many are gone, and what their return changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.state.chain import is_full, quorum_of, verify_commit
+from protocol.state.electorate import quorum_size
+from protocol.wire.messages import Proof, Roll
+from tests.protocol.consensus.parliament import STEPS, Parliament, first_proposer
+from tests.protocol.consensus.parliament import settings as round_settings
+
+EVICTION_S = round_settings().eviction_s
+
+
+@pytest.mark.parametrize("electors", range(8))
+def test_a_quorum_of_each_electorate_certifies(electors: int) -> None:
+    """None is the electorate of a run that anybody may begin: its first members vote."""
+    parliament = Parliament(electors, joiners=3 if electors == 0 else 1)
+    parliament.ready()
+    parliament.run(3)
+    assert not parliament.undecided() and len(parliament.records()) == 1
+    for commit in parliament.commits():
+        verify_commit(round_settings(), commit, parliament.base)
+        assert is_full(commit.certificate) and commit.certificate.attempt == 0
+        voters = parliament.base.electors or tuple(parliament.seats)
+        assert len(commit.certificate.votes) == quorum_of(parliament.base, voters, [])
+
+
+@pytest.mark.parametrize("electors", range(2, 8))
+def test_as_many_may_be_dead_as_leave_a_quorum(electors: int) -> None:
+    parliament = Parliament(electors)
+    dead = list(parliament.seats)[: electors - quorum_size(electors)]
+    for peer in dead:
+        parliament.crash(peer)
+    parliament.ready(*[peer for peer in parliament.seats if peer not in dead])
+    parliament.run(EVICTION_S - 1)
+    assert not parliament.undecided() and len(parliament.records()) == 1
+    assert is_full(parliament.commits()[0].certificate), "nobody is taken for absent"
+
+
+@pytest.mark.parametrize("electors", range(2, 8))
+def test_with_one_more_dead_a_provisional_record_is_made_when_they_were_silent_for_long(electors: int) -> None:
+    parliament = Parliament(electors)
+    dead = list(parliament.seats)[: electors - quorum_size(electors) + 1]
+    for peer in dead:
+        parliament.crash(peer)
+    parliament.ready(*[peer for peer in parliament.seats if peer not in dead])
+    parliament.run(EVICTION_S - 1)
+    assert not parliament.commits()
+    parliament.run(60)
+    assert not parliament.undecided() and len(parliament.records()) == 1
+    certificate = parliament.commits()[0].certificate
+    assert certificate.absent and set(certificate.absent) <= set(dead)
+    fewest = min(count for count in range(len(dead) + 1) if electors - len(dead) >= quorum_size(electors - count))
+    assert len(certificate.absent) == fewest
+    verify_commit(round_settings(), parliament.commits()[0], parliament.base)
+
+
+def test_who_said_goodbye_is_not_waited_for() -> None:
+    parliament = Parliament(2)
+    stays, leaves = parliament.seats
+    parliament.leave(leaves)
+    parliament.ready(stays)
+    parliament.run(5)
+    commit = parliament.seats[stays].committed
+    assert commit is not None and commit.certificate.absent == [leaves]
+
+
+def test_the_members_vote_when_all_electors_are_gone() -> None:
+    parliament = Parliament(2, joiners=3)
+    *electors, one, two, three = parliament.seats
+    for peer in electors:
+        parliament.crash(peer)
+    parliament.ready(one, two, three)
+    parliament.run(EVICTION_S - 1)
+    assert not parliament.commits()
+    parliament.run(60)
+    assert not parliament.undecided() and len(parliament.records()) == 1
+    certificate = parliament.commits()[0].certificate
+    assert certificate.absent == sorted(electors) and {vote.peer for vote in certificate.votes} <= {one, two, three}
+
+
+def test_nobody_takes_an_elector_for_absent_that_it_hears() -> None:
+    """A liar calls ballots without electors that are alive; whoever hears them votes in none of these."""
+    parliament = Parliament(4)
+    liar, *others = parliament.seats
+    parliament.make_puppet(liar)
+    parliament.ready()
+    for attempt in range(4):
+        for absent in ([others[0]], others[:2], others):
+            parliament.say(liar, parliament.roll(attempt, absent=sorted(absent)), *others)
+    parliament.run(60)
+    assert not parliament.undecided()
+    assert all(is_full(commit.certificate) for commit in parliament.commits())
+
+
+@pytest.mark.parametrize("electors", range(2, 8))
+def test_who_returns_finds_its_vote_and_one_full_record_is_made(electors: int) -> None:
+    """A provisional record is about to be made when the others return: at one tip there is one full record at most."""
+    for pause_s in (1, 2, 4):
+        parliament = Parliament(electors, versions=True)
+        dead = list(parliament.seats)[: electors - quorum_size(electors) + 1]
+        parliament.ready()
+        parliament.pass_on(Roll)
+        for peer in dead:
+            parliament.crash(peer)
+        parliament.run(EVICTION_S + pause_s)
+        for peer in dead:
+            parliament.restart(peer)
+            parliament.ready(peer, life=2)
+        parliament.run(120)
+        parliament.show_the_record()
+        assert not parliament.undecided()
+        full = {commit.record.encode() for commit in parliament.commits() if is_full(commit.certificate)}
+        assert len(full) <= 1
+
+
+def test_a_lock_of_the_whole_is_not_released_by_a_part() -> None:
+    """One of four has a proof of lock.  It and another are left: their provisional record is the locked one."""
+    parliament = Parliament(4, versions=True)
+    leader = first_proposer(parliament)
+    parliament.ready()
+    for kind in STEPS[:4]:
+        parliament.pass_on(kind)
+    locked, other, third = [peer for peer in parliament.seats if peer != leader]
+    parliament.queue = [each for each in parliament.queue if each[1] == locked]
+    parliament.pass_on(Proof)
+    parliament.queue.clear()
+    lock = parliament.seats[locked].machine.kept.lock
+    assert lock is not None
+    for peer in (leader, third):
+        parliament.crash(peer)
+    parliament.run(EVICTION_S + 60)
+    assert not parliament.undecided()
+    assert parliament.records() == {lock.record.encode()}
+    assert len(parliament.commits()[0].certificate.absent) == 1, "the fewest"
