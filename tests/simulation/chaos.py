@@ -51,11 +51,18 @@ class Memory:
     locks: list[Lock] = field(default_factory=list)
     votes: dict[VoteKey, dict[str, bytes]] = field(default_factory=dict)
     records: dict[bytes, tuple[Record, Sequence[ChunkEntry]]] = field(default_factory=dict)
+    silent: bool = False
+
+    def fall_silent(self) -> None:
+        """No lies from now on."""
+        self.silent = True
 
     def hear(self, tip: bytes, sender: PeerId, body: Body, signature: bytes) -> None:
         """A statement reached one of them, whose tip this is."""
         if tip != self.tip:
-            self.__init__(tip)  # type: ignore[misc]
+            self.tip = tip
+            for heard in (self.motions, self.proposals, self.proofs, self.locks, self.votes, self.records):
+                heard.clear()  # type: ignore[attr-defined]
         if isinstance(body, Motion):
             self.motions.append(body)
             self.records[record_hash(body.record)] = body.record, body.index
@@ -84,7 +91,8 @@ class Chaos(Forger):
     ) -> list[RoundEffect]:
         assert isinstance(machine, LyingMachine)
         electors = machine.base.electors
-        if sum(peer in self._cabal for peer in electors) > tolerated(len(electors)):
+        too_many = sum(peer in self._cabal for peer in electors) > tolerated(len(electors))
+        if self._memory.silent or too_many:
             return effects
         if isinstance(event, Arrived):
             self._memory.hear(machine.base.tip, event.sender, event.body, event.signature)
@@ -172,7 +180,7 @@ class Chaos(Forger):
         return made
 
 
-def cabal(random: Random, peers: Iterable[PeerId], lies: float = 0.5) -> dict[PeerId, Forger]:
-    """Forgers for these peers, who share what they hear."""
-    named, memory = sorted(peers), Memory()
+def cabal(random: Random, peers: Iterable[PeerId], lies: float = 0.5, memory: Memory | None = None) -> dict[PeerId, Forger]:
+    """Forgers for these peers, who share what they hear: in `memory`, if it is given."""
+    named, memory = sorted(peers), memory or Memory()
     return {peer: Chaos(random, memory, named, lies) for peer in named}

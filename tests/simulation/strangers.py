@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import trio
+
 from protocol.node.node import Node
 from protocol.wire.identity import Identity
 from protocol.wire.messages import Body, Phase, pack
+from tests.simulation.chaos import Memory
 from tests.simulation.forgeries import keys, ready
 from tests.simulation.liars import Ghost
 from tests.simulation.world import World
@@ -46,3 +51,26 @@ class Strangers:
         base = node._history.base
         stands_on = node._replica.state.digest() if digest is None else digest
         await self.say(ready(base, stands_on, serial=base.round))
+
+
+async def harass(world: World, crowd: Strangers, memory: Memory, random: Random) -> None:
+    """The crowd comes and says something else every few seconds, until the liars fall silent."""
+    moods = ("waits", "is ready", "stands elsewhere", "is ahead")
+    while not memory.silent:
+        await trio.sleep(2.0)
+        nodes = [seat.node for seat in world.up() if seat.node is not None]
+        if not nodes:
+            continue
+        node, mood = max(nodes, key=lambda node: node.rounds), random.choice(moods)
+        crowd.connect()
+        if mood == "is ahead":
+            await crowd.beat(node.rounds + random.randint(1, 10**6), random.randbytes(32))
+        else:
+            await crowd.beat(node.rounds, node.tip)
+        if mood in ("is ready", "stands elsewhere"):
+            await crowd.be_ready(node, random.randbytes(32) if mood == "stands elsewhere" else None)
+    for key in crowd.keys:
+        for seat in world.up():
+            end = world.wire.end(seat.peer)
+            if end is not None:
+                end.handlers.on_peer_disconnected(key.peer_id)
