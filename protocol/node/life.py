@@ -49,6 +49,7 @@ class Life:
         """Until `leave`, the goodbye said: returns how many peers confirmed it.  Raises `StoreFull`."""
         async with self._dispatcher.open() as nursery:
             await self._ejections.load()
+            await self._keeper.load()
             nursery.start_soon(self._heartbeats.run)
             nursery.start_soon(self._ejections.announce)
             nursery.start_soon(self._watch.run, nursery)
