@@ -19,6 +19,8 @@ from protocol.wire.envelope import rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
+    MAX_ELECTORS,
+    MAX_MEMBERS,
     Certificate,
     ChunkEntry,
     Commit,
@@ -226,7 +228,8 @@ class Proposer:
         if state.state_digest is None or len(rolls) < ballot.quorum:
             return None
         justification = justify(state.settings.run, ballot, [*rolls.values()])
-        return state.closing.make_plan(view, state.state_digest, justification.held())
+        most = MAX_ELECTORS if ballot.members else MAX_MEMBERS
+        return state.closing.make_plan(view, state.state_digest, justification.held(), most)
 
     def _proposal(self, mine: OwnAttempt, plan: Plan) -> Proposal:
         return Proposal(attempt=mine.ballot.attempt, absent=list(mine.ballot.absent), plan=plan, rolls=mine.rolls)

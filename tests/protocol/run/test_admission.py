@@ -70,7 +70,7 @@ def test_a_proof_tells_what_admits_its_peer() -> None:
 
 def test_the_largest_proof_is_within_the_limit() -> None:
     token = bearer_token(ORGANISER, RUN, KEY, expires=2**53, until_round=2**53, uses=MAX_USES)
-    assert len(bearer(token=token)) <= MAX_ADMISSION_BYTES // 2
+    assert len(bearer(token=token)) <= MAX_ADMISSION_BYTES
 
 
 @pytest.mark.parametrize("shown", [bound(), bearer()], ids=["bound", "bearer"])
