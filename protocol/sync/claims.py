@@ -21,7 +21,7 @@ DISBELIEF_S = 5.0
 MAX_DISBELIEF_S = 600.0
 WAIT_S = 2.0
 """Until a provisional record that we did not take over is looked at again: who is heard changes."""
-HOPE_S = 60.0
+HOPE_S = 30.0
 """A newcomer waits so long for a chain that is claimed, and for no single claimant longer than it has failed by then."""
 FALSE_STATE_S = 60.0
 """After a stranger's branch whose state was false, strangers are not followed for so long; twice as long the next time."""

@@ -136,8 +136,8 @@ class Following:
         progressed_at = max(self._chains.progressed_at, self._catch_up.supplies.progressed_at)
         if (True in self._busy or (is_new and self._busy)) and trio.current_time() - progressed_at < PROGRESS_S:
             return True
-        if is_new and self._claims.hopes():
-            return True
+        if is_new and (self._claims.hopes() or (waited_s < self._replica.rounds.eviction_s and self._held.leaving_at(0))):
+            return True  # the run was begun: whoever has its state may come back
         return waited_s < PATIENCE_S and (True in self._busy or self.wants_back() or self.has_claims(known=True))
 
     # -- looking ------------------------------------------------------------------------------------------------------
