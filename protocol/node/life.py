@@ -76,6 +76,7 @@ class Life:
         await self._gathering.listen()
         while True:
             await self._keeper.reach_tip()
+            await self._ejections.look_again()
             if self._is_done():
                 if not self._finishing:
                     await self._evaluator.at_the_end()

@@ -29,8 +29,9 @@ class Faults:
         self._trace.note(seat, f"meets in phase {seat.phase}: {fault} {detail}".rstrip())
 
     def on_weather(self, trouble: str, peer: PeerId) -> None:
-        """The weather did something to what `peer` sent."""
-        self.met[trouble, self._by_peer[peer].phase] += 1
+        """The weather did something to what `peer` sent; what has no seat is not counted."""
+        if peer in self._by_peer:
+            self.met[trouble, self._by_peer[peer].phase] += 1
 
     # -- processes ----------------------------------------------------------------------------------------------------
 

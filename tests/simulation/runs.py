@@ -14,10 +14,14 @@ from trio.testing import MockClock
 
 from protocol.network.simulated.weather import Weather
 from protocol.run.manifest import SignedManifest
+from protocol.state.electorate import tolerated
+from tests.simulation.chaos import Memory, cabal
 from tests.simulation.determinism import deterministic_trio
+from tests.simulation.forgers import lying
 from tests.simulation.mutations import mutated
 from tests.simulation.processes import Overseer
 from tests.simulation.scenarios import ROUGH, Troubles, churn
+from tests.simulation.strangers import Strangers, harass
 from tests.simulation.world import World, disk_space
 
 Scenario = Callable[[World], Awaitable[None]]
@@ -77,12 +81,17 @@ def simulate(
 
 @dataclass(frozen=True)
 class Setting:
-    """What a seed's world is like: drawn from the seed, so that the seed alone says all."""
+    """What a seed's world is like: drawn from the seed, so that the seed alone says all.
+
+    liars: at most as many as the electors of all peers bear.  strangers: keys of a crowd.
+    """
 
     peers: int
     rounds: int
     weather: Weather
     troubles: Troubles
+    liars: int = 0
+    strangers: int = 0
 
 
 FAIR = Weather()
@@ -97,12 +106,20 @@ LARGE_EVERY = 40
 """One seed in so many is a world of more than twenty peers."""
 
 
+LIARS_IN, CROWD_IN = (3, 1), (8, 5)
+"""Seeds that leave this rest (the second number) when divided by the first are worlds with liars, and with a crowd."""
+
+
 def setting_of(seed: int, peers: int | None = None, rounds: int | None = None) -> Setting:
     """The world of a seed; `peers` and `rounds` overrule it."""
     random = Random(f"setting {seed}")
     large = seed % LARGE_EVERY == 0
     drawn = random.randint(20, 26) if large else random.choice([3, 4, 4, 5, 5, 6, 6, 7, 8])
-    return Setting(peers or drawn, rounds or (6 if large else random.randint(6, 12)), random.choice(WEATHERS), ROUGH)
+    rounds, weather = rounds or (6 if large else random.randint(6, 12)), random.choice(WEATHERS)
+    most = tolerated(peers or drawn)
+    liars = random.randint(1, most) if most and seed % LIARS_IN[0] == LIARS_IN[1] else 0
+    strangers = random.choice([1, 5, 30]) if seed % CROWD_IN[0] == CROWD_IN[1] else 0
+    return Setting(peers or drawn, rounds, weather, ROUGH, liars, strangers)
 
 
 def rough(seed: int, peers: int | None = None, rounds: int | None = None) -> Finished:
@@ -110,7 +127,15 @@ def rough(seed: int, peers: int | None = None, rounds: int | None = None) -> Fin
     setting = setting_of(seed, peers, rounds)
 
     async def scenario(world: World) -> None:
-        await churn(world, setting.rounds, setting.troubles, founders=min(setting.peers, 3 + seed % 3))
+        memory, random = Memory(), Random(f"lies {seed}")
+        liars = [seat.peer for seat in world.seats[: setting.liars]]
+        world.judge.liars |= dict.fromkeys(liars)
+        if setting.strangers:
+            world.spawn(harass, world, Strangers(world, setting.strangers), memory, random)
+        with lying(cabal(random, liars, memory=memory)):
+            founders = min(setting.peers, 3 + seed % 3)
+            await churn(world, setting.rounds, setting.troubles, founders=founders, on_calm=memory.fall_silent)
+        assert not world.judge.false_chunks, "nobody spoilt an average, and one is wrong"
 
     return simulate(setting.peers, scenario, seed, setting.weather)
 

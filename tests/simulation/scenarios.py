@@ -55,8 +55,13 @@ ROUND_BOUND_S = 60.0
 """A round is committed within so much virtual time in which a majority of the electors is there, whatever else happens."""
 
 
-async def churn(world: World, rounds: int, troubles: Troubles, *, founders: int = 5) -> None:
-    """Begin with some peers; let others come, go, die and come back until `rounds` are committed; then let it calm."""
+async def churn(
+    world: World, rounds: int, troubles: Troubles, *, founders: int = 5, on_calm: Callable[[], None] = lambda: None
+) -> None:
+    """Begin with some peers; let others come, go, die and come back until `rounds` are committed; then let it calm.
+
+    on_calm: called when nothing more happens to anybody.
+    """
     for seat in world.seats[:founders]:
         world.start(seat)
     last_round, since = 0, trio.current_time()
@@ -69,6 +74,7 @@ async def churn(world: World, rounds: int, troubles: Troubles, *, founders: int 
         if newest > last_round:
             last_round, since = newest, trio.current_time()
         assert trio.current_time() - since < ROUND_BOUND_S, f"no round after {last_round} in {ROUND_BOUND_S:.0f} s"
+    on_calm()
     await calm(world)
     await world.until_round(rounds, within_s=240)
     await world.until_equal(within_s=60)

@@ -1,0 +1,115 @@
+"""Members that withhold parts and averages, send worthless ones, or average wrongly."""
+
+from __future__ import annotations
+
+import trio
+
+from tests.attacks.attack import Attack
+from tests.attacks.stage import Stage
+from tests.simulation.adversaries import ATTACKS as HARMFUL
+from tests.simulation.adversaries import turn as turn_trainer
+from tests.simulation.exchange_liars import (
+    Bogus,
+    KeepingBack,
+    KeepingParts,
+    KeepingResults,
+    Trickling,
+    TwoFaced,
+    exchanging,
+)
+from tests.simulation.liars import Corrupt, blow_up, flip_one, turn
+
+
+async def withholds_everything(stage: Stage) -> None:
+    with exchanging(KeepingBack, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+async def withholds_parts(stage: Stage) -> None:
+    with exchanging(KeepingParts, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+async def withholds_averages(stage: Stage) -> None:
+    with exchanging(KeepingResults, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+async def pushes_bogus_parts(stage: Stage) -> None:
+    """Withholds everything, and sends a worthless part every two seconds (simK)."""
+    with exchanging(Bogus, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+async def trickles(stage: Stage) -> None:
+    with exchanging(Trickling, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+async def averaging_wrongly(stage: Stage, corrupt: Corrupt) -> None:
+    """The liars start again as owners that spoil what they sign, until every honest peer has proof of it.
+
+    What they make of their own averages afterwards, on a branch of their own, is their business: their lives end then.
+    """
+    for seat in stage.liars:
+        stage.world.faults.kill(seat)
+        turn(stage.world, seat, corrupt)
+        stage.world.start(seat)
+    while not all(stage.ejected(seat.peer) for seat in stage.liars):
+        await trio.sleep(1.0)
+    for seat in stage.liars:
+        stage.world.faults.kill(seat)
+
+
+def expect_ejected(stage: Stage) -> None:
+    """Expect that every honest peer has proof against every liar."""
+    stage.expect("everybody has ejected the liars", lambda: all(stage.ejected(seat.peer) for seat in stage.liars))
+
+
+async def destructive_averages(stage: Stage) -> None:
+    expect_ejected(stage)
+    await averaging_wrongly(stage, blow_up)
+
+
+async def slightly_wrong_averages(stage: Stage) -> None:
+    expect_ejected(stage)
+    await averaging_wrongly(stage, flip_one)
+
+
+async def two_averages(stage: Stage) -> None:
+    """It signs one average of each of its chunks for one half of the members, and another one for the rest."""
+    liar = stage.liars[0]
+    TwoFaced(stage.network(liar), liar.identity, stage.run, stage.honest_peers[:2])
+    await trio.sleep_forever()
+
+
+async def harmful_contributions(stage: Stage) -> None:
+    """Its honest contribution with its sign turned, a thousand times as large."""
+    for seat in stage.liars:
+        stage.world.faults.kill(seat)
+        turn_trainer(seat, HARMFUL["sign flip x -1000"])
+        stage.world.start(seat)
+    await trio.sleep_forever()
+
+
+async def slow_trainer(stage: Stage) -> None:
+    """Works at a fifth of the pace of the others, and says so."""
+    for seat in stage.liars:
+        assert seat.trainer is not None
+        seat.trainer.step_s = 2.0
+    await trio.sleep_forever()
+
+
+ATTACKS = [
+    Attack("withholds everything", "parts and averages", withholds_everything),
+    Attack("two withhold everything", "of seven", withholds_everything, 7, 2),
+    Attack("withholds parts", "and averages what it gets", withholds_parts),
+    Attack("withholds averages", "and gives its parts", withholds_averages),
+    Attack("bogus parts", "every 2 s, and nothing else", pushes_bogus_parts),
+    Attack("trickles", "one chunk every 4.5 s", trickles),
+    Attack("destructive averages", "times 1000", destructive_averages),
+    Attack("slightly wrong averages", "by one in one value", slightly_wrong_averages),
+    Attack("two averages of one chunk", "for different members", two_averages),
+    Attack("harmful contributions", "turned and times 1000", harmful_contributions),
+    Attack("slow trainer", "at a fifth of the pace", slow_trainer),
+]

@@ -1,0 +1,278 @@
+"""Chains and branches that did not happen, or that nobody stands on any more; joiners, leavers and minorities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from protocol.events import Event, RoundCommitted
+from protocol.network.interface import NetworkError
+from protocol.state.base import Base
+from protocol.state.chain import genesis_tip, record_hash
+from protocol.wire.hashes import ZERO_HASH
+from protocol.wire.messages import Commit
+from tests.attacks.attack import Attack
+from tests.attacks.certificates import ElectorsHistorian
+from tests.attacks.stage import Stage, anybodys_run
+from tests.simulation.forgeries import (
+    Historian,
+    Invention,
+    certificate,
+    chain_of_keys,
+    commit,
+    invented,
+    keys,
+    member,
+)
+from tests.simulation.forgers import Withholding, lying, nobody
+from tests.simulation.seat import Seat
+from tests.simulation.strangers import Strangers
+
+
+def _historian(stage: Stage, chain: Sequence[Commit]) -> Historian:
+    ghost = Historian(stage.world, b"\x70")
+    stage.world.judge.liars[ghost.peer] = None
+    ghost.chain = chain
+    return ghost
+
+
+async def other_genesis(stage: Stage) -> None:
+    """64 keys made a chain from genesis that is longer than ours; nobody has its state (simM)."""
+    await stage.world.until("some rounds", lambda: stage.rounds() >= 8, within_s=120)
+    chain = chain_of_keys(stage.world.signed.manifest, stage.run, keys(64), 12)
+    kept = stage.node().tip_at(8)
+    stage.expect("nobody gave its records up", lambda: all(stage.node(s).tip_at(8) == kept for s in stage.honest), 1.0)
+    await _historian(stage, chain).beat_on()
+
+
+async def other_genesis_by_few(stage: Stage) -> None:
+    """The same with as many members as the first record had, and its index (simN)."""
+    await stage.world.until("some rounds", lambda: stage.rounds() >= 4, within_s=120)
+    node = stage.node()
+    first, signers = node.commit_at(0), keys(len(node.commit_at(0).record.members))
+    manifest = stage.world.signed.manifest
+    base = Base(0, 0, genesis_tip(stage.run), ())
+    members = [member(key, stage.run, base, first.record.state_digest) for key in signers]
+    made = invented(manifest, base, members, first.record.state_digest, None)
+    record = made.record.model_copy(update={"result_root": first.record.result_root})
+    start = commit(Invention(record, list(first.index)), certificate(stage.run, record, signers))
+    chain = chain_of_keys(manifest, stage.run, signers, 12, digest=ZERO_HASH, start=[start])
+    kept = node.tip_at(4)
+    stage.expect("nobody gave its records up", lambda: all(stage.node(s).tip_at(4) == kept for s in stage.honest), 1.0)
+    await _historian(stage, chain).beat_on()
+
+
+async def branch_of_keys(stage: Stage) -> None:
+    """From our own third record on, a longer branch that keys alone signed."""
+    await stage.world.until("some rounds", lambda: stage.rounds() >= 5, within_s=120)
+    node = stage.node()
+    start = [node.commit_at(round) for round in range(3)]
+    chain = chain_of_keys(stage.world.signed.manifest, stage.run, keys(16), 30, start=start)
+    kept = node.tip_at(5)
+    stage.expect("nobody gave its records up", lambda: all(stage.node(s).tip_at(5) == kept for s in stage.honest), 1.0)
+    await _historian(stage, chain).beat_on()
+
+
+async def branch_of_one_elector(stage: Stage) -> None:
+    """A longer branch on which one elector takes all others for absent, record after record."""
+    await stage.world.until("some rounds", lambda: stage.rounds() >= 5, within_s=120)
+    liar, node = stage.liars[0], stage.node()
+    stage.world.faults.kill(liar)
+    chain = [node.commit_at(round) for round in range(4)]
+    kept = node.tip_at(5)
+    stage.expect("nobody gave its records up", lambda: all(stage.node(s).tip_at(5) == kept for s in stage.honest), 1.0)
+    electors = [peer for peer in node._history.base.electors if peer != liar.peer]
+    digest = node._replica.state.digest()
+    manifest = stage.world.signed.manifest
+    while len(chain) < 30:
+        base = Base(len(chain), 0, record_hash(chain[-1].record), ())
+        place = member(liar.identity, stage.run, base, digest)
+        made = invented(manifest, base, [place], digest, None)
+        chain.append(commit(made, certificate(stage.run, made.record, [liar.identity], absent=electors)))
+    ghost = ElectorsHistorian(stage.world, liar.identity)
+    ghost.chain = chain
+    await ghost.beat_on()
+
+
+async def _joined(stage: Stage, joiner: Seat) -> None:
+    stage.world.start(joiner)
+    honest = [seat for seat in stage.honest if seat is not joiner]
+    await stage.world.until(
+        "the joiner stands where the others do",
+        lambda: (
+            joiner.node is not None
+            and joiner.node.rounds > 6
+            and any(seat.node is not None and joiner.node.tip == seat.node.tip for seat in honest)
+        ),
+        within_s=180,
+    )
+
+
+async def joiner_shown_another_chain(stage: Stage) -> None:
+    """A newcomer hears of a longer chain that keys made, beside the true one."""
+    *founders, joiner = stage.world.seats
+    for seat in founders:
+        stage.world.start(seat)
+    await stage.world.until_round(6, within_s=60)
+    chain = chain_of_keys(stage.world.signed.manifest, stage.run, keys(16), 40)
+    stage.world.spawn(_historian(stage, chain).beat_on)
+    await _joined(stage, joiner)
+
+
+async def joiner_shown_a_longer_one(stage: Stage) -> None:
+    """Its first records are true, the rest is by one elector alone."""
+    *founders, joiner = stage.world.seats
+    for seat in founders:
+        stage.world.start(seat)
+    await stage.world.until_round(6, within_s=60)
+    stage.liars, stage.honest = founders[:1], [*founders[1:], joiner]
+    for seat in stage.liars:
+        stage.world.judge.liars[seat.peer] = None
+    stage.world.spawn(branch_of_one_elector, stage)
+    await trio.sleep(2)
+    await _joined(stage, joiner)
+
+
+async def joiners_without_state(stage: Stage) -> None:
+    """The founder dies when two newcomers have its records, and before they have its state (simI)."""
+    founder, *joiners = stage.world.seats
+    stage.world.start(founder)
+    await stage.world.until_round(14, within_s=200)
+    for seat in joiners:
+        stage.world.start(seat)
+    with trio.fail_after(60):
+        while not all(seat.node is not None and seat.node.rounds >= 14 for seat in joiners):
+            await trio.sleep(0.001)
+    stage.world.faults.kill(founder)
+    stage.honest = joiners
+    reached = max(seat.node.state_mark.rounds for seat in joiners if seat.node is not None)
+    await stage.world.until("rounds of the two", lambda: all(_state(seat) >= reached + 2 for seat in joiners), 400)
+    stage.world.start(founder)
+    stage.honest = [founder, *joiners]
+    await stage.world.until("the founder's records are back", lambda: all(_state(seat) >= 16 for seat in stage.honest), 400)
+
+
+def _state(seat: Seat) -> int:
+    return seat.node.state_mark.rounds if seat.node is not None else 0
+
+
+async def minority_shown_later(stage: Stage) -> None:
+    """Two of five are apart for a while, make provisional records, and come back with them."""
+    await stage.begin()
+    few, many = stage.world.seats[:2], stage.world.seats[2:]
+    stage.world.faults.partition(many, few)
+    await trio.sleep(60)
+    reached = min(seat.node.rounds for seat in many if seat.node is not None)
+    stage.world.faults.heal()
+    await stage.world.until("rounds of all", lambda: min(stage.world.rounds()) >= reached + 3, 120)
+
+
+async def minority_kept_by_a_liar(stage: Stage) -> None:
+    """The same, and one of the two shows what they made for ever after."""
+    await stage.begin()
+    liar, mate, *many = stage.world.seats
+    stage.world.faults.partition(many, [liar, mate])
+    await trio.sleep(60)
+    node = stage.node(liar)
+    chain = [node.commit_at(round) for round in range(node.rounds)]
+    stage.world.faults.kill(liar)
+    stage.world.faults.heal()
+    ghost = ElectorsHistorian(stage.world, liar.identity)
+    ghost.chain = chain
+    stage.world.spawn(ghost.beat_on)
+    for kept in chain[-3:]:
+        for peer in stage.honest_peers:
+            stage.world.spawn(ghost.tell, peer, kept)
+    reached = stage.rounds()
+    await stage.world.until("rounds of all honest", lambda: stage.rounds() >= reached + 6, 240)
+
+
+async def decided_and_gone(stage: Stage, *, leave: int, dead: int = 1) -> None:
+    """Who decides a round dies with the commit, some that voted say goodbye, and the rest goes on at once (pure2)."""
+    world = stage.world
+    await stage.begin()
+    struck: list[Seat] = []
+
+    def strike(seat: Seat, event: Event) -> None:
+        if isinstance(event, RoundCommitted) and not struck:
+            struck.append(seat)
+            world.faults.kill(seat)
+
+    world.listeners.append(strike)
+    quiet = Withholding(Commit, favoured=nobody)
+    with lying({seat.peer: quiet for seat in world.seats}):
+        await world.until("a record that one peer has", lambda: bool(struck), 120)
+        leavers = [seat for seat in world.seats if seat.up and seat not in struck][:leave]
+        for seat in leavers:
+            world.leave(seat)
+    reached = max(world.rounds())
+    await world.until("rounds of those that stay", lambda: min(world.rounds()) >= reached + 3, 240)
+    for seat in world.seats:
+        if not seat.up:
+            world.start(seat)
+    await world.until("rounds of all", lambda: min(world.rounds()) >= reached + 6, 240)
+
+
+async def decided_and_one_goodbye(stage: Stage) -> None:
+    await decided_and_gone(stage, leave=1)
+
+
+async def decided_and_two_goodbyes(stage: Stage) -> None:
+    await decided_and_gone(stage, leave=2)
+
+
+async def crowd_at_the_beginning(stage: Stage) -> None:
+    """More keys than founders are ready before the first record of a run with named founders."""
+    crowd = Strangers(stage.world, 12)
+    for seat in stage.world.seats:
+        stage.world.start(seat)
+    await trio.sleep(1.0)
+    crowd.connect()
+    for _ in range(20):
+        node = stage.honest[0].node
+        if node is not None:
+            await crowd.beat(node.rounds, node.tip)
+            await crowd.be_ready(node)
+        await trio.sleep(1.0)
+    await stage.world.until("some rounds", lambda: stage.rounds() >= 3, 120)
+    electors = stage.node()._history.base.electors
+    assert {seat.peer for seat in stage.world.seats} == set(electors), "only founders vote"
+
+
+async def answers_with_garbage(stage: Stage) -> None:
+    """Claims a longer chain, and answers questions about it with anything."""
+    ghost = stage.stranger()
+    for kind in ("tips", "commits", "have", "leaves", "chunk"):
+        ghost.answers[kind] = b"\x00" * 1000
+    seq = 0
+    while True:
+        seq += 1
+        await ghost.gossip(ghost.beat(seq, 10**6, bytes([seq % 256]) * 32))
+        for peer in stage.honest_peers:
+            try:
+                await ghost.network.request(peer, "commits", b"\x00" * 1000, timeout_s=5)
+            except NetworkError:
+                continue
+        await trio.sleep(2.0)
+
+
+ATTACKS = [
+    Attack("another genesis", "a longer chain by 64 keys", other_genesis, liars=0, keys=64),
+    Attack(
+        "another genesis, demo run", "the same where anyone may begin", other_genesis, liars=0, keys=64, run=anybodys_run
+    ),
+    Attack("another first record", "over the true first result", other_genesis_by_few, liars=0, keys=5),
+    Attack("another first record, demo", "where anyone may begin", other_genesis_by_few, liars=0, keys=5, run=anybodys_run),
+    Attack("branch of keys", "27 records by 16 keys", branch_of_keys, liars=0, keys=16),
+    Attack("branch of one elector", "26 records, all others absent", branch_of_one_elector),
+    Attack("joiner shown keys' chain", "40 records", joiner_shown_another_chain, 5, 0, 16, begun=False),
+    Attack("joiner shown one elector's", "a longer branch", joiner_shown_a_longer_one, 5, 0, begun=False),
+    Attack("joiners without state", "the founder dies", joiners_without_state, 3, 0, run=anybodys_run, begun=False),
+    Attack("minority shown later", "two of five were apart", minority_shown_later, 5, 0, begun=False),
+    Attack("minority kept by a liar", "and shown for ever", minority_kept_by_a_liar, 5, 1, begun=False),
+    Attack("decided, dead, one goodbye", "the rest goes on", decided_and_one_goodbye, 5, 0, begun=False),
+    Attack("decided, dead, two goodbyes", "the rest goes on", decided_and_two_goodbyes, 5, 0, begun=False),
+    Attack("crowd at the beginning", "twelve keys ready first", crowd_at_the_beginning, 4, 0, 12, begun=False),
+    Attack("answers with garbage", "about a longer chain", answers_with_garbage, liars=0, keys=1),
+]

@@ -1,0 +1,31 @@
+"""The quick attacks are held; `python -m tests.attacks` runs them all."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.attacks.attack import Attack, carry_out, simulated
+from tests.attacks.stage import Stage
+from tests.attacks.suite import SIMULATED
+
+LEAST = 40
+"""Attacks that there have to be."""
+
+
+def test_there_are_attacks_of_every_kind_under_names_of_their_own() -> None:
+    assert len(SIMULATED) >= LEAST
+    assert all(attack.name == name for name, attack in SIMULATED.items())
+
+
+@pytest.mark.parametrize("name", [name for name, attack in SIMULATED.items() if attack.quick])
+def test_it_is_held(name: str) -> None:
+    outcome = carry_out(SIMULATED[name])
+    assert outcome.held, outcome.failure
+
+
+def test_an_attack_that_breaks_what_it_expects_is_not_held() -> None:
+    async def nothing(stage: Stage) -> None:
+        stage.expect("what never happens", lambda: False, within_s=1.0)
+
+    outcome = simulated(Attack("nothing", "", nothing, 4, 0))
+    assert outcome.failure is not None and "what never happens" in outcome.failure

@@ -1,0 +1,120 @@
+"""Members that lie in the exchange: real nodes that send less than they owe, or other things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import trio
+
+from protocol.exchange.effects import ExchangeEffect, SendPart, SendResult
+from protocol.exchange.messages import PushHeader, read_header
+from protocol.exchange.runner import ExchangeRunner
+from protocol.network.interface import NetworkError
+from protocol.node import exchanges
+from protocol.wire.hashes import chunk_hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import ChunkResult, pack, unpack
+
+
+class KeepingBack(ExchangeRunner):
+    """Sends nothing of the kinds in `kept_back`."""
+
+    kept_back: tuple[type[ExchangeEffect], ...] = (SendPart, SendResult)
+
+    def _perform(self, effect: ExchangeEffect) -> None:
+        if not isinstance(effect, self.kept_back):
+            super()._perform(effect)
+
+
+class KeepingParts(KeepingBack):
+    """Averages, but gives nothing to average."""
+
+    kept_back = (SendPart,)
+
+
+class KeepingResults(KeepingBack):
+    """Gives its parts, and no averages."""
+
+    kept_back = (SendResult,)
+
+
+class Bogus(KeepingBack):
+    """Withholds everything, and pushes worthless parts so that it is heard (simK).  every_s: how often."""
+
+    every_s = 2.0
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for peer in self.machine.others:
+                nursery.start_soon(self._push_nothing, peer)
+            await super().run()
+
+    async def _push_nothing(self, peer: PeerId) -> None:
+        size = self._results._layout[0].size
+        header = PushHeader(plan=self.machine.name, fragment=self.machine.plan.fragment, chunk=0, proof=[], statement=None)
+        while True:
+            try:
+                await self._session.network.push(peer, header.encode(), memoryview(bytearray(size)), timeout_s=5)
+            except NetworkError:
+                pass
+            await trio.sleep(self.every_s)
+
+
+class Trickling(ExchangeRunner):
+    """Sends what it owes one by one, a moment before it would be given up."""
+
+    every_s = 4.5
+
+    def _perform(self, effect: ExchangeEffect) -> None:
+        if not isinstance(effect, SendPart | SendResult):
+            super()._perform(effect)
+        elif self._nursery is not None:
+            self._late = getattr(self, "_late", 0) + 1
+            self._nursery.start_soon(self._later, effect, self._late * self.every_s)
+
+    async def _later(self, effect: ExchangeEffect, delay_s: float) -> None:
+        await trio.sleep(delay_s)
+        super()._perform(effect)
+
+
+@contextmanager
+def exchanging(make: Callable[..., ExchangeRunner], liars: Collection[PeerId]) -> Iterator[None]:
+    """Exchanges that these peers begin within are of this kind."""
+    honest: Any = getattr(exchanges, "ExchangeRunner")  # noqa: B009
+
+    def begin(**arguments: Any) -> ExchangeRunner:
+        kind = make if arguments["session"].me in liars else honest
+        return kind(**arguments)  # type: ignore[no-any-return]
+
+    with patch.object(exchanges, "ExchangeRunner", begin):
+        yield
+
+
+class TwoFaced:
+    """What a network pushes: averages go out twice, different ones to different peers, each truly signed.
+
+    Installed on the network of a node.
+    """
+
+    def __init__(self, network: Any, identity: Identity, run: Any, deceived: Collection[PeerId]) -> None:
+        self._push, self._identity, self._run, self._deceived = network.push, identity, run, deceived
+        network.push = self.push
+
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float) -> None:
+        """Instead of the network's."""
+        opened = read_header(header)
+        if peer in self._deceived and opened.statement is not None:
+            signer, body, _ = unpack(opened.statement, self._run)
+            if signer == self._identity.peer_id and isinstance(body, ChunkResult):
+                header, data = self._other(opened, body, data)
+        await self._push(peer, header, data, timeout_s=timeout_s)
+
+    def _other(self, header: PushHeader, body: ChunkResult, data: memoryview) -> tuple[bytes, memoryview]:
+        changed = memoryview(bytearray(data))
+        changed[-1] = changed[-1] ^ 1
+        entry = body.entry.model_copy(update={"hash": chunk_hash(changed)})
+        statement = pack(self._identity, self._run, body.model_copy(update={"entry": entry})).raw
+        return header.model_copy(update={"statement": statement}).encode(), changed
