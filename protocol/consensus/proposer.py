@@ -147,7 +147,7 @@ class Proposer:
         lock = self._lock_to_carry(justification)
         plan = self._plan_taken_up(justification) if lock is None else None
         if lock is None and plan is None:
-            rolls = self._satisfiable(ballot, rolls)
+            rolls = self._satisfiable(rolls)
             plan = self._new_plan(ballot, rolls, view)
         members = lock.record.members if lock is not None else plan.members if plan is not None else []
         ballot = self._state.ballot(ballot.attempt, ballot.absent, members)
@@ -175,7 +175,7 @@ class Proposer:
                 usable[peer] = raw
         return usable
 
-    def _satisfiable(self, ballot: Ballot, rolls: dict[PeerId, bytes]) -> dict[PeerId, bytes]:
+    def _satisfiable(self, rolls: dict[PeerId, bytes]) -> dict[PeerId, bytes]:
         """Those of the rolls that hold no READY but such as we hold, for our state.
 
         A voter may hold what we have not heard yet, or say so.
