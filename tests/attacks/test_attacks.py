@@ -6,7 +6,7 @@ import pytest
 
 from tests.attacks.attack import Attack, carry_out, simulated
 from tests.attacks.stage import Stage
-from tests.attacks.suite import SIMULATED
+from tests.attacks.suite import BURDENS, SIMULATED, run_named
 
 LEAST = 40
 """Attacks that there have to be."""
@@ -20,6 +20,12 @@ def test_there_are_attacks_of_every_kind_under_names_of_their_own() -> None:
 @pytest.mark.parametrize("name", [name for name, attack in SIMULATED.items() if attack.quick])
 def test_it_is_held(name: str) -> None:
     outcome = carry_out(SIMULATED[name])
+    assert outcome.held, outcome.failure
+
+
+@pytest.mark.parametrize("name", list(BURDENS))
+def test_it_is_borne(name: str) -> None:
+    outcome = run_named(name)
     assert outcome.held, outcome.failure
 
 
