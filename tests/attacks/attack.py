@@ -52,7 +52,7 @@ class Attack:
 class Measured:
     """rounds: of all honest peers in the window.  delay_s: until they had made the first rounds.
 
-    pause_s: the longest time without a round.  received: bytes at honest peers in the window.
+    pause_s: the longest time without a round.  received: bytes at an honest peer in the window.
     """
 
     rounds: int = 0
