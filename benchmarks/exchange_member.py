@@ -91,11 +91,23 @@ class Peer:
             fragment=0,
             base=ZERO_HASH,
             state_digest=ZERO_HASH,
-            loss=0.0,
             owners=assign_owners(
                 ZERO_HASH, peers, len(self.layout), [m["bytes_per_s"] for m in ordered] if measured else ()
             ),
-            members=[Member(peer=m["peer"], tokens=1000, root=bytes.fromhex(m["root"])) for m in ordered],
+            members=[
+                Member(
+                    peer=m["peer"],
+                    incarnation=1,
+                    serial=1,
+                    tokens=1000,
+                    steps=1,
+                    loss=0.0,
+                    norm=0.0,
+                    root=bytes.fromhex(m["root"]),
+                    signature=bytes(64),
+                )
+                for m in ordered
+            ],
         )
 
     async def average(self, network: Libp2pNetwork, plan: Plan, nursery: trio.Nursery) -> None:

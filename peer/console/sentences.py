@@ -44,8 +44,8 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return f"loaded the state after {rounds} rounds"
         case ev.SecondHistory(round, ours, theirs, shown_by, signers):
             return (
-                f"ALARM: {name(shown_by)} shows a second certified record of round {round} ({theirs[:8]}; we keep {ours[:8]}): "
-                f"a third of the electors or more lied; {_listed(signers, name) or 'nobody'} signed both"
+                f"ALARM: {name(shown_by)} shows a second certified record of round {round} ({theirs[:8]}; we keep "
+                f"{ours[:8]}): a third of the electors or more lied; {_listed(signers, name) or 'nobody'} signed both"
             )
         case ev.Desynced(round, mine, theirs):
             return f"state differs from the swarm's before round {round} ({mine[:8]}, not {theirs[:8]}); repairing"

@@ -3,6 +3,8 @@
 Each peer judges for itself.  An accusation is a rumour with the name of a proof; a peer that hears it fetches the proof from
 an accuser (`protocol.audit.accusations`), judges it (`protocol.audit.evidence`), persists it and announces it in turn
 (`protocol.audit.announcing`).  So every honest peer ejects the same liars, and nobody is ejected by a majority's word.
+
+Some evidence is about a tip that we do not know yet: it is postponed until we do.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from protocol.audit.announcing import Announcements
 from protocol.audit.evidence import (
     Evidence,
     Law,
+    UnknownTip,
     Verdict,
     decode_evidence,
     encode_evidence,
     evidence_hash,
     judge,
+    tip_needed,
 )
+from protocol.audit.postponed import Postponed
 from protocol.events import Dropped, Notice, PeerEjected
 from protocol.membership.liveness import Membership
 from protocol.network.interface import NetworkError, Refused, Unreachable
@@ -44,11 +49,12 @@ class Ejections:
 
     def __init__(self, session: Session, replica: Replica, membership: Membership, offload: Offload) -> None:
         self._session, self._store, self._membership, self._offload = session, replica.store, membership, offload
-        self._law = Law(session.run, replica.manifest.fragments, replica.layout, replica.manifest.aggregation)
-        self._history = replica.history
+        self._history, manifest = replica.history, replica.manifest
+        self._law = Law(session.run, manifest.fragments, replica.layout, manifest.aggregation, manifest.rounds.max_members)
         self._verdicts: dict[PeerId, tuple[Verdict, Hash]] = {}
         """With the names of the proofs, the oldest first."""
         self._accusations, self._announcements = Accusations(), Announcements()
+        self._postponed = Postponed()
         self._judging = trio.Lock()
         """One proof is in memory twice and thrice while it is judged."""
 
@@ -66,7 +72,9 @@ class Ejections:
             if raw is None:
                 continue
             try:
-                self._take(raw, await self._offload(self._judge_raw, raw))
+                self._take(raw, await self._judge(raw))
+            except UnknownTip as error:
+                self._postpone(raw, error)
             except Malformed as error:
                 self._session.emit(Notice("warning", f"a proof on disk proves nothing: {error}"))
 
@@ -77,17 +85,27 @@ class Ejections:
         """
         raw = encode_evidence(evidence)
         try:
-            verdict = await self._offload(judge, self._law, evidence)
-        except Malformed as error:
+            verdict = await self._judge(raw)
+        except (Malformed, UnknownTip) as error:
             self._session.emit(Notice("warning", f"what looked like proof of a lie is none: {error}"))
             return None
         return await self._eject(raw, verdict)
+
+    async def look_again(self) -> None:
+        """Judge the postponed evidence whose tip we know by now."""
+        for raw in self._postponed.take(lambda tip: self._history.base_at(*tip) is not None):
+            try:
+                await self._eject(raw, await self._judge(raw))
+            except (Malformed, UnknownTip) as error:
+                self._session.emit(Notice("debug", f"postponed evidence proves nothing: {error}"))
 
     # -- rumours ------------------------------------------------------------------------------------------------------
 
     def hear(self, accuser: PeerId, accusation: Accusation) -> Heard:
         """Whether an accusation is wanted; a new one is then to be looked into."""
         if accusation.accused in (self._session.me, accuser) or accusation.accused in self or accuser in self:
+            return Heard.UNWANTED
+        if accusation.evidence in self._postponed:
             return Heard.UNWANTED
         return self._accusations.hear(accuser, accusation, is_member=self._history.has_member(accuser))
 
@@ -125,12 +143,15 @@ class Ejections:
 
     async def _judge_case(self, case: Case, accuser: PeerId, raw: bytes) -> Verdict | None:
         """Judge a proof.  What proves nothing proves nothing for its other accusers."""
+        accused = case.accusation.accused
         try:
-            async with self._judging:
-                verdict = await self._offload(self._judge_raw, raw)
-            if verdict.peer != case.accusation.accused:
+            verdict = await self._judge(raw)
+            if verdict.peer != accused:
                 raise Malformed("the proof is about somebody else")
-        except Malformed as error:
+        except (Malformed, UnknownTip) as error:
+            if isinstance(error, UnknownTip) and error.signer == accused:
+                self._postpone(raw, error)
+                return None
             for liar in [*case.members, *case.strangers]:
                 self._accusations.lied(case, liar)
             self._session.emit(Dropped(accuser, "accusation", str(error)))
@@ -167,8 +188,20 @@ class Ejections:
 
     # -- verdicts -----------------------------------------------------------------------------------------------------
 
-    def _judge_raw(self, raw: bytes) -> Verdict:
-        return judge(self._law, decode_evidence(raw))
+    async def _judge(self, raw: bytes) -> Verdict:
+        """Raises `Malformed` for what proves nothing, and `UnknownTip` for what cannot be judged yet."""
+        async with self._judging:
+            evidence = await self._offload(decode_evidence, raw)
+            needed = await self._offload(tip_needed, self._law, evidence)
+            base = self._history.base_at(*needed[1]) if needed is not None else None
+            verdict: Verdict = await self._offload(judge, self._law, evidence, base)
+            return verdict
+
+    def _postpone(self, raw: bytes, error: UnknownTip) -> None:
+        """Keep evidence until we know the tip that it is about."""
+        is_known = self._history.has_member(error.signer) or error.signer in self._history.roster.electorate.electors
+        if self._postponed.add(evidence_hash(raw), raw, error.tip, is_known=is_known):
+            self._session.emit(Notice("debug", f"evidence about a tip that we do not know yet: {error}"))
 
     async def _eject(self, raw: bytes, verdict: Verdict) -> Verdict | None:
         """Persist the proof, and act on it.  None when its author was ejected before."""

@@ -1,8 +1,13 @@
 """Proof that a peer lied: self-contained, and the same for everybody who looks at it.
 
-Two kinds.  A wrong average: the owner's signed `ChunkResult`, the plan it names, and the parts it says it averaged, each
-with its proof against the root that the plan gives its member; whoever averages them gets other bytes.  Two statements:
-two different envelopes signed by one peer where an honest one signs one.
+A wrong average: the owner's signed `ChunkResult`, the plan it names, and the parts it says it averaged, each with its proof
+against the root that the plan gives its member; whoever averages them gets other bytes.  One statement that no honest peer
+signs.  Two statements of one peer that contradict each other.  A certificate that contradicts a motion: its signers voted
+in the ballot of the one who signed the motion, for another record.  `protocol.consensus.contradictions` says which
+statements these are.
+
+Some of it shows only together with the electors of the tip that it is about (`tip_needed`), whom everybody knows that has
+the chain up to there.
 
 Pure.  `judge` believes nothing that the signatures and hashes do not show.
 """
@@ -18,15 +23,30 @@ from pydantic import Field
 from kernels.aggregate import Rule, aggregate
 from kernels.codec import is_sane
 from kernels.layout import ChunkSpan
+from protocol.consensus.ballot import Ballot
+from protocol.consensus.contradictions import Tip, contradict, lie_of, need_electors, tip_of, vote_in
 from protocol.exchange.assignment import plan_hash
-from protocol.state.base import fragment_of
+from protocol.state.base import Base, fragment_of
+from protocol.state.chain import record_hash, verify_quorum
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import members_in
-from protocol.wire.messages import MAX_MEMBERS, Body, ChunkResult, HashField, Plan, Ready, decode_body, unpack
+from protocol.wire.messages import (
+    MAX_MEMBERS,
+    Body,
+    Certificate,
+    ChunkResult,
+    HashField,
+    Motion,
+    Plan,
+    Proposal,
+    Step,
+    decode_body,
+    unpack,
+)
 
 MAX_EVIDENCE_BYTES = 64 << 20
 """Larger evidence does not travel: with chunks of 1 MiB, 60 members."""
@@ -49,15 +69,45 @@ class WrongAverage(Body):
     parts: Annotated[list[AveragedPart], Field(min_length=1, max_length=MAX_MEMBERS)]
 
 
+class OneStatement(Body):
+    """An envelope that no honest peer signs."""
+
+    KIND: ClassVar[str] = "one statement"
+    statement: Annotated[bytes, Field(max_length=MAX_ENVELOPE_BYTES)]
+
+
 class TwoStatements(Body):
-    """Two envelopes of one peer for one slot."""
+    """Two envelopes of one peer that contradict each other."""
 
     KIND: ClassVar[str] = "two statements"
     first: Annotated[bytes, Field(max_length=MAX_ENVELOPE_BYTES)]
     second: Annotated[bytes, Field(max_length=MAX_ENVELOPE_BYTES)]
 
 
-Evidence = WrongAverage | TwoStatements
+class ContraryMotion(Body):
+    """A motion envelope of a ballot of the whole electorate, and a certificate of that ballot for another record.
+
+    Only the signer of the motion may propose in that ballot, and of a quorum one is honest: so it signed two motions.  (A
+    quorum of those who are not absent may have no honest one.)
+    """
+
+    KIND: ClassVar[str] = "contrary motion"
+    motion: Annotated[bytes, Field(max_length=MAX_ENVELOPE_BYTES)]
+    record_hash: HashField
+    step: Annotated[Step, Field(strict=False)]
+    certificate: Certificate
+
+
+Evidence = WrongAverage | OneStatement | TwoStatements | ContraryMotion
+KINDS: dict[str, type[Evidence]] = {cls.KIND: cls for cls in (WrongAverage, OneStatement, TwoStatements, ContraryMotion)}
+
+
+class UnknownTip(Exception):
+    """The evidence against `signer` is about a tip whose electors are not known here."""
+
+    def __init__(self, signer: PeerId, tip: Tip) -> None:
+        super().__init__(f"round {tip[0]} on {tip[1].hex():.16}")
+        self.signer, self.tip = signer, tip
 
 
 @dataclass(frozen=True)
@@ -71,12 +121,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Law:
-    """What the manifest fixes about averaging.  layout: the chunks of a contribution, alike in all fragments."""
+    """What the manifest fixes.  layout: the chunks of a contribution, alike in all fragments.  max_members: of a round."""
 
     run: Hash
     fragments: int
     layout: Sequence[ChunkSpan]
     rule: Rule
+    max_members: int
 
 
 def encode_evidence(evidence: Evidence) -> bytes:
@@ -94,16 +145,53 @@ def decode_evidence(raw: bytes) -> Evidence:
     fields = canonical.decode(raw, max_bytes=MAX_EVIDENCE_BYTES, max_values=4)
     if not isinstance(fields, dict) or set(fields) != {"kind", "case"} or not isinstance(fields["case"], bytes):
         raise Malformed("not evidence")
-    if fields["kind"] == WrongAverage.KIND:
-        return decode_body(WrongAverage, fields["case"], max_bytes=MAX_EVIDENCE_BYTES)
-    if fields["kind"] == TwoStatements.KIND:
-        return decode_body(TwoStatements, fields["case"], max_bytes=MAX_EVIDENCE_BYTES)
-    raise Malformed("evidence of an unknown kind")
+    kind = KINDS.get(fields["kind"]) if isinstance(fields["kind"], str) else None
+    if kind is None:
+        raise Malformed("evidence of an unknown kind")
+    return decode_body(kind, fields["case"], max_bytes=MAX_EVIDENCE_BYTES)
 
 
-def judge(law: Law, evidence: Evidence) -> Verdict:
-    """Whom the evidence proves to have lied; raises `Malformed` when it proves nothing."""
-    return _wrong_average(law, evidence) if isinstance(evidence, WrongAverage) else _two_statements(law, evidence)
+def tip_needed(law: Law, evidence: Evidence) -> tuple[PeerId, Tip] | None:
+    """Whom the evidence is about, and the tip whose electors the judge has to know; None when it speaks for itself.
+
+    Raises `Malformed`.
+    """
+    tip: Tip | None = None
+    match evidence:
+        case WrongAverage():
+            return None
+        case OneStatement():
+            signer, body, _ = unpack(evidence.statement, law.run)
+            tip = tip_of(body) if isinstance(body, Proposal | Motion) else None
+        case TwoStatements():
+            signer, body, _ = unpack(evidence.first, law.run)
+            _, second, _ = unpack(evidence.second, law.run)
+            tip = tip_of(body) if need_electors(body, second) else None
+        case ContraryMotion():
+            signer, body, _ = unpack(evidence.motion, law.run)
+            tip = tip_of(body)
+    return (signer, tip) if tip is not None else None
+
+
+def judge(law: Law, evidence: Evidence, base: Base | None = None) -> Verdict:
+    """Whom the evidence proves to have lied; raises `Malformed` when it proves nothing.
+
+    base: the tip that `tip_needed` names, with its electors; raises `UnknownTip` when it is needed and not given.
+    """
+    needed = tip_needed(law, evidence)
+    if needed is not None and (base is None or (base.round, base.tip) != needed[1]):
+        raise UnknownTip(*needed)
+    match evidence:
+        case WrongAverage():
+            return _wrong_average(law, evidence)
+        case OneStatement():
+            return _one_statement(law, evidence, base)
+        case TwoStatements():
+            return _two_statements(law, evidence, base)
+        case ContraryMotion():
+            if base is None:
+                raise Malformed("no motion")
+            return _contrary_motion(law, evidence, base)
 
 
 def _wrong_average(law: Law, case: WrongAverage) -> Verdict:
@@ -142,18 +230,34 @@ def right_hash(rule: Rule, span: ChunkSpan, parts: Sequence[bytes | memoryview],
     return chunk_hash(mean)
 
 
-def _two_statements(law: Law, case: TwoStatements) -> Verdict:
-    one, first, _ = unpack(case.first, law.run)
+def _one_statement(law: Law, case: OneStatement, base: Base | None) -> Verdict:
+    sender, body, _ = unpack(case.statement, law.run)
+    lie = lie_of(law.run, sender, body, base, law.max_members)
+    if lie is None:
+        raise Malformed("a statement that an honest peer may sign")
+    return Verdict(sender, lie)
+
+
+def _two_statements(law: Law, case: TwoStatements, base: Base | None) -> Verdict:
+    sender, first, _ = unpack(case.first, law.run)
     other, second, _ = unpack(case.second, law.run)
-    if one != other or first == second or slot(first) is None or slot(first) != slot(second):
+    if sender != other or not contradict(sender, first, second, base):
         raise Malformed("two statements that do not contradict each other")
-    return Verdict(one, f"signed two different statements ({first.KIND}) where there is one")
+    if first.KIND == second.KIND:
+        return Verdict(sender, f"signed two {first.KIND} statements that contradict each other")
+    return Verdict(sender, f"signed a {first.KIND} and a {second.KIND} that contradict each other")
 
 
-def slot(body: Body) -> tuple[object, ...] | None:
-    """What an honest peer says one thing about; None for statements that may change."""
-    if isinstance(body, Ready):
-        return ("ready", body.incarnation, body.serial)
-    if isinstance(body, ChunkResult):
-        return ("chunk", body.plan, body.chunk)
-    return None
+def _contrary_motion(law: Law, case: ContraryMotion, base: Base) -> Verdict:
+    sender, motion, _ = unpack(case.motion, law.run)
+    certificate = case.certificate
+    if not isinstance(motion, Motion) or certificate.attempt != motion.attempt or certificate.absent or motion.absent:
+        raise Malformed("a certificate of another ballot than the motion's, or of a part of the electorate")
+    if record_hash(motion.record) == case.record_hash:
+        raise Malformed("a certificate for the record that was put to the vote")
+    ballot = Ballot(base, motion.attempt)
+    if not base.electors or not ballot.may_propose(sender):
+        raise Malformed("a motion of another peer than the proposer")
+    vote = vote_in(certificate, case.step, (base.round, base.tip), case.record_hash)
+    verify_quorum(law.run, base, ballot.voters, vote, certificate.votes)
+    return Verdict(sender, f"put two records to the vote in attempt {motion.attempt} of round {base.round}")

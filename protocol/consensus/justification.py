@@ -76,6 +76,11 @@ def check_roll(ballot: Ballot, roll: Roll) -> str | None:
         return "a roll with other electors absent"
     if held_in(base.electors, roll.held) is None:
         return "a roll that holds READYs of others than electors"
+    return flaw_of_locks(roll)
+
+
+def flaw_of_locks(roll: Roll) -> str | None:
+    """Why no honest elector says this about its locks; None when one may."""
     locks = [lock for lock in (roll.lock, roll.reduced) if lock is not None]
     if any(lock.attempt >= roll.attempt for lock in locks):
         return "a roll with a lock that is not of a lower attempt"
@@ -86,6 +91,8 @@ def check_roll(ballot: Ballot, roll: Roll) -> str | None:
 
 def justify(run: Hash, ballot: Ballot, rolls: Sequence[bytes]) -> Justification:
     """Open the signed rolls of a proposal or a motion; raises `Malformed` when they are no quorum of this ballot."""
+    if len(rolls) > len(ballot.voters):
+        raise Malformed("more rolls than voters")
     opened: dict[PeerId, Roll] = {}
     for raw in rolls:
         sender, body, _ = unpack(raw, run, max_bytes=MAX_ROLL_BYTES)
@@ -105,3 +112,20 @@ def check_lock(run: Hash, ballot: Ballot, record: Record, lock: LockName, proof:
     if (proof.attempt, proof.absent) != (lock.attempt, lock.absent) or record_hash(record) != lock.record_hash:
         raise Malformed("a proof of another lock")
     verify_votes(run, ballot.base, record, proof, Step.FIRST)
+
+
+def carries_lock(run: Hash, justification: Justification, record: Record, proof: Certificate | None) -> bool:
+    """Whether a motion for `record` carries on a lock, as it must if its rolls name one; raises `Malformed` if it does not.
+
+    proof: of the lock, as the motion shows it.
+    """
+    locks, name = justification.highest_locks(), record_hash(record)
+    if not locks:
+        if proof is not None:
+            raise Malformed("a proof of a lock that its rolls do not name")
+        return False
+    lock = next((lock for lock in locks if lock.record_hash == name), None)
+    if lock is None or proof is None:
+        raise Malformed("it does not carry on the highest lock that its rolls name")
+    check_lock(run, justification.ballot, record, lock, proof)
+    return True

@@ -63,7 +63,12 @@ def plan_of(record: Record, provenance: Provenance) -> Plan:
 
 
 def is_in(plan: Plan, peer: PeerId, ready: Ready | None) -> bool:
-    """Whether the plan has the contribution that `peer` said READY for: not one of an earlier life, nor an invented one."""
-    return ready is not None and any(
-        member.peer == peer and (member.root, member.tokens) == (ready.root, ready.tokens) for member in plan.members
+    """Whether the plan has the contribution that `peer` said READY for: not one of an earlier life, nor an invented one.
+
+    An earlier life may have made the same contribution, and signed averages of this plan that we do not remember.
+    """
+    said = (ready.incarnation, ready.serial, ready.root, ready.tokens) if ready is not None else None
+    return any(
+        member.peer == peer and (member.incarnation, member.serial, member.root, member.tokens) == said
+        for member in plan.members
     )

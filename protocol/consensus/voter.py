@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from protocol.consensus.ballot import Ballot
 from protocol.consensus.effects import BeginExchange, ObtainResult, Persist, Reject, RoundEffect, Send
-from protocol.consensus.justification import Justification, check_lock, justify
+from protocol.consensus.justification import Justification, carries_lock, justify
 from protocol.consensus.policy import RESEND_S
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
@@ -243,23 +243,10 @@ class Voter:
             return flaw
         try:
             justification = justify(state.settings.run, ballot, motion.rolls)
-            self._carried = self._carries_lock(justification, motion)
+            self._carried = carries_lock(state.settings.run, justification, motion.record, motion.proof)
         except Malformed as error:
             return str(error)
         return None if self._carried else self._objection_to_fresh(justification, motion)
-
-    def _carries_lock(self, justification: Justification, motion: Motion) -> bool:
-        """Whether the motion carries on a lock, as it must if its rolls name one; raises `Malformed` when it does not."""
-        locks, name = justification.highest_locks(), record_hash(motion.record)
-        if not locks:
-            if motion.proof is not None:
-                raise Malformed("a proof of a lock that its rolls do not name")
-            return False
-        lock = next((lock for lock in locks if lock.record_hash == name), None)
-        if lock is None or motion.proof is None:
-            raise Malformed("it does not carry on the highest lock that its rolls name")
-        check_lock(self._state.settings.run, justification.ballot, motion.record, lock, motion.proof)
-        return True
 
     def _objection_to_fresh(self, justification: Justification, motion: Motion) -> str | None:
         """The first reason not to vote for a record that nobody is locked on."""

@@ -82,7 +82,7 @@ async def fetch_blob(
     on_progress: Callable[[int, int], None],
 ) -> bool:
     """Fetch the wanted chunks into `into`; True when all are there, False when no source is left for some."""
-    fetch = _Fetch(list(wanted), len(wanted))
+    fetch, willing, failed = _Fetch(list(wanted), len(wanted)), list(sources), set[PeerId]()
 
     async def one_after_another(peer: PeerId) -> None:
         failures = 0
@@ -100,19 +100,23 @@ async def fetch_blob(
             if await offload(chunk_hash, data) != chunk.hash:
                 emit(Dropped(peer, f"{what} chunk", "its bytes are not those that were certified"))
                 fetch.wanted.append(chunk)
+                failed.add(peer)
                 return
             into[chunk.offset : chunk.offset + chunk.size] = data
             failures, fetch.done = 0, fetch.done + 1
             on_progress(fetch.done, fetch.total)
+        if failures >= FAILURES:
+            failed.add(peer)
 
     while fetch.wanted:
         before = fetch.done
         async with trio.open_nursery() as nursery:
-            for peer in sources:
+            for peer in willing:
                 for _ in range(IN_FLIGHT):
                     nursery.start_soon(one_after_another, peer)
-        if fetch.done == before:
+        if fetch.done == before and not failed.intersection(willing):
             return False
+        willing = [peer for peer in willing if peer not in failed]  # others wait for the chunks that these did not bring
     return True
 
 

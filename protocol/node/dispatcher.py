@@ -7,7 +7,7 @@ the component that it is handed to.  Each handler runs under the guard, so nothi
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -15,6 +15,7 @@ import trio
 from protocol.audit.accusations import Heard
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import Evidence, TwoStatements
+from protocol.audit.witness import Witness
 from protocol.content.serving import QUESTIONS as SERVED
 from protocol.content.serving import Serving
 from protocol.events import Dropped, Notice
@@ -77,6 +78,7 @@ class Dispatcher:
         handshake: Handshake,
         activity: Activity,
         ejections: Ejections,
+        witness: Witness,
         evaluator: Evaluator,
         serving: Serving,
         readys: Readys,
@@ -85,7 +87,7 @@ class Dispatcher:
         self._session, self._guard, self._offload = session, guard, offload
         self._membership, self._evaluator = membership, evaluator
         self._handshake, self._activity, self._ejections, self._serving = handshake, activity, ejections, serving
-        self._readys, self._round = readys, current
+        self._readys, self._round, self._witness = readys, current, witness
         self._nursery: trio.Nursery | None = None
         self._answers: dict[str, Callable[[PeerId, bytes], Awaitable[bytes]]] = {
             "hello": self._on_hello,
@@ -172,6 +174,11 @@ class Dispatcher:
             if verdict is not None:
                 self._round.on_verdict(verdict)
 
+    def _convict_all(self, sender: PeerId, lies: Sequence[Evidence]) -> None:
+        for lie in lies:
+            if self._nursery is not None:
+                self._nursery.start_soon(self._convict, sender, lie)
+
     def _on_goodbye(self, sender: PeerId, bye: Goodbye) -> bool:
         fresh, events = self._membership.on_goodbye(sender, bye)
         if fresh:
@@ -199,8 +206,7 @@ class Dispatcher:
             return False
         news = self._readys.add(sender, ready, envelope, is_live=self._membership.is_live(sender))
         if isinstance(news, TwoStatements):
-            if self._nursery is not None:
-                self._nursery.start_soon(self._convict, sender, news)
+            self._convict_all(sender, [news])
             return False
         if news:
             self._round.receive(sender, ready, envelope)
@@ -246,6 +252,7 @@ class Dispatcher:
             raise Offence(str(error)) from error
         if sender != peer and not isinstance(body, Commit):
             raise Offence("a statement of somebody else")
+        self._convict_all(sender, self._witness.hear(sender, body, envelope))
         self._round.receive(sender, body, envelope, by=peer)
         return b""
 

@@ -49,6 +49,7 @@ class Life:
         """Until `leave`, the goodbye said: returns how many peers confirmed it.  Raises `StoreFull`."""
         async with self._dispatcher.open() as nursery:
             await self._ejections.load()
+            await self._keeper.load()
             nursery.start_soon(self._heartbeats.run)
             nursery.start_soon(self._ejections.announce)
             nursery.start_soon(self._watch.run, nursery)
@@ -75,6 +76,7 @@ class Life:
         await self._gathering.listen()
         while True:
             await self._keeper.reach_tip()
+            await self._ejections.look_again()
             if self._is_done():
                 if not self._finishing:
                     await self._evaluator.at_the_end()

@@ -10,6 +10,7 @@ from dataclasses import replace
 import trio
 
 from protocol.audit.ejection import Ejections
+from protocol.audit.witness import Witness
 from protocol.content.serving import Serving
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
@@ -83,6 +84,7 @@ class Node:
             self._handshake,
             activity,
             self._ejections,
+            Witness(session.run, self._history, replica.rounds.max_members),
             self._evaluator,
             Serving(replica, offload),
             self._readys,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.audit.evidence import TwoStatements, slot
+from protocol.audit.evidence import TwoStatements
+from protocol.consensus.contradictions import slot
 from protocol.network.interface import Members
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash

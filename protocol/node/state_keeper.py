@@ -58,12 +58,12 @@ class StateKeeper:
 
     # -- from the disk ------------------------------------------------------------------------------------------------
 
+    async def load(self) -> None:
+        """The branches that lie beside our chain on the disk; before claims are looked at."""
+        await self._following.load()
+
     async def restore(self) -> None:
         """The newest state that the disk gives.  Never returns when there is no trainer any more."""
-        await self._following.load()
-        await self._restore()
-
-    async def _restore(self) -> None:
         while True:
             try:
                 await self._catch_up.restore()
@@ -112,7 +112,7 @@ class StateKeeper:
             except (WrongState, TrainerDied) as error:
                 self._session.emit(Notice("warning", f"staying with our own records: {error}"))
             if not taken:
-                await self._restore()
+                await self.restore()
             await self._take_digest()
 
     async def _mend(self, waited_s: float) -> None:
@@ -140,11 +140,11 @@ class StateKeeper:
 
     async def _from_others(self) -> None:
         """What our disk gives is not what the certified records say: from our disk anew, then a certified checkpoint."""
-        await self._restore()
+        await self.restore()
         history, state = self._replica.history, self._replica.state
         if state.rounds < history.length:
             await self._catch_up.supplies.fetch_newest_checkpoint(history, self._claims.sources(), at_least=state.rounds)
-            await self._restore()
+            await self.restore()
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
@@ -196,8 +196,8 @@ class StateKeeper:
         history, before = self._replica.history, self._digest
         self._session.emit(Desynced(history.length, before.hex(), right.hex()))
         async with self._changing:
-            await self._restore()
+            await self.restore()
             if self._digest == before and len(history.roster.electorate.electors) >= FEWEST_SEATED:
                 await self._catch_up.supplies.fetch_newest_checkpoint(history, self._claims.sources(), at_least=0)
-                await self._restore()
+                await self.restore()
         self._second_thoughts.had(history.length, ours_was_right=self._digest == before)

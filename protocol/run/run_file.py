@@ -160,7 +160,7 @@ def _text(path: Path) -> str:
 def _sentence(error: ErrorDetails) -> str:
     """What is wrong with one field, and the remedy."""
     place = [str(part) for part in error["loc"] if part not in (*OUTER_FORMS, *FOUNDERS_FORMS)]
-    field = ".".join(place)[:80]
+    field = _shown(".".join(part[:MAX_NAME_CHARS] for part in place), MAX_NAME_CHARS)
     kind = error["type"]
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(place[-1][:MAX_NAME_CHARS], _names(place[:-1]), 1)

@@ -11,6 +11,10 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 
 
+class Uprooted(Exception):
+    """Our chain has changed so that the branch no longer begins on it, or was taken over."""
+
+
 class Branch:
     """Begins on our tip after `start` rounds; its own records are in `slot`.
 
@@ -88,17 +92,21 @@ class Branch:
         return self.start + (min(len(ours), len(theirs)) if shared is None else shared)
 
     def tip_at(self, rounds: int) -> Hash:
-        """The tip after `rounds` rounds, at most `length`."""
-        return self._tips[rounds - self.start] if rounds >= self.start else self._history.tip_at(rounds)
+        """The tip after `rounds` rounds, at most `length`.  Raises `Uprooted`."""
+        return self._tips[rounds - self.start] if rounds >= self.start else self._trunk().tip_at(rounds)
+
+    def _trunk(self) -> History:
+        if not self.is_rooted:
+            raise Uprooted
+        return self._history
 
     def tips(self, start: int, count: int) -> list[Hash]:
         """Of its own tips those after `start`, `start` + 1, ... rounds, at most `count`."""
         return self._tips[max(0, start - self.start) : max(0, start - self.start + count)]
 
     def commit_at(self, round: int) -> Commit:
-        """The commit of a round below `length`.  Blocking."""
-        if round < self.start:
-            return self._history.commit_at(round)
-        commit = self._files.at(self.slot, round)
-        assert commit is not None, f"record {round} of a branch is not on disk"
+        """The commit of a round below `length`.  Blocking.  Raises `Uprooted`."""
+        commit = self._trunk().commit_at(round) if round < self.start else self._files.at(self.slot, round)
+        if commit is None:
+            raise Uprooted
         return commit

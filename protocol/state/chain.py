@@ -18,7 +18,18 @@ from protocol.wire.envelope import is_authentic, rebuild
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import members_in
-from protocol.wire.messages import Certificate, ChunkEntry, Commit, Member, Ready, Record, Step, Vote, ready_of
+from protocol.wire.messages import (
+    Certificate,
+    ChunkEntry,
+    Commit,
+    Member,
+    Ready,
+    Record,
+    Signature,
+    Step,
+    Vote,
+    ready_of,
+)
 
 
 def genesis_tip(run: Hash) -> Hash:
@@ -81,13 +92,6 @@ def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate
     absent = list(certificate.absent)
     if absent != sorted(set(absent)) or not set(absent) <= set(base.electors):
         raise Malformed("a certificate that takes others than electors for absent")
-    voters = voters_of(base, record.members, absent)
-    signers = [vote.peer for vote in certificate.votes]
-    if signers != sorted(set(signers)) or not set(signers) <= set(voters):
-        raise Malformed("a certificate with votes of others than electors")
-    needed = quorum_of(base, voters, absent)
-    if len(signers) < needed:
-        raise Malformed(f"a certificate with {len(signers)} of the {needed} votes it needs")
     vote = Vote(
         round=record.round,
         base=base.tip,
@@ -96,9 +100,22 @@ def verify_votes(run: Hash, base: Base, record: Record, certificate: Certificate
         absent=absent,
         record_hash=record_hash(record),
     )
+    verify_quorum(run, base, voters_of(base, record.members, absent), vote, certificate.votes)
+
+
+def verify_quorum(run: Hash, base: Base, voters: Sequence[PeerId], vote: Vote, votes: Sequence[Signature]) -> None:
+    """Whether so many of `voters` as are needed signed `vote`; raises `Malformed` with the reason."""
+    signers = [each.peer for each in votes]
+    if signers != sorted(set(signers)) or not set(signers) <= set(voters):
+        raise Malformed("a certificate with votes of others than electors")
+    if set(signers) & set(vote.absent):
+        raise Malformed("a certificate that takes one of its signers for absent")
+    needed = quorum_of(base, voters, vote.absent)
+    if len(signers) < needed:
+        raise Malformed(f"a certificate with {len(signers)} of the {needed} votes it needs")
     body = vote.encode()
-    for signature in certificate.votes:
-        if not is_authentic(rebuild(run, Vote.KIND, PeerId(signature.peer), body, signature.signature)):
+    for each in votes:
+        if not is_authentic(rebuild(run, Vote.KIND, PeerId(each.peer), body, each.signature)):
             raise Malformed("a certificate with a false signature")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from protocol.state.base import Base, RoundSettings
+from protocol.state.base import Base, RoundSettings, fragment_of
 from protocol.state.chain import genesis_tip, is_full, record_hash
 from protocol.state.electorate import Electorate
 from protocol.state.roster import Roster, base_on
@@ -30,6 +30,8 @@ class History:
         self._last: Record | None = None
         self._rosters = deque([Roster(Electorate.start(settings))], maxlen=ROSTERS_KEPT)
         """After the newest records; the last one is of the tip."""
+        self._electors = [self._rosters[-1].electorate.electors]
+        """Of each tip."""
         self._provisional: list[int] = []
         for round in range(store.records.length()):
             commit = store.records.at(round)
@@ -45,6 +47,8 @@ class History:
         if not is_full(commit.certificate):
             self._provisional.append(record.round)
         self._rosters.append(self._rosters[-1].after(commit))
+        electors = self.roster.electorate.electors
+        self._electors.append(self._electors[-1] if electors == self._electors[-1] else electors)
 
     @property
     def length(self) -> int:
@@ -85,6 +89,15 @@ class History:
         for round in range(rounds):
             roster = roster.after(self.commit_at(round))
         return roster
+
+    def base_at(self, round: int, tip: bytes) -> Base | None:
+        """What ballots of this round on this tip are judged by; None where the tip is not in this chain.
+
+        It has the electors, and nothing about other peers.
+        """
+        if round >= len(self._electors) or self._tips[round] != tip:
+            return None
+        return Base(round, fragment_of(round, self._settings.fragments), self._tips[round], self._electors[round])
 
     @property
     def final(self) -> int:
@@ -138,6 +151,7 @@ class History:
         if not self._rosters:
             self._rosters.append(roster)
         del self._tips[common + 1 :]
+        del self._electors[common + 1 :]
         self._provisional = [round for round in self._provisional if round < common]
         self._last = self.record_at(common - 1)
         for round in range(common, length):

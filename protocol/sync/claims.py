@@ -37,13 +37,15 @@ class Claims:
         self._replica, self._membership = replica, membership
         self._judged: dict[bytes, None] = {}
         self._disbelieved: dict[PeerId, tuple[float, float]] = {}
-        self._first: dict[PeerId, float] = {}
+        self._first: dict[PeerId, int] = {}
+        """The places of strangers in the order in which they were first heard to claim."""
+        self._heard = 0
         self._strangers_until, self._strangers_pause = 0.0, FALSE_STATE_S
 
     def is_known(self, peer: PeerId) -> bool:
         """Whether it is an elector of our tip, or a member of our chain."""
         history = self._replica.history
-        return peer in history.roster.electorate.electors or history.has_member(peer)
+        return history.has_member(peer) or peer in history.roster.electorate.electors
 
     def rounds_of(self, peer: PeerId) -> int:
         """How many rounds a peer's last heartbeat claims."""
@@ -59,13 +61,15 @@ class Claims:
         if not known and now < self._strangers_until:
             return []
         claimants = [
-            peer for peer in self._membership.live_peers() if self.is_known(peer) is known and self._is_ahead(peer, now)
+            peer for peer in self._membership.live_peers() if self._is_ahead(peer, now) and self.is_known(peer) is known
         ]
         if known:
             return sorted(claimants, key=self.rounds_of, reverse=True)
         for peer in claimants:
-            _remember(self._first, peer, self._first.get(peer, now))
-        return sorted(claimants, key=lambda peer: self._first.get(peer, now))
+            if peer not in self._first:
+                self._heard += 1
+                _remember(self._first, peer, self._heard)
+        return sorted(claimants, key=lambda peer: self._first.get(peer, self._heard))
 
     def _is_ahead(self, peer: PeerId, now: float) -> bool:
         history, neighbour = self._replica.history, self._membership.get(peer)

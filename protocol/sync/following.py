@@ -2,7 +2,8 @@
 
 A claim costs its claimant, and not us: records are fetched and verified, it is judged whether we take them over, and what
 leads to their state is fetched, all while our own round goes on.  Only then is there a `Move`, and the round is left for it.
-Where the state of the newest records is not to be had, the move goes as far as there is one.
+Where the state of the newest records is not to be had, the move goes as far as there is one; but nothing of ours is given
+up for a branch whose whole state is not there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from protocol.events import Dropped, Notice
 from protocol.network.interface import NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
-from protocol.state.branch import Branch
+from protocol.state.branch import Branch, Uprooted
 from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
 from protocol.sync.budget import Budget, OverBudget
@@ -175,6 +176,8 @@ class Following:
             try:
                 await self._follow(look)
                 return
+            except Uprooted:
+                return  # the other kind of claims led somewhere meanwhile
             except NetworkError as error:
                 self._session.emit(Notice("debug", f"could not follow {peer}: {error}"))
             except Malformed as error:
@@ -198,14 +201,18 @@ class Following:
     async def _branch(self, look: Look, common: int, length: int) -> Branch:
         """Their branch: one that we hold, if their chain goes through it."""
         for held in self._held.leaving_at(common):
-            if await self._chains.shares(look, held, length) and held.slot not in self._slots:
+            if await self._chains.shares(look, held, length) and held.slot not in self._in_use():
                 return held
         slot = self._held.slot_of(look.peer, known=look.known)
-        if slot in self._slots:
+        if slot in self._in_use():
             raise OverBudget("its branch would take the place of one that is looked at")
         branch = await self._held.begin(slot, common)
-        await self._held.trim(slot, *self._slots)
+        await self._held.trim(slot, *self._in_use())
         return branch
+
+    def _in_use(self) -> list[str]:
+        """Slots of branches that are worked on, or about to be taken over."""
+        return [*self._slots, *([self._move.branch.slot] if self._move is not None else [])]
 
     async def _follow_branch(self, look: Look, branch: Branch, length: int) -> None:
         peer, claims = look.peer, self._claims
@@ -222,7 +229,8 @@ class Following:
             return
         self._chains.repay(look)
         rounds = await self._bring(branch, choice.rounds, peer)
-        if rounds is None or rounds <= branch.common:
+        is_fork = branch.is_rooted and branch.common < self._replica.history.length
+        if rounds is None or rounds <= branch.common or (is_fork and rounds < choice.rounds):
             claims.disbelieve(peer)
             return
         claims.believe(peer)
@@ -256,12 +264,12 @@ class Following:
             with trio.CancelScope(shield=True):
                 for slot in (move.branch.slot, was.hex()):
                     await self._held.note(slot)
-        await self._held.trim(was.hex(), *self._slots)
+        await self._held.trim(was.hex(), *self._in_use())
         await self._offload(self._replica.store.prune, history, history.final)
         return taken
 
     async def load(self) -> None:
-        """Branches that an earlier life left."""
+        """Branches that an earlier life left; before the first look."""
         await self._held.load()
 
     def go_on(self, *, was_away: bool) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from protocol.audit.evidence import (
     AveragedPart,
+    ContraryMotion,
+    OneStatement,
     TwoStatements,
     WrongAverage,
     encode_evidence,
@@ -80,6 +82,17 @@ CERTIFICATE = Certificate(attempt=0, absent=[ONE.peer_id], votes=[Signature(peer
 NAMED = LockName(attempt=0, absent=[], record_hash=TIP)
 ROLL = Roll(round=1, base=TIP, attempt=1, absent=[], held=b"\1", plan=TIP, lock=NAMED, reduced=None)
 PROVENANCE = Provenance(owners=b"\0\0", signers=b"\0\0", signatures=[bytes(64), bytes(64)])
+AVERAGE = ChunkResult(plan=TIP, chunk=0, entry=ENTRY)
+VOTE = Vote(round=1, base=TIP, attempt=0, step=Step.SECOND, absent=[], record_hash=TIP)
+MOTION = Motion(
+    attempt=1,
+    absent=[],
+    record=RECORD,
+    index=[ENTRY, ENTRY],
+    provenance=PROVENANCE,
+    rolls=[pack(ONE, RUN, ROLL).raw],
+    proof=CERTIFICATE,
+)
 BODIES: list[Body] = [
     Heartbeat(
         measured=Measurement(rounds=1, tip=bytes(32), loss=1.5),
@@ -119,19 +132,11 @@ BODIES: list[Body] = [
     Proposal(attempt=1, absent=[], plan=PLAN, rolls=[pack(ONE, RUN, ROLL).raw]),
     Report(round=1, base=TIP, plan=TIP, index=[ENTRY], provenance=PROVENANCE),
     Lock(record=RECORD, index=[ENTRY], provenance=PROVENANCE, proof=CERTIFICATE),
-    Motion(
-        attempt=1,
-        absent=[ONE.peer_id],
-        record=RECORD,
-        index=[ENTRY, ENTRY],
-        provenance=PROVENANCE,
-        rolls=[pack(ONE, RUN, ROLL).raw],
-        proof=CERTIFICATE,
-    ),
-    Vote(round=1, base=TIP, attempt=0, step=Step.SECOND, absent=[], record_hash=TIP),
+    MOTION.model_copy(update={"absent": [ONE.peer_id]}),
+    VOTE,
     Proof(round=1, base=TIP, record_hash=TIP, certificate=CERTIFICATE),
     Commit(record=RECORD, index=[ENTRY], certificate=CERTIFICATE),
-    ChunkResult(plan=TIP, chunk=0, entry=ENTRY),
+    AVERAGE,
     Finish(round=1, base=TIP),
     Accusation(accused=ONE.peer_id, evidence=TIP, size=100),
 ]
@@ -157,10 +162,18 @@ EVIDENCE = [
     for case in (
         WrongAverage(
             plan=PLAN,
-            statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw,
+            statement=pack(ONE, RUN, AVERAGE).raw,
             parts=[AveragedPart(member=0, proof=[TIP], data=b"part")],
         ),
         TwoStatements(first=seal(ONE, RUN, "ready", BODIES[2].encode()).raw, second=b"second"),
+        TwoStatements(first=pack(ONE, RUN, VOTE).raw, second=pack(ONE, RUN, ROLL).raw),
+        OneStatement(statement=pack(ONE, RUN, MOTION).raw),
+        ContraryMotion(
+            motion=pack(ONE, RUN, MOTION).raw,
+            record_hash=TIP,
+            step=Step.FIRST,
+            certificate=CERTIFICATE.model_copy(update={"attempt": 1, "absent": []}),
+        ),
     )
 ]
 GUEST = Identity.from_seed(bytes([1]) * 32).peer_id
@@ -168,4 +181,4 @@ PROOFS = [
     make_proof(bound_token(ONE, RUN, GUEST, expires=1), RUN, GUEST),
     make_proof(bearer_token(ONE, RUN, ONE, expires=1, until_round=9), RUN, GUEST, ONE),
 ]
-HEADER = PushHeader(plan=TIP, fragment=0, chunk=0, proof=[TIP], statement=seal(ONE, RUN, "chunk", BODIES[8].encode()).raw)
+HEADER = PushHeader(plan=TIP, fragment=0, chunk=0, proof=[TIP], statement=pack(ONE, RUN, AVERAGE).raw)

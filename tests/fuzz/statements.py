@@ -12,7 +12,7 @@ from random import Random
 
 import trio
 
-from protocol.audit.evidence import slot
+from protocol.consensus.contradictions import slot, tip_of
 from protocol.events import Event, HandlerFailed
 from protocol.exchange.messages import PushHeader
 from protocol.network.interface import Handlers, Landing, Refused, Verdict
@@ -92,7 +92,7 @@ class Mouth:
                 await self._push(handlers, key)
             else:
                 body = self._grammar.body(STATEMENTS[kind])
-                if body is None or (key is self._member and self._careful and slot(body) is not None):
+                if body is None or (key is self._member and self._careful and (slot(body) or tip_of(body))):
                     return
                 raw = pack(key, self._world.signed.run, body).raw
                 self._words.raw.append(raw)
@@ -162,6 +162,9 @@ class Tap:
 
     def __init__(self, node: Handlers, mouth: Mouth, lies: bool) -> None:
         self._node, self._mouth, self._lies = node, mouth, lies
+
+    def has_member(self, peer: PeerId) -> bool:
+        return self._node.has_member(peer)
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
         self._mouth.hear(data)

@@ -1,4 +1,4 @@
-"""Small stand-ins for the tables: heartbeats, a network of functions, and chains that one peer certified alone."""
+"""Small stand-ins for the tables: heartbeats, and a network of functions."""
 
 from __future__ import annotations
 
@@ -10,25 +10,9 @@ import trio
 from protocol.events import Event
 from protocol.network.interface import Unreachable
 from protocol.network.session import Session
-from protocol.run.manifest import SignedManifest
-from protocol.state.base import Base
-from protocol.state.chain import index_root, record_hash
-from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
+from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import (
-    Certificate,
-    ChunkEntry,
-    Commit,
-    Heartbeat,
-    Member,
-    Phase,
-    Record,
-    Role,
-    Signature,
-    Vote,
-    WhyIdle,
-    pack,
-)
+from protocol.wire.messages import Heartbeat, Phase, Role, WhyIdle
 
 ME, ANN, BOB = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
 Answer = Callable[[str, bytes], Awaitable[bytes]]
@@ -101,27 +85,3 @@ async def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
     """In place of a worker thread."""
     await trio.lowlevel.checkpoint()
     return function(*arguments)
-
-
-def extended(signed: SignedManifest, base: Base, author: Identity, tokens: int = 8) -> tuple[Commit, Base]:
-    """A round on `base` of which `author` is the only member and elector, and what the next one stands on."""
-    index = [ChunkEntry(hash=chunk_hash(bytes([chunk])), mask=b"\1") for chunk in range(signed.manifest.chunks)]
-    record = Record(
-        round=base.round,
-        fragment=0,
-        attempt=0,
-        proposer=author.peer_id,
-        previous=base.tip,
-        members=[Member(peer=author.peer_id, tokens=tokens, root=ZERO_HASH)],
-        codec=signed.manifest.codec,
-        result_root=index_root(index),
-        state_digest=ZERO_HASH,
-        loss=1.0,
-    )
-    vote = Vote(round=record.round, attempt=0, proposer=author.peer_id, evicted=[], record_hash=record_hash(record))
-    signature = Signature(peer=author.peer_id, signature=pack(author, signed.run, vote).signature)
-    certificate = Certificate(attempt=0, proposer=author.peer_id, evicted=[], votes=[signature])
-    return (
-        Commit(record=record, index=index, certificate=certificate),
-        Base(base.round + 1, 0, record_hash(record), record),
-    )

@@ -36,9 +36,9 @@ def test_twenty_peers_thirty_rounds_with_joins_leaves_and_crashes_are_the_same_r
         await churn(world, 30, GENTLE, founders=8)
         assert sum(seat.lives for seat in world.seats) > 20, "nobody ever came back"
 
-    first = holds(simulate(20, scenario, seed=7))
+    first = holds(simulate(20, scenario, seed=9))
     assert first.commits >= 30
-    assert holds(simulate(20, scenario, seed=7)).trace_hash == first.trace_hash
+    assert holds(simulate(20, scenario, seed=9)).trace_hash == first.trace_hash
 
 
 @pytest.mark.parametrize("seed", [3, 21, 37, 41, 44, 57, 141])

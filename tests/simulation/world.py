@@ -23,8 +23,8 @@ from protocol.network.simulated.wire import MemoryWire
 from protocol.node.node import Node
 from protocol.run.manifest import DataSection, ModelSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.settings import NodeSettings
-from protocol.state.chain import quorum_size
 from protocol.state.disk import StoreFailed
+from protocol.state.electorate import quorum_size
 from protocol.state.outer_state import OuterState
 from protocol.state.replica import Replica
 from protocol.state.store import Store

@@ -10,6 +10,7 @@ from peer.joining.standing import Standing, find_standing, keep_admission
 from protocol.run.admission import make_proof
 from protocol.run.manifest import Admission, DataSection, RunManifest, run_id
 from protocol.run.tokens import bound_token
+from protocol.state.chain import genesis_tip
 from protocol.state.store import Store
 from protocol.wire.identity import Identity
 from protocol.wire.messages import Role
@@ -39,11 +40,11 @@ def test_a_token_is_good_until_it_expires(tmp_path: Path) -> None:
     assert "has expired" in (standing(tmp_path, EXPIRES + 1, proof()).problem or "")
 
 
-def test_a_peer_that_promised_in_a_round_asks_the_others(tmp_path: Path) -> None:
+def test_a_peer_that_voted_in_a_round_asks_the_others(tmp_path: Path) -> None:
     """It left before it saw the record: only the others know that it is a member."""
     store = Store(tmp_path)
     assert "has expired" in (standing(tmp_path, EXPIRES + 1, proof()).problem or "")
-    store.promise.save(b"the last promise")
+    store.votes.save(0, genesis_tip(RUN), b"the last vote")
     assert standing(tmp_path, EXPIRES + 1, proof()) == Standing(None, proof())
     for odd in (b"rubbish", proof(guest=OTHER)):
         assert standing(tmp_path, EXPIRES + 1, odd) == Standing(None), "nothing is better than what others refuse"

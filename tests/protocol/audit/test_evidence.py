@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,24 +12,54 @@ from kernels.codec import encode, encoded_bytes
 from kernels.layout import chunk_layout, payload_bytes
 from protocol.audit.evidence import (
     AveragedPart,
+    ContraryMotion,
     Evidence,
     Law,
+    OneStatement,
     TwoStatements,
+    UnknownTip,
     WrongAverage,
     decode_evidence,
     encode_evidence,
     judge,
     right_hash,
+    tip_needed,
 )
 from protocol.exchange.assignment import contribution_leaves, plan_hash
+from protocol.state.base import Base
+from protocol.state.chain import record_hash
+from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash, tree_proof, tree_root
-from protocol.wire.identity import Identity
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.masks import mask_of
-from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Ready, member_of, pack
+from protocol.wire.messages import (
+    Body,
+    ChunkEntry,
+    ChunkResult,
+    Member,
+    Plan,
+    Ready,
+    Record,
+    Step,
+    Vote,
+    member_of,
+    pack,
+)
+from tests.protocol.consensus import examples
+from tests.protocol.consensus.examples import (
+    OTHER_RECORD,
+    RECORD,
+    a_ballot,
+    a_motion,
+    a_roll,
+    name_of,
+    signed,
+    votes_for,
+)
 
 RUN = Hash(b"\x07" * 32)
-LAW = Law(RUN, 1, chunk_layout(600, 256), "clip")
+LAW = Law(RUN, 1, chunk_layout(600, 256), "clip", 4)
 PEERS = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(1, 4)), key=lambda identity: identity.peer_id)
 OWNER = PEERS[1]
 CHUNK = 2
@@ -152,3 +185,139 @@ def test_two_readys_under_one_serial_convict_and_others_do_not() -> None:
     for other in (first, later, elsewhere):
         with pytest.raises(Malformed):
             judge(LAW, TwoStatements(first=first, second=other))
+
+
+# -- lies about ballots ---------------------------------------------------------------------------------------------------
+
+BALLOT_LAW = Law(examples.RUN, 1, chunk_layout(600, 256), "clip", 4)
+BASE = Base(5, 0, examples.TIP, tuple(examples.PEERS[:4]))
+LEADER = a_ballot(2).proposer
+VOTER = next(peer for peer in BASE.electors if peer != LEADER)
+UNPROVEN = a_motion(2, rolls=[signed(peer, a_roll(2, lock=name_of(1))) for peer in BASE.electors])
+"""All its rolls name a lock, and it has no proof."""
+HONEST = a_motion(2)
+AGAINST = votes_for(OTHER_RECORD, BASE.electors[:3], 2)
+"""A quorum voted for another record than the leader put to the vote."""
+
+
+def vote(attempt: int, record: Record = RECORD, step: Step = Step.FIRST) -> Vote:
+    return Vote(round=5, base=BASE.tip, attempt=attempt, step=step, absent=[], record_hash=record_hash(record))
+
+
+def contrary(motion: Body = HONEST, sender: PeerId = LEADER, **changes: Any) -> ContraryMotion:
+    fields = {"record_hash": record_hash(OTHER_RECORD), "step": Step.FIRST, "certificate": AGAINST, **changes}
+    return ContraryMotion(motion=signed(sender, motion), **fields)
+
+
+def two(sender: PeerId, first: Body, second: Body) -> TwoStatements:
+    return TwoStatements(first=signed(sender, first), second=signed(sender, second))
+
+
+NEED_NO_ELECTORS = {
+    "two votes": (VOTER, two(VOTER, vote(2), vote(2, OTHER_RECORD))),
+    "two motions": (LEADER, two(LEADER, HONEST, a_motion(2, record=OTHER_RECORD))),
+    "an impossible lock": (VOTER, OneStatement(statement=signed(VOTER, a_roll(2, lock=name_of(2))))),
+    "absent by its own word": (VOTER, OneStatement(statement=signed(VOTER, a_roll(2, VOTER)))),
+}
+NEED_ELECTORS = {
+    "a lock that is not told": (VOTER, two(VOTER, vote(1, step=Step.SECOND), a_roll(2))),
+    "two locks in one attempt": (VOTER, two(VOTER, a_roll(2, lock=name_of(1)), a_roll(2))),
+    "a motion without its proof": (LEADER, OneStatement(statement=signed(LEADER, UNPROVEN))),
+    "a certificate against it": (LEADER, contrary()),
+    "a certificate of second votes against it": (
+        LEADER,
+        contrary(step=Step.SECOND, certificate=votes_for(OTHER_RECORD, BASE.electors[:3], 2, step=Step.SECOND)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("liar", "case"), NEED_NO_ELECTORS.values(), ids=NEED_NO_ELECTORS)
+def test_some_lies_about_ballots_speak_for_themselves(liar: PeerId, case: Evidence) -> None:
+    case = decode_evidence(encode_evidence(case))
+    assert tip_needed(BALLOT_LAW, case) is None and judge(BALLOT_LAW, case).peer == liar
+
+
+@pytest.mark.parametrize(("liar", "case"), NEED_ELECTORS.values(), ids=NEED_ELECTORS)
+def test_others_are_judged_with_the_electors_of_their_tip(liar: PeerId, case: Evidence) -> None:
+    case = decode_evidence(encode_evidence(case))
+    assert tip_needed(BALLOT_LAW, case) == (liar, (5, BASE.tip))
+    assert judge(BALLOT_LAW, case, BASE).peer == liar
+    for base in (None, replace(BASE, tip=Hash(ZERO_HASH)), replace(BASE, round=4)):
+        with pytest.raises(UnknownTip) as unknown:
+            judge(BALLOT_LAW, case, base)
+        assert (unknown.value.signer, unknown.value.tip) == (liar, (5, BASE.tip))
+
+
+@pytest.mark.parametrize(("liar", "case"), [*NEED_NO_ELECTORS.values(), *NEED_ELECTORS.values()])
+def test_evidence_about_ballots_cannot_be_forged(liar: PeerId, case: Evidence) -> None:
+    """No byte of a statement may differ from what was signed, and none may be of another run."""
+    with pytest.raises(Malformed):
+        judge(replace(BALLOT_LAW, run=Hash(ZERO_HASH)), case, BASE)
+    for name in ("first", "second", "statement", "motion"):
+        raw = getattr(case, name, None)
+        if raw is None:
+            continue
+        for forged in (raw[:-1], raw[:-1] + bytes([raw[-1] ^ 1]), b"", raw.replace(b"attempt", b"attempu")):
+            with pytest.raises(Malformed):
+                judge(BALLOT_LAW, case.model_copy(update={name: forged}), BASE)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        two(VOTER, vote(2), vote(2)),
+        two(VOTER, vote(2), vote(3, OTHER_RECORD)),
+        TwoStatements(first=signed(VOTER, vote(2)), second=signed(LEADER, vote(2, OTHER_RECORD))),
+        two(VOTER, vote(1, step=Step.SECOND), a_roll(2, lock=name_of(1))),
+        OneStatement(statement=signed(VOTER, a_roll(2))),
+        OneStatement(statement=signed(VOTER, vote(2))),
+        OneStatement(statement=signed(LEADER, HONEST)),
+        OneStatement(statement=signed(examples.PEERS[4], UNPROVEN)),
+        contrary(record_hash=record_hash(RECORD), certificate=votes_for(RECORD, BASE.electors[:3], 2)),
+        contrary(certificate=votes_for(OTHER_RECORD, BASE.electors[:2], 2)),
+        contrary(certificate=votes_for(OTHER_RECORD, [*BASE.electors[:2], examples.PEERS[4]], 2)),
+        contrary(certificate=votes_for(OTHER_RECORD, BASE.electors[:3], 1)),
+        contrary(step=Step.SECOND),
+        contrary(sender=VOTER),
+        contrary(
+            a_motion(2, examples.PEERS[3]),
+            a_ballot(2, examples.PEERS[3]).proposer,
+            certificate=votes_for(OTHER_RECORD, BASE.electors[:3], 2, examples.PEERS[3]),
+        ),
+        contrary(vote(2)),
+    ],
+    ids=[
+        "one vote",
+        "votes of two attempts",
+        "votes of two electors",
+        "the lock is told",
+        "an honest roll",
+        "an honest vote",
+        "an honest motion",
+        "a stranger's motion",
+        "a certificate for the motion",
+        "no quorum",
+        "a stranger among the quorum",
+        "a certificate of another attempt",
+        "a certificate of the other step",
+        "a motion of somebody whose turn it was not",
+        "a quorum of a part: it may be of liars alone",
+        "a vote for a motion",
+    ],
+)
+def test_honest_electors_are_not_convicted(case: Evidence) -> None:
+    with pytest.raises(Malformed):
+        judge(BALLOT_LAW, case, BASE)
+
+
+def test_a_certificate_convicts_nobody_where_members_vote() -> None:
+    with pytest.raises(Malformed):
+        judge(BALLOT_LAW, contrary(), replace(BASE, electors=()))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"kind": "no kind", "case": b""}, {"kind": 5, "case": b""}, {"kind": "one statement", "case": 7}, [1], {}]
+)
+def test_what_is_no_evidence(fields: Any) -> None:
+    with pytest.raises(Malformed):
+        decode_evidence(canonical.encode(fields))

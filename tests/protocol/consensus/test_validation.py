@@ -117,8 +117,10 @@ def test_the_plan_of_a_record_is_the_one_that_was_exchanged_by() -> None:
         (PEERS[3], a_ready(), False),
         (PEERS[1], a_ready(root=ROOT), False),
         (PEERS[1], a_ready(tokens=99), False),
+        (PEERS[1], a_ready(serial=a_ready().serial + 1), False),
+        (PEERS[1], a_ready(incarnation=a_ready().incarnation + 1), False),
     ],
-    ids=["as we said", "we said nothing", "no member", "another contribution", "other tokens"],
+    ids=["as we said", "we said nothing", "no member", "another contribution", "other tokens", "made again", "another life"],
 )
 def test_a_plan_has_our_contribution(peer: Any, ready: Any, there: bool) -> None:
     assert is_in(a_plan(), peer, ready) is there

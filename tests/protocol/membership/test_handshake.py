@@ -13,6 +13,7 @@ from protocol.run.greeting import make_hello
 from protocol.run.manifest import Admission, RunManifest, run_id
 from protocol.run.settings import NodeSettings
 from protocol.run.tokens import bearer_token, bound_token
+from protocol.state.base import round_settings
 from protocol.state.chain import genesis_tip
 from protocol.state.history import History
 from protocol.state.store import Store
@@ -37,7 +38,9 @@ def opened(
     folder: Path, clock: Clock, introduced: frozenset[PeerId] = frozenset(), manifest: RunManifest = RUN
 ) -> Handshake:
     settings = NodeSettings("me", Role.TRAINER, "1", 1, introduced=introduced, wall_clock=lambda: clock.now)
-    return Handshake(manifest, run_id(manifest), settings, History(run_id(manifest), Store(folder)))
+    return Handshake(
+        manifest, run_id(manifest), settings, History(round_settings(run_id(manifest), manifest), Store(folder))
+    )
 
 
 def proof(peer: PeerId = GUEST, expires: int = EXPIRES, role: Role = Role.TRAINER) -> bytes:

@@ -18,7 +18,7 @@ NOW = 1_000_000
 
 
 def a_manifest(**fields: object) -> RunManifest:
-    return RunManifest.model_validate({"name": "run", "organiser": ORGANISER.peer_id, **fields})
+    return RunManifest.model_validate({"name": "run", "organiser": ORGANISER.peer_id, "founders": "anyone", **fields})
 
 
 INVITE = a_manifest(admission="invite")

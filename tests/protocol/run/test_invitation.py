@@ -29,7 +29,9 @@ def test_round_trip() -> None:
 
 def test_an_invitation_makes_the_proof_of_whoever_holds_it() -> None:
     key, guest = Identity.generate(), Identity.generate().peer_id
-    manifest = RunManifest.model_validate({"name": "run", "organiser": ONE.peer_id, "admission": "invite"})
+    manifest = RunManifest.model_validate(
+        {"name": "run", "organiser": ONE.peer_id, "founders": "anyone", "admission": "invite"}
+    )
     run = run_id(manifest)
     bound = make_invitation(run, ONE.peer_id, [ADDRESS], bound_token(ONE, run, guest, expires=1))
     bearer = make_invitation(run, ONE.peer_id, [ADDRESS], bearer_token(ONE, run, key, expires=1), key.seed)

@@ -6,25 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from protocol.state.base import Base
-from protocol.state.chain import genesis_tip
+from protocol.state.base import round_settings
+from protocol.state.branch import Branch
+from protocol.state.disk import Disk
 from protocol.state.history import History
 from protocol.state.store import Store
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.messages import Commit
-from tests.protocol.peers import ANN, extended
-from tests.simulation.world import simulated_run
+from tests.protocol.chains import FIVE, a_replica, a_run, grow
 
+ANN, BOB = FIVE[:2]
+RUN = a_run(ANN)
+SETTINGS = round_settings(RUN.run, RUN.manifest)
 ROOTS = [Hash(bytes([number]) * 32) for number in range(8)]
 
 
-def chain(length: int) -> list[Commit]:
-    """A chain of so many rounds."""
-    base, commits = Base(0, 0, genesis_tip(simulated_run().run), None), []
-    for _ in range(length):
-        commit, base = extended(simulated_run(), base, ANN)
-        commits.append(commit)
-    return commits
+@pytest.fixture(scope="module")
+def commits(tmp_path_factory: pytest.TempPathFactory) -> list[Commit]:
+    """Of a chain of six rounds."""
+    return made(tmp_path_factory.mktemp("made"), 6, 0)
+
+
+def made(folder: Path, length: int, salt: int) -> list[Commit]:
+    """A chain of so many rounds; another one for another `salt`."""
+    replica = a_replica(RUN, folder)
+    grow(replica, length, [ANN], salt=salt)
+    replica.state.close()
+    return [replica.history.commit_at(round) for round in range(length)]
 
 
 def write_result(store: Store, round: int, root: Hash, data: bytes = b"result") -> None:
@@ -33,8 +41,8 @@ def write_result(store: Store, round: int, root: Hash, data: bytes = b"result") 
     file.commit(root)
 
 
-def test_records_are_counted_up_to_the_first_gap(tmp_path: Path) -> None:
-    store, commits = Store(tmp_path), chain(4)
+def test_records_are_counted_up_to_the_first_gap(tmp_path: Path, commits: list[Commit]) -> None:
+    store = Store(tmp_path)
     for round in (0, 1, 3):
         store.records.append(commits[round])
     again = Store(tmp_path).records
@@ -42,12 +50,12 @@ def test_records_are_counted_up_to_the_first_gap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"torn", bytes(100)])
-def test_a_damaged_record_counts_as_absent_and_is_set_aside(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_record_counts_as_absent_and_is_set_aside(tmp_path: Path, damage: bytes, commits: list[Commit]) -> None:
     store = Store(tmp_path)
-    for commit in chain(3):
+    for commit in commits[:3]:
         store.records.append(commit)
     (tmp_path / "records" / "00000001").write_bytes(damage)
-    assert History(simulated_run().run, Store(tmp_path)).length == 1, "what stands on it leads nowhere"
+    assert History(SETTINGS, Store(tmp_path)).length == 1, "what stands on it leads nowhere"
     assert sorted(path.name for path in (tmp_path / "records").iterdir()) == ["00000000", "00000001.corrupt"]
 
 
@@ -89,68 +97,192 @@ def test_a_restart_removes_what_was_half_written(tmp_path: Path) -> None:
 def test_a_checkpoint_needs_its_hashes_and_its_bytes(tmp_path: Path) -> None:
     checkpoints, state = Store(tmp_path).checkpoints, b"ab" * 5
     leaves = [chunk_hash(state[:8]), chunk_hash(state[8:])]
-    checkpoints.write(4, leaves, memoryview(state))
-    opened = checkpoints.open(4)
+    checkpoints.write(4, ROOTS[4], leaves, memoryview(state))
+    opened = checkpoints.open(4, ROOTS[4])
     assert opened is not None and (opened[0], bytes(opened[1])) == (leaves, state)
-    (tmp_path / "checkpoints" / "00000004.leaves").write_bytes(b"torn")
-    assert checkpoints.open(4) is None and checkpoints.open(3) is None
+    (tmp_path / "checkpoints" / f"00000004-{ROOTS[4].hex()}.leaves").write_bytes(b"torn")
+    assert checkpoints.open(4, ROOTS[5]) is None, "of another branch"
+    assert checkpoints.open(4, ROOTS[4]) is None and checkpoints.open(3, ROOTS[3]) is None
 
 
 def test_a_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
     state = b"ab" * 5
     leaves = [chunk_hash(state[:8]), chunk_hash(state[8:])]
-    begun = Store(tmp_path).checkpoints.download(4, leaves, len(state), 8)
+    begun = Store(tmp_path).checkpoints.download(4, ROOTS[4], leaves, len(state), 8)
     begun.view[:8] = state[:8]
-    resumed = Store(tmp_path).checkpoints.download(4, leaves, len(state), 8)
+    resumed = Store(tmp_path).checkpoints.download(4, ROOTS[4], leaves, len(state), 8)
     assert resumed.missing() == [1]
     resumed.view[8:] = state[8:]
     assert resumed.missing() == []
     resumed.commit()
-    opened = Store(tmp_path).checkpoints.open(4)
+    opened = Store(tmp_path).checkpoints.open(4, ROOTS[4])
     assert opened is not None and bytes(opened[1]) == state
 
 
 def test_another_download_takes_the_place_of_an_abandoned_one(tmp_path: Path) -> None:
     checkpoints = Store(tmp_path).checkpoints
-    checkpoints.download(4, ROOTS[:2], 10, 8)
-    checkpoints.download(8, ROOTS[2:4], 10, 8)
+    checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8)
+    checkpoints.download(8, ROOTS[5], ROOTS[2:4], 10, 8)
     assert len(list((tmp_path / "checkpoints").glob("part-*"))) == 1
-
-
-def test_truncating_drops_records_and_the_checkpoints_on_them(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    for commit in chain(6):
-        store.records.append(commit)
-    for rounds in (2, 4, 6):
-        store.checkpoints.write(rounds, ROOTS[:1], memoryview(b"state"))
-    store.truncate(4)
-    assert (store.records.length(), store.checkpoints.rounds()) == (4, [2, 4])
 
 
 @pytest.mark.parametrize(
     "checkpoints, kept, oldest_result", [([], [], 1), ([2], [2], 1), ([2, 4], [2, 4], 2), ([2, 4, 6], [4, 6], 4)]
 )
 def test_pruning_leaves_two_checkpoints_and_the_results_since(
-    tmp_path: Path, checkpoints: list[int], kept: list[int], oldest_result: int
+    tmp_path: Path, commits: list[Commit], checkpoints: list[int], kept: list[int], oldest_result: int
 ) -> None:
     store = Store(tmp_path)
-    for round in range(1, 7):
-        write_result(store, round, ROOTS[round])
+    history = History(SETTINGS, store)
+    for commit in commits:
+        history.append(commit)
+        write_result(store, commit.record.round, Hash(commit.record.result_root))
+    store.results.drop(0, 0, Hash(commits[0].record.result_root))
     for rounds in checkpoints:
-        store.checkpoints.write(rounds, ROOTS[:1], memoryview(b"state"))
-    store.prune()
-    assert (store.checkpoints.rounds(), store.results.oldest()) == (kept, oldest_result)
+        store.checkpoints.write(rounds, history.tip_at(rounds), ROOTS[:1], memoryview(b"state"))
+    for rounds in range(7):
+        store.votes.save(rounds, history.tip_at(rounds), b"kept")
+    store.prune(history, final=5)
+    assert (store.checkpoints.of(history), store.results.oldest()) == (kept, oldest_result)
+    first_bound = next(rounds for rounds in range(7) if store.votes.load(rounds, history.tip_at(rounds)) is not None)
+    assert first_bound == (kept[0] if len(kept) == 2 else 0), "a tip that we may come back to binds us"
 
 
-def test_promise_and_evidence_are_there_after_a_restart_unless_they_were_altered(tmp_path: Path) -> None:
+def test_pruning_leaves_what_binds_our_votes_at_tips_that_are_not_final(tmp_path: Path, commits: list[Commit]) -> None:
     store = Store(tmp_path)
-    assert store.promise.load() is None
-    store.promise.save(b"first")
-    store.promise.save(b"second")
+    history = History(SETTINGS, store)
+    for commit in commits:
+        history.append(commit)
+    for rounds in (4, 6):
+        store.checkpoints.write(rounds, history.tip_at(rounds), ROOTS[:1], memoryview(b"state"))
+    for rounds in range(7):
+        store.votes.save(rounds, history.tip_at(rounds), b"kept")
+    store.prune(history, final=2)
+    bound = [rounds for rounds in range(7) if store.votes.load(rounds, history.tip_at(rounds)) is not None]
+    assert bound == [2, 3, 4, 5, 6]
+
+
+def test_pruning_leaves_two_checkpoints_of_branches(tmp_path: Path, commits: list[Commit]) -> None:
+    store = Store(tmp_path)
+    history = History(SETTINGS, store)
+    for commit in commits:
+        history.append(commit)
+    for number in range(4):
+        store.checkpoints.write(3 + number, ROOTS[number], ROOTS[:1], memoryview(b"state"))
+    store.prune(history, final=6)
+    assert store.checkpoints.marks() == [(5, ROOTS[2]), (6, ROOTS[3])]
+
+
+# -- switching ----------------------------------------------------------------------------------------------------------
+
+
+class Dead(Exception):
+    """The power is gone."""
+
+
+class DyingDisk(Disk):
+    """Dies before the operation of this number; `done` counts those before."""
+
+    def __init__(self, dies_at: int | None = None) -> None:
+        super().__init__(durable=False)
+        self.dies_at, self.done = dies_at, 0
+
+    def _pass(self) -> None:
+        if self.done == self.dies_at:
+            raise Dead
+        self.done += 1
+
+    def move(self, source: Path, target: Path) -> None:
+        self._pass()
+        super().move(source, target)
+
+    def remove(self, path: Path) -> None:
+        self._pass()
+        super().remove(path)
+
+
+def two_chains(folder: Path, disk: Disk | None = None) -> tuple[History, Store, Branch, list[bytes]]:
+    """Ours of four rounds, and a branch of three of its own that leaves it after the first; our tips."""
+    store = Store(folder / "store", disk)
+    history, ours = History(SETTINGS, store), a_replica(RUN, folder / "ours")
+    grow(ours, 1, [ANN])
+    theirs = a_replica(RUN, folder / "theirs")
+    grow(theirs, 1, [ANN])
+    grow(ours, 3, [ANN])
+    grow(theirs, 3, [ANN], salt=1)
+    for round in range(4):
+        history.append(ours.history.commit_at(round))
+    branch = Branch(history, store.branches, "theirs", 1)
+    for round in range(1, 4):
+        branch.append(theirs.history.commit_at(round))
+    return history, store, branch, [history.tip_at(rounds) for rounds in range(5)]
+
+
+def test_a_switch_makes_the_branch_our_chain_and_keeps_ours_as_a_branch(tmp_path: Path) -> None:
+    history, store, branch, ours = two_chains(tmp_path)
+    theirs = [branch.tip_at(rounds) for rounds in range(5)]
+    assert (branch.common, branch.length, branch.is_rooted) == (1, 4, True)
+    kept = history.switch(1, "theirs", 3)
+    assert history.tips(0, 9) == theirs[:4] and tips_on_disk(store) == theirs[:4]
+    held = Branch.open(history, store.branches, kept)
+    assert held is not None and [held.tip_at(rounds) for rounds in range(5)] == ours
+    assert history.switch(1, kept, 4) == theirs[3].hex()
+    assert history.tips(0, 9) == ours
+
+
+def tips_on_disk(store: Store) -> list[Hash]:
+    """The tips of the chain that is on disk."""
+    return History(SETTINGS, Store(store.root)).tips(0, 9)
+
+
+def test_whenever_a_switch_dies_one_chain_is_whole(tmp_path: Path) -> None:
+    counting = DyingDisk()
+    history, _, branch, ours = two_chains(tmp_path / "counted", counting)
+    theirs, before = [branch.tip_at(rounds) for rounds in range(5)], counting.done
+    history.switch(1, "theirs", 4)
+    operations = counting.done - before
+    found = []
+    for number in range(operations):
+        disk = DyingDisk()
+        history, store, _, _ = two_chains(tmp_path / f"{number}", disk)
+        disk.dies_at = disk.done + number
+        with pytest.raises(Dead):
+            history.switch(1, "theirs", 4)
+        again = History(SETTINGS, Store(store.root))
+        assert again.tips(0, 9) in (ours, theirs)
+        found.append(again.tips(0, 9) == theirs)
+        if found[-1]:
+            held = Branch.open(again, Store(store.root).branches, ours[-1].hex())
+            assert held is not None and held.length == 4 and held.tip == ours[4]
+    assert found == sorted(found) and {True, False} == set(found), "from one moment on it is theirs"
+
+
+def test_a_branch_that_is_not_rooted_in_our_chain_is_none(tmp_path: Path) -> None:
+    history, store, branch, _ = two_chains(tmp_path)
+    history.switch(0, "", 0)
+    assert not branch.is_rooted
+    assert Branch.open(history, store.branches, "theirs") is None
+
+
+def test_evidence_is_there_after_a_restart_unless_it_was_altered(tmp_path: Path) -> None:
+    store = Store(tmp_path)
     store.evidence.save(ROOTS[1], b"proof")
     again = Store(tmp_path)
-    assert (again.promise.load(), again.evidence.load(ROOTS[1]), again.evidence.names()) == (b"second", b"proof", ROOTS[1:2])
+    assert (again.evidence.load(ROOTS[1]), again.evidence.names()) == (b"proof", ROOTS[1:2])
     assert again.evidence.size_bytes() == 32 + len(b"proof")
-    for path in (tmp_path / "promise", tmp_path / "evidence" / ROOTS[1].hex()):
-        path.write_bytes(path.read_bytes()[:-1])
-    assert (again.promise.load(), again.evidence.load(ROOTS[1]), again.evidence.names()) == (None, None, [])
+    path = tmp_path / "evidence" / ROOTS[1].hex()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert (again.evidence.load(ROOTS[1]), again.evidence.names()) == (None, [])
+
+
+def test_what_binds_votes_is_there_after_a_restart_unless_it_was_altered(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.votes.load(3, ROOTS[1]) is None and not store.votes.any()
+    store.votes.save(3, ROOTS[1], b"first")
+    store.votes.save(3, ROOTS[1], b"second")
+    again = Store(tmp_path)
+    assert again.votes.load(3, ROOTS[1]) == b"second" and again.votes.any()
+    assert again.votes.load(3, ROOTS[2]) is None and again.votes.load(2, ROOTS[1]) is None
+    path = tmp_path / "votes" / f"00000003-{ROOTS[1].hex()}"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert again.votes.load(3, ROOTS[1]) is None

@@ -1,190 +1,331 @@
-"""Whom a peer follows: whose claims are looked at, and for how long a peer that showed nothing is not believed."""
+"""Following: a move is there only when the other branch is verified, wins, and its state is on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-import trio.testing
 
-from protocol.events import Event, RolledBack
-from protocol.membership.liveness import Membership
-from protocol.network.interface import Unreachable
-from protocol.node.guard import Guard
-from protocol.state.base import Base
-from protocol.state.chain import genesis_tip
-from protocol.state.outer_state import OuterState
-from protocol.state.replica import Replica
+from protocol.events import RolledBack, SecondHistory
+from protocol.run.manifest import SignedManifest
+from protocol.state.history import History
 from protocol.state.store import Store
-from protocol.sync.catch_up import Followed
-from protocol.sync.following import DISBELIEF_S, HOPE_S, MAX_DISBELIEF_S, Following
-from protocol.wire.canonical import Malformed
-from protocol.wire.identity import PeerId
-from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_heartbeat, a_session, at_once, extended
-from tests.simulation.world import simulated_run
+from protocol.sync.catch_up import WrongState
+from protocol.sync.claims import DISBELIEF_S
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity
+from protocol.wire.questions import CommitsReply
+from tests.protocol.chains import a_run, grow, next_commit, store_result
+from tests.protocol.peers import ANN, BOB, ME
+from tests.protocol.sync.table import Table, on_table
 
-TIP = b"\x05" * 32
-
-
-class Looking:
-    """In place of `CatchUp`: what comes of looking at any peer's chain is `outcome`.  looked: at whom."""
-
-    offload = staticmethod(at_once)
-
-    def __init__(self) -> None:
-        self.outcome: Followed | bool | Exception = Followed.NOTHING
-        self.looked: list[PeerId] = []
-
-    async def follow(self, peer: PeerId) -> Any:
-        await trio.lowlevel.checkpoint()
-        self.looked.append(peer)
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        return self.outcome
-
-    scout = follow
+CYN, DAN, EVE = (Identity.from_seed(bytes([number]) * 32) for number in (4, 5, 6))
+FOUR = (ANN, BOB, CYN, DAN)
+ANYONES = a_run()
 
 
-class Table:
-    """We hold a chain of two rounds."""
-
-    def __init__(self, folder: Path) -> None:
-        signed = simulated_run()
-        self.events: list[Event] = []
-        self.replica = Replica.open(signed, Store(folder), OuterState(signed.manifest))
-        base = Base(0, 0, genesis_tip(signed.run), None)
-        for _ in range(2):
-            commit, base = extended(signed, base, ME)
-            self.replica.history.append(commit)
-        self.membership = Membership(ME.peer_id, trio.current_time(), self.replica.history)
-        self.looking = Looking()
-        as_catch_up: Any = self.looking
-        session = a_session(signed.run, TableNetwork(), self.events)
-        self.following = Following(session, Guard(session), self.replica, self.membership, as_catch_up)
-
-    def hear(self, peer: PeerId, round: int, tip: bytes = TIP) -> None:
-        known = self.membership.get(peer)
-        seq = known.heartbeat.seq + 1 if known else 0
-        now = trio.current_time()
-        self.membership.on_connected(peer, now)
-        self.membership.on_heartbeat(peer, a_heartbeat(round=round, tip=tip, seq=seq), now, peer)
+def fork(table: Table, shared: int, ours: dict[str, Any], theirs: dict[str, Any], rounds: int = 2) -> None:
+    """Both hold `shared` rounds, then `rounds` each of their own."""
+    for replica in (table.ours, table.theirs):
+        grow(replica, shared, [ANN], voters=FOUR)
+    grow(table.ours, rounds, [ANN], **{"voters": FOUR, **ours})
+    grow(table.theirs, rounds, [ANN], **{"voters": FOUR, "salt": 1, **theirs})
+    table.hear(ANN.peer_id, table.theirs)
 
 
-def on_table(folder: Path, check: Callable[[Table], Awaitable[None]]) -> None:
-    async def main() -> None:
-        table = Table(folder)
-        try:
-            await check(table)
-        finally:
-            table.replica.state.close()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def test_ahead_are_those_with_more_rounds_or_another_tip_the_longest_first(tmp_path: Path) -> None:
+def test_a_chain_that_is_further_is_taken_with_its_state(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
-        history = table.replica.history
-        for rounds, tip in ((0, TIP), (1, history.tip_at(1)), (2, history.tip)):
-            table.hear(ANN.peer_id, rounds, tip)
-            assert table.following.ahead() == []
-        table.hear(ANN.peer_id, 2)
-        table.hear(BOB.peer_id, 3)
-        assert table.following.ahead() == [BOB.peer_id, ANN.peer_id]
-        assert (table.following.rounds_of(BOB.peer_id), table.following.rounds_of(ME.peer_id)) == (3, 0)
+        grow(table.theirs, 3, [ANN], voters=FOUR)
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        assert table.ours.history.length == 0, "looking changes nothing"
+        move = table.following.move
+        assert move is not None and (move.rounds, move.leader) == (3, ANN.peer_id)
+        assert await table.following.take(move)
+        assert table.ours.history.tip == table.theirs.history.tip
+        assert table.ours.state.digest() == table.theirs.state.digest() and not table.of(RolledBack)
+        assert History(table.ours.rounds, Store(table.ours.store.root)).tip == table.theirs.history.tip
 
     on_table(tmp_path, check)
 
 
-@pytest.mark.parametrize("outcome", [Followed.NOTHING, Followed.KEPT, Unreachable("gone"), Malformed("odd")])
-def test_a_peer_that_shows_nothing_is_not_believed_for_longer_each_time(
-    tmp_path: Path, outcome: Followed | Exception
-) -> None:
+def test_a_chain_whose_state_nobody_has_is_not_taken(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
-        table.looking.outcome = outcome
-        patience = DISBELIEF_S
-        for round in range(10, 20):
-            table.hear(ANN.peer_id, round, bytes([round]) * 32)
-            await table.following.follow()
-            table.hear(ANN.peer_id, round, bytes([round + 100]) * 32)
-            assert table.following.ahead() == []
-            await trio.sleep(patience + 0.001)
-            assert table.following.ahead() == [ANN.peer_id]
-            patience = min(2 * patience, MAX_DISBELIEF_S)
+        grow(table.theirs, 3, [ANN], voters=FOUR, with_results=False)
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        assert table.following.move is None and table.ours.history.length == 0
+        assert table.claims.ahead(known=True) == [], "its claimant is not looked at again at once"
+
+    on_table(tmp_path, check)
+
+
+def test_as_much_of_a_chain_is_taken_as_there_is_state(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        grow(table.theirs, 2, [ANN], voters=FOUR)
+        grow(table.theirs, 2, [ANN], voters=FOUR, with_results=False)
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        move = table.following.move
+        assert move is not None and move.rounds == 2
+        assert await table.following.take(move)
+        assert (table.ours.history.length, table.ours.state.rounds) == (2, 2)
+
+    on_table(tmp_path, check)
+
+
+def test_a_checkpoint_serves_where_results_are_gone(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        theirs = table.theirs
+        grow(theirs, 2, [ANN], voters=FOUR, with_results=False)
+        theirs.store.checkpoints.write(2, theirs.history.tip, theirs.state.leaves(), theirs.state.view)
+        grow(theirs, 2, [ANN], voters=FOUR)
+        table.hear(ANN.peer_id, theirs)
+        await table.look()
+        move = table.following.move
+        assert move is not None and move.rounds == 4
+        assert await table.following.take(move)
+        assert table.ours.state.digest() == theirs.state.digest()
 
     on_table(tmp_path, check)
 
 
 @pytest.mark.parametrize(
-    "outcome, judged",
-    [(Followed.NOTHING, False), (Followed.KEPT, True), (Unreachable("gone"), False), (Malformed("odd"), True)],
+    "ours, theirs, wins",
+    [
+        ({"absent": [BOB]}, {}, True),
+        ({}, {"absent": [BOB]}, False),
+        ({"absent": [BOB, CYN]}, {"absent": [DAN]}, True),
+    ],
+    ids=["full beats provisional", "provisional does not beat full", "more signers"],
 )
-def test_a_lost_fork_and_a_malformed_chain_are_not_looked_at_again(
-    tmp_path: Path, outcome: Followed | Exception, judged: bool
-) -> None:
+def test_who_wins_a_fork(tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any], wins: bool) -> None:
     async def check(table: Table) -> None:
-        table.looking.outcome = outcome
-        table.hear(ANN.peer_id, 9)
-        await table.following.follow()
-        table.hear(BOB.peer_id, 9)
-        assert table.following.ahead() == ([] if judged else [BOB.peer_id])
+        fork(table, 1, ours, theirs, rounds=1)
+        before, state = table.ours.history.tip, table.ours.state.digest()
+        await table.look()
+        move = table.following.move
+        assert (move is not None) is wins
+        assert (table.ours.history.tip, table.ours.state.digest()) == (before, state)
+        if move is None:
+            await trio.sleep(DISBELIEF_S + 1)
+            assert table.claims.ahead(known=True) == [], "a lost fork is not looked at again"
+            return
+        assert await table.following.take(move)
+        assert table.ours.history.tip == table.theirs.history.tip
+        assert table.ours.state.digest() == table.theirs.state.digest()
+        assert table.of(RolledBack) == [RolledBack(1, 1, ANN.peer_id)]
+
+    on_table(tmp_path, check, a_run(*FOUR))
+
+
+def test_a_second_full_record_is_an_alarm_once_and_changes_nothing(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        fork(table, 1, {}, {})
+        before = table.ours.history.tip
+        for peer in (ANN, BOB):
+            table.serve(peer.peer_id, table.theirs)
+            table.hear(peer.peer_id, table.theirs)
+            await table.look()
+            await trio.sleep(1000)
+        table.hear(ANN.peer_id, table.theirs, tip=b"\x09" * 32)
+        await table.look()
+        assert table.following.move is None and table.ours.history.tip == before
+        [alarm] = table.of(SecondHistory)
+        assert (alarm.round, alarm.ours, alarm.theirs) == (
+            1,
+            table.ours.history.tip_at(2).hex(),
+            table.theirs.history.tip_at(2).hex(),
+        )
+        assert (alarm.shown_by, alarm.signers) == (ANN.peer_id, sorted(each.peer_id for each in FOUR))
+
+    on_table(tmp_path, check, a_run(*FOUR))
+
+
+def test_a_settled_record_does_not_yield_to_a_provisional_one(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        fork(table, 1, {"absent": [BOB, CYN]}, {"absent": [DAN]}, rounds=1)
+        rounds, settings = table.ours.history.length, table.ours.rounds
+        table.settled.follow(rounds, trio.current_time())
+        table.settled.follow(rounds + settings.settle_rounds, trio.current_time() + settings.settle_s)
+        await table.look()
+        assert table.following.move is None
+
+    on_table(tmp_path, check, a_run(*FOUR))
+
+
+def test_a_state_that_is_not_what_its_records_say_gives_our_chain_back(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        theirs = table.theirs
+        fork(table, 1, {"absent": [BOB]}, {}, rounds=1)
+        commit, result = next_commit(theirs, [ANN], voters=FOUR, state_digest=Hash(b"\x07" * 32))
+        store_result(theirs, commit, result)
+        theirs.history.append(commit)
+        table.hear(ANN.peer_id, theirs)
+        before, state = table.ours.history.tip, table.ours.state.digest()
+        await table.look()
+        move = table.following.move
+        assert move is not None
+        with pytest.raises(WrongState):
+            await table.following.take(move)
+        await table.catch_up.restore()
+        assert (table.ours.history.tip, table.ours.state.digest()) == (before, state)
+        assert History(table.ours.rounds, Store(table.ours.store.root)).tip == before
+        assert table.following.move is None and table.claims.ahead(known=True) == []
+
+    on_table(tmp_path, check, a_run(*FOUR))
+
+
+def test_a_move_is_judged_again_when_our_chain_has_changed(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        for replica in (table.ours, table.theirs):
+            grow(replica, 1, [ANN], voters=FOUR)
+        grow(table.theirs, 3, [ANN], voters=FOUR)
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        commit, result = next_commit(table.ours, [ANN], voters=FOUR)
+        assert commit == table.theirs.history.commit_at(1)
+        table.ours.history.append(commit)
+        table.ours.state.apply(memoryview(result), table.ours.manifest.outer_step([8]))
+        move = table.following.move
+        assert move is not None and (move.rounds, move.branch.common) == (4, 2)
+        assert await table.following.take(move)
+        assert table.ours.state.digest() == table.theirs.state.digest()
+        assert table.following.move is None
 
     on_table(tmp_path, check)
 
 
-@pytest.mark.parametrize("outcome", [Followed.EXTENDED, Followed.SWITCHED])
-def test_a_peer_that_shows_its_chain_is_believed_at_once_again(tmp_path: Path, outcome: Followed) -> None:
+# -- provisional records --------------------------------------------------------------------------------------------------
+
+
+def test_coming_back_to_a_branch_that_was_given_up_needs_no_records_again(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
-        table.hear(ANN.peer_id, 9)
-        await table.following.follow()
+        for replica in (table.ours, table.theirs):
+            grow(replica, 1, [ANN], voters=FOUR)
+            grow(replica, 2, [ANN], voters=FOUR, absent=[BOB])
+        ours, tip = table.ours.history, table.ours.history.tip
+        for peer in (BOB, CYN, DAN):
+            table.hear(peer.peer_id, round=1, tip=ours.tip_at(1))
+        assert table.following.wants_back()
+        await table.look()
+        move = table.following.move
+        assert move is not None and move.rounds == 1
+        assert await table.following.take(move)
+        assert (ours.length, table.ours.state.rounds) == (1, 1)
+        answer, asked = table.network.answers[ANN.peer_id], list[str]()
+
+        async def count(kind: str, data: bytes) -> bytes:
+            asked.append(kind)
+            return await answer(kind, data)
+
+        table.network.answers[ANN.peer_id] = count
+        for peer in (ANN, CYN, DAN):
+            table.hear(peer.peer_id, table.theirs)
+        await table.look()
+        move = table.following.move
+        assert move is not None and await table.following.take(move)
+        assert ours.tip == tip and table.ours.state.digest() == table.theirs.state.digest()
+        assert set(asked) == {"tips"}
+
+    on_table(tmp_path, check, a_run(*FOUR))
+
+
+def test_a_provisional_record_that_its_electors_do_not_stand_on_is_looked_at_again_soon(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        for replica in (table.ours, table.theirs):
+            grow(replica, 1, [ANN], voters=FOUR)
+        grow(table.theirs, 1, [ANN], voters=FOUR, absent=[BOB])
+        for peer in (BOB, CYN, DAN):
+            table.hear(peer.peer_id, table.ours)
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        assert table.following.move is None and table.ours.history.length == 1
+        await trio.sleep(3)
+        for peer in (BOB, CYN, DAN):
+            table.hear(peer.peer_id, table.theirs)
+        await table.look()
+        assert table.following.move is not None
+
+    on_table(tmp_path, check, a_run(*FOUR))
+
+
+# -- two beginnings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "signed, rounds, with_results, may_win",
+    [(ANYONES, 3, True, True), (ANYONES, 3, False, False), (ANYONES, 100, True, False), (a_run(ANN, EVE), 3, True, False)],
+    ids=["young", "without its state", "old", "named founders"],
+)
+def test_another_beginning_wins_only_against_a_young_run_of_anybody_and_with_its_state(
+    tmp_path: Path, signed: SignedManifest, rounds: int, with_results: bool, may_win: bool
+) -> None:
+    async def check(table: Table) -> None:
+        grow(table.ours, rounds, [ANN], voters=[ANN, EVE])
+        grow(table.theirs, 3, [EVE], voters=[ANN, EVE], salt=1, with_results=with_results)
+        lower = table.theirs.history.tip_at(1) < table.ours.history.tip_at(1)
+        before, state = table.ours.history.tip, table.ours.state.digest()
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        move = table.following.move
+        assert (move is not None) is (may_win and lower)
+        assert (table.ours.history.tip, table.ours.state.digest()) == (before, state)
+
+    on_table(tmp_path, check, signed)
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["votes", "tokens", "none"])
+def test_records_without_a_certificate_are_refused(tmp_path: Path, what: str) -> None:
+    async def check(table: Table) -> None:
+        grow(table.theirs, 2, [ANN], voters=FOUR)
+        commit = table.theirs.history.commit_at(0)
+        vote = commit.certificate.votes[0].model_copy(update={"signature": bytes(64)})
+        member = commit.record.members[0].model_copy(update={"tokens": 9})
+        changed = {
+            "votes": [commit.model_copy(update={"certificate": commit.certificate.model_copy(update={"votes": [vote]})})],
+            "tokens": [commit.model_copy(update={"record": commit.record.model_copy(update={"members": [member]})})],
+            "none": [],
+        }[what]
+        answer = table.network.answers[ANN.peer_id]
+
+        async def lie(kind: str, data: bytes) -> bytes:
+            if kind == "commits":
+                return CommitsReply(commits=[each.encode() for each in changed]).encode()
+            return await answer(kind, data)
+
+        table.network.answers[ANN.peer_id] = lie
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        assert table.following.move is None and table.ours.history.length == 0
         await trio.sleep(DISBELIEF_S + 1)
-        table.looking.outcome = outcome
-        await table.following.follow()
-        assert table.looking.looked == [ANN.peer_id] * 2 and table.following.ahead() == [ANN.peer_id]
+        assert table.claims.ahead(known=True) == []
 
     on_table(tmp_path, check)
 
 
-def test_scouting_stops_at_the_first_that_has_more(tmp_path: Path) -> None:
+def test_a_peer_that_is_gone_is_not_believed_for_a_while(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
-        for peer, round in ((ANN.peer_id, 8), (BOB.peer_id, 9)):
-            table.hear(peer, round)
-        table.looking.outcome = True
-        assert await table.following.scout() and table.looking.looked == [BOB.peer_id]
-        table.looking.outcome = False
-        assert not await table.following.scout() and table.following.ahead() == []
+        table.hear(BOB.peer_id, round=5, tip=b"\x05" * 32)
+        await table.look()
+        assert table.claims.ahead(known=False) == []
+        await trio.sleep(DISBELIEF_S + 0.1)
+        assert table.claims.ahead(known=False) == [BOB.peer_id]
 
     on_table(tmp_path, check)
 
 
-def test_hope_ends_when_a_claim_was_not_shown_for_long(tmp_path: Path) -> None:
+def test_strangers_wait_after_one_of_them_showed_a_false_state(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
-        assert not table.following.hopes()
-        table.hear(ANN.peer_id, 9)
-        waited = 0.0
-        while table.following.hopes():
-            await table.following.follow()
-            await trio.sleep(1.0)
-            waited += 1.0
-            table.hear(ANN.peer_id, 9)
-        assert HOPE_S / 2 < waited < 2 * HOPE_S
-
-    on_table(tmp_path, check)
-
-
-@pytest.mark.parametrize("waited_s, holders, kept", [(19.0, [], 2), (21.0, [], 0), (21.0, [ANN.peer_id], 2)])
-def test_records_whose_results_nobody_has_are_given_up_after_the_eviction_time(
-    tmp_path: Path, waited_s: float, holders: list[PeerId], kept: int
-) -> None:
-    async def check(table: Table) -> None:
-        since = trio.current_time()
-        await trio.sleep(waited_s)
-        for peer in holders:
-            table.hear(peer, 1)
-        await table.following.give_up_what_is_lost(since)
-        assert table.replica.history.length == kept
-        assert table.events == ([] if kept else [RolledBack(0, 2, "")])
+        for peer in (BOB, CYN):
+            table.hear(peer.peer_id, round=5, tip=b"\x05" * 32)
+        table.claims.false_state(BOB.peer_id)
+        assert table.claims.ahead(known=False) == []
+        assert ME.peer_id not in table.claims.sources()
 
     on_table(tmp_path, check)

@@ -1,0 +1,206 @@
+"""Notices when electors contradict themselves: keeps what each of them signed on the newest tips, within bounds.
+
+Whatever reaches this peer about the running round or the one before it passes here: rolls and votes (which a proposer
+collects), proposals and motions, and the certificates in proofs, commits, locks and motions.  What contradicts an earlier
+statement becomes evidence, which `protocol.audit.ejection` judges as it would judge anybody else's.
+
+Nothing rests on the noticing: a liar that shows two faces to two peers that never compare them is not caught here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from protocol.audit.evidence import ContraryMotion, Evidence, OneStatement, TwoStatements
+from protocol.consensus.ballot import Ballot
+from protocol.consensus.contradictions import certified, contradict, lie_of, slot, tip_of
+from protocol.state.base import Base
+from protocol.state.chain import record_hash
+from protocol.state.history import History
+from protocol.wire.envelope import Envelope, is_authentic, rebuild
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Body, Certificate, Motion, Proposal, Roll, Vote, unpack
+
+TIPS = 2
+"""The newest of our chain: of the running round, and of the one before, whose last votes may still come."""
+KEPT_STATEMENTS = 48
+KEPT_BYTES = 2 << 20
+"""Of one elector; the oldest make room.  The largest motion is half of it."""
+KEPT_CERTIFICATES = 8
+"""Shown by one elector."""
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """body: None for a large one, which is read again when it is compared."""
+
+    round: int
+    raw: bytes
+    body: Roll | Vote | None
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """A certificate, not checked: its signers are said to have signed `vote`."""
+
+    vote: Vote
+    certificate: Certificate
+
+
+@dataclass
+class _Testimony:
+    """What one elector has signed, and the certificates that it has shown; the oldest first."""
+
+    statements: dict[tuple[object, ...], _Statement] = field(default_factory=dict)
+    claims: dict[bytes, _Claim] = field(default_factory=dict)
+
+    def keep(self, key: tuple[object, ...], statement: _Statement) -> None:
+        self.statements[key] = statement
+        size = sum(len(each.raw) for each in self.statements.values())
+        while len(self.statements) > KEPT_STATEMENTS or size > KEPT_BYTES:
+            size -= len(self.statements.pop(next(iter(self.statements))).raw)
+
+    def claim(self, claim: _Claim) -> bool:
+        """Whether it is news."""
+        name = claim.vote.encode()
+        if name in self.claims:
+            return False
+        self.claims[name] = claim
+        if len(self.claims) > KEPT_CERTIFICATES:
+            del self.claims[next(iter(self.claims))]
+        return True
+
+    def forget_before(self, round: int) -> None:
+        self.statements = {key: each for key, each in self.statements.items() if each.round >= round}
+        self.claims = {name: each for name, each in self.claims.items() if each.vote.round >= round}
+
+
+class Witness:
+    """For one node.  max_members: of a round."""
+
+    def __init__(self, run: Hash, history: History, max_members: int) -> None:
+        self._run, self._history, self._max_members = run, history, max_members
+        self._testimonies: dict[PeerId, _Testimony] = {}
+        self._oldest = 0
+        """The first round whose tip is looked at."""
+
+    def hear(self, sender: PeerId, body: Body, envelope: Envelope) -> list[Evidence]:
+        """Take note of a statement whose signature was checked; returns the lies that it shows, each to be judged."""
+        tip = tip_of(body)
+        base = self._history.base_at(*tip) if tip is not None else None
+        self._forget_old_tips()
+        if base is None or base.round < self._oldest or sender not in base.electors:
+            return []
+        testimony = self._testimonies.setdefault(sender, _Testimony())
+        lies: list[Evidence] = []
+        if isinstance(body, Roll | Vote | Proposal | Motion):
+            lies += self._on_statement(base, sender, body, envelope.raw, testimony)
+        found = certified(body)
+        if found is not None and testimony.claim(_Claim(*found)):
+            lies += self._on_claim(base, _Claim(*found))
+        return lies
+
+    def _forget_old_tips(self) -> None:
+        oldest = max(0, self._history.length + 1 - TIPS)
+        if oldest == self._oldest:
+            return
+        self._oldest = oldest
+        for testimony in self._testimonies.values():
+            testimony.forget_before(oldest)
+        self._testimonies = {peer: each for peer, each in self._testimonies.items() if each.statements or each.claims}
+
+    # -- what electors sign -------------------------------------------------------------------------------------------
+
+    def _on_statement(
+        self, base: Base, sender: PeerId, body: Roll | Vote | Proposal | Motion, raw: bytes, testimony: _Testimony
+    ) -> list[Evidence]:
+        key = slot(body) or ("roll", tip_of(body), body.attempt)
+        known = testimony.statements.get(key)
+        if known is not None and known.raw == raw:
+            return []  # sent again
+        if lie_of(self._run, sender, body, base, self._max_members) is not None:
+            return [OneStatement(statement=raw)]
+        for other in self._comparable(key, body, testimony):
+            if contradict(sender, other.body or unpack(other.raw, self._run)[1], body, base):
+                return [TwoStatements(first=other.raw, second=raw)]
+        if known is None:
+            testimony.keep(key, _Statement(base.round, raw, body if isinstance(body, Roll | Vote) else None))
+        if isinstance(body, Vote):
+            return list(self._votes_against(sender, body, raw))
+        if isinstance(body, Motion):
+            cases = [self._against_motion(claim, body, raw) for claim in self._claims(body.attempt)]
+            return [case for case in cases if case is not None]
+        return []
+
+    def _comparable(self, key: tuple[object, ...], body: Body, testimony: _Testimony) -> list[_Statement]:
+        """Earlier statements of the same elector that may contradict this one."""
+        if isinstance(body, Roll | Vote):
+            return [each for each in testimony.statements.values() if each.body is not None]
+        keys = [key, ("motion" if isinstance(body, Proposal) else "proposal", *key[1:])]
+        return [testimony.statements[each] for each in keys if each in testimony.statements]
+
+    # -- what certificates show ---------------------------------------------------------------------------------------
+
+    def _claims(self, attempt: int) -> list[_Claim]:
+        claims = [claim for testimony in self._testimonies.values() for claim in testimony.claims.values()]
+        return [claim for claim in claims if claim.vote.attempt == attempt]
+
+    def _votes_against(self, voter: PeerId, vote: Vote, raw: bytes) -> Iterator[Evidence]:
+        """A vote beside the certificates that say otherwise."""
+        for claim in self._claims(vote.attempt):
+            if slot(claim.vote) == slot(vote) and claim.vote != vote:
+                other = self._vote_in(claim, voter)
+                if other is not None:
+                    yield TwoStatements(first=other, second=raw)
+
+    def _on_claim(self, base: Base, claim: _Claim) -> list[Evidence]:
+        """A certificate beside single votes and other certificates that say otherwise, and beside the motion."""
+        lies: list[Evidence] = []
+        rivals = [each for each in self._claims(claim.vote.attempt) if slot(each.vote) == slot(claim.vote)]
+        rivals = [each for each in rivals if each.vote != claim.vote]
+        for each in claim.certificate.votes:
+            voter = PeerId(each.peer)
+            others = [self._vote_in(rival, voter) for rival in rivals]
+            testimony = self._testimonies.get(voter)
+            kept = testimony.statements.get(slot(claim.vote) or ()) if testimony is not None else None
+            if kept is not None and kept.body != claim.vote:
+                others.append(kept.raw)
+            other = next((raw for raw in others if raw is not None), None)
+            if other is None:
+                continue
+            ours = self._vote_in(claim, voter)
+            if ours is None:
+                break  # the certificate is forged
+            lies.append(TwoStatements(first=other, second=ours))
+        if base.electors:
+            lies += self._against_motion_of(Ballot(base, claim.vote.attempt).proposer, claim)
+        return lies
+
+    def _against_motion_of(self, proposer: PeerId, claim: _Claim) -> list[Evidence]:
+        tip = (claim.vote.round, claim.vote.base)
+        testimony = self._testimonies.get(proposer)
+        kept = testimony.statements.get(("motion", tip, claim.vote.attempt)) if testimony is not None else None
+        motion = unpack(kept.raw, self._run)[1] if kept is not None else None
+        if kept is None or not isinstance(motion, Motion):
+            return []
+        case = self._against_motion(claim, motion, kept.raw)
+        return [case] if case is not None else []
+
+    def _against_motion(self, claim: _Claim, motion: Motion, raw: bytes) -> ContraryMotion | None:
+        """Evidence if the certificate is of the motion's ballot, of the whole electorate, and for another record."""
+        vote = claim.vote
+        if vote.absent or motion.absent or (vote.attempt, (vote.round, vote.base)) != (motion.attempt, tip_of(motion)):
+            return None
+        if vote.record_hash == record_hash(motion.record):
+            return None
+        return ContraryMotion(motion=raw, record_hash=vote.record_hash, step=vote.step, certificate=claim.certificate)
+
+    def _vote_in(self, claim: _Claim, voter: PeerId) -> bytes | None:
+        """The vote of one signer of a certificate, as it travelled; None when it is not there, or forged."""
+        for each in claim.certificate.votes:
+            if each.peer == voter:
+                vote = rebuild(self._run, Vote.KIND, voter, claim.vote.encode(), each.signature)
+                return vote.raw if is_authentic(vote) else None
+        return None

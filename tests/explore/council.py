@@ -1,0 +1,295 @@
+"""Four electors, some of them liars, one round and two records: names for everything that can be said, and the signed
+statements themselves.
+
+A seat is an elector's rank as a proposer in the ballots of the whole electorate, so seat `a` proposes in attempt `a`.  What
+is said is known by short tuples, from which the real, signed statement is made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+from protocol.consensus.ballot import Ballot
+from protocol.consensus.patience import Patience
+from protocol.consensus.round_state import RoundState
+from protocol.consensus.terms import PeerView, View
+from protocol.exchange.assignment import assign_owners
+from protocol.run.manifest import RunManifest
+from protocol.state.base import Base, round_settings
+from protocol.state.chain import index_root, record_hash
+from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.masks import mask_of
+from protocol.wire.messages import (
+    Certificate,
+    ChunkEntry,
+    Kept,
+    Lock,
+    LockName,
+    Member,
+    Motion,
+    Plan,
+    Provenance,
+    Ready,
+    Record,
+    Roll,
+    Signature,
+    Step,
+    Vote,
+    member_of,
+    pack,
+)
+
+RUN = Hash(b"\x07" * 32)
+SEATS = 4
+CHUNKS = 1
+NAMES = "AB"
+"""Of the two records: results of one exchange that differ in their chunks."""
+TIP = Hash(b"\x09" * 32)
+ROUND = 5
+
+Seats = tuple[int, ...]
+"""Sorted seats."""
+
+
+class LockKey(NamedTuple):
+    """A lock, as a roll names it.  record: 0 or 1."""
+
+    attempt: int
+    absent: Seats
+    record: int
+
+
+class RollKey(NamedTuple):
+    """What a roll says."""
+
+    attempt: int
+    absent: Seats
+    lock: LockKey | None
+    reduced: LockKey | None
+
+
+class VoteKey(NamedTuple):
+    """What a vote says."""
+
+    step: Step
+    attempt: int
+    absent: Seats
+    record: int
+
+
+class BallotKey(NamedTuple):
+    """An attempt without the absent seats."""
+
+    attempt: int
+    absent: Seats
+
+
+AT_WORK = PeerView(live=True, on_tip=True, left=False, silent_s=0.0)
+SILENT = PeerView(live=False, on_tip=False, left=False, silent_s=1e6)
+LEFT = PeerView(live=False, on_tip=False, left=True, silent_s=1e6)
+
+
+class Council:
+    """The electors with their keys, the base that they stand on and the two records that can be put to the vote."""
+
+    def __init__(self) -> None:
+        identities = [Identity.from_seed(bytes([number + 1]) * 32) for number in range(SEATS)]
+        manifest = RunManifest(name="explored", organiser=identities[0].peer_id, founders="anyone")
+        self.settings = replace(round_settings(RUN, manifest), chunks=CHUNKS)
+        electors = tuple(sorted(identity.peer_id for identity in identities))
+        self.base = Base(ROUND, 0, TIP, electors, electors)
+        ranked = self.base.ranked(electors)
+        self.peers = tuple(ranked)
+        self._identities = sorted(identities, key=lambda identity: ranked.index(identity.peer_id))
+        self._rolls: dict[tuple[int, RollKey], bytes] = {}
+        self._votes: dict[tuple[int, VoteKey], bytes] = {}
+
+    # -- the round ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def readys(self) -> dict[PeerId, tuple[Ready, bytes]]:
+        """A signed READY of each elector."""
+        signed = {}
+        for identity in self._identities:
+            ready = Ready(
+                round=ROUND,
+                fragment=0,
+                base=TIP,
+                incarnation=1,
+                serial=0,
+                tokens=1000,
+                steps=10,
+                loss=2.0,
+                norm=1.0,
+                root=chunk_hash(identity.peer_id.encode()),
+                state_digest=ZERO_HASH,
+            )
+            signed[identity.peer_id] = (ready, pack(identity, RUN, ready).signature)
+        return signed
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The one plan: all electors are members."""
+        members: list[Member] = [member_of(peer, *self.readys[peer]) for peer in self.base.electors]
+        owners = assign_owners(TIP, list(self.base.electors), CHUNKS, [0.0] * SEATS)
+        return Plan(round=ROUND, fragment=0, base=TIP, members=members, owners=owners, state_digest=ZERO_HASH)
+
+    @cached_property
+    def indices(self) -> list[list[ChunkEntry]]:
+        """The index of the result of each record."""
+        mask = mask_of(range(SEATS), SEATS)
+        return [
+            [ChunkEntry(hash=chunk_hash(name.encode() + bytes([chunk])), mask=mask) for chunk in range(CHUNKS)]
+            for name in NAMES
+        ]
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """Of both results.  Its signatures are the auditor's matter."""
+        return Provenance(owners=self.plan.owners, signers=self.plan.owners, signatures=[bytes(64)] * CHUNKS)
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """The records that can be put to the vote."""
+        return [
+            Record(
+                round=ROUND,
+                fragment=0,
+                previous=TIP,
+                members=self.plan.members,
+                codec=self.settings.codec,
+                result_root=index_root(index),
+                state_digest=ZERO_HASH,
+            )
+            for index in self.indices
+        ]
+
+    @cached_property
+    def names(self) -> dict[bytes, int]:
+        """The number of a record, by its hash."""
+        return {record_hash(record): number for number, record in enumerate(self.records)}
+
+    def hash(self, record: int) -> Hash:
+        """The hash of a record."""
+        return record_hash(self.records[record])
+
+    def state(self, seat: int, kept: Kept | None) -> RoundState:
+        """What a peer knows that has begun the round with `kept` on its disk, heard all READYs and holds both results."""
+        state = RoundState(self.peers[seat], self.settings, self.base, 0.0, kept, Patience())
+        state.state_digest = ZERO_HASH
+        state.obtained = {record.result_root for record in self.records}
+        for peer, (ready, signature) in self.readys.items():
+            state.closing.add(peer, ready, signature)
+        return state
+
+    # -- seats and peers ----------------------------------------------------------------------------------------------
+
+    def ballot(self, key: BallotKey) -> Ballot:
+        """The ballot, whose members are those of the plan."""
+        return self.state(0, None).ballot(key.attempt, self.absent(key.absent), self.plan.members)
+
+    def voters(self, absent: Seats) -> Seats:
+        """Who votes without these."""
+        stay = tuple(seat for seat in range(SEATS) if seat not in absent)
+        return stay or tuple(range(SEATS))
+
+    def absent(self, seats: Seats) -> list[str]:
+        """The peers in these seats, as statements list them."""
+        return sorted(self.peers[seat] for seat in seats)
+
+    def seats(self, peers: Sequence[str]) -> Seats:
+        """The seats of these peers."""
+        return tuple(sorted(self.peers.index(PeerId(peer)) for peer in peers))
+
+    def view(self, absent: Seats) -> View:
+        """How everybody looks to a peer that takes those in `absent` for gone."""
+        return {peer: SILENT if seat in absent else AT_WORK for seat, peer in enumerate(self.peers)}
+
+    # -- statements ---------------------------------------------------------------------------------------------------
+
+    def lock_name(self, key: LockKey | None) -> LockName | None:
+        """The name of a lock in a roll."""
+        if key is None:
+            return None
+        return LockName(attempt=key.attempt, absent=self.absent(key.absent), record_hash=self.hash(key.record))
+
+    def lock_key(self, name: LockName | None) -> LockKey | None:
+        """The key of a lock that a roll names."""
+        return None if name is None else LockKey(name.attempt, self.seats(name.absent), self.names[name.record_hash])
+
+    def key_of_roll(self, roll: Roll) -> RollKey:
+        """What a roll says, in short."""
+        return RollKey(roll.attempt, self.seats(roll.absent), self.lock_key(roll.lock), self.lock_key(roll.reduced))
+
+    def key_of_vote(self, vote: Vote) -> VoteKey:
+        """What a vote says, in short."""
+        return VoteKey(vote.step, vote.attempt, self.seats(vote.absent), self.names[vote.record_hash])
+
+    def roll_body(self, key: RollKey) -> Roll:
+        """The roll of a peer that holds all READYs."""
+        return Roll(
+            round=ROUND,
+            base=TIP,
+            attempt=key.attempt,
+            absent=self.absent(key.absent),
+            held=mask_of(range(SEATS), SEATS),
+            plan=None,
+            lock=self.lock_name(key.lock),
+            reduced=self.lock_name(key.reduced),
+        )
+
+    def roll(self, seat: int, key: RollKey) -> bytes:
+        """A signed roll as it travels."""
+        raw = self._rolls.get((seat, key))
+        if raw is None:
+            raw = self._rolls[seat, key] = pack(self._identities[seat], RUN, self.roll_body(key)).raw
+        return raw
+
+    def signature(self, seat: int, key: VoteKey) -> bytes:
+        """The signature of a vote."""
+        signature = self._votes.get((seat, key))
+        if signature is None:
+            vote = Vote(
+                round=ROUND,
+                base=TIP,
+                attempt=key.attempt,
+                step=key.step,
+                absent=self.absent(key.absent),
+                record_hash=self.hash(key.record),
+            )
+            signature = self._votes[seat, key] = pack(self._identities[seat], RUN, vote).signature
+        return signature
+
+    def certificate(self, key: VoteKey, votes: dict[int, VoteKey]) -> Certificate:
+        """A certificate that claims `key` of these votes, by seat, which may say something else."""
+        signatures = [
+            Signature(peer=self.peers[seat], signature=self.signature(seat, votes[seat]))
+            for seat in sorted(votes, key=lambda seat: self.peers[seat])
+        ]
+        return Certificate(attempt=key.attempt, absent=self.absent(key.absent), votes=signatures)
+
+    def forged(self, key: VoteKey) -> Certificate:
+        """A certificate of all voters, none of whose signatures holds."""
+        peers = sorted(self.peers[seat] for seat in self.voters(key.absent))
+        signatures = [Signature(peer=peer, signature=bytes(64)) for peer in peers]
+        return Certificate(attempt=key.attempt, absent=self.absent(key.absent), votes=signatures)
+
+    def lock(self, record: int, proof: Certificate) -> Lock:
+        """The lock on a record that this proves."""
+        return Lock(record=self.records[record], index=self.indices[record], provenance=self.provenance, proof=proof)
+
+    def motion(self, ballot: BallotKey, record: int, rolls: list[bytes], proof: Certificate | None) -> Motion:
+        """A record, put to the vote."""
+        return Motion(
+            attempt=ballot.attempt,
+            absent=self.absent(ballot.absent),
+            record=self.records[record],
+            index=self.indices[record],
+            provenance=self.provenance,
+            rolls=rolls,
+            proof=proof,
+        )

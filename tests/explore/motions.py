@@ -1,0 +1,203 @@
+"""Which motions can be put to the vote, given what has been said: by an honest proposer and by a liar.
+
+An honest one is the real `Proposer`, which has heard any quorum of rolls.  A liar assembles a motion from any rolls, its own
+and others', with any proof, and anything is tried that the checks of the real voter might let through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, product
+from typing import NamedTuple
+
+from protocol.consensus.ballot import Ballot
+from protocol.consensus.effects import Send
+from protocol.consensus.justification import Justification, check_lock, check_roll, justify
+from protocol.consensus.proposer import Proposer
+from protocol.exchange.assignment import plan_hash
+from protocol.wire.canonical import Malformed
+from protocol.wire.messages import MAX_ROLL_BYTES, Certificate, Motion, Roll, Step, unpack
+from tests.explore.certificates import Assembled
+from tests.explore.council import NAMES, RUN, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
+
+Effect = tuple[LockKey | None, ...]
+SignedRoll = tuple[int, RollKey]
+"""A roll and the seat of its sender."""
+
+
+class MotionKey(NamedTuple):
+    """What matters of a motion to a voter: which record, and the lock that it carries on."""
+
+    ballot: BallotKey
+    record: int
+    carried: LockKey | None
+
+
+class Candidates:
+    """Motions that are looked for as they are asked for, and remembered."""
+
+    def __init__(self, search: Iterator[tuple[MotionKey, Motion]]) -> None:
+        self._search, self._found = search, list[tuple[MotionKey, Motion]]()
+
+    def __iter__(self) -> Iterator[tuple[MotionKey, Motion]]:
+        yield from self._found
+        for each in self._search:
+            self._found.append(each)
+            yield each
+
+
+class Motions:
+    """Finds the motions for one record in one ballot.  liars: their seats.  absences: the lists that are explored."""
+
+    def __init__(self, council: Council, liars: Seats, absences: Sequence[Seats]) -> None:
+        self._council, self._liars, self._absences = council, liars, absences
+        self._ballots: dict[BallotKey, Ballot] = {}
+        self._found: dict[tuple[object, ...], Candidates] = {}
+        self._own: dict[tuple[BallotKey, int], list[RollKey]] = {}
+        self._effects: dict[tuple[BallotKey, int, RollKey], Effect] = {}
+        self._proven: dict[tuple[object, ...], bool] = {}
+        self._justified: dict[tuple[object, ...], list[LockKey] | None] = {}
+
+    def ballot(self, key: BallotKey) -> Ballot:
+        """The real ballot."""
+        if key not in self._ballots:
+            self._ballots[key] = self._council.ballot(key)
+        return self._ballots[key]
+
+    def leader(self, key: BallotKey) -> int:
+        """The seat of the proposer of a ballot."""
+        return self._council.peers.index(self.ballot(key).proposer)
+
+    def find(self, key: BallotKey, record: int, heard: tuple[frozenset[RollKey], ...], assembled: Assembled) -> Candidates:
+        """The motions for this record, one for each lock that it can carry on, or without one.
+
+        heard: the rolls for this ballot of each honest elector that were sent, by seat; those of the liars are not needed.
+        assembled: what the votes prove.
+        """
+        known = (key, record, heard, assembled.provable[record])
+        found = self._found.get(known)
+        if found is None:
+            found = self._found[known] = Candidates(self._search(key, record, heard, assembled.proofs))
+        return found
+
+    def _search(
+        self, key: BallotKey, record: int, heard: Sequence[frozenset[RollKey]], proofs: Mapping[LockKey, Certificate]
+    ) -> Iterator[tuple[MotionKey, Motion]]:
+        leader, found = self.leader(key), set[MotionKey]()
+        for rolls in self._choices(key, heard):
+            for carried, proof in self._carried(key, record, rolls, proofs):
+                name = MotionKey(key, record, carried)
+                if name in found:
+                    continue
+                if leader in self._liars:
+                    signed = [self._council.roll(*roll) for roll in rolls]
+                    motion: Motion | None = self._council.motion(key, record, signed, proof)
+                else:
+                    motion = self.proposed(key, record, rolls, proofs)
+                if motion is not None and motion.record == self._council.records[record]:
+                    found.add(name)
+                    yield name, motion
+
+    def _choices(self, key: BallotKey, heard: Sequence[frozenset[RollKey]]) -> Iterator[tuple[SignedRoll, ...]]:
+        """The rolls of every smallest quorum.
+
+        More rolls never allow more: of a larger set, the roll that names the lock to be carried on, and others of it, are a
+        quorum which allows the same.
+        """
+        sent = [
+            [(seat, roll) for roll in (self._own_rolls(key, seat) if seat in self._liars else sorted(heard[seat], key=repr))]
+            for seat in self._council.voters(key.absent)
+        ]
+        for senders in combinations([rolls for rolls in sent if rolls], self.ballot(key).quorum):
+            yield from product(*senders)
+
+    def _own_rolls(self, key: BallotKey, seat: int) -> list[RollKey]:
+        """What a liar can say in a roll: any lock of a lower attempt, of the whole electorate or of a part.
+
+        Of rolls that alone have the same effect, one is enough.
+        """
+        if (key, seat) not in self._own:
+            locks = [
+                LockKey(attempt, absent, record)
+                for attempt in range(key.attempt)
+                for absent in self._absences
+                for record in range(len(NAMES))
+            ]
+            full = [None, *(lock for lock in locks if not lock.absent)]
+            reduced = [None, *(lock for lock in locks if lock.absent)]
+            rolls = [RollKey(key.attempt, key.absent, lock, other) for lock, other in product(full, reduced)]
+            different = {self._effect(key, seat, roll): roll for roll in reversed(rolls)}
+            self._own[key, seat] = list(reversed(different.values()))
+        return self._own[key, seat]
+
+    def _effect(self, key: BallotKey, seat: int, roll: RollKey) -> Effect:
+        """The locks that a quorum would have to carry on if this were its only roll."""
+        if (key, seat, roll) not in self._effects:
+            council, ballot, body = self._council, self.ballot(key), self._council.roll_body(roll)
+            assert check_roll(ballot, body) is None
+            alone = Justification(ballot, {council.peers[seat]: body}).highest_locks()
+            self._effects[key, seat, roll] = tuple(council.lock_key(name) for name in alone)
+        return self._effects[key, seat, roll]
+
+    def _carried(
+        self, key: BallotKey, record: int, rolls: tuple[SignedRoll, ...], proofs: Mapping[LockKey, Certificate]
+    ) -> list[tuple[LockKey | None, Certificate | None]]:
+        """The locks on this record that these rolls let a motion carry on, with what proves them; (None, None) for none."""
+        names = self._highest(key, rolls)
+        if not names:
+            return [] if names is None else [(None, None)]
+        carried: list[tuple[LockKey | None, Certificate | None]] = []
+        for lock in names:
+            if lock.record == record:
+                proof = proofs.get(lock) or self._council.forged(VoteKey(Step.FIRST, *lock))
+                if self._proves(key, lock, proof):
+                    carried.append((lock, proof))
+        return carried
+
+    def _highest(self, key: BallotKey, rolls: tuple[SignedRoll, ...]) -> list[LockKey] | None:
+        """The locks of which one must be carried on; None when the rolls justify nothing.
+
+        Asked once for all rolls with the same effects.  The voter that is shown the motion opens the rolls in it again.
+        """
+        known = (key, tuple([(seat, self._effect(key, seat, roll)) for seat, roll in rolls]))
+        if known not in self._justified:
+            try:
+                names = justify(RUN, self.ballot(key), [self._council.roll(*roll) for roll in rolls]).highest_locks()
+                locks = dict.fromkeys(self._council.lock_key(name) for name in names)
+                self._justified[known] = [lock for lock in locks if lock is not None]
+            except Malformed:
+                self._justified[known] = None
+        return self._justified[known]
+
+    def _proves(self, key: BallotKey, lock: LockKey, proof: Certificate) -> bool:
+        known = (key, lock, tuple(vote.signature for vote in proof.votes))
+        if known not in self._proven:
+            name = self._council.lock_name(lock)
+            assert name is not None
+            try:
+                check_lock(RUN, self.ballot(key), self._council.records[lock.record], name, proof)
+                self._proven[known] = True
+            except Malformed:
+                self._proven[known] = False
+        return self._proven[known]
+
+    def proposed(
+        self, key: BallotKey, record: int, rolls: Sequence[SignedRoll], proofs: Mapping[LockKey, Certificate]
+    ) -> Motion | None:
+        """The motion that the honest proposer makes which has heard these rolls, and whose exchange gave `record`."""
+        council, leader = self._council, self.leader(key)
+        state = council.state(leader, None)
+        state.go_to_attempt(key.attempt, 0.0)
+        state.results[plan_hash(council.plan)] = (tuple(council.indices[record]), council.provenance)
+        proposer = Proposer(state)
+        for seat, roll in rolls:
+            for lock in (roll.lock, roll.reduced):
+                if lock is not None:
+                    proof = proofs.get(lock) or council.forged(VoteKey(Step.FIRST, *lock))
+                    proposer.on_lock(council.peers[seat], council.lock(lock.record, proof))
+            sender, body, envelope = unpack(council.roll(seat, roll), RUN, max_bytes=MAX_ROLL_BYTES)
+            assert isinstance(body, Roll)
+            proposer.on_roll(sender, body, envelope.signature, 0.0)
+        effects = proposer.lead(self.ballot(key), council.view(key.absent), 0.0)
+        bodies = [effect.body for effect in effects if isinstance(effect, Send)]
+        return next((body for body in bodies if isinstance(body, Motion)), None)

@@ -1,0 +1,45 @@
+"""Motions, rolls and certificates in words."""
+
+from __future__ import annotations
+
+from protocol.wire.messages import MAX_ROLL_BYTES, Certificate, LockName, Motion, Roll, unpack
+from tests.explore.council import NAMES, RUN, BallotKey, Council, Seats
+
+
+def read_absent(council: Council, absent: list[str]) -> str:
+    """Who is absent."""
+    seats = council.seats(absent)
+    return " without " + ", ".join(f"P{seat}" for seat in seats) if seats else ""
+
+
+def read_motion(council: Council, liars: Seats, motion: Motion, *, shown: bool) -> str:
+    """The ballot of a motion; with its justification where it is `shown`."""
+    ballot = BallotKey(motion.attempt, council.seats(motion.absent))
+    text = f"attempt {motion.attempt}{read_absent(council, motion.absent)}"
+    if not shown:
+        return text
+    leader = council.peers.index(council.ballot(ballot).proposer)
+    rolls = "; ".join(read_roll(council, raw) for raw in motion.rolls)
+    proof = f", {read_proof(council, motion.proof)}" if motion.proof is not None else ""
+    return f"{text}: {'the liar ' if leader in liars else ''}P{leader} shows the rolls of {rolls}{proof}"
+
+
+def read_roll(council: Council, raw: bytes) -> str:
+    """Who it is of, and what it names."""
+    sender, roll, _ = unpack(raw, RUN, max_bytes=MAX_ROLL_BYTES)
+    assert isinstance(roll, Roll)
+    locks = [read_lock(council, lock) for lock in (roll.lock, roll.reduced) if lock is not None]
+    return f"P{council.peers.index(sender)} ({' and '.join(locks) or 'no lock'})"
+
+
+def read_lock(council: Council, lock: LockName) -> str:
+    """The record and the ballot of a lock."""
+    return f"{NAMES[council.names[lock.record_hash]]} of attempt {lock.attempt}{read_absent(council, lock.absent)}"
+
+
+def read_proof(council: Council, proof: Certificate) -> str:
+    """Whose votes it is made of."""
+    if all(vote.signature == bytes(64) for vote in proof.votes):
+        return "a forged proof"
+    seats = ", ".join(f"P{seat}" for seat in council.seats([vote.peer for vote in proof.votes]))
+    return f"the votes of {seats} in attempt {proof.attempt}{read_absent(council, proof.absent)}"

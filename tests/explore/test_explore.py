@@ -1,0 +1,74 @@
+"""A small exploration: the agreement holds in every state of it, and a broken rule shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from tests.explore import returning
+from tests.explore.configs import QUICK, TWO_LIARS
+from tests.explore.council import LockKey, Seats
+from tests.explore.memory import Memory
+from tests.explore.mutations import MUTATIONS, Mutation, mutated
+from tests.explore.returning import explore_returns
+from tests.explore.search import Config, Search
+from tests.explore.symmetry import Past, State
+
+LIAR: Seats = (1,)
+
+
+@pytest.mark.parametrize("config", QUICK, ids=str)
+def test_agreement_holds_in_every_state(config: Config, tmp_path: Path) -> None:
+    outcome = Search(config, tmp_path).run()
+    assert outcome.violation is None and outcome.exhaustive and outcome.states > 100
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_broken_rule_leads_to_a_split(mutation: Mutation, tmp_path: Path) -> None:
+    with mutated(mutation):
+        outcome = Search(mutation.config, tmp_path).run()
+    assert outcome.violation is not None and outcome.violation.startswith("two full certificates")
+
+
+def test_two_liars_of_four_can_split_the_run(tmp_path: Path) -> None:
+    outcome = Search(TWO_LIARS, tmp_path).run()
+    assert outcome.violation is not None
+    assert outcome.trace[-2:] == ("full certificate for A in attempt 0", "full certificate for B in attempt 0")
+
+
+def test_steps_in_order_lead_wherever_steps_in_any_order_lead(tmp_path: Path) -> None:
+    """To the same locks of everybody, with no less proven and certified."""
+    in_order = dict[object, list[Past]]()
+    for locks, past in reached(Config(LIAR, 2, in_order=True, symmetric=False), tmp_path):
+        in_order.setdefault(locks, []).append(past)
+    for locks, past in reached(Config(LIAR, 2, symmetric=False), tmp_path):
+        assert any(past.proven <= more.proven and past.certified <= more.certified for more in in_order[locks])
+
+
+def reached(config: Config, folder: Path) -> set[tuple[tuple[LockKey | None, ...], Past]]:
+    """What came of each state of a search: the locks of the electors, and of their votes."""
+    search, found = Search(config, folder), set[tuple[tuple[LockKey | None, ...], Past]]()
+
+    def visit(state: State) -> None:
+        found.add((tuple(search.electors.known[number].kept.lock for number in state), search.past(state)))
+
+    search.run(visit)
+    return found
+
+
+def test_everybody_ends_on_one_branch() -> None:
+    returned = explore_returns()
+    assert returned.flaws == [] and returned.stands > 10_000
+
+
+def test_waiting_for_more_than_half_of_all_electors_leaves_peers_stuck() -> None:
+    """Rather than of those that are heard."""
+    with patch.object(returning, "follows", lambda electors, counted, was_away: 2 * counted.on > len(electors)):
+        assert any("stuck" in flaw for flaw in explore_returns(3, 5).flaws)
+
+
+def test_a_voter_that_remembers_says_nothing_more(tmp_path: Path) -> None:
+    remembered = Memory(tmp_path, attempts=1).explore()
+    assert remembered.flaw is None and remembered.states > 20

@@ -1,0 +1,139 @@
+"""Whole replicas on a table: records with real votes, the results that they name, and the state that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from kernels.codec import encode
+from kernels.layout import payload_bytes
+from protocol.run.manifest import Founders, SignedManifest, sign
+from protocol.state.chain import index_root, record_hash
+from protocol.state.outer_state import OuterState
+from protocol.state.replica import Replica
+from protocol.state.store import Store
+from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
+from protocol.wire.identity import Identity
+from protocol.wire.masks import mask_of
+from protocol.wire.messages import (
+    Certificate,
+    ChunkEntry,
+    Commit,
+    Member,
+    Ready,
+    Record,
+    Signature,
+    Step,
+    Vote,
+    member_of,
+    pack,
+)
+from tests.simulation.world import simulated_run
+
+FIVE = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(11, 16)), key=lambda each: each.peer_id)
+"""Peers that may be founders."""
+
+
+def a_run(*founders: Identity) -> SignedManifest:
+    """A small run with these founders; anybody's where there are none."""
+    named: Founders = [each.peer_id for each in sorted(founders, key=lambda each: each.peer_id)] if founders else "anyone"
+    manifest = simulated_run().manifest.model_copy(update={"founders": named})
+    return sign(Identity.from_seed(b"\x2a" * 32), manifest)
+
+
+async def initialise(theta: memoryview) -> None:
+    """The parameters at the beginning of every run here."""
+    await trio.lowlevel.checkpoint()
+    np.frombuffer(theta, np.float32)[:] = 0.5
+
+
+def a_replica(signed: SignedManifest, folder: Path) -> Replica:
+    """With nothing in it but the beginning."""
+    replica = Replica.open(signed, Store(folder), OuterState(signed.manifest))
+    np.frombuffer(replica.state.theta, np.float32)[:] = 0.5
+    return replica
+
+
+def result_of(replica: Replica, salt: int) -> bytearray:
+    """Codec bytes of a result that `salt` decides."""
+    data = bytearray(payload_bytes(replica.layout))
+    random = np.random.default_rng([replica.history.length, salt])
+    for span in replica.layout:
+        encode(random.standard_normal(span.count).astype(np.float32), memoryview(data)[span.encoded])
+    return data
+
+
+def next_commit(
+    replica: Replica,
+    members: Sequence[Identity],
+    *,
+    absent: Sequence[Identity] = (),
+    voters: Sequence[Identity] = FIVE,
+    salt: int = 0,
+    state_digest: Hash | None = None,
+) -> tuple[Commit, bytearray]:
+    """The next record on the tip of `replica`, and its result.  voters: those of the electors that vote, if not `absent`.
+
+    state_digest: in place of the true one.
+    """
+    base, run = replica.base, replica.signed.run
+    digest = replica.state.digest() if state_digest is None else state_digest
+    result = result_of(replica, salt)
+    mask = mask_of(range(len(members)), len(members))
+    index = [ChunkEntry(hash=chunk_hash(result[span.encoded]), mask=mask) for span in replica.layout]
+    ready = Ready(
+        round=base.round,
+        fragment=base.fragment,
+        base=base.tip,
+        incarnation=1,
+        serial=1,
+        tokens=8,
+        steps=1,
+        loss=1.0,
+        norm=1.0,
+        root=ZERO_HASH,
+        state_digest=digest,
+    )
+    named: list[Member] = [member_of(each.peer_id, ready, pack(each, run, ready).signature) for each in members]
+    record = Record(
+        round=base.round,
+        fragment=base.fragment,
+        previous=base.tip,
+        members=sorted(named, key=lambda member: member.peer),
+        codec=replica.manifest.codec,
+        result_root=index_root(index),
+        state_digest=digest,
+    )
+    names = sorted(each.peer_id for each in absent)
+    stay = [peer for peer in base.electors if peer not in names] or [each.peer_id for each in members]
+    vote = Vote(
+        round=base.round, base=base.tip, attempt=0, step=Step.SECOND, absent=list(names), record_hash=record_hash(record)
+    )
+    signatures = [
+        Signature(peer=each.peer_id, signature=pack(each, run, vote).signature) for each in voters if each.peer_id in stay
+    ]
+    signatures.sort(key=lambda signature: signature.peer)
+    return Commit(
+        record=record, index=index, certificate=Certificate(attempt=0, absent=list(names), votes=signatures)
+    ), result
+
+
+def store_result(replica: Replica, commit: Commit, result: bytearray) -> None:
+    """To the disk."""
+    file = replica.store.results.begin(commit.record.round, commit.record.fragment, len(result))
+    file.view[:] = result
+    file.commit(Hash(commit.record.result_root))
+
+
+def grow(replica: Replica, rounds: int, members: Sequence[Identity], *, with_results: bool = True, **how: Any) -> None:
+    """So many more records, with their results on disk, and applied."""
+    for _ in range(rounds):
+        commit, result = next_commit(replica, members, **how)
+        if with_results:
+            store_result(replica, commit, result)
+        replica.history.append(commit)
+        replica.state.apply(memoryview(result), replica.manifest.outer_step([m.tokens for m in commit.record.members]))

@@ -1,0 +1,121 @@
+"""Two replicas on a table: ours follows what the other one serves."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+import trio
+import trio.testing
+
+from protocol.content.serving import Serving
+from protocol.events import Event
+from protocol.membership.activity import Activity
+from protocol.membership.liveness import Membership
+from protocol.run.manifest import SignedManifest
+from protocol.state.replica import Replica
+from protocol.sync.budget import Budget
+from protocol.sync.catch_up import CatchUp
+from protocol.sync.claims import Claims
+from protocol.sync.following import Following
+from protocol.sync.fork_choice import ForkChoice
+from protocol.sync.held import Held
+from protocol.sync.remote_chains import RemoteChains
+from protocol.sync.settled import Settled
+from protocol.sync.standpoints import Standpoints
+from protocol.sync.supplies import Supplies
+from protocol.wire.identity import PeerId
+from tests.protocol.chains import a_replica, a_run, initialise
+from tests.protocol.peers import ANN, ME, TableNetwork, a_heartbeat, a_session, at_once
+
+
+class Passing(AbstractContextManager[object, Literal[False]]):
+    """Catches nothing."""
+
+    def __exit__(self, *error: object) -> Literal[False]:
+        return False
+
+
+class Unguarded:
+    """A `Watching` that catches nothing."""
+
+    def watch(self, sender: PeerId, what: str, *, passing: tuple[type[Exception], ...]) -> Passing:
+        return Passing()
+
+
+class Table:
+    """ours: our replica.  theirs: the one that Ann serves.  network: where others may be put."""
+
+    def __init__(self, folder: Path, signed: SignedManifest | None = None) -> None:
+        self.signed = signed or a_run(ANN)
+        self.folder, self.events = folder, list[Event]()
+        self.ours, self.theirs = a_replica(self.signed, folder / "ours"), a_replica(self.signed, folder / "theirs")
+        self.others: list[Replica] = []
+        self.network = TableNetwork()
+        self.serve(ANN.peer_id, self.theirs)
+        session = a_session(self.signed.run, self.network, self.events)
+        self.membership = Membership(ME.peer_id, trio.current_time(), self.ours.history)
+        self.activity = Activity(self.events.append)
+        standpoints = Standpoints(ME.peer_id, self.ours.history, self.membership, self.activity, 0.0)
+        self.supplies = Supplies(session, self.ours, at_once)
+        self.catch_up = CatchUp(session, self.ours, at_once, self.supplies, initialise)
+        self.claims = Claims(self.ours, self.membership)
+        self.budget, self.settled = Budget(trio.current_time()), Settled(self.ours.rounds)
+        self.chains = RemoteChains(session, self.ours, at_once, self.budget)
+        self.choice = ForkChoice(session, self.ours, standpoints, self.settled)
+        self.held = Held(self.ours, at_once)
+        self.following = Following(
+            session,
+            Unguarded(),
+            self.ours,
+            at_once,
+            self.claims,
+            self.chains,
+            self.choice,
+            self.catch_up,
+            self.held,
+            self.settled,
+        )
+
+    def serve(self, peer: PeerId, replica: Replica) -> None:
+        """What this replica holds, `peer` answers."""
+        self.network.answers[peer] = Serving(replica, at_once).answer
+
+    def another(self, name: str) -> Replica:
+        """One more replica of the run."""
+        self.others.append(a_replica(self.signed, self.folder / name))
+        return self.others[-1]
+
+    def hear(self, peer: PeerId, replica: Replica | None = None, **changes: Any) -> None:
+        """A heartbeat of `peer`, with the tip of `replica`."""
+        known = self.membership.get(peer)
+        fields: dict[str, Any] = {"seq": known.heartbeat.seq + 1 if known else 0}
+        if replica is not None:
+            fields |= {"round": replica.history.length, "tip": replica.history.tip}
+        self.membership.on_connected(peer, trio.current_time())
+        self.membership.on_heartbeat(peer, a_heartbeat(**{**fields, **changes}), trio.current_time(), peer)
+
+    async def look(self) -> None:
+        """At everybody's claims."""
+        for known in (True, False):
+            await self.following.look(known=known)
+
+    def of(self, kind: type[Event]) -> list[Any]:
+        """Events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def on_table(folder: Path, check: Callable[[Table], Awaitable[None]], signed: SignedManifest | None = None) -> None:
+    """Run `check` in virtual time."""
+
+    async def main() -> None:
+        table = Table(folder, signed)
+        try:
+            await check(table)
+        finally:
+            for replica in (table.ours, table.theirs, *table.others):
+                replica.state.close()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
