@@ -112,7 +112,7 @@ def test_a_seeds_token_names_nobody_in_a_record() -> None:
         (seal(ORGANISER, RUN, "goodbye", peek_token(BOUND).encode()).raw, "not a token"),
         (BOUND[:-1] + bytes([BOUND[-1] ^ 1]), ""),
         (b"rubbish", "not a message"),
-        (bytes(768), "not a message"),
+        (bytes(400), "not a message"),
     ],
     ids=["of another", "envelope of another run", "of another run", "no token", "damaged", "rubbish", "zeros"],
 )
