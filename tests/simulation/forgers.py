@@ -119,10 +119,10 @@ def lying(forgers: Mapping[PeerId, Forger]) -> Iterator[None]:
     """Rounds that these peers begin within are played by their forgers.  May be nested for different peers."""
     honest: Any = getattr(round_runner, "RoundMachine")  # noqa: B009
 
-    def make(me: PeerId, *arguments: Any) -> RoundMachine:
+    def make(me: PeerId, *arguments: Any, **options: Any) -> RoundMachine:
         if me not in forgers:
-            return honest(me, *arguments)  # type: ignore[no-any-return]
-        machine = LyingMachine(me, *arguments)
+            return honest(me, *arguments, **options)  # type: ignore[no-any-return]
+        machine = LyingMachine(me, *arguments, **options)
         machine.forger = forgers[me]
         return machine
 

@@ -7,7 +7,7 @@ that the simulator is too kind, or the judge blind.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -50,14 +50,10 @@ class Mutation:
 @contextmanager
 def mutated(name: str | None) -> Iterator[None]:
     """Within, the build is broken."""
-    patches = MUTATIONS[name].patches() if name else ()
-    for each in patches:
-        each.start()
-    try:
+    with ExitStack() as stack:
+        for each in MUTATIONS[name].patches() if name else ():
+            stack.enter_context(each)
         yield
-    finally:
-        for each in reversed(patches):
-            each.stop()
 
 
 def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
@@ -69,7 +65,13 @@ def _instead(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
 
 
 def _quorum_of_one() -> Sequence[Any]:
-    return [patch.object(module, "quorum_size", lambda voters: 1) for module in (chain, policy, ballot)]
+    def one(*arguments: Any) -> int:
+        return 1
+
+    return [
+        patch.object(policy, "quorum_size", one),
+        *(patch.object(module, "quorum_of", one) for module in (chain, ballot)),
+    ]
 
 
 def _votes_not_persisted() -> Sequence[Any]:
