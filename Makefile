@@ -42,7 +42,7 @@ simulate: venv
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 attacks: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attacks
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attacks --processes
 
 mutations: venv
 	$(BIN)/python -m tests.simulation --mutations

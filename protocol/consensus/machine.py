@@ -57,8 +57,8 @@ from protocol.wire.messages import Commit, Finish, Kept, Lock, Motion, Plan, Pro
 class RoundMachine:
     """One round as one peer lives it: what it is told goes to its proposer, its voter, or ends the round.
 
-    kept: what binds us, as it is on disk, at this tip or another.  patience: what we remember of earlier rounds.  `now` is
-    always trio time.
+    kept: what binds us, as it is on disk, at this tip or another.  abstains: it is lost.  patience: what we remember of
+    earlier rounds.  `now` is always trio time.
     """
 
     def __init__(
@@ -69,9 +69,11 @@ class RoundMachine:
         now: float,
         kept: Kept | None = None,
         patience: Patience | None = None,
+        *,
+        abstains: bool = False,
     ) -> None:
         self.me, self.base = me, base
-        self._state = RoundState(me, settings, base, now, kept, patience or Patience())
+        self._state = RoundState(me, settings, base, now, kept, patience or Patience(), abstains=abstains)
         self._voter, self._proposer = Voter(self._state), Proposer(self._state)
         self._closing = self._state.entered >= 0
         """Whether the round is being closed: we have seen that it may be, or others have."""

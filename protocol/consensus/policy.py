@@ -25,7 +25,7 @@ from protocol.state.base import Base, RoundSettings
 from protocol.state.electorate import quorum_size
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Finish, Member, Plan, Ready, member_of
+from protocol.wire.messages import MAX_MEMBERS, Finish, Member, Plan, Ready, member_of
 
 FINISH_S = 5.0
 """Seconds that late trainers get to contribute what they have, after the grace time."""
@@ -151,16 +151,17 @@ class ClosingPolicy:
         """The electors whose READY for our state we hold."""
         return [peer for peer in self.agreed(view, digest) if peer in self.base.electors]
 
-    def make_plan(self, view: View, digest: bytes, held: Collection[PeerId]) -> Plan | None:
+    def make_plan(self, view: View, digest: bytes, held: Collection[PeerId], most: int = MAX_MEMBERS) -> Plan | None:
         """The plan of all that are ready.  None when they are too few, or we lack the READY of one in `held`.
 
         held: the electors that must be in it; then come other electors, members of the last round, and the rest.
+        most: members that this ballot permits.
         """
         if any(peer not in self.readys or self.readys[peer].ready.state_digest != digest for peer in held):
             return None
         peers = list(dict.fromkeys([*sorted(held), *self.agreed(view, digest)]))
         peers.sort(key=lambda peer: (peer not in held, peer not in self.base.electors, peer not in self.base.contributors))
-        peers = sorted(self._within_uses(peers)[: self.settings.max_members])
+        peers = sorted(self._within_uses(peers)[: min(most, self.settings.max_members)])
         if len(peers) < self.settings.min_members:
             return None
         owners = assign_owners(

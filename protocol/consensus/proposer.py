@@ -19,6 +19,8 @@ from protocol.wire.envelope import rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
+    MAX_ELECTORS,
+    MAX_MEMBERS,
     Certificate,
     ChunkEntry,
     Commit,
@@ -145,7 +147,7 @@ class Proposer:
         lock = self._lock_to_carry(justification)
         plan = self._plan_taken_up(justification) if lock is None else None
         if lock is None and plan is None:
-            rolls = self._satisfiable(ballot, rolls)
+            rolls = self._satisfiable(rolls)
             plan = self._new_plan(ballot, rolls, view)
         members = lock.record.members if lock is not None else plan.members if plan is not None else []
         ballot = self._state.ballot(ballot.attempt, ballot.absent, members)
@@ -173,7 +175,7 @@ class Proposer:
                 usable[peer] = raw
         return usable
 
-    def _satisfiable(self, ballot: Ballot, rolls: dict[PeerId, bytes]) -> dict[PeerId, bytes]:
+    def _satisfiable(self, rolls: dict[PeerId, bytes]) -> dict[PeerId, bytes]:
         """Those of the rolls that hold no READY but such as we hold, for our state.
 
         A voter may hold what we have not heard yet, or say so.
@@ -226,7 +228,8 @@ class Proposer:
         if state.state_digest is None or len(rolls) < ballot.quorum:
             return None
         justification = justify(state.settings.run, ballot, [*rolls.values()])
-        return state.closing.make_plan(view, state.state_digest, justification.held())
+        most = MAX_ELECTORS if ballot.members else MAX_MEMBERS
+        return state.closing.make_plan(view, state.state_digest, justification.held(), most)
 
     def _proposal(self, mine: OwnAttempt, plan: Plan) -> Proposal:
         return Proposal(attempt=mine.ballot.attempt, absent=list(mine.ballot.absent), plan=plan, rolls=mine.rolls)

@@ -29,13 +29,21 @@ class RoundState:
     what it proposed.  entered: the last one that is on disk, -1 for none.  losses: how often we lost patience.  plan: the
     one taken up last.  state_digest: of our outer state, None until it is hashed.  kept: what we are bound by, as it is on
     disk.  results: of our exchanges, by plan.  obtained: the roots of the results that are on disk.  decided: the certified
-    record once its result is on disk.
+    record once its result is on disk.  abstains: we have lost what binds us at this tip, and say nothing as a voter.
     """
 
     def __init__(
-        self, me: PeerId, settings: RoundSettings, base: Base, now: float, kept: Kept | None, patience: Patience
+        self,
+        me: PeerId,
+        settings: RoundSettings,
+        base: Base,
+        now: float,
+        kept: Kept | None,
+        patience: Patience,
+        *,
+        abstains: bool,
     ) -> None:
-        self.me, self.settings, self.base = me, settings, base
+        self.me, self.settings, self.base, self.abstains = me, settings, base, abstains
         self.closing = ClosingPolicy(me, settings, base, patience)
         self.doubts = Doubts()
         self.kept = kept if kept is not None and self.is_for_this_round(kept.round, kept.base) else blank(base)

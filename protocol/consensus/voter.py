@@ -24,7 +24,7 @@ from protocol.state.chain import record_hash, verify_votes
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Report, Step, Vote
+from protocol.wire.messages import MAX_ELECTORS, Kept, Motion, Plan, Proof, Proposal, Report, Step, Vote
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Voter:
         is in.
         """
         state, ballot = self._state, self._due(view, now)
-        if ballot is None or state.me not in ballot.voters:
+        if ballot is None or state.me not in ballot.voters or state.abstains:
             return [], None
         call = self._call
         if call is not None and call.ballot == ballot:
@@ -103,7 +103,7 @@ class Voter:
         state, closing = self._state, self._state.closing
         absent = closing.absent(view)
         ready = closing.agreed(view, state.state_digest)
-        members = [closing.member(peer) for peer in ready[: state.settings.max_members]]
+        members = [closing.member(peer) for peer in ready[: min(state.settings.max_members, MAX_ELECTORS)]]
         ballot = state.ballot(state.attempt, absent, members)
         if not ballot.voters:
             return None
@@ -263,7 +263,7 @@ class Voter:
         state = self._state
         ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
         name = record_hash(motion.record)
-        if state.me not in ballot.voters:
+        if state.me not in ballot.voters or state.abstains:
             return []
         if objection_to_vote(state.kept, Step.FIRST, motion.attempt, list(motion.absent), name) is not None:
             return []  # a later attempt was entered while the result was fetched
@@ -291,7 +291,7 @@ class Voter:
         state, proof = self._state, self._proof
         ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
         name = record_hash(motion.record)
-        if proof is None or state.me not in ballot.voters:
+        if proof is None or state.me not in ballot.voters or state.abstains:
             return []
         if objection_to_vote(state.kept, Step.SECOND, motion.attempt, list(motion.absent), name) is not None:
             return []

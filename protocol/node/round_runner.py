@@ -72,7 +72,7 @@ Outcome = Commit | Behind | Wrong
 class RoundRunner:
     """Lives one round.
 
-    kept: what binds us at this tip.  patience: what we remember of earlier rounds.
+    kept: what binds us at this tip.  abstains: it is lost.  patience: what we remember of earlier rounds.
     state_verified: the state was just made anew from certified data: peers that stand on another one are wrong.
     outlasting: a nursery that goes on when the round is over.
     """
@@ -91,6 +91,7 @@ class RoundRunner:
         contributor: Contributor,
         *,
         kept: Kept | None,
+        abstains: bool,
         patience: Patience,
         state_verified: bool,
         outlasting: trio.Nursery,
@@ -98,7 +99,7 @@ class RoundRunner:
         self.session, self.base, self._guard = session, base, guard
         self._replica, self._offload, self._membership = replica, offload, membership
         self._ejections, self._contributor, self._state_verified = ejections, contributor, state_verified
-        self.machine = RoundMachine(session.me, replica.rounds, base, trio.current_time(), kept, patience)
+        self.machine = RoundMachine(session.me, replica.rounds, base, trio.current_time(), kept, patience, abstains=abstains)
         self.work, self.inbox = Work(replica.layout), Inbox(session)
         self.exchanges = Exchanges(session, replica, offload, self.inbox)
         self._delivery = Delivery(session, membership, self.inbox, outlasting)

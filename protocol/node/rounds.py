@@ -6,6 +6,7 @@ import trio
 
 from protocol.audit.ejection import Ejections
 from protocol.consensus.patience import Patience
+from protocol.events import Notice
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.network.session import Session
@@ -57,6 +58,10 @@ class Rounds:
         """
         base = self._replica.base
         raw = await self._offload(self._replica.store.votes.load, base.round, base.tip)
+        kept = kept_on_disk(raw)
+        abstains = kept is None and await self._offload(self._replica.store.votes.has_lost, base.round, base.tip)
+        if abstains:
+            self._session.emit(Notice("warning", f"what we voted in round {base.round} cannot be read: no vote in it"))
         runner = RoundRunner(
             self._session,
             self._guard,
@@ -68,7 +73,8 @@ class Rounds:
             self._catch_up,
             self._ejections,
             self._contributor,
-            kept=kept_on_disk(raw),
+            kept=kept,
+            abstains=abstains,
             patience=self._patience,
             state_verified=state_verified,
             outlasting=outlasting,

@@ -27,4 +27,9 @@ def read_guarded(disk: Disk, path: Path) -> bytes | None:
 
 def set_aside(disk: Disk, path: Path) -> None:
     """Out of the way, but not lost: somebody may want to know what happened to it."""
-    disk.rename(path, path.with_name(f"{path.name}.corrupt"))
+    disk.rename(path, corrupt_name(path))
+
+
+def corrupt_name(path: Path) -> Path:
+    """Where a file that was set aside is."""
+    return path.with_name(f"{path.name}.corrupt")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from protocol.state.disk import Disk
-from protocol.state.guarded import read_guarded, write_guarded
+from protocol.state.guarded import corrupt_name, read_guarded, write_guarded
 from protocol.wire.hashes import Hash
 
 _NAME = re.compile(r"(\d{8})-[0-9a-f]{64}")
@@ -28,6 +28,11 @@ class VoteFiles:
     def load(self, round: int, tip: Hash) -> bytes | None:
         """What is kept for the round on this tip; None when nothing is."""
         return read_guarded(self._disk, self._path(round, tip))
+
+    def has_lost(self, round: int, tip: Hash) -> bool:
+        """Whether there is, or was, a file for the round on this tip; asked when `load` gave none that can be read."""
+        path = self._path(round, tip)
+        return path.exists() or corrupt_name(path).exists()
 
     def any(self) -> bool:
         """Whether this peer has ever voted."""

@@ -26,12 +26,13 @@ REMEMBERED_BYTES = 2048
 """Statements up to this size are decoded once, however often they arrive."""
 LARGE_BYTES = 16 << 10
 """Statements over this size are decoded in a worker thread."""
-MAX_TOKEN_BYTES = 768
+MAX_TOKEN_BYTES = 400
 """Of an invitation's token."""
-MAX_ADMISSION_BYTES = 1024
+MAX_ADMISSION_BYTES = 512
 """Of the proof that a peer was admitted."""
 MAX_MEMBERS = 256
 MAX_ELECTORS = 64
+"""Voters of a ballot; where members vote, no more of them may be in a plan."""
 MAX_ROLL_BYTES = 8192
 """Of a signed ROLL as it travels."""
 MAX_CHUNKS = 4096
@@ -242,7 +243,7 @@ class Roll(Body):
     reduced: LockName | None
 
 
-Rolls = Annotated[list[Annotated[bytes, Field(max_length=MAX_ROLL_BYTES)]], Field(min_length=1, max_length=MAX_MEMBERS)]
+Rolls = Annotated[list[Annotated[bytes, Field(max_length=MAX_ROLL_BYTES)]], Field(min_length=1, max_length=MAX_ELECTORS)]
 """Signed ROLLs of different voters for one ballot, as they travelled."""
 
 
@@ -313,7 +314,7 @@ class Certificate(Body):
 
     attempt: Count
     absent: Absent
-    votes: Annotated[list[Signature], Field(min_length=1, max_length=MAX_MEMBERS)]
+    votes: Annotated[list[Signature], Field(min_length=1, max_length=MAX_ELECTORS)]
 
 
 class Report(Body):

@@ -52,7 +52,7 @@ class Attack:
 class Measured:
     """rounds: of all honest peers in the window.  delay_s: until they had made the first rounds.
 
-    pause_s: the longest time without a round.  received: bytes at honest peers in the window.
+    pause_s: the longest time without a round.  received: bytes at an honest peer in the window.
     """
 
     rounds: int = 0
@@ -103,14 +103,14 @@ def carry_out(attack: Attack) -> Outcome:
     return outcome
 
 
-def simulated(attack: Attack) -> Outcome:
-    """The attack alone; `WINDOW_S` says over how long rounds are counted."""
+def simulated(attack: Attack, window_s: float = WINDOW_S) -> Outcome:
+    """The attack alone.  window_s: over how long rounds are counted."""
     outcome = Outcome(attack.name, attack.how, attack.liars, attack.keys)
 
     async def scenario(world: World) -> None:
         stage = Stage(world, attack.liars)
         try:
-            await (_attacked(attack, stage, outcome.measured) if attack.begun else attack.conduct(stage))
+            await (_attacked(attack, stage, outcome.measured, window_s) if attack.begun else attack.conduct(stage))
             await stage.settle()
         finally:
             outcome.ejected = sum(stage.ejected(seat.peer) for seat in stage.liars)
@@ -120,7 +120,7 @@ def simulated(attack: Attack) -> Outcome:
     return outcome
 
 
-async def _attacked(attack: Attack, stage: Stage, measured: Measured) -> None:
+async def _attacked(attack: Attack, stage: Stage, measured: Measured, window_s: float) -> None:
     await stage.begin()
     begun, first = stage.world.now(), stage.rounds()
     async with trio.open_nursery() as nursery:
@@ -130,7 +130,7 @@ async def _attacked(attack: Attack, stage: Stage, measured: Measured) -> None:
         )
         measured.delay_s = stage.world.now() - begun
         received, before = stage.received(), stage.rounds()
-        await trio.sleep(WINDOW_S)
+        await trio.sleep(window_s)
         measured.rounds, measured.received = stage.rounds() - before, stage.received() - received
         measured.pause_s = stage.longest_pause(begun)
         nursery.cancel_scope.cancel()

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import trio
 
-from tests.attacks import attack
-from tests.attacks.attack import Attack
+from tests.attacks.attack import Attack, simulated
 from tests.attacks.cabals import SIZES, delay_most, say_anything, take_turns
 from tests.attacks.crowds import thousand_ready_and_mute, wait_with_many
 from tests.attacks.stage import Stage
@@ -53,8 +52,7 @@ def measure(job: tuple[int, float]) -> Row:
     """One row: its number, and the virtual minutes."""
     number, minutes = job
     world = worlds()[number]
-    attack.WINDOW_S = 60.0 * minutes
-    outcome = attack.simulated(world)
+    outcome = simulated(world, 60.0 * minutes)
     return Row(world.name, world.peers, world.liars, world.keys, outcome.measured.rounds * 60 / minutes, outcome.failure)
 
 

@@ -94,9 +94,9 @@ class Stage:
         return min(seat.node.rounds if seat.node is not None else 0 for seat in self.honest)
 
     def received(self) -> int:
-        """Bytes that arrived at the honest peers in their present lives."""
+        """Bytes that arrived at an honest peer in its present life, on average."""
         ends = [self.world.wire.end(seat.peer) for seat in self.honest]
-        return sum(end.down_bytes for end in ends if end is not None)
+        return sum(end.down_bytes for end in ends if end is not None) // len(self.honest)
 
     def longest_pause(self, since: float) -> float:
         """The longest time (s) since then without a new record at some honest peer."""

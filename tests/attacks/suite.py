@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from tests.attacks import accusations, cabals, certificates, crowds, exchanges, histories, proposers, voters
+from tests.attacks import (
+    accusations,
+    admissions,
+    cabals,
+    certificates,
+    crowds,
+    exchanges,
+    histories,
+    proposers,
+    resources,
+    voters,
+)
 from tests.attacks.attack import Attack, Outcome, carry_out
 
-MODULES = (certificates, proposers, voters, exchanges, crowds, accusations, histories, cabals)
+MODULES = (certificates, proposers, voters, exchanges, crowds, accusations, histories, admissions, cabals)
 SIMULATED: dict[str, Attack] = {attack.name: attack for module in MODULES for attack in module.ATTACKS}
+
+
+BURDENS = {burden.name: burden for burden in resources.BURDENS}
 
 
 def run_named(name: str) -> Outcome:
     """What comes of the attack with this name."""
+    if name in BURDENS:
+        return resources.bear(BURDENS[name])
     return carry_out(SIMULATED[name])

@@ -1,15 +1,17 @@
-"""The quick attacks are held; `python -m tests.attacks` runs them all."""
+"""The quick attacks break no invariant, and rounds go on; `python -m tests.attacks` runs all, and asks for their pace."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.attacks.attack import Attack, carry_out, simulated
+from tests.attacks.attack import Attack, simulated
 from tests.attacks.stage import Stage
-from tests.attacks.suite import SIMULATED
+from tests.attacks.suite import BURDENS, SIMULATED, run_named
 
 LEAST = 40
 """Attacks that there have to be."""
+SHORT_S = 20.0
+"""Virtual seconds of an attack after its third round; too few to judge the pace."""
 
 
 def test_there_are_attacks_of_every_kind_under_names_of_their_own() -> None:
@@ -19,7 +21,13 @@ def test_there_are_attacks_of_every_kind_under_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("name", [name for name, attack in SIMULATED.items() if attack.quick])
 def test_it_is_held(name: str) -> None:
-    outcome = carry_out(SIMULATED[name])
+    outcome = simulated(SIMULATED[name], SHORT_S)
+    assert outcome.held, outcome.failure
+
+
+@pytest.mark.parametrize("name", list(BURDENS))
+def test_it_is_borne(name: str) -> None:
+    outcome = run_named(name)
     assert outcome.held, outcome.failure
 
 

@@ -26,6 +26,7 @@ from protocol.wire.messages import (
 )
 from tests.attacks.attack import Attack
 from tests.attacks.certificates import forged
+from tests.attacks.exchanges import expect_ejected
 from tests.attacks.proposers import play
 from tests.attacks.stage import Stage
 from tests.simulation.forgeries import certificate, vote
@@ -79,6 +80,17 @@ async def votes_for_everything(stage: Stage) -> None:
             for attempt in range(max(0, motion.attempt - 1), motion.attempt + 1)
         ]
 
+    await play(stage, _answering(answer))
+
+
+async def two_votes_in_one_step(stage: Stage) -> None:
+    """First votes for two records in one ballot, truly signed: whoever sees both can prove it."""
+
+    def answer(machine: RoundMachine, proposer: PeerId, motion: Motion) -> list[Vote]:
+        _, other = forged(stage, [stage.liars[0].identity])
+        return [vote(record, Step.FIRST, motion.attempt, motion.absent) for record in (other.record, motion.record)]
+
+    expect_ejected(stage)
     await play(stage, _answering(answer))
 
 
@@ -304,6 +316,7 @@ ATTACKS = [
     Attack("two silent electors", "of seven", silent, 7, 2),
     Attack("second votes at once", "without a proof", second_votes_at_once),
     Attack("votes for everything", "in both steps, in all attempts", votes_for_everything),
+    Attack("two votes in one step", "of one ballot, to its proposer", two_votes_in_one_step),
     Attack("one attempt ahead", "with every roll", one_ahead),
     Attack("16 attempts ahead", "with every roll", sixteen_ahead),
     Attack("2^50 attempts ahead", "with every roll", far_ahead),

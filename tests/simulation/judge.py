@@ -159,6 +159,8 @@ class Judge:
         members = commit.record.members
         for span, entry in zip(self._layout, commit.index, strict=True):
             chosen = [members[index] for index in members_in(entry.mask, len(members))]
+            if any(member.root not in self._contributions for member in chosen):
+                raise Violation(f"mass: round {commit.record.round} has a contribution that nobody made")
             parts = [self._contributions[member.root][span.encoded] for member in chosen]
             result = memoryview(bytearray(encoded_bytes(span.count)))
             aggregate(self._rule, parts, [member.tokens for member in chosen], span.count, result)

@@ -229,6 +229,7 @@ def test_a_member_cannot_bring_in_somebody_whom_the_organiser_did_not_invite() -
         handshake.may_contribute = lambda peer: peer == friend.peer or may_contribute(peer)  # type: ignore[method-assign]
         handshake.may_be_named = lambda sender, ready: True  # type: ignore[method-assign]
         handshake._guests.add(friend.peer, b"", None)
+        friend.step_s = 0.05  # nobody waits for it: it has to be quick
         world.start(friend)
         with patch.object(ClosingPolicy, "_is_admitted", careless(liar.peer)):
             await world.until("the liar proposes its friend", lambda: "proposal" in heard, within_s=400)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.consensus.events import StateHashed
+from protocol.consensus.machine import RoundMachine
 from protocol.state.chain import is_full, quorum_of, verify_commit
 from protocol.state.electorate import quorum_size
+from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.messages import Proof, Roll
 from tests.protocol.consensus.parliament import STEPS, Parliament, first_proposer
 from tests.protocol.consensus.parliament import settings as round_settings
@@ -135,3 +138,14 @@ def test_a_lock_of_the_whole_is_not_released_by_a_part() -> None:
     assert not parliament.undecided()
     assert parliament.records() == {lock.record.encode()}
     assert len(parliament.commits()[0].certificate.absent) == 1, "the fewest"
+
+
+def test_a_peer_that_has_lost_what_binds_it_says_nothing_as_a_voter() -> None:
+    parliament = Parliament(4)
+    peer, seat = next(iter(parliament.seats.items()))
+    seat.machine = RoundMachine(peer, round_settings(), parliament.base, parliament.now, abstains=True)
+    seat.machine.handle(StateHashed(ZERO_HASH), {}, parliament.now)
+    parliament.ready()
+    parliament.run(20)
+    assert len(parliament.records()) == 1 and len(parliament.commits()) == 4
+    assert all(vote.peer != peer for commit in parliament.commits() for vote in commit.certificate.votes)

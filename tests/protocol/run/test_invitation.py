@@ -13,6 +13,7 @@ from protocol.run.tokens import bearer_token, bound_token
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
+from protocol.wire.messages import MAX_TOKEN_BYTES
 
 ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")
@@ -45,7 +46,10 @@ def test_an_invitation_makes_the_proof_of_whoever_holds_it() -> None:
 
 def test_the_largest_invitation_can_be_read() -> None:
     addresses = ["/" + "a" * 199] * 16
-    assert read_invitation(make_invitation(RUN, ONE.peer_id, addresses, bytes(768), bytes(32))).addresses == addresses
+    assert (
+        read_invitation(make_invitation(RUN, ONE.peer_id, addresses, bytes(MAX_TOKEN_BYTES), bytes(32))).addresses
+        == addresses
+    )
 
 
 def test_wrapped_lines_and_spaces_do_no_harm() -> None:
