@@ -16,7 +16,7 @@ from protocol.wire.messages import Phase, Role, WhyIdle
 TICK_S = 0.25
 LISTEN_S = 5.0
 """How long a starting peer listens for the swarm before it takes its own tip for the newest."""
-HEAR_S = 30.0
+HEAR_S = 12.0
 """How long a founder waits for the first heartbeat of those it is connected to."""
 LINGER_S = 20.0
 """How long a peer that is done stays for those that are not."""
