@@ -47,15 +47,18 @@ async def other_genesis(stage: Stage) -> None:
 
 
 async def other_genesis_by_few(stage: Stage) -> None:
-    """The same with as many members as the first record had, and its index (simN)."""
+    """The same with as many members as the first record had, its index, and a lower hash (simN)."""
     await stage.world.until("some rounds", lambda: stage.rounds() >= 4, within_s=120)
     node = stage.node()
     first, signers = node.commit_at(0), keys(len(node.commit_at(0).record.members))
     manifest = stage.world.signed.manifest
     base = Base(0, 0, genesis_tip(stage.run), ())
-    members = [member(key, stage.run, base, first.record.state_digest) for key in signers]
-    made = invented(manifest, base, members, first.record.state_digest, None)
-    record = made.record.model_copy(update={"result_root": first.record.result_root})
+    record, serial = first.record, 0
+    while record is first.record or record_hash(record) > node.tip_at(1):  # the lower hash is preferred
+        serial += 1
+        members = [member(key, stage.run, base, first.record.state_digest, serial) for key in signers]
+        made = invented(manifest, base, members, first.record.state_digest, None)
+        record = made.record.model_copy(update={"result_root": first.record.result_root})
     start = commit(Invention(record, list(first.index)), certificate(stage.run, record, signers))
     chain = chain_of_keys(manifest, stage.run, signers, 12, digest=ZERO_HASH, start=[start])
     kept = node.tip_at(4)
