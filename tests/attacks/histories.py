@@ -47,17 +47,29 @@ async def other_genesis(stage: Stage) -> None:
 
 
 async def other_genesis_by_few(stage: Stage) -> None:
-    """The same with as many members as the first record had, and its index (simN)."""
+    await _other_first_record(stage, 12)
+
+
+async def other_first_record_only(stage: Stage) -> None:
+    """That one alone: its state can be had, from our own results."""
+    await _other_first_record(stage, 1)
+
+
+async def _other_first_record(stage: Stage, length: int) -> None:
+    """The same with as many members as the first record had, its index, and a lower hash (simN)."""
     await stage.world.until("some rounds", lambda: stage.rounds() >= 4, within_s=120)
     node = stage.node()
     first, signers = node.commit_at(0), keys(len(node.commit_at(0).record.members))
     manifest = stage.world.signed.manifest
     base = Base(0, 0, genesis_tip(stage.run), ())
-    members = [member(key, stage.run, base, first.record.state_digest) for key in signers]
-    made = invented(manifest, base, members, first.record.state_digest, None)
-    record = made.record.model_copy(update={"result_root": first.record.result_root})
+    record, serial = first.record, 0
+    while record is first.record or record_hash(record) > node.tip_at(1):  # the lower hash is preferred
+        serial += 1
+        members = [member(key, stage.run, base, first.record.state_digest, serial) for key in signers]
+        made = invented(manifest, base, members, first.record.state_digest, None)
+        record = made.record.model_copy(update={"result_root": first.record.result_root})
     start = commit(Invention(record, list(first.index)), certificate(stage.run, record, signers))
-    chain = chain_of_keys(manifest, stage.run, signers, 12, digest=ZERO_HASH, start=[start])
+    chain = chain_of_keys(manifest, stage.run, signers, length, digest=ZERO_HASH, start=[start])
     kept = node.tip_at(4)
     stage.expect("nobody gave its records up", lambda: all(stage.node(s).tip_at(4) == kept for s in stage.honest), 1.0)
     await _historian(stage, chain).beat_on()
@@ -264,6 +276,7 @@ ATTACKS = [
     ),
     Attack("another first record", "over the true first result", other_genesis_by_few, liars=0, keys=5),
     Attack("another first record, demo", "where anyone may begin", other_genesis_by_few, liars=0, keys=5, run=anybodys_run),
+    Attack("first record only, demo", "one record by 5 keys", other_first_record_only, liars=0, keys=5, run=anybodys_run),
     Attack("branch of keys", "27 records by 16 keys", branch_of_keys, liars=0, keys=16),
     Attack("branch of one elector", "26 records, all others absent", branch_of_one_elector),
     Attack("joiner shown keys' chain", "40 records", joiner_shown_another_chain, 5, 0, 16, begun=False),

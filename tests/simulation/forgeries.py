@@ -68,9 +68,9 @@ def ready(base: Base, digest: bytes, *, root: bytes = ZERO_HASH, serial: int = 0
     )
 
 
-def member(identity: Identity, run: Hash, base: Base, digest: bytes) -> Member:
+def member(identity: Identity, run: Hash, base: Base, digest: bytes, serial: int = 0) -> Member:
     """A place in a plan or a record, truly signed."""
-    said = ready(base, digest)
+    said = ready(base, digest, serial=serial)
     return member_of(identity.peer_id, said, pack(identity, run, said).signature)
 
 
