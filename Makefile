@@ -9,7 +9,7 @@ MINUTES ?= 10
 RUNS ?= 20
 STATEMENTS ?= 20000
 
-.PHONY: venv demo test lint bench simulate attacks mutations crash-matrix kill-times scaling fuzz churn soak interop clean
+.PHONY: venv demo test lint bench simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak interop clean
 
 venv: $(STAMP)
 
@@ -40,6 +40,9 @@ bench: venv
 
 simulate: venv
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+explore: venv
+	$(BIN)/python -m tests.explore --mutations
 
 attacks: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attacks --processes
