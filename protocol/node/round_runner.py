@@ -1,7 +1,7 @@
 """One round as it happens: the trio shell around `protocol.consensus.machine.RoundMachine`.
 
 Everything that concerns the machine passes through the round's inbox and one task, `_drive`, so that effects are performed
-in the order they were decided: a promise is on disk before it is sent.  Beside it run the round's contribution (compute,
+in the order they were decided: a vote is on disk before it is sent.  Beside it run the round's contribution (compute,
 then READY), its exchanges, and the fetching of results.  All of it ends with the round.
 """
 
