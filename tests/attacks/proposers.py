@@ -304,16 +304,6 @@ async def two_records_in_turn(stage: Stage) -> None:
     await play(stage, Altering(Motion, other))
 
 
-async def leaves_all_strangers_out(stage: Stage) -> None:
-    """Members that are no electors are in none of its plans; they may be in those of others."""
-
-    def fewer(machine: RoundMachine, proposal: Proposal) -> Proposal:
-        strangers = [each.peer for each in proposal.plan.members if each.peer not in machine.base.electors]
-        return without(proposal, strangers)
-
-    await play(stage, Altering(Proposal, fewer, to_itself=True))
-
-
 async def calls_a_live_elector_absent(stage: Stage) -> None:
     def absent(machine: RoundMachine, proposal: Proposal) -> Proposal:
         victim = next(peer for peer in machine.base.electors if peer != machine.me)
