@@ -111,6 +111,8 @@ class Judge:
             self._no_loss(peer, event, now)
         elif isinstance(event, StateApplied):
             self._order(peer, event)
+            if event.rounds:
+                self._mass(node.commit_at(event.rounds - 1), node.tip_at(event.rounds).hex())
             self._parity(peer, node.tip_at(event.rounds).hex(), event.digest)
         elif isinstance(event, StateLoaded):
             self._applied[peer] = event.rounds

@@ -25,6 +25,7 @@ from protocol.exchange import averaging
 from protocol.exchange.machine import ExchangeMachine
 from protocol.node.round_runner import RoundRunner
 from protocol.state import chain
+from protocol.state.replica import Replica
 from protocol.state.vote_files import VoteFiles
 from protocol.sync import fork_choice
 from protocol.sync.catch_up import CatchUp
@@ -115,11 +116,14 @@ def _applied_twice() -> Sequence[Any]:
 
 
 def _own_average_kept() -> Sequence[Any]:
-    """What a member averaged itself stays in its result, whatever version the record names."""
+    """What a member averaged itself stays in its result, whatever version the record names, and nobody looks at it again."""
     return [
         patch.object(
+            Replica, "result", lambda self, round, fragment, root, index: self.store.results.open(round, fragment, root)
+        ),
+        patch.object(
             ExchangeMachine, "adopt", lambda self, index: [chunk for chunk in range(len(index)) if chunk not in self.entries]
-        )
+        ),
     ]
 
 

@@ -28,7 +28,8 @@ def test_the_simulator_finds(name: str) -> None:
 
 
 FINDERS = {
-    "ready-member-dropped": (27,),
+    "own-average-kept": (4,),
+    "ready-member-dropped": (45,),
     "fork-choice-keeps-ours": range(7, 13),
 }
 """Where to begin to look, when it is not at the first seed."""
