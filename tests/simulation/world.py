@@ -233,13 +233,13 @@ class World:
         await self.until(f"round {round} at every peer", lambda: min(self.rounds(), default=0) >= round, within_s)
 
     async def until_equal(self, within_s: float) -> None:
-        """All running peers stand on one tip with one digest."""
+        """All running honest peers stand on one tip with one digest; a liar that was found out goes on alone."""
 
         def equal() -> bool:
-            if any(seat.node is None for seat in self.up()):
+            honest = [seat for seat in self.up() if seat.peer not in self.judge.liars]
+            if any(seat.node is None for seat in honest):
                 return False
-            marks = [(seat.node.tip, seat.node.state_mark) for seat in self.up() if seat.node]
-            return len(set(marks)) == 1
+            return len({(seat.node.tip, seat.node.state_mark) for seat in honest if seat.node}) <= 1
 
         await self.until("one tip and one state everywhere", equal, within_s)
 
