@@ -80,11 +80,15 @@ class Memory:
 class Chaos(Forger):
     """One lying elector.  cabal: the peers that lie together, so many of which the electors bear; else they keep quiet.
 
-    lies: how often one of its statements is no honest one.
+    lies: how often one of its statements is no honest one.  careful: whether it never signs two votes for one step of a
+    ballot, which would be proof against it.
     """
 
-    def __init__(self, random: Random, memory: Memory, cabal: Iterable[PeerId], lies: float = 0.5) -> None:
+    def __init__(
+        self, random: Random, memory: Memory, cabal: Iterable[PeerId], lies: float = 0.5, *, careful: bool = False
+    ) -> None:
         self._random, self._memory, self._cabal, self._lies = random, memory, frozenset(cabal), lies
+        self._careful = careful
 
     def twist(
         self, machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect], view: View, now: float
@@ -117,6 +121,8 @@ class Chaos(Forger):
         if isinstance(body, Roll):
             return self._roll(machine, body)
         if isinstance(body, Vote):
+            if self._careful:
+                return None
             known = [*self._memory.records, body.record_hash]
             step = draw.choice([Step.FIRST, Step.SECOND])
             return body.model_copy(update={"record_hash": draw.choice(known), "step": step})
@@ -148,7 +154,7 @@ class Chaos(Forger):
         draw, memory = self._random, self._memory
         others = [peer for peer in machine.base.electors if peer != machine.me]
         bodies: list[Body] = []
-        for motion in memory.motions[-2:]:
+        for motion in [] if self._careful else memory.motions[-2:]:
             name = record_hash(motion.record)
             for step in Step:
                 bodies.append(
