@@ -186,7 +186,9 @@ class Chaos(Forger):
         return made
 
 
-def cabal(random: Random, peers: Iterable[PeerId], lies: float = 0.5, memory: Memory | None = None) -> dict[PeerId, Forger]:
+def cabal(
+    random: Random, peers: Iterable[PeerId], lies: float = 0.5, memory: Memory | None = None, *, careful: bool = False
+) -> dict[PeerId, Forger]:
     """Forgers for these peers, who share what they hear: in `memory`, if it is given."""
     named, memory = sorted(peers), memory or Memory()
-    return {peer: Chaos(random, memory, named, lies) for peer in named}
+    return {peer: Chaos(random, memory, named, lies, careful=careful) for peer in named}
