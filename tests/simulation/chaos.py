@@ -80,8 +80,8 @@ class Memory:
 class Chaos(Forger):
     """One lying elector.  cabal: the peers that lie together, so many of which the electors bear; else they keep quiet.
 
-    lies: how often one of its statements is no honest one.  careful: whether it never signs two votes for one step of a
-    ballot, which would be proof against it.
+    lies: how often one of its statements is no honest one.  careful: whether it never signs what would be proof
+    against it: two votes for one step of a ballot, or rolls that contradict its votes.
     """
 
     def __init__(
@@ -140,14 +140,13 @@ class Chaos(Forger):
         if roll.attempt and self._memory.records and draw.random() < 0.5:
             name = draw.choice(list(self._memory.records))
             lock = LockName(attempt=draw.randrange(roll.attempt), absent=[], record_hash=name)
-        return roll.model_copy(
-            update={
-                "attempt": roll.attempt + draw.choice([0, 0, 1, 3, 16]),
-                "held": (draw.getrandbits(electors) if electors else 0).to_bytes((electors + 7) // 8, "little"),
-                "plan": draw.choice([None, roll.plan, b"\x55" * 32]),
-                "lock": draw.choice([None, roll.lock, lock]),
-            }
-        )
+        said: dict[str, object] = {
+            "held": (draw.getrandbits(electors) if electors else 0).to_bytes((electors + 7) // 8, "little"),
+            "plan": draw.choice([None, roll.plan, b"\x55" * 32]),
+        }
+        if not self._careful:
+            said |= {"attempt": roll.attempt + draw.choice([0, 0, 1, 3, 16]), "lock": draw.choice([None, roll.lock, lock])}
+        return roll.model_copy(update=said)
 
     def _out_of_the_blue(self, machine: RoundMachine) -> list[RoundEffect]:
         """Something that nobody asked for, to some of the electors."""
