@@ -14,11 +14,11 @@ from tests.simulation.exchange_liars import KeepingBack, exchanging
 from tests.simulation.forgers import Withholding, half, lying, nobody
 
 
-def say_anything(lies: float, seed: int) -> Conduct:
-    """All liars say anything, and share what they hear."""
+def say_anything(lies: float, seed: int, *, careful: bool = False) -> Conduct:
+    """All liars say anything, and share what they hear.  careful: but nothing that is proof against them."""
 
     async def conduct(stage: Stage) -> None:
-        with lying(cabal(Random(seed), [seat.peer for seat in stage.liars], lies)):
+        with lying(cabal(Random(seed), [seat.peer for seat in stage.liars], lies, careful=careful)):
             await trio.sleep_forever()
 
     return conduct
@@ -53,6 +53,10 @@ ATTACKS = [
     ),
     *(
         Attack(f"{liars} of {peers} lie always", "and share it", say_anything(1.0, 3), peers, liars)
+        for peers, liars in SIZES
+    ),
+    *(
+        Attack(f"{liars} of {peers} lie carefully", "nothing provable", say_anything(0.5, 4, careful=True), peers, liars)
         for peers, liars in SIZES
     ),
     *(Attack(f"{liars} of {peers} take turns", "to keep things back", take_turns, peers, liars) for peers, liars in SIZES),

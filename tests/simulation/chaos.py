@@ -80,11 +80,15 @@ class Memory:
 class Chaos(Forger):
     """One lying elector.  cabal: the peers that lie together, so many of which the electors bear; else they keep quiet.
 
-    lies: how often one of its statements is no honest one.
+    lies: how often one of its statements is no honest one.  careful: whether it never signs what would be proof
+    against it: two votes for one step of a ballot, or rolls that contradict its votes.
     """
 
-    def __init__(self, random: Random, memory: Memory, cabal: Iterable[PeerId], lies: float = 0.5) -> None:
+    def __init__(
+        self, random: Random, memory: Memory, cabal: Iterable[PeerId], lies: float = 0.5, *, careful: bool = False
+    ) -> None:
         self._random, self._memory, self._cabal, self._lies = random, memory, frozenset(cabal), lies
+        self._careful = careful
 
     def twist(
         self, machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect], view: View, now: float
@@ -117,6 +121,8 @@ class Chaos(Forger):
         if isinstance(body, Roll):
             return self._roll(machine, body)
         if isinstance(body, Vote):
+            if self._careful:
+                return None
             known = [*self._memory.records, body.record_hash]
             step = draw.choice([Step.FIRST, Step.SECOND])
             return body.model_copy(update={"record_hash": draw.choice(known), "step": step})
@@ -134,21 +140,20 @@ class Chaos(Forger):
         if roll.attempt and self._memory.records and draw.random() < 0.5:
             name = draw.choice(list(self._memory.records))
             lock = LockName(attempt=draw.randrange(roll.attempt), absent=[], record_hash=name)
-        return roll.model_copy(
-            update={
-                "attempt": roll.attempt + draw.choice([0, 0, 1, 3, 16]),
-                "held": (draw.getrandbits(electors) if electors else 0).to_bytes((electors + 7) // 8, "little"),
-                "plan": draw.choice([None, roll.plan, b"\x55" * 32]),
-                "lock": draw.choice([None, roll.lock, lock]),
-            }
-        )
+        said: dict[str, object] = {
+            "held": (draw.getrandbits(electors) if electors else 0).to_bytes((electors + 7) // 8, "little"),
+            "plan": draw.choice([None, roll.plan, b"\x55" * 32]),
+        }
+        if not self._careful:
+            said |= {"attempt": roll.attempt + draw.choice([0, 0, 1, 3, 16]), "lock": draw.choice([None, roll.lock, lock])}
+        return roll.model_copy(update=said)
 
     def _out_of_the_blue(self, machine: RoundMachine) -> list[RoundEffect]:
         """Something that nobody asked for, to some of the electors."""
         draw, memory = self._random, self._memory
         others = [peer for peer in machine.base.electors if peer != machine.me]
         bodies: list[Body] = []
-        for motion in memory.motions[-2:]:
+        for motion in [] if self._careful else memory.motions[-2:]:
             name = record_hash(motion.record)
             for step in Step:
                 bodies.append(
@@ -180,7 +185,9 @@ class Chaos(Forger):
         return made
 
 
-def cabal(random: Random, peers: Iterable[PeerId], lies: float = 0.5, memory: Memory | None = None) -> dict[PeerId, Forger]:
+def cabal(
+    random: Random, peers: Iterable[PeerId], lies: float = 0.5, memory: Memory | None = None, *, careful: bool = False
+) -> dict[PeerId, Forger]:
     """Forgers for these peers, who share what they hear: in `memory`, if it is given."""
     named, memory = sorted(peers), memory or Memory()
-    return {peer: Chaos(random, memory, named, lies) for peer in named}
+    return {peer: Chaos(random, memory, named, lies, careful=careful) for peer in named}

@@ -6,12 +6,14 @@ import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import trio
 from trio.testing import MockClock
 
+from protocol.events import Event, PeerEjected
 from protocol.network.simulated.weather import Weather
 from protocol.run.manifest import SignedManifest
 from protocol.state.electorate import tolerated
@@ -21,6 +23,7 @@ from tests.simulation.forgers import lying
 from tests.simulation.mutations import mutated
 from tests.simulation.processes import Overseer
 from tests.simulation.scenarios import ROUGH, Troubles, churn
+from tests.simulation.seat import Seat
 from tests.simulation.strangers import Strangers, harass
 from tests.simulation.world import World, disk_space
 
@@ -130,14 +133,23 @@ def rough(seed: int, peers: int | None = None, rounds: int | None = None) -> Fin
         memory, random = Memory(), Random(f"lies {seed}")
         liars = [seat.peer for seat in world.seats[: setting.liars]]
         world.judge.liars |= dict.fromkeys(liars)
+        world.listeners.append(partial(_end_if_proven, world))
         if setting.strangers:
             world.spawn(harass, world, Strangers(world, setting.strangers), memory, random)
-        with lying(cabal(random, liars, memory=memory)):
+        with lying(cabal(random, liars, memory=memory, careful=seed % 2 == 0)):
             founders = min(setting.peers, 3 + seed % 3)
             await churn(world, setting.rounds, setting.troubles, founders=founders, on_calm=memory.fall_silent)
         assert not world.judge.false_chunks, "nobody spoilt an average, and one is wrong"
 
     return simulate(setting.peers, scenario, seed, setting.weather)
+
+
+def _end_if_proven(world: World, seat: Seat, event: Event) -> None:
+    """A liar's life is over when the first peer has proof: nobody hears it any more, and what it does alone is no matter."""
+    if isinstance(event, PeerEjected):
+        for liar in world.seats:
+            if liar.peer == event.peer and liar.process is not None and liar is not seat:
+                world.faults.kill(liar)
 
 
 Job = tuple[int, int | None, int | None, str | None]

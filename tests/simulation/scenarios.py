@@ -81,7 +81,7 @@ async def churn(
 
 
 async def calm(world: World) -> None:
-    """Everything is mended, and everybody who ever lived comes back."""
+    """Everything is mended, and everybody who ever lived comes back, except proven liars."""
     world.faults.heal()
     world.ambush = None
     world.wire.weather = replace(world.wire.weather, request_loss=0.0)
@@ -89,6 +89,8 @@ async def calm(world: World) -> None:
         world.faults.thaw(seat)
         world.faults.make_room(seat)
         seat.disk_fault = None
+        if seat.peer in world.judge.ejections:
+            continue
         if seat.process is not None:
             seat.process.dies_at, seat.process.slow_s = None, 0.0
         elif seat.lives:
@@ -115,7 +117,7 @@ async def _join(world: World) -> None:
 
 
 async def _restart(world: World) -> None:
-    down = [seat for seat in world.seats if seat.lives and not seat.up]
+    down = [seat for seat in world.seats if seat.lives and not seat.up and seat.peer not in world.judge.ejections]
     if down:
         world.start(world.random.choice(down))
 
@@ -208,7 +210,7 @@ async def _blackout(world: World) -> None:
         world.faults.cut_power(seat)
     await trio.sleep(1.0)
     for seat in world.seats:
-        if seat.lives and not seat.up:
+        if seat.lives and not seat.up and seat.peer not in world.judge.ejections:
             world.start(seat)
 
 
@@ -255,7 +257,8 @@ async def _orphan(world: World) -> None:
             await trio.sleep(0.25)
     world.ambush = None
     for seat in world.seats:
-        if struck and seat.lives and not seat.up and seat not in struck:
+        gone = seat.peer in world.judge.ejections
+        if struck and seat.lives and not seat.up and seat not in struck and not gone:
             world.start(seat)
     if struck:
         await trio.sleep(world.random.choice([5.0, 20.0, 30.0]))
