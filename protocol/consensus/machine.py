@@ -165,7 +165,7 @@ class RoundMachine:
             case Vote() as vote:
                 return self._on_vote(sender, vote, arrived.signature, now)
             case Commit() as commit:
-                return self._on_commit(sender, commit)
+                return self._on_commit(sender, commit, view)
         return []
 
     def _on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[RoundEffect]:
@@ -196,10 +196,16 @@ class RoundMachine:
         others = tuple(peer for peer in self._proposer.audience() if peer != self.me)
         return [Send(others, result), *self._decide(result, others)]
 
-    def _on_commit(self, sender: PeerId, commit: Commit) -> list[RoundEffect]:
-        """A certified record, from anywhere; not for this round: somebody is behind, or ahead."""
+    def _on_commit(self, sender: PeerId, commit: Commit, view: View) -> list[RoundEffect]:
+        """A certified record, from anywhere; not for this round: somebody is behind, or ahead.
+
+        A provisional one counts here only if we take the absent for gone ourselves.  Whether to follow those that went on
+        without electors that we hear is `protocol.sync`'s matter.
+        """
         if self.decided is not None or self._certified is not None or commit.record.round != self.base.round:
             return []
+        if not self._state.closing.may_be_absent(commit.certificate.absent, view):
+            return [Reject(sender, Commit.KIND, "it goes on without an elector that we do not take for gone")]
         try:
             verify_commit(self._state.settings, commit, self.base)
         except Malformed as error:

@@ -56,6 +56,8 @@ class ExchangeMachine:
         self._index = {peer: index for index, peer in enumerate(self.members)}
         self._lost: dict[PeerId, None] = {}
         self._heard = dict.fromkeys(self.members, now)
+        self._announced: set[PeerId] = set()
+        """Peers that have begun to push something since they last delivered."""
         self._owing: dict[PeerId, float] = {}
         self._parts: dict[int, set[int]] = {}
         self._reducing: set[int] = set()
@@ -111,7 +113,7 @@ class ExchangeMachine:
             case Started():
                 return [effect for chunk in range(self.chunks) for effect in self._turn_to_owner(chunk)]
             case Heard(peer):
-                self._hear(peer, now)
+                self._hear_of(peer, now)
                 return []
             case PartArrived(peer, chunk):
                 return self._part_arrived(peer, chunk, now)
@@ -128,14 +130,24 @@ class ExchangeMachine:
             case Tick():
                 return self._tick(now)
 
+    def _hear_of(self, peer: PeerId, now: float) -> None:
+        """A peer began to push something.  That counts once; then only what arrives and is new: else whoever pushes rubbish
+        would be waited for as long as it does."""
+        if peer in self._heard and peer not in self._announced:
+            self._announced.add(peer)
+            self._heard[peer] = now
+
     def _hear(self, peer: PeerId, now: float) -> None:
+        """A peer delivered something new."""
         if peer in self._heard:
+            self._announced.discard(peer)
             self._heard[peer] = now
 
     def _part_arrived(self, peer: PeerId, chunk: int, now: float) -> list[ExchangeEffect]:
-        self._hear(peer, now)
         if chunk in self.entries:
             return [SendResult(peer, chunk)]
+        if self._index[peer] not in self._parts.get(chunk, set()):
+            self._hear(peer, now)
         self._parts.setdefault(chunk, set()).add(self._index[peer])
         if self.owner(chunk) != self.me:
             self._want(peer, chunk)
@@ -143,9 +155,9 @@ class ExchangeMachine:
         return self._reduce_if_complete(chunk)
 
     def _result_arrived(self, peer: PeerId, chunk: int, entry: ChunkEntry, now: float) -> list[ExchangeEffect]:
-        self._hear(peer, now)
         if chunk in self.entries:
             return []
+        self._hear(peer, now)
         waiting = self._parts.get(chunk, set()) if self.owner(chunk) == self.me else set()
         to = [self.members[index] for index in sorted(waiting)]
         return self._hold(chunk, entry, [other for other in to if other not in (self.me, peer, *self._lost)])

@@ -61,7 +61,7 @@ def _persistence() -> Sequence[Any]:
 
 
 def _proof_check() -> Sequence[Any]:
-    modules = (voter, proposer, justification, motions)
+    modules = (proposer, justification, motions)
     return [patch.object(module, "check_lock", lambda run, ballot, record, lock, proof: None) for module in modules]
 
 
