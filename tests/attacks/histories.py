@@ -276,7 +276,7 @@ ATTACKS = [
     ),
     Attack("another first record", "over the true first result", other_genesis_by_few, liars=0, keys=5),
     Attack("another first record, demo", "where anyone may begin", other_genesis_by_few, liars=0, keys=5, run=anybodys_run),
-    Attack("first record only, demo", "one record by 5 keys", other_first_record_only, liars=0, keys=5, run=anybodys_run),
+    Attack("first record only", "one record by 5 keys", other_first_record_only, liars=0, keys=5),
     Attack("branch of keys", "27 records by 16 keys", branch_of_keys, liars=0, keys=16),
     Attack("branch of one elector", "26 records, all others absent", branch_of_one_elector),
     Attack("joiner shown keys' chain", "40 records", joiner_shown_another_chain, 5, 0, 16, begun=False),
