@@ -23,10 +23,11 @@ from protocol.exchange.runner import ExchangeRunner
 from protocol.network.interface import Landing, Refused, Verdict
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings
 from protocol.network.session import Session
+from protocol.wire.body import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.masks import members_in
-from protocol.wire.messages import Member, Plan, decode_body
+from protocol.wire.messages import Member, Plan
 
 RUN = Hash(b"\x05" * 32)
 BARE = b"bare"

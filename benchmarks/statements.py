@@ -15,27 +15,13 @@ import msgpack
 import trio
 
 from protocol.wire import canonical
+from protocol.wire.body import MAX_CHUNKS, MAX_ELECTORS, MAX_MEMBERS, Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.collector import spare_what_is_loaded
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
-from protocol.wire.messages import (
-    MAX_CHUNKS,
-    MAX_ELECTORS,
-    MAX_MEMBERS,
-    Body,
-    ChunkEntry,
-    Member,
-    Motion,
-    Plan,
-    Proposal,
-    Provenance,
-    Record,
-    Roll,
-    pack,
-    unpack,
-)
+from protocol.wire.messages import ChunkEntry, Member, Motion, Plan, Proposal, Provenance, Record, Roll, pack, unpack
 
 REPEAT = 9
 SECONDS = 2.0

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from peer.daemon.settings import DaemonSettings
     from peer.keyfile import IdentityLocked, identity_lock, load_or_create_identity
     from peer.paths import data_dir, make_private
-    from protocol.wire.messages import Role
+    from protocol.wire.presence import Role
 
     folder = make_private(data_dir(args.data_dir))
     identity = load_or_create_identity(folder)

@@ -177,7 +177,7 @@ def _token(args: argparse.Namespace, organiser: Identity, run: Hash, guest: Peer
     """For the guest, or for the holders of `key`; exactly one of the two."""
     from protocol.run.tokens import DEFAULT_USES, MAX_USES, bearer_token, bound_token
     from protocol.wire.canonical import Malformed
-    from protocol.wire.messages import Role
+    from protocol.wire.presence import Role
 
     role, expires = Role(args.role), int(time.time()) + _duration_s(args.expires)
     if args.until_round is not None and not 0 <= args.until_round <= 1 << 53:

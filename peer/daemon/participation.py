@@ -47,7 +47,7 @@ from protocol.status import NodeStatus
 from protocol.version import version
 from protocol.wire.collector import spare_what_is_loaded
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Phase, Role, WhyIdle
+from protocol.wire.presence import Phase, Role, WhyIdle
 
 MANIFEST_DEADLINE_S = 120.0
 """How long the peers of an invitation are tried before it is called unreachable."""

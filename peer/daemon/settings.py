@@ -9,7 +9,7 @@ from peer.console.display import Style
 from protocol.run.manifest import SignedManifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Role
+from protocol.wire.presence import Role
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from protocol.run.manifest import RunManifest
 from protocol.state.base import round_settings
 from protocol.state.history import History
 from protocol.state.store import Store
+from protocol.wire.body import MAX_ADMISSION_BYTES
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import MAX_ADMISSION_BYTES, Role
+from protocol.wire.presence import Role
 
 KEPT_AS = "admission"
 

@@ -11,7 +11,7 @@ from peer.resources.computer import available_memory
 from peer.resources.gpu import free_gpu_memory
 from peer.resources.memory import memory_need, memory_problem
 from protocol.run.manifest import RunManifest
-from protocol.wire.messages import Role
+from protocol.wire.presence import Role
 
 STATES_ON_DISK = 3
 """Two checkpoints, and results between them, in multiples of the state."""

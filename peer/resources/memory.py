@@ -13,7 +13,7 @@ from kernels.layout import chunk_layout, payload_bytes
 from peer.formatting import size
 from protocol.exchange.buffers import PART_BUFFERS
 from protocol.run.manifest import RunManifest
-from protocol.wire.messages import Role
+from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
 from trainer.memory import trainer_memory
 

@@ -33,12 +33,13 @@ from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.state.electorate import quorum_size
 from protocol.state.replica import Replica
+from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope, is_authentic, rebuild
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import members_in
-from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, Record, decode_body
+from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Provenance, Record
 from protocol.wire.questions import SLICE_BYTES, PartReply, PartRequest
 
 SHARE = 50

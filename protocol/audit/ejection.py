@@ -32,10 +32,11 @@ from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
+from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Accusation, decode_body
+from protocol.wire.messages import Accusation
 from protocol.wire.questions import SLICE_BYTES, EvidenceRequest
 
 MAX_EJECTED = 256

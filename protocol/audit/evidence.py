@@ -29,24 +29,13 @@ from protocol.exchange.assignment import plan_hash
 from protocol.state.base import Base, fragment_of
 from protocol.state.chain import record_hash, verify_quorum
 from protocol.wire import canonical
+from protocol.wire.body import MAX_MEMBERS, Body, HashField, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes, verify_proof
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import members_in
-from protocol.wire.messages import (
-    MAX_MEMBERS,
-    Body,
-    Certificate,
-    ChunkResult,
-    HashField,
-    Motion,
-    Plan,
-    Proposal,
-    Step,
-    decode_body,
-    unpack,
-)
+from protocol.wire.messages import Certificate, ChunkResult, Motion, Plan, Proposal, Step, unpack
 
 MAX_EVIDENCE_BYTES = 64 << 20
 """Larger evidence does not travel: with chunks of 1 MiB, 60 members."""

@@ -18,10 +18,11 @@ from protocol.consensus.contradictions import certified, contradict, lie_of, slo
 from protocol.state.base import Base
 from protocol.state.chain import record_hash
 from protocol.state.history import History
+from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope, is_authentic, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Body, Certificate, Motion, Proposal, Roll, Vote, unpack
+from protocol.wire.messages import Certificate, Motion, Proposal, Roll, Vote, unpack
 
 TIPS = 2
 """The newest of our chain: of the running round, and of the one before, whose last votes may still come."""

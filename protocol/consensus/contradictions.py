@@ -22,11 +22,11 @@ from protocol.consensus.validation import plan_of
 from protocol.exchange.assignment import plan_hash
 from protocol.state.base import Base
 from protocol.state.chain import record_hash
+from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
-    Body,
     Certificate,
     ChunkResult,
     Commit,

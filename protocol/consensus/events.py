@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.wire.body import Body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Body, ChunkEntry, Provenance
+from protocol.wire.messages import ChunkEntry, Provenance
 
 
 @dataclass(frozen=True)

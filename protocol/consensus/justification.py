@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from protocol.consensus.ballot import Ballot, held_in
 from protocol.exchange.assignment import plan_hash
 from protocol.state.chain import record_hash, verify_votes
+from protocol.wire.body import MAX_ROLL_BYTES
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import MAX_ROLL_BYTES, Certificate, LockName, Plan, Record, Roll, Step, unpack
+from protocol.wire.messages import Certificate, LockName, Plan, Record, Roll, Step, unpack
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from protocol.exchange.assignment import assign_owners
 from protocol.run.admission import verify_admission
 from protocol.state.base import Base, RoundSettings
 from protocol.state.electorate import quorum_size
+from protocol.wire.body import MAX_MEMBERS
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import MAX_MEMBERS, Finish, Member, Plan, Ready, member_of
+from protocol.wire.messages import Finish, Member, Plan, Ready, member_of
 
 FINISH_S = 5.0
 """Seconds that late trainers get to contribute what they have, after the grace time."""

@@ -14,13 +14,12 @@ from protocol.consensus.terms import View
 from protocol.consensus.validation import flaw_of_motion, plan_of
 from protocol.exchange.assignment import plan_hash
 from protocol.state.chain import index_root, record_hash
+from protocol.wire.body import MAX_ELECTORS, MAX_MEMBERS
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
-    MAX_ELECTORS,
-    MAX_MEMBERS,
     Certificate,
     ChunkEntry,
     Commit,

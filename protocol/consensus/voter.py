@@ -21,10 +21,11 @@ from protocol.consensus.voting import (
 )
 from protocol.exchange.assignment import plan_hash
 from protocol.state.chain import record_hash, verify_votes
+from protocol.wire.body import MAX_ELECTORS
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import MAX_ELECTORS, Kept, Motion, Plan, Proof, Proposal, Report, Step, Vote
+from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Report, Step, Vote
 
 
 @dataclass

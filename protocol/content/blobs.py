@@ -18,9 +18,9 @@ from pydantic import Field
 
 from protocol.events import Dropped, Event
 from protocol.network.interface import Network, NetworkError, Refused
+from protocol.wire.body import Body, Count, HashField
 from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Body, Count, HashField
 from protocol.wire.questions import SLICE_BYTES
 
 IN_FLIGHT = 2

@@ -12,9 +12,9 @@ from protocol.network.interface import Refused
 from protocol.offload import Offload
 from protocol.state.base import fragment_of
 from protocol.state.replica import Replica
+from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, tree_root
-from protocol.wire.messages import Body, decode_body
 from protocol.wire.questions import (
     COMMITS_BYTES,
     CommitsReply,

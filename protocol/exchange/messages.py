@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from protocol.network.interface import MAX_PUSH_HEADER_BYTES
+from protocol.wire.body import MAX_CHUNKS, Body, FragmentNumber, HashField, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
-from protocol.wire.messages import MAX_CHUNKS, Body, FragmentNumber, HashField, decode_body
 
 ChunkNumber = Annotated[int, Field(ge=0, lt=MAX_CHUNKS)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import trio
 
 from protocol.events import Event, PhaseChanged
-from protocol.wire.messages import Measurement, Phase, WhyIdle
+from protocol.wire.presence import Measurement, Phase, WhyIdle
 
 WITHIN_A_ROUND = frozenset({Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
 """Phases that follow from statements the others get anyway.  The others need to hear at once of every other phase."""

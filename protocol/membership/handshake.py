@@ -16,10 +16,12 @@ from protocol.run.greeting import Hello, admit_at_door, answer_hello, make_hello
 from protocol.run.manifest import Admission, RunManifest
 from protocol.run.settings import NodeSettings
 from protocol.state.history import History
+from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Ready, Role, decode_body
+from protocol.wire.messages import Ready
+from protocol.wire.presence import Role
 
 GREET_TIMEOUT_S = 10.0
 MAX_HELLO_BYTES = 8192

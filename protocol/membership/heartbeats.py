@@ -19,7 +19,7 @@ from protocol.run.settings import NodeSettings
 from protocol.state.history import History
 from protocol.status import SwarmPeer
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Goodbye, Heartbeat, Phase
+from protocol.wire.presence import Goodbye, Heartbeat, Phase
 
 GOODBYE_S = 2.0
 """For the goodbye, to all together: peers that do not confirm it by then miss our heartbeats later."""

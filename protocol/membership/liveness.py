@@ -22,7 +22,7 @@ from protocol.events import Event, PeerGone, PeerJoined, PeerSuspected
 from protocol.membership.strangers import MAX_MEMBERS, MAX_STRANGERS, Marks, displaced
 from protocol.network.interface import Members
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Goodbye, Heartbeat
+from protocol.wire.presence import Goodbye, Heartbeat
 
 BEAT_S = 2.0
 """Seconds between heartbeats of a peer in a swarm of at most `SLOW_ABOVE` peers."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from protocol.events import Event
 from protocol.network.interface import Network
+from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Body, pack
+from protocol.wire.messages import pack
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDi
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes, tree_root
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Phase, Ready, WhyIdle
+from protocol.wire.messages import Ready
+from protocol.wire.presence import Phase, WhyIdle
 
 
 class Contributor:

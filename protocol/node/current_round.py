@@ -9,9 +9,9 @@ from protocol.audit.evidence import Verdict
 from protocol.node.exchanges import Exchanges
 from protocol.node.round_runner import RoundRunner
 from protocol.node.work import Work
+from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Body
 
 
 class CurrentRound:

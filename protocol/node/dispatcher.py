@@ -31,21 +31,13 @@ from protocol.node.guard import Guard
 from protocol.node.readys import Readys
 from protocol.offload import Offload
 from protocol.run.greeting import Hello
+from protocol.wire.body import LARGE_BYTES, Body, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_GOSSIP_BYTES, Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import (
-    LARGE_BYTES,
-    Accusation,
-    Body,
-    Commit,
-    Goodbye,
-    Heartbeat,
-    Ready,
-    decode_body,
-    unpack,
-)
+from protocol.wire.messages import Accusation, Commit, Ready, unpack
+from protocol.wire.presence import Goodbye, Heartbeat
 from protocol.wire.questions import EvidenceRequest, PartReply, PartRequest
 from protocol.wire.shape import largest
 

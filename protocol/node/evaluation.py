@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Measurement
+from protocol.wire.presence import Measurement
 
 RECENT_ROUNDS = 8
 """So many of the newest states are kept; claims on older ones come too late."""

@@ -21,9 +21,10 @@ from protocol.node.evaluation import Measured, Measurements, State, drawn_order,
 from protocol.state.replica import Replica
 from protocol.status import HeldOutStatus
 from protocol.trainer_link import NotMeasured, TrainerDied, TrainerGaveUp, TrainerLink
+from protocol.wire.body import MAX_LOSS
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import MAX_LOSS, Measurement, Phase, Role, WhyIdle
+from protocol.wire.presence import Measurement, Phase, Role, WhyIdle
 
 LOOK_S = 1.0
 """How often whoever is not drawn looks whether its turn has come."""

@@ -11,7 +11,7 @@ from protocol.run.settings import NodeSettings
 from protocol.state.replica import Replica
 from protocol.sync.claims import Claims
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Phase, Role, WhyIdle
+from protocol.wire.presence import Phase, Role, WhyIdle
 
 TICK_S = 0.25
 LISTEN_S = 5.0

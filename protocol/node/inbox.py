@@ -10,9 +10,9 @@ import trio
 from protocol.consensus.events import Arrived, ExchangeMoved, RoundEvent, StateHashed
 from protocol.events import Dropped
 from protocol.network.session import Session
+from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Body
 
 QUEUE = 4096
 """Events waiting to be handled; more are dropped, and senders of statements send again."""

@@ -16,7 +16,8 @@ from protocol.node.rounds import Rounds
 from protocol.node.state_keeper import StateKeeper
 from protocol.node.watch import Watch
 from protocol.state.history import History
-from protocol.wire.messages import Commit, Phase, WhyIdle
+from protocol.wire.messages import Commit
+from protocol.wire.presence import Phase, WhyIdle
 
 
 class Life:

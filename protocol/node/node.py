@@ -41,7 +41,8 @@ from protocol.sync.standpoints import Standpoints
 from protocol.sync.supplies import Supplies
 from protocol.trainer_link import StateMark, TrainerLink
 from protocol.wire.hashes import Hash
-from protocol.wire.messages import Commit, Phase, Role
+from protocol.wire.messages import Commit
+from protocol.wire.presence import Phase, Role
 
 
 class Node:

@@ -10,7 +10,9 @@ from protocol.events import Dropped, Notice, ReadySent, RoundProposed, RoundVote
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.network.session import Session
-from protocol.wire.messages import Body, Phase, Plan, Proposal, Ready, Step, Vote, WhyIdle
+from protocol.wire.body import Body
+from protocol.wire.messages import Plan, Proposal, Ready, Step, Vote
+from protocol.wire.presence import Phase, WhyIdle
 
 
 class RoundReport:

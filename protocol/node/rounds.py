@@ -19,9 +19,10 @@ from protocol.node.round_runner import Outcome, RoundRunner
 from protocol.offload import Offload
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp
+from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES
-from protocol.wire.messages import Kept, decode_body
+from protocol.wire.messages import Kept
 
 MAX_KEPT_BYTES = 3 * MAX_ENVELOPE_BYTES
 """Two locks, each as large as a motion."""

@@ -20,7 +20,8 @@ from protocol.sync.claims import Claims
 from protocol.sync.following import Following, Move
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash
-from protocol.wire.messages import Commit, Phase, WhyIdle
+from protocol.wire.messages import Commit
+from protocol.wire.presence import Phase, WhyIdle
 
 TICK_S = 0.1
 RETRY_S = 1.0

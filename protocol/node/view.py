@@ -8,7 +8,7 @@ from protocol.consensus.terms import PeerView, View
 from protocol.membership.liveness import Liveness, Membership
 from protocol.state.base import Base
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Heartbeat, Phase, Role
+from protocol.wire.presence import Heartbeat, Phase, Role
 
 AT_WORK = frozenset({Phase.COMPUTING, Phase.READY, Phase.EXCHANGING, Phase.VOTING, Phase.APPLYING})
 """Phases of a trainer that is waited for: on our tip, or an elector about to be."""

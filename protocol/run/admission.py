@@ -18,10 +18,11 @@ from pydantic import Field
 from protocol.run.manifest import Admission, RunManifest
 from protocol.run.tokens import Token, peek_token, read_token
 from protocol.wire import canonical
+from protocol.wire.body import MAX_ADMISSION_BYTES, MAX_TOKEN_BYTES, Body, SignatureField, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId, peer_id_of, verify
-from protocol.wire.messages import MAX_ADMISSION_BYTES, MAX_TOKEN_BYTES, Body, Role, SignatureField, decode_body
+from protocol.wire.presence import Role
 
 _DOMAIN = b"manyhands admission 1\n"
 

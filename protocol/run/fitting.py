@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kernels.layout import chunk_count
-from protocol.wire.messages import MAX_CHUNKS
+from protocol.wire.body import MAX_CHUNKS
 
 MAX_CHUNK_PARAMETERS = 1 << 22
 MAX_PARAMETERS = MAX_CHUNKS * MAX_CHUNK_PARAMETERS

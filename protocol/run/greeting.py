@@ -13,10 +13,11 @@ from pydantic import Field
 
 from protocol.run.admission import AdmittedBy, has_expired, verify_admission
 from protocol.run.manifest import PROTOCOL_VERSION, Admission, RunManifest
+from protocol.wire.body import MAX_ADMISSION_BYTES, Body, HashField
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import MAX_ADMISSION_BYTES, Body, HashField, Role
+from protocol.wire.presence import Role
 
 OLDEST_PROTOCOL_VERSION = PROTOCOL_VERSION
 """Oldest version of the protocol that this software still speaks."""

@@ -34,11 +34,12 @@ from protocol.run.fitting import (
     refuse,
     schedule_problems,
 )
+from protocol.wire.body import MAX_FRAGMENTS, MAX_MEMBERS, Body, PeerField, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import open_envelope
 from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import Identity
-from protocol.wire.messages import MAX_FRAGMENTS, MAX_MEMBERS, Body, PeerField, decode_body, pack
+from protocol.wire.messages import pack
 
 PROTOCOL_VERSION = 1
 """The version of the protocol that this software speaks."""

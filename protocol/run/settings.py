@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Role
+from protocol.wire.presence import Role
 
 
 def _no_clock() -> float:

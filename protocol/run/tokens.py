@@ -12,11 +12,13 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from protocol.wire import canonical
+from protocol.wire.body import MAX_TOKEN_BYTES, Body, Count, HashField, PeerField, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import open_envelope
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import KEY_BYTES, Identity, PeerId, public_key_of
-from protocol.wire.messages import MAX_TOKEN_BYTES, Body, Count, HashField, PeerField, Role, decode_body, pack
+from protocol.wire.messages import pack
+from protocol.wire.presence import Role
 
 DEFAULT_USES = 16
 MAX_USES = 4096

@@ -8,8 +8,9 @@ from pathlib import Path
 from protocol.state.disk import Disk
 from protocol.state.guarded import read_guarded, set_aside, write_guarded
 from protocol.state.records import MAX_RECORD_BYTES
+from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
-from protocol.wire.messages import Commit, decode_body
+from protocol.wire.messages import Commit
 
 _NAME = re.compile(r"([0-9A-Za-z]+)-(\d{8})")
 

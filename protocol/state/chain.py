@@ -18,18 +18,7 @@ from protocol.wire.envelope import is_authentic, rebuild
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import members_in
-from protocol.wire.messages import (
-    Certificate,
-    ChunkEntry,
-    Commit,
-    Member,
-    Ready,
-    Record,
-    Signature,
-    Step,
-    Vote,
-    ready_of,
-)
+from protocol.wire.messages import Certificate, ChunkEntry, Commit, Member, Ready, Record, Signature, Step, Vote, ready_of
 
 
 def genesis_tip(run: Hash) -> Hash:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from protocol.state.disk import Disk
 from protocol.state.guarded import read_guarded, set_aside, write_guarded
+from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
-from protocol.wire.messages import Commit, decode_body
+from protocol.wire.messages import Commit
 
 MAX_RECORD_BYTES = 4 << 20
 

@@ -19,9 +19,10 @@ from protocol.state.branch import Branch
 from protocol.state.chain import verify_commit
 from protocol.state.replica import Replica
 from protocol.sync.budget import Budget, OverBudget
+from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Body, Commit, decode_body
+from protocol.wire.messages import Commit
 from protocol.wire.questions import MAX_COMMITS, MAX_TIPS, CommitsReply, CommitsRequest, TipsReply, TipsRequest
 
 ASK_TIMEOUT_S = 10.0

@@ -20,10 +20,11 @@ from protocol.offload import Offload
 from protocol.state.chain_view import Chain
 from protocol.state.replica import Replica
 from protocol.state.results import ResultFile
+from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Body, ChunkEntry, Commit, decode_body
+from protocol.wire.messages import ChunkEntry, Commit
 from protocol.wire.questions import HaveReply, HaveRequest, LeavesReply, LeavesRequest
 
 ASK_TIMEOUT_S = 10.0

@@ -1,167 +1,41 @@
 """What peers say to each other: the body of every envelope, with its schema and its limits.
 
 One frozen class a statement.  `pack` seals one; `unpack` opens an envelope and returns the typed body, or raises
-`Malformed`.  Nothing else decodes a body.  Limits are here, in one place: what is not allowed here cannot be said.
+`Malformed`.  Nothing else decodes a body; `protocol.wire.body` has the fields and their limits.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from enum import Enum, IntEnum
+from enum import IntEnum
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from protocol.wire import canonical
+from protocol.wire.body import (
+    MAX_ADMISSION_BYTES,
+    MAX_CHUNKS,
+    MAX_ELECTORS,
+    MAX_MEMBERS,
+    MAX_ROLL_BYTES,
+    Absent,
+    Body,
+    Count,
+    FragmentNumber,
+    HashField,
+    Number,
+    PeerField,
+    SignatureField,
+    decode_body,
+)
 from protocol.wire.canonical import Malformed
-from protocol.wire.collector import collector_at_rest
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Envelope, open_envelope, seal
-from protocol.wire.hashes import HASH_BYTES, Hash
-from protocol.wire.identity import SIGNATURE_BYTES, Identity, PeerId
-from protocol.wire.ordered import Ordered
-from protocol.wire.shape import largest
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.presence import Goodbye, Heartbeat
 
 REMEMBERED_BYTES = 2048
 """Statements up to this size are decoded once, however often they arrive."""
-LARGE_BYTES = 16 << 10
-"""Statements over this size are decoded in a worker thread."""
-MAX_TOKEN_BYTES = 400
-"""Of an invitation's token."""
-MAX_ADMISSION_BYTES = 512
-"""Of the proof that a peer was admitted."""
-MAX_MEMBERS = 256
-MAX_ELECTORS = 64
-"""Voters of a ballot; where members vote, no more of them may be in a plan."""
-MAX_ROLL_BYTES = 8192
-"""Of a signed ROLL as it travels."""
-MAX_CHUNKS = 4096
-"""Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""
-MAX_FRAGMENTS = 64
-"""Fragments of a state, of which a round exchanges one."""
-MAX_LOSS = 1e6
-"""A held-out loss beyond this says nothing but that training has failed."""
-
-HashField = Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)]
-PeerField = Annotated[str, Field(min_length=46, max_length=60, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
-SignatureField = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
-Absent = Annotated[list[PeerField], Field(max_length=MAX_ELECTORS)]
-"""Electors that a ballot goes on without: sorted peer IDs."""
-Count = Annotated[int, Field(ge=0, le=2**53)]
-FragmentNumber = Annotated[int, Field(ge=0, lt=MAX_FRAGMENTS)]
-Number = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
-Rate = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
-
-
-class Body(Ordered):
-    """A statement.  `KIND` is the envelope's kind."""
-
-    KIND: ClassVar[str] = ""
-
-
-B = TypeVar("B", bound=Body)
-
-
-def decode_body(cls: type[B], data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> B:
-    """The body of class `cls` in canonical bytes; raises `Malformed`."""
-    shape = largest(cls)
-    limit, max_values = int(min(max_bytes, shape.bytes)), int(min(canonical.MAX_VALUES, shape.values))
-    with collector_at_rest() if len(data) > LARGE_BYTES else nullcontext():
-        return _decode_body(cls, *canonical.read(data, max_bytes=limit, max_values=max_values))
-
-
-def _decode_body(cls: type[B], raw: bytes, fields: Any) -> B:
-    try:
-        body = cls.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise Malformed(f"{cls.__name__} with a bad field {where!r:.60}: {first['msg']:.120}") from error
-    if body.encode() != raw:  # an integer for a float, say, or keys in another order
-        raise Malformed(f"{cls.__name__} that does not say again what it said")
-    return body
-
-
-class Role(str, Enum):
-    """What a peer does in a run."""
-
-    TRAINER = "trainer"
-    SEED = "seed"
-
-
-class Phase(str, Enum):
-    """What a peer is doing, in one word."""
-
-    STARTING = "starting"
-    SYNCING = "syncing"
-    COMPUTING = "computing"
-    READY = "ready"
-    EXCHANGING = "exchanging"
-    VOTING = "voting"
-    APPLYING = "applying"
-    PAUSED = "paused"
-    SEEDING = "seeding"
-    STOPPING = "stopping"
-
-
-class WhyIdle(str, Enum):
-    """Why a training peer does not compute; `why_detail` says the rest in a sentence."""
-
-    BUSY = ""
-    STARTING = "starting"
-    CONNECTING = "connecting"
-    WAITING_FOR_PEERS = "waiting for peers"
-    FETCHING_STATE = "fetching state"
-    WAITING_FOR_MEMBERS = "waiting for members"
-    EXCHANGING = "exchanging"
-    COMMITTING = "committing"
-    TRAINER_RESTARTING = "trainer restarting"
-    PAUSED = "paused"
-    NOT_A_TRAINER = "not a trainer"
-    DESYNCED = "desynced"
-    DISK_FULL = "disk full"
-
-
-class Measurement(Body):
-    """The held-out loss (nats a token) of the state after `rounds` rounds, as its sender claims to have measured it."""
-
-    rounds: Count
-    tip: HashField
-    loss: Annotated[float, Field(ge=0, le=MAX_LOSS, allow_inf_nan=False)]
-
-
-class Heartbeat(Body):
-    """Every 2 s, gossiped.  `incarnation` grows with every start, `seq` with every beat."""
-
-    KIND: ClassVar[str] = "heartbeat"
-    incarnation: Count
-    seq: Count
-    name: Annotated[str, Field(max_length=40)]
-    role: Annotated[Role, Field(strict=False)]
-    phase: Annotated[Phase, Field(strict=False)]
-    why_idle: Annotated[WhyIdle, Field(strict=False)]
-    why_detail: Annotated[str, Field(max_length=200)]
-    round: Count
-    tip: HashField
-    steps: Count
-    loss: Number
-    tokens_per_s: Rate
-    up_bytes_per_s: Rate
-    down_bytes_per_s: Rate
-    addresses: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=8)]
-    version: Annotated[str, Field(max_length=40)]
-    was_away: bool = False
-    """Whether it was restarted or frozen, and has made no record since."""
-    measured: Measurement | None = None
-    """The newest state that this peer measured, while others may want to know."""
-
-
-class Goodbye(Body):
-    """A peer leaves on purpose; it is no elector from now on."""
-
-    KIND: ClassVar[str] = "goodbye"
-    incarnation: Count
-    seq: Count
 
 
 class Ready(Body):

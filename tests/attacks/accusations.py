@@ -8,8 +8,9 @@ import trio
 
 from protocol.audit.evidence import TwoStatements, encode_evidence, evidence_hash
 from protocol.network.interface import Refused
+from protocol.wire.body import decode_body
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Accusation, Ready, decode_body, pack
+from protocol.wire.messages import Accusation, Ready, pack
 from protocol.wire.questions import EvidenceRequest
 from tests.attacks.attack import Attack
 from tests.attacks.exchanges import expect_ejected

@@ -6,7 +6,8 @@ from random import Random
 
 import trio
 
-from protocol.wire.messages import Body, Commit, Motion, Proof, Proposal, Roll, Vote
+from protocol.wire.body import Body
+from protocol.wire.messages import Commit, Motion, Proof, Proposal, Roll, Vote
 from tests.attacks.attack import Attack, Conduct
 from tests.attacks.stage import Stage
 from tests.simulation.chaos import cabal

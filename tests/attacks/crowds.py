@@ -6,7 +6,8 @@ import trio
 
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Finish, Goodbye, Plan, Proposal, Roll, pack
+from protocol.wire.messages import Finish, Plan, Proposal, Roll, pack
+from protocol.wire.presence import Goodbye
 from tests.attacks.attack import Attack
 from tests.attacks.proposers import turned_owners
 from tests.attacks.stage import Stage

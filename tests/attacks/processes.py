@@ -15,7 +15,8 @@ import trio
 from protocol.network.interface import NetworkError
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Accusation, Heartbeat, Member, Phase, Plan, Proposal, Ready, Role, WhyIdle, pack
+from protocol.wire.messages import Accusation, Member, Plan, Proposal, Ready, pack
+from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
 from tests.attacks.attack import Outcome
 from tests.e2e.attacks import Cast
 from tests.e2e.hostile import MEMORY_BYTES, Assault

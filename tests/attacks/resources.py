@@ -18,19 +18,11 @@ from peer.control.client import MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, SOCKET_NAME
 from peer.control.event_log import EventLog
 from peer.control.server import ControlServer
 from protocol.network.libp2p.book import Book
+from protocol.wire.body import MAX_CHUNKS
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import (
-    MAX_CHUNKS,
-    ChunkEntry,
-    Member,
-    Motion,
-    Provenance,
-    Record,
-    pack,
-    unpack,
-)
+from protocol.wire.messages import ChunkEntry, Member, Motion, Provenance, Record, pack, unpack
 from tests.attacks.attack import Outcome
 from tests.protocol.example_status import status
 from tests.protocol.peers import TheseMembers

@@ -14,9 +14,10 @@ from protocol.network.interface import NetworkError
 from protocol.network.simulated.network import MemoryNetwork
 from protocol.node.node import Node
 from protocol.run.manifest import Admission, SignedManifest, sign
+from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Body, pack
+from protocol.wire.messages import pack
 from tests.simulation.liars import Ghost
 from tests.simulation.seat import Seat
 from tests.simulation.world import World, simulated_run

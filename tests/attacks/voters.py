@@ -11,19 +11,7 @@ from protocol.consensus.events import Arrived, RoundEvent
 from protocol.consensus.machine import RoundMachine
 from protocol.state.chain import record_hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import (
-    Commit,
-    Finish,
-    Lock,
-    LockName,
-    Motion,
-    Provenance,
-    Ready,
-    Roll,
-    Step,
-    Vote,
-    unpack,
-)
+from protocol.wire.messages import Commit, Finish, Lock, LockName, Motion, Provenance, Ready, Roll, Step, Vote, unpack
 from tests.attacks.attack import Attack
 from tests.attacks.certificates import forged
 from tests.attacks.exchanges import expect_ejected

@@ -19,7 +19,8 @@ from protocol.run.greeting import make_hello
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Goodbye, Heartbeat, Phase, Role, WhyIdle, pack
+from protocol.wire.messages import pack
+from protocol.wire.presence import Goodbye, Heartbeat, Phase, Role, WhyIdle
 from protocol.wire.questions import TipsRequest
 from tests.e2e.swarm import PATIENCE_S
 from tests.fuzz.mutations import BOMBS

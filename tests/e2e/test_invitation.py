@@ -21,7 +21,8 @@ from protocol.run.manifest import SignedManifest, open_manifest
 from protocol.run.tokens import bound_token
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Goodbye, Role, pack
+from protocol.wire.messages import pack
+from protocol.wire.presence import Goodbye, Role
 from protocol.wire.questions import TipsRequest
 from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm
 from tests.protocol.network.recorder import LOOPBACK, Recorder

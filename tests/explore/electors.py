@@ -19,7 +19,8 @@ from protocol.node.rounds import kept_on_disk
 from protocol.state.chain import record_hash
 from protocol.state.disk import Disk
 from protocol.state.vote_files import VoteFiles
-from protocol.wire.messages import Body, Certificate, Kept, Lock, Motion, Proof, Roll, Step, Vote
+from protocol.wire.body import Body
+from protocol.wire.messages import Certificate, Kept, Lock, Motion, Proof, Roll, Step, Vote
 from tests.explore.council import (
     AT_WORK,
     LEFT,

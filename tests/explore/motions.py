@@ -15,8 +15,9 @@ from protocol.consensus.effects import Send
 from protocol.consensus.justification import Justification, check_lock, check_roll, justify
 from protocol.consensus.proposer import Proposer
 from protocol.exchange.assignment import plan_hash
+from protocol.wire.body import MAX_ROLL_BYTES
 from protocol.wire.canonical import Malformed
-from protocol.wire.messages import MAX_ROLL_BYTES, Certificate, Motion, Roll, Step, unpack
+from protocol.wire.messages import Certificate, Motion, Roll, Step, unpack
 from tests.explore.certificates import Assembled
 from tests.explore.council import NAMES, RUN, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.wire.messages import MAX_ROLL_BYTES, Certificate, LockName, Motion, Roll, unpack
+from protocol.wire.body import MAX_ROLL_BYTES
+from protocol.wire.messages import Certificate, LockName, Motion, Roll, unpack
 from tests.explore.council import NAMES, RUN, BallotKey, Council, Seats
 
 

@@ -44,16 +44,12 @@ from protocol.run.manifest import Admission, RunManifest, demo_manifest, open_ma
 from protocol.run.tokens import Token, read_token
 from protocol.state.base import Base
 from protocol.wire import canonical
+from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, open_envelope, rebuild, seal
 from protocol.wire.hashes import Hash, hash_bytes
-from protocol.wire.messages import (
-    STATEMENTS,
-    Body,
-    Role,
-    decode_body,
-    unpack,
-)
+from protocol.wire.messages import STATEMENTS, unpack
+from protocol.wire.presence import Role
 from tests.fuzz.examples import BODIES, EVIDENCE, GUEST, HEADER, ONE, PROOFS, QUESTIONS, RUN
 
 

@@ -15,24 +15,20 @@ from protocol.exchange.messages import ExchangeAsk, PushHeader
 from protocol.run.admission import make_proof
 from protocol.run.greeting import HelloReply, make_hello
 from protocol.run.tokens import bearer_token, bound_token
+from protocol.wire.body import Body
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.messages import (
     Accusation,
-    Body,
     Certificate,
     ChunkEntry,
     ChunkResult,
     Commit,
     Finish,
-    Goodbye,
-    Heartbeat,
     Lock,
     LockName,
-    Measurement,
     Motion,
-    Phase,
     Plan,
     Proof,
     Proposal,
@@ -40,14 +36,13 @@ from protocol.wire.messages import (
     Ready,
     Record,
     Report,
-    Role,
     Roll,
     Signature,
     Step,
     Vote,
-    WhyIdle,
     pack,
 )
+from protocol.wire.presence import Goodbye, Heartbeat, Measurement, Phase, Role, WhyIdle
 from protocol.wire.questions import (
     CommitsReply,
     CommitsRequest,

@@ -17,9 +17,10 @@ from protocol.events import Event, HandlerFailed
 from protocol.exchange.messages import PushHeader
 from protocol.network.interface import Handlers, Landing, Refused, Verdict
 from protocol.node.dispatcher import QUESTIONS
+from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import STATEMENTS, Body, pack, unpack
+from protocol.wire.messages import STATEMENTS, pack, unpack
 from tests.fuzz.examples import BODIES
 from tests.fuzz.examples import QUESTIONS as EXAMPLES
 from tests.fuzz.grammar import Grammar, Words, every_class

@@ -8,8 +8,9 @@ import pytest
 
 from protocol.consensus.proposer import Proposer
 from protocol.membership.handshake import Handshake
+from protocol.wire.body import Body
 from protocol.wire.identity import Identity
-from protocol.wire.messages import STATEMENTS, Body
+from protocol.wire.messages import STATEMENTS
 from tests.fuzz.examples import BODIES, QUESTIONS
 from tests.fuzz.grammar import Grammar, Words, every_class
 from tests.fuzz.statements import fuzz

@@ -18,7 +18,7 @@ from protocol.run.manifest import open_manifest
 from protocol.run.tokens import read_token
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Role
+from protocol.wire.presence import Role
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from protocol.network.interface import Unreachable
 from protocol.network.session import Session
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Heartbeat, Phase, Role, WhyIdle
+from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
 
 ME, ANN, BOB = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
 Answer = Callable[[str, bytes], Awaitable[bytes]]

@@ -15,9 +15,9 @@ from protocol.consensus.machine import RoundMachine
 from protocol.consensus.terms import View
 from protocol.state.chain import record_hash
 from protocol.state.electorate import tolerated
+from protocol.wire.body import Body
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
-    Body,
     Certificate,
     ChunkEntry,
     Commit,

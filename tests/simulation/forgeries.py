@@ -15,6 +15,7 @@ from protocol.content.blobs import ChunkRequest
 from protocol.run.manifest import RunManifest
 from protocol.state.base import Base, fragment_of
 from protocol.state.chain import genesis_tip, index_root, record_hash
+from protocol.wire.body import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.masks import mask_of
@@ -28,7 +29,6 @@ from protocol.wire.messages import (
     Signature,
     Step,
     Vote,
-    decode_body,
     member_of,
     pack,
 )

@@ -16,8 +16,8 @@ from protocol.consensus.events import RoundEvent
 from protocol.consensus.machine import RoundMachine
 from protocol.consensus.terms import View
 from protocol.node import round_runner
+from protocol.wire.body import Body
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Body
 
 
 class Forger:

@@ -14,32 +14,29 @@ from protocol.network.interface import Landing, NetworkError, Refused, Verdict
 from protocol.network.simulated.network import MemoryNetwork
 from protocol.offload import Offload
 from protocol.state.chain import index_root, record_hash
+from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.masks import mask_of
 from protocol.wire.messages import (
-    Body,
     Certificate,
     ChunkEntry,
     ChunkResult,
-    Heartbeat,
     Motion,
-    Phase,
     Plan,
     Provenance,
     Ready,
     Record,
-    Role,
     Roll,
     Signature,
     Step,
     Vote,
-    WhyIdle,
     member_of,
     pack,
     unpack,
 )
+from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
 from tests.simulation.determinism import inline
 from tests.simulation.seat import Seat
 from tests.simulation.world import World

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 
+from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope, _signed_bytes, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
-from protocol.wire.messages import Body
 
 P = 2**255 - 19
 ORDER = 2**252 + 27742317777372353535851937790883648493

@@ -7,8 +7,10 @@ from random import Random
 import trio
 
 from protocol.node.node import Node
+from protocol.wire.body import Body
 from protocol.wire.identity import Identity
-from protocol.wire.messages import Body, Phase, pack
+from protocol.wire.messages import pack
+from protocol.wire.presence import Phase
 from tests.simulation.chaos import Memory
 from tests.simulation.forgeries import keys, ready
 from tests.simulation.liars import Ghost

@@ -11,9 +11,10 @@ import trio
 
 from protocol.consensus.effects import Send
 from protocol.node.delivery import Delivery
+from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Body, Motion, Proposal, Roll, Vote
+from protocol.wire.messages import Motion, Proposal, Roll, Vote
 from tests.simulation.runs import simulate
 from tests.simulation.test_liars import begin, holds
 from tests.simulation.world import World

@@ -13,7 +13,7 @@ from protocol.events import Dropped, EvalLoss, EvalProgress, Event, Notice, Roun
 from protocol.node.evaluation import drawn_order
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Measurement
+from protocol.wire.presence import Measurement
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.liars import Ghost
 from tests.simulation.runs import Finished, simulate

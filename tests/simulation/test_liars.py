@@ -8,19 +8,7 @@ import trio
 from protocol.state.chain import record_hash
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import (
-    Accusation,
-    Commit,
-    Lock,
-    Plan,
-    Proof,
-    Proposal,
-    Ready,
-    Roll,
-    Step,
-    member_of,
-    pack,
-)
+from protocol.wire.messages import Accusation, Commit, Lock, Plan, Proof, Proposal, Ready, Roll, Step, member_of, pack
 from tests.simulation.liars import Ghost, blow_up, flip_one, turn
 from tests.simulation.runs import Finished, simulate
 from tests.simulation.world import World

@@ -29,7 +29,8 @@ from protocol.state.outer_state import OuterState
 from protocol.state.replica import Replica
 from protocol.state.store import Store
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Ready, Role, unpack
+from protocol.wire.messages import Ready, unpack
+from protocol.wire.presence import Role
 from tests.simulation.disks import FaultyDisk, Platter
 from tests.simulation.faults import Faults
 from tests.simulation.judge import Judge

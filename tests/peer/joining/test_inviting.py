@@ -21,7 +21,7 @@ from protocol.run.invitation import Invitation
 from protocol.run.tokens import bearer_token, bound_token
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Role
+from protocol.wire.presence import Role
 
 RUN = hash_bytes("manifest", b"run")
 ORGANISER = Identity.from_seed(bytes(32))

@@ -13,7 +13,7 @@ from protocol.run.tokens import bound_token
 from protocol.state.chain import genesis_tip
 from protocol.state.store import Store
 from protocol.wire.identity import Identity
-from protocol.wire.messages import Role
+from protocol.wire.presence import Role
 
 ORGANISER, GUEST, OTHER = (Identity.from_seed(bytes([number]) * 32) for number in range(3))
 MANIFEST = RunManifest(

@@ -14,7 +14,7 @@ from peer.resources.memory import memory_need, memory_problem
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.run_file import parse_run_file
 from protocol.wire.identity import Identity
-from protocol.wire.messages import Role
+from protocol.wire.presence import Role
 
 GB = 10**9
 LARGE = parse_run_file('name = "large"\n[model]\ndim = 1024\nlayers = 15\n', Identity.from_seed(bytes(32)).peer_id)

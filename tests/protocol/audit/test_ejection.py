@@ -29,9 +29,10 @@ from protocol.state.disk import StoreFull
 from protocol.state.outer_state import OuterState
 from protocol.state.replica import Replica
 from protocol.state.store import Store
+from protocol.wire.body import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Accusation, Ready, Step, decode_body, pack, unpack
+from protocol.wire.messages import Accusation, Ready, Step, pack, unpack
 from protocol.wire.questions import EvidenceRequest
 from tests.protocol.consensus import examples
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_heartbeat, a_session, at_once

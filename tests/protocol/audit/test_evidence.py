@@ -29,23 +29,12 @@ from protocol.exchange.assignment import contribution_leaves, plan_hash
 from protocol.state.base import Base
 from protocol.state.chain import record_hash
 from protocol.wire import canonical
+from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash, tree_proof, tree_root
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.masks import mask_of
-from protocol.wire.messages import (
-    Body,
-    ChunkEntry,
-    ChunkResult,
-    Member,
-    Plan,
-    Ready,
-    Record,
-    Step,
-    Vote,
-    member_of,
-    pack,
-)
+from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Ready, Record, Step, Vote, member_of, pack
 from tests.protocol.consensus import examples
 from tests.protocol.consensus.examples import (
     OTHER_RECORD,

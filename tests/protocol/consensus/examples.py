@@ -10,10 +10,10 @@ from protocol.consensus.terms import PeerView
 from protocol.run.manifest import RunManifest
 from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import index_root, record_hash
+from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import (
-    Body,
     Certificate,
     ChunkEntry,
     Lock,

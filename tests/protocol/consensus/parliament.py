@@ -22,23 +22,11 @@ from protocol.consensus.terms import PeerView, View
 from protocol.exchange.assignment import plan_hash
 from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import genesis_tip
+from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.masks import mask_of
-from protocol.wire.messages import (
-    Body,
-    ChunkEntry,
-    Commit,
-    Kept,
-    Motion,
-    Proof,
-    Proposal,
-    Provenance,
-    Ready,
-    Roll,
-    Vote,
-    pack,
-)
+from protocol.wire.messages import ChunkEntry, Commit, Kept, Motion, Proof, Proposal, Provenance, Ready, Roll, Vote, pack
 from tests.protocol.consensus.examples import CHUNKS, RUN, SETTINGS
 from tests.protocol.consensus.witness import Witness
 

@@ -11,20 +11,11 @@ from protocol.consensus.ballot import held_mask
 from protocol.consensus.contradictions import certified, contradict, lie_of, need_electors, slot, tip_of
 from protocol.state.base import Base
 from protocol.state.chain import record_hash, verify_votes
+from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import (
-    Body,
-    ChunkResult,
-    Commit,
-    Finish,
-    Motion,
-    Proof,
-    Proposal,
-    Step,
-    Vote,
-)
+from protocol.wire.messages import ChunkResult, Commit, Finish, Motion, Proof, Proposal, Step, Vote
 from tests.protocol.consensus.examples import (
     BASE,
     INDEX,

@@ -10,8 +10,9 @@ from protocol.consensus.effects import FinishCompute, Reject, Send
 from protocol.consensus.events import AverageDisproved, StateHashed
 from protocol.consensus.proposer import MAX_LEAD
 from protocol.state.chain import verify_commit
+from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH, Hash
-from protocol.wire.messages import Body, Finish, Motion, Proposal, Roll, Vote
+from protocol.wire.messages import Finish, Motion, Proposal, Roll, Vote
 from tests.protocol.consensus.parliament import (
     Parliament,
     first_proposer,

@@ -8,10 +8,10 @@ import pytest
 
 from protocol.consensus.effects import Reject
 from protocol.state.chain import index_root, record_hash
+from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
-    Body,
     Certificate,
     ChunkEntry,
     Commit,

@@ -14,9 +14,10 @@ from protocol.consensus.voting import (
     roll_of,
 )
 from protocol.state.chain import record_hash
+from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Kept, Record, Step, decode_body
+from protocol.wire.messages import Kept, Record, Step
 from tests.protocol.consensus.examples import (
     BASE,
     OTHER_RECORD,

@@ -7,7 +7,7 @@ import trio.testing
 
 from protocol.events import Event, PhaseChanged
 from protocol.membership.activity import Activity
-from protocol.wire.messages import Phase, WhyIdle
+from protocol.wire.presence import Phase, WhyIdle
 
 
 def show(activity: Activity, phase: Phase) -> Phase:

@@ -19,7 +19,8 @@ from protocol.state.history import History
 from protocol.state.store import Store
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Ready, Role
+from protocol.wire.messages import Ready
+from protocol.wire.presence import Role
 from tests.protocol.consensus.examples import a_ready
 
 ORGANISER, KEY = (Identity.from_seed(bytes([number]) * 32) for number in (0, 8))

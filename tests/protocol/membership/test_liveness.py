@@ -20,7 +20,7 @@ from protocol.membership.liveness import (
 )
 from protocol.membership.strangers import MAX_MEMBERS, MAX_STRANGERS
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Goodbye
+from protocol.wire.presence import Goodbye
 from tests.protocol.peers import ANN, BOB, ME, TheseMembers, a_heartbeat
 
 PEER = ANN.peer_id

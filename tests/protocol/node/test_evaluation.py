@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protocol.node.evaluation import RECENT_ROUNDS, Measurements, State, drawn_order, refusal, whose_turn
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
-from protocol.wire.messages import Measurement
+from protocol.wire.presence import Measurement
 
 PEERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(6)]
 TIP = hash_bytes("record", b"tip")

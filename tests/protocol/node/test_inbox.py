@@ -11,7 +11,8 @@ from protocol.events import Dropped, Event
 from protocol.node.inbox import QUEUE, QUEUE_BYTES, QUEUE_BYTES_PER_PEER, Inbox
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Goodbye, pack
+from protocol.wire.messages import pack
+from protocol.wire.presence import Goodbye
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session
 
 RUN = Hash(b"\x07" * 32)

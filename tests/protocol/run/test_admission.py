@@ -21,11 +21,13 @@ from protocol.run.admission import (
 from protocol.run.manifest import RunManifest, run_id
 from protocol.run.tokens import MAX_USES, Token, bearer_token, bound_token, peek_token, read_token
 from protocol.wire import canonical
+from protocol.wire.body import MAX_ADMISSION_BYTES, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import MAX_ADMISSION_BYTES, Role, decode_body, pack
+from protocol.wire.messages import pack
+from protocol.wire.presence import Role
 
 ORGANISER, KEY, OTHER = (Identity.from_seed(bytes([number]) * 32) for number in range(3))
 GUESTS = [Identity.from_seed(bytes([100 + number]) * 32).peer_id for number in range(20)]

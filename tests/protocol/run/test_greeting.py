@@ -10,7 +10,7 @@ from protocol.run.manifest import RunManifest, run_id
 from protocol.run.tokens import bearer_token, bound_token
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Role
+from protocol.wire.presence import Role
 
 ORGANISER, KEY, OTHER = (Identity.from_seed(bytes([number]) * 32) for number in range(3))
 GUEST = Identity.from_seed(bytes([9]) * 32).peer_id

@@ -10,10 +10,10 @@ from protocol.run.admission import verify_admission
 from protocol.run.invitation import looks_like_invitation, make_invitation, read_invitation
 from protocol.run.manifest import RunManifest, run_id
 from protocol.run.tokens import bearer_token, bound_token
+from protocol.wire.body import MAX_TOKEN_BYTES
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
-from protocol.wire.messages import MAX_TOKEN_BYTES
 
 ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")

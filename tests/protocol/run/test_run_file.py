@@ -14,8 +14,8 @@ from protocol.run.derive import derived
 from protocol.run.fitting import MAX_PARAMETERS, ModelShape, ffn_width, head_count, kv_head_count
 from protocol.run.manifest import ModelSection, RunManifest, demo_manifest
 from protocol.run.run_file import RunFileError, dump, parse_run_file
+from protocol.wire.body import MAX_CHUNKS
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import MAX_CHUNKS
 
 ME = Identity.from_seed(bytes(32)).peer_id
 

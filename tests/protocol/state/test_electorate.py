@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from protocol.run.manifest import MAX_ELECTORS
 from protocol.state.base import RoundSettings
 from protocol.state.electorate import Electorate, contributors, quorum_size, tolerated, young_seats
+from protocol.wire.body import MAX_MEMBERS
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import mask_of
-from protocol.wire.messages import MAX_MEMBERS
 from tests.protocol.consensus.examples import SETTINGS
 
 OPEN = replace(SETTINGS, founders=None, is_open=True, seasoning_rounds=3, tenure_rounds=100)

@@ -7,36 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.wire import canonical
+from protocol.wire.body import MAX_FRAGMENTS, MAX_ROLL_BYTES, Body, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 from protocol.wire.messages import (
-    MAX_FRAGMENTS,
-    MAX_ROLL_BYTES,
-    Body,
     Certificate,
     Finish,
-    Goodbye,
-    Heartbeat,
     Kept,
     LockName,
-    Measurement,
-    Phase,
     Proof,
     Ready,
-    Role,
     Roll,
     Signature,
     Step,
     Vote,
-    WhyIdle,
-    decode_body,
     member_of,
     pack,
     ready_of,
     unpack,
 )
+from protocol.wire.presence import Goodbye, Heartbeat, Measurement, Phase, Role, WhyIdle
 
 ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")

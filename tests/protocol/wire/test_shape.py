@@ -11,10 +11,11 @@ import pytest
 from pydantic import Field, ValidationError
 
 from protocol.wire import canonical
+from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.collector import collector_at_rest, spare_what_is_loaded
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, seal
-from protocol.wire.messages import STATEMENTS, Body, Finish, Motion, unpack
+from protocol.wire.messages import STATEMENTS, Finish, Motion, unpack
 from protocol.wire.shape import Shape, largest
 from tests.fuzz.examples import BODIES, HEADER, ONE, QUESTIONS, RUN
 

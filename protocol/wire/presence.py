@@ -1,0 +1,99 @@
+"""What a peer says of itself every few seconds, and when it leaves."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from protocol.wire.body import (
+    MAX_LOSS,
+    Body,
+    Count,
+    HashField,
+    Number,
+    Rate,
+)
+
+
+class Role(str, Enum):
+    """What a peer does in a run."""
+
+    TRAINER = "trainer"
+    SEED = "seed"
+
+
+class Phase(str, Enum):
+    """What a peer is doing, in one word."""
+
+    STARTING = "starting"
+    SYNCING = "syncing"
+    COMPUTING = "computing"
+    READY = "ready"
+    EXCHANGING = "exchanging"
+    VOTING = "voting"
+    APPLYING = "applying"
+    PAUSED = "paused"
+    SEEDING = "seeding"
+    STOPPING = "stopping"
+
+
+class WhyIdle(str, Enum):
+    """Why a training peer does not compute; `why_detail` says the rest in a sentence."""
+
+    BUSY = ""
+    STARTING = "starting"
+    CONNECTING = "connecting"
+    WAITING_FOR_PEERS = "waiting for peers"
+    FETCHING_STATE = "fetching state"
+    WAITING_FOR_MEMBERS = "waiting for members"
+    EXCHANGING = "exchanging"
+    COMMITTING = "committing"
+    TRAINER_RESTARTING = "trainer restarting"
+    PAUSED = "paused"
+    NOT_A_TRAINER = "not a trainer"
+    DESYNCED = "desynced"
+    DISK_FULL = "disk full"
+
+
+class Measurement(Body):
+    """The held-out loss (nats a token) of the state after `rounds` rounds, as its sender claims to have measured it."""
+
+    rounds: Count
+    tip: HashField
+    loss: Annotated[float, Field(ge=0, le=MAX_LOSS, allow_inf_nan=False)]
+
+
+class Heartbeat(Body):
+    """Every 2 s, gossiped.  `incarnation` grows with every start, `seq` with every beat."""
+
+    KIND: ClassVar[str] = "heartbeat"
+    incarnation: Count
+    seq: Count
+    name: Annotated[str, Field(max_length=40)]
+    role: Annotated[Role, Field(strict=False)]
+    phase: Annotated[Phase, Field(strict=False)]
+    why_idle: Annotated[WhyIdle, Field(strict=False)]
+    why_detail: Annotated[str, Field(max_length=200)]
+    round: Count
+    tip: HashField
+    steps: Count
+    loss: Number
+    tokens_per_s: Rate
+    up_bytes_per_s: Rate
+    down_bytes_per_s: Rate
+    addresses: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=8)]
+    version: Annotated[str, Field(max_length=40)]
+    was_away: bool = False
+    """Whether it was restarted or frozen, and has made no record since."""
+    measured: Measurement | None = None
+    """The newest state that this peer measured, while others may want to know."""
+
+
+class Goodbye(Body):
+    """A peer leaves on purpose; it is no elector from now on."""
+
+    KIND: ClassVar[str] = "goodbye"
+    incarnation: Count
+    seq: Count
