@@ -240,10 +240,7 @@ class RoundVoted(Event):
 
 @dataclass(frozen=True)
 class RoundCommitted(Event):
-    """A record is certified, on disk and about to be applied.
-
-    tip: its hash.  tokens, loss: of all members together.  mine: our contribution is in it.
-    """
+    """A record is on disk, about to be applied.  tip: its hash.  tokens, loss: of all members.  mine: whether we are one."""
 
     round: int
     tip: str
@@ -393,11 +390,10 @@ EVENTS: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasse
 
 def from_fields(fields: dict[str, Any]) -> Event:
     """The event in `fields`; raises ValueError when there is no such event or its fields are wrong."""
-    rest = dict(fields)
-    cls = EVENTS.get(rest.pop("event", ""))
+    cls = EVENTS.get(fields.get("event", ""))
     if cls is None:
         raise ValueError(f"no such event: {fields.get('event')!r}")
     try:
-        return cls(**rest)
+        return cls(**{name: value for name, value in fields.items() if name != "event"})
     except TypeError as error:
         raise ValueError(f"event {cls.__name__} with wrong fields") from error

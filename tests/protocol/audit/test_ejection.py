@@ -14,8 +14,6 @@ from protocol.audit.accusations import SET_BACK_S, Heard, deadline_s
 from protocol.audit.announcing import AGAIN_S, SPACING_S
 from protocol.audit.ejection import MAX_EJECTED, Ejections
 from protocol.audit.evidence import (
-    ContraryMotion,
-    OneStatement,
     TwoStatements,
     Verdict,
     encode_evidence,
@@ -24,7 +22,6 @@ from protocol.audit.evidence import (
 from protocol.events import Dropped, Event, Notice, PeerEjected
 from protocol.membership.liveness import Membership
 from protocol.network.interface import Refused
-from protocol.state.base import Base
 from protocol.state.disk import StoreFull
 from protocol.state.outer_state import OuterState
 from protocol.state.replica import Replica
@@ -32,9 +29,8 @@ from protocol.state.store import Store
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Accusation, Ready, Step, pack, unpack
+from protocol.wire.messages import Accusation, Ready, pack, unpack
 from protocol.wire.questions import EvidenceRequest
-from tests.protocol.consensus import examples
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_heartbeat, a_session, at_once
 from tests.simulation.world import simulated_run
 
@@ -349,76 +345,5 @@ def test_a_proof_is_served_in_slices(tmp_path: Path) -> None:
         for bad in (b"odd", EvidenceRequest(evidence=Hash(ZERO_HASH), offset=0, length=1).encode()):
             with pytest.raises(Refused):
                 await table.ejections.answer(bad)
-
-    on_table(tmp_path, check)
-
-
-# -- evidence about tips that are not known yet ---------------------------------------------------------------------------
-
-UNFOUNDED = OneStatement(statement=pack(BOB, simulated_run().run, examples.a_motion(0, rolls=[b"none"])).raw)
-"""BOB moves without the rolls that it needs, on a tip that is not in our chain."""
-UNFOUNDED_RAW = encode_evidence(UNFOUNDED)
-
-
-def learn_tip(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our chain grows up to the tip, where BOB is the only elector."""
-    base = Base(5, 0, examples.TIP, (LIAR,))
-    monkeypatch.setattr(table.replica.history, "base_at", lambda *tip: base if tip == (5, base.tip) else None)
-
-
-def test_evidence_about_an_unknown_tip_is_judged_when_we_know_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(table: Table) -> None:
-        table.held = UNFOUNDED_RAW
-        told = accusation(UNFOUNDED_RAW)
-        assert await table.look_into(told) is None and not table.has_ejected()
-        assert not any(isinstance(event, Dropped) for event in table.events), "the accuser is not to blame"
-        assert any("do not know yet" in event.text for event in table.events if isinstance(event, Notice))
-        assert table.ejections.hear(ACCUSER, told) is Heard.UNWANTED, "it is here"
-        assert table.ejections.hear(ACCUSER, accusation()) is Heard.NEW
-        await table.ejections.look_again()
-        assert not table.has_ejected()
-        learn_tip(table, monkeypatch)
-        await table.ejections.look_again()
-        assert table.has_ejected() and table.replica.store.evidence.names() == [evidence_hash(UNFOUNDED_RAW)]
-
-    on_table(tmp_path, check)
-
-
-def test_evidence_on_disk_about_an_unknown_tip_waits_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(table: Table) -> None:
-        table.replica.store.evidence.save(evidence_hash(UNFOUNDED_RAW), UNFOUNDED_RAW)
-        await table.ejections.load()
-        assert not table.has_ejected()
-        learn_tip(table, monkeypatch)
-        await table.ejections.look_again()
-        assert table.has_ejected()
-
-    on_table(tmp_path, check)
-
-
-def test_evidence_about_an_unknown_tip_against_somebody_else_is_a_false_accusation(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        table.held = UNFOUNDED_RAW
-        assert await table.look_into(accusation(UNFOUNDED_RAW, OTHER)) is None
-        assert [event.peer for event in table.events if isinstance(event, Dropped)] == [ACCUSER]
-
-    on_table(tmp_path, check)
-
-
-def test_evidence_with_false_signatures_is_dropped_whatever_its_kind(tmp_path: Path) -> None:
-    """It is made of what others sent."""
-
-    async def check(table: Table) -> None:
-        forged = UNFOUNDED.statement[:-1] + bytes([UNFOUNDED.statement[-1] ^ 1])
-        certificate = examples.votes_for(examples.RECORD, examples.PEERS[:3], 0)
-        for case in (
-            OneStatement(statement=forged),
-            OneStatement(statement=b""),
-            TwoStatements(first=forged, second=UNFOUNDED.statement),
-            ContraryMotion(motion=forged, record_hash=ZERO_HASH, step=Step.FIRST, certificate=certificate),
-            ContraryMotion(motion=ready(8), record_hash=ZERO_HASH, step=Step.FIRST, certificate=certificate),
-        ):
-            assert await table.ejections.convict(case) is None
-        assert not table.has_ejected()
 
     on_table(tmp_path, check)
