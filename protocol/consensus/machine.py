@@ -46,6 +46,7 @@ from protocol.consensus.proposer import Proposer
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
 from protocol.consensus.voter import Voter
+from protocol.exchange.assignment import plan_hash
 from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import verify_commit
 from protocol.wire.canonical import Malformed
@@ -110,6 +111,15 @@ class RoundMachine:
     def is_proposing(self) -> bool:
         """Whether an attempt of ours is under way."""
         return self._proposer.is_proposing
+
+    def followed_owners(self) -> list[PeerId]:
+        """Owners in the plan, of whose chunks another member averaged one in our exchange."""
+        plan = self._state.plan
+        result = self._state.results.get(plan_hash(plan)) if plan is not None else None
+        if plan is None or result is None:
+            return []
+        pairs = zip(plan.owners, result[1].signers, strict=True)
+        return [PeerId(plan.members[owner].peer) for owner in sorted({owner for owner, signer in pairs if owner != signer})]
 
     def waiting_for(self, view: View) -> list[PeerId]:
         """Peers that the round is not closed without yet: those at work on it, else those about to be."""

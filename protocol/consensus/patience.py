@@ -5,11 +5,13 @@ from __future__ import annotations
 from protocol.wire.identity import PeerId
 
 MAX_STALLED = 1024
-MAX_ROUNDS = 64
+FIRST_ROUNDS, MAX_ROUNDS = 4, 64
+"""Rounds that the first stall costs, and the most that one costs."""
 
 
 class Stalls:
-    """Each stall of a peer costs it twice as many rounds as the last; each time that it does its part forgives one."""
+    """The first stall of a peer costs it `FIRST_ROUNDS`, each further one twice as many as the last; each time that it does
+    its part forgives one."""
 
     def __init__(self) -> None:
         self._stalled: dict[PeerId, tuple[int, int]] = {}
@@ -21,7 +23,7 @@ class Stalls:
         if until > round:
             self._stalled[peer] = until, rounds  # this round was judged
             return
-        rounds = min(max(1, 2 * rounds), MAX_ROUNDS)
+        rounds = min(max(FIRST_ROUNDS, 2 * rounds), MAX_ROUNDS)
         if len(self._stalled) >= MAX_STALLED:
             self._stalled.pop(next(iter(self._stalled)))
         self._stalled[peer] = round + 1 + rounds, rounds
@@ -32,7 +34,7 @@ class Stalls:
         until, rounds = self._stalled.get(peer, (0, 0))
         if until > round:
             return
-        if rounds > 1:
+        if rounds > FIRST_ROUNDS:
             self._stalled[peer] = until, rounds // 2
         else:
             self._stalled.pop(peer, None)
@@ -43,8 +45,8 @@ class Stalls:
 
 
 class Patience:
-    """What one peer remembers from round to round.  trainers: that kept a round from being closed; proposers: that proposed
-    nothing in their attempt.  Who is late as one of them may be in time as the other."""
+    """What one peer remembers from round to round.  trainers: that kept a round from being closed; proposers: under whom
+    nothing moved; members: that owed something in an exchange.  Who is late as one of them may be in time as another."""
 
     def __init__(self) -> None:
-        self.trainers, self.proposers = Stalls(), Stalls()
+        self.trainers, self.proposers, self.members = Stalls(), Stalls(), Stalls()

@@ -134,7 +134,7 @@ class Voter:
         if call is None or call.ballot.attempt != self._state.attempt:
             return None
         proposer, plan = call.ballot.proposer, self._state.standing_plan()
-        waits_for_it = not call.answered or (self._motion is None and plan in self._state.results)
+        waits_for_it = not call.answered or self._motion is not None or plan in self._state.results
         return proposer if waits_for_it and proposer != self._state.me else None
 
     # -- proposals ----------------------------------------------------------------------------------------------------

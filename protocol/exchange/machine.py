@@ -55,6 +55,8 @@ class ExchangeMachine:
         self._stall_s = stall_s
         self._index = {peer: index for index, peer in enumerate(self.members)}
         self._lost: dict[PeerId, None] = {}
+        self.stalled: dict[PeerId, None] = {}
+        """Members that were given up because they owed something for too long."""
         self._heard = dict.fromkeys(self.members, now)
         self._announced: set[PeerId] = set()
         """Peers that have begun to push something since they last delivered."""
@@ -190,6 +192,7 @@ class ExchangeMachine:
     def _tick(self, now: float) -> list[ExchangeEffect]:
         effects: list[ExchangeEffect] = []
         for peer in self._stalled(now):
+            self.stalled[peer] = None
             effects += self._lose(peer)
         if now - self._asked_at >= ASK_EVERY_S:
             self._asked_at = now

@@ -108,6 +108,10 @@ class Exchanges:
             await exchange.finish_push(peer, header, landing)
             self._inbox.note(ExchangeMoved())
 
+    def stalled(self) -> list[PeerId]:
+        """Members that kept one of the exchanges waiting."""
+        return [peer for running in self._running.values() for peer in running.exchange.machine.stalled]
+
     def peer_dead(self, peer: PeerId) -> None:
         """This peer is not waited for any more."""
         for running in self._running.values():

@@ -45,10 +45,12 @@ from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.state.base import Base
 from protocol.state.disk import StoreFailed
+from protocol.state.electorate import contributors
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp
 from protocol.trainer_link import Contribution
 from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Kept, Plan
 
 TICK_S = 0.25
@@ -97,7 +99,7 @@ class RoundRunner:
         outlasting: trio.Nursery,
     ) -> None:
         self.session, self.base, self._guard = session, base, guard
-        self._replica, self._offload, self._membership = replica, offload, membership
+        self._replica, self._offload, self._membership, self._patience = replica, offload, membership, patience
         self._ejections, self._contributor, self._state_verified = ejections, contributor, state_verified
         self.machine = RoundMachine(session.me, replica.rounds, base, trio.current_time(), kept, patience, abstains=abstains)
         self.work, self.inbox = Work(replica.layout), Inbox(session)
@@ -123,6 +125,7 @@ class RoundRunner:
                 await self._over.wait()
                 nursery.cancel_scope.cancel()
         finally:
+            self._remember_stalls()
             self.exchanges.discard()
         assert self._outcome is not None
         return self._outcome
@@ -212,11 +215,28 @@ class RoundRunner:
     async def _begin_exchange(self, plan: Plan, nursery: trio.Nursery) -> None:
         running = await self.exchanges.begin(plan, self.work)
         if running is not None:
+            awaited = self._patience.members
             for peer, seen in self._view().items():
-                if not seen.live:
+                if not seen.live or not awaited.has_for(peer, self.base.round):
                     running.exchange.peer_dead(peer)
             self._report.exchanging(plan)
             nursery.start_soon(self._exchange, running, nursery)
+
+    def _remember_stalls(self) -> None:
+        """Whoever kept our exchange waiting, was followed as an owner, or has no parts in the record, is not waited for in
+        the next exchanges; the others are forgiven.  The record and its signers say the same to everybody: else a peer
+        could stall one after the other."""
+        if not isinstance(self._outcome, Commit):
+            return
+        record, patience = self._outcome.record, self._patience.members
+        members = [PeerId(member.peer) for member in record.members]
+        delivered = contributors(members, [entry.mask for entry in self._outcome.index])
+        late = {*self.exchanges.stalled(), *self.machine.followed_owners()}
+        for peer in members:
+            if peer in delivered and peer not in late:
+                patience.delivered(peer, self.base.round)
+            else:
+                patience.lost_with(peer, self.base.round)
 
     async def _exchange(self, running: RunningExchange, nursery: trio.Nursery) -> None:
         nursery.start_soon(running.exchange.run)
