@@ -259,7 +259,7 @@ class RoundMachine:
             if not self._closing:
                 return effects
             state.move(now)
-        if not state.closing.can_decide(view):
+        if not state.closing.can_decide(view) or not self._is_accompanied():
             state.move(now)  # nobody is to blame
         elif not state.has_patience(now):
             self._lose_patience(view, now)
@@ -268,6 +268,14 @@ class RoundMachine:
         if ballot is not None and ballot.proposer == self.me:
             effects += self._proposer.lead(ballot, view, now)
         return effects
+
+    def _is_accompanied(self) -> bool:
+        """Whether a quorum is in our attempt, as far as we know: before that nothing can come of it, and whoever is ahead
+        waits for the others (as PBFT's view change timer does)."""
+        called = self._voter.called
+        if called is None or called.ballot.attempt != self._state.attempt:
+            return True
+        return called.answered or self._proposer.present_in(called.ballot) >= called.ballot.quorum
 
     def _repair(self) -> list[RoundEffect]:
         """Look again at our state, if the electors stand on another one."""

@@ -119,6 +119,15 @@ class Proposer:
         self._pulled |= {peer: None for peer, attempt in ahead.items() if attempt == highest}
         return highest
 
+    def present_in(self, ballot: Ballot) -> int:
+        """How many voters of this ballot have entered its attempt or a later one, ourselves among them."""
+        others = sum(
+            roll.attempt >= ballot.attempt
+            for peer, (roll, _) in self._rolls.items()
+            if peer in ballot.voters and peer != self._state.me
+        )
+        return others + (self._state.me in ballot.voters)
+
     def are_calling(self) -> bool:
         """Whether some honest voter, other than us, wants the round closed."""
         others = sum(peer != self._state.me for peer in self._rolls)

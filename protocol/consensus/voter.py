@@ -29,7 +29,7 @@ from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Report, 
 
 
 @dataclass
-class _Call:
+class Call:
     """The ballot that we called last.  sent: when, in trio time.  answered: its proposer has proposed something."""
 
     ballot: Ballot
@@ -45,7 +45,7 @@ class Voter:
 
     def __init__(self, state: RoundState) -> None:
         self._state = state
-        self._call: _Call | None = None
+        self._call: Call | None = None
         self._plan: tuple[int, Plan] | None = None
         """The plan accepted last, and in which attempt."""
         self._planner = state.me
@@ -56,6 +56,11 @@ class Voter:
         self._carried = False
         """Whether the motion is justified by a lock: then it is voted for without audits."""
         self._proof: Proof | None = None
+
+    @property
+    def called(self) -> Call | None:
+        """The ballot that we called last."""
+        return self._call
 
     # -- calling an attempt -------------------------------------------------------------------------------------------
 
@@ -75,7 +80,7 @@ class Voter:
                 return [], ballot
             call.sent, to = now, ballot.voters
         else:
-            self._call, to = _Call(ballot, now), (ballot.proposer,)
+            self._call, to = Call(ballot, now), (ballot.proposer,)
         effects: list[RoundEffect] = []
         if ballot.attempt > state.entered:
             effects.append(self._keep(enter(state.kept, ballot.attempt)))

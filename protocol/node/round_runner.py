@@ -215,15 +215,16 @@ class RoundRunner:
     async def _begin_exchange(self, plan: Plan, nursery: trio.Nursery) -> None:
         running = await self.exchanges.begin(plan, self.work)
         if running is not None:
-            awaited = self._patience.members
             for peer, seen in self._view().items():
-                if not seen.live or not awaited.has_for(peer, self.base.round):
+                if not seen.live:
                     running.exchange.peer_dead(peer)
+                elif not self._patience.members.has_for(peer, self.base.round):
+                    running.exchange.machine.hurried[peer] = None
             self._report.exchanging(plan)
             nursery.start_soon(self._exchange, running, nursery)
 
     def _remember_stalls(self) -> None:
-        """Whoever kept our exchange waiting, was followed as an owner, or has no parts in the record, is not waited for in
+        """Whoever kept our exchange waiting, was followed as an owner, or has no parts in the record, is hurried in
         the next exchanges; the others are forgiven.  The record and its signers say the same to everybody: else a peer
         could stall one after the other."""
         if not isinstance(self._outcome, Commit):
