@@ -273,7 +273,7 @@ class RoundMachine:
         """Whether a quorum is in our attempt, as far as we know: before that nothing can come of it, and whoever is ahead
         waits for the others (as PBFT's view change timer does)."""
         called = self._voter.called
-        if called is None or called.ballot.attempt != self._state.attempt:
+        if called is None or called.ballot.attempt != self._state.attempt or called.ballot.members:
             return True
         return called.answered or self._proposer.present_in(called.ballot) >= called.ballot.quorum
 

@@ -19,7 +19,7 @@ from protocol.wire.messages import ChunkEntry, Commit, Kept, Member, Plan, Prove
 
 PATIENCE_S = 3.0
 """Seconds that a proposer gets for each step; twice as many after each time that we lost patience in this round."""
-MAX_DOUBLINGS = 3
+MAX_DOUBLINGS = 2
 
 
 class RoundState:

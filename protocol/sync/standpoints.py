@@ -13,7 +13,7 @@ from protocol.sync.branches import Standpoint, count, follows, returns
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
-LATEST = 8
+LATEST = 64
 """Provisional records that are looked at again, the newest ones: older ones have been followed by others long since."""
 
 

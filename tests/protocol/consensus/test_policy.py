@@ -193,12 +193,12 @@ def rounds_held_up(late: Sequence[PeerId], electors: Sequence[int], rounds: int)
 
 
 def test_an_elector_that_stalls_rounds_is_waited_for_in_ever_fewer() -> None:
-    assert rounds_held_up([PEERS[3]], [0, 1, 2], 40) == [0, 2, 5, 10, 19, 36]
+    assert rounds_held_up([PEERS[3]], [0, 1, 2], 40) == [0, 5, 14, 31]
 
 
 def test_all_strangers_together_hold_up_no_more_rounds_than_one_stalling_elector() -> None:
     crowd = [PeerId(f"stranger {number}") for number in range(100)]
-    assert rounds_held_up(crowd, range(4), 40) == [0, 2, 5, 10, 19, 36]
+    assert rounds_held_up(crowd, range(4), 40) == [0, 5, 14, 31]
 
 
 def test_who_is_not_waited_for_is_in_the_plan_when_it_is_ready_in_time() -> None:
