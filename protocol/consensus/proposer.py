@@ -94,26 +94,31 @@ class Proposer:
         state, electors = self._state, self._state.base.electors
         if not state.is_for_this_round(roll.round, roll.base):
             return None
-        if sender not in electors and sender not in state.closing.readys:
+        if sender not in electors and (sender not in state.closing.readys or set(roll.absent) != set(electors)):
             return "its sender does not vote"
         known = self._rolls.get(sender)
         if known is not None and known[0].attempt > roll.attempt:
             return None
         raw = rebuild(state.settings.run, Roll.KIND, sender, roll.encode(), signature).raw
         self._rolls[sender] = (roll, raw)
-        ahead = sorted((entered.attempt for entered, _ in self._rolls.values()), reverse=True)
+        ahead = sorted(self._entered().values(), reverse=True)
         needed = state.ballot(0, ()).some_honest
         if len(ahead) >= needed:
             limit = ahead[0] if needed > 1 else state.attempt + MAX_LEAD
             state.go_to_attempt(min(ahead[needed - 1], limit), now)
         return None
 
+    def _entered(self) -> dict[PeerId, int]:
+        """The attempts that voters are in.  Where there are electors, what others enter moves nobody: keys are free."""
+        electors = self._state.base.electors
+        return {peer: roll.attempt for peer, (roll, _) in self._rolls.items() if not electors or peer in electors}
+
     def pull(self) -> int:
         """The highest attempt that a voter has entered, of those that have not pulled us before; 0 if none is ahead."""
         ahead = {
-            peer: roll.attempt
-            for peer, (roll, _) in self._rolls.items()
-            if 0 < roll.attempt - self._state.attempt <= MAX_LEAD and peer not in self._pulled
+            peer: attempt
+            for peer, attempt in self._entered().items()
+            if 0 < attempt - self._state.attempt <= MAX_LEAD and peer not in self._pulled
         }
         highest = max(ahead.values(), default=0)
         self._pulled |= {peer: None for peer, attempt in ahead.items() if attempt == highest}
@@ -130,7 +135,7 @@ class Proposer:
 
     def are_calling(self) -> bool:
         """Whether some honest voter, other than us, wants the round closed."""
-        others = sum(peer != self._state.me for peer in self._rolls)
+        others = sum(peer != self._state.me for peer in self._entered())
         return others >= self._state.ballot(0, ()).some_honest
 
     def on_lock(self, sender: PeerId, lock: Lock) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from protocol.consensus.ballot import held_mask
 from protocol.consensus.effects import FinishCompute, Reject, Send
 from protocol.consensus.events import AverageDisproved, StateHashed
 from protocol.consensus.proposer import MAX_LEAD
@@ -231,6 +232,32 @@ def test_who_says_that_it_holds_what_nobody_holds_stops_no_plan() -> None:
     parliament.run(30)
     assert len(parliament.records()) == 1 and not parliament.undecided()
     assert parliament.commits()[0].certificate.attempt == 0, "it does not even cost an attempt"
+
+
+@pytest.mark.parametrize("electors", [1, 3, 4])
+def test_rolls_of_strangers_that_say_ready_move_nobody(electors: int) -> None:
+    """Keys are free: many of them are no f + 1, and cannot close a round or run its attempts up."""
+    parliament = Parliament(electors, 5)
+    peers = list(parliament.seats)
+    seat, strangers = parliament.seats[peers[0]], [peer for peer in peers if peer not in parliament.base.electors]
+    parliament.ready(*strangers)
+    for stranger in strangers:
+        roll = Roll(
+            round=parliament.base.round,
+            base=parliament.base.tip,
+            attempt=2**50,
+            absent=[],
+            held=held_mask(parliament.base.electors, []),
+            plan=None,
+            lock=None,
+            reduced=None,
+        )
+        effects = parliament.hand_over(stranger, seat, roll)
+        assert any(isinstance(effect, Reject) for effect in effects)
+    assert seat.machine.attempt == 0
+    parliament.ready()
+    parliament.run(20)
+    assert len(parliament.commits()) == len(peers) and seat.machine.attempt < 2**50
 
 
 @pytest.mark.parametrize(("electors", "ahead", "attempt"), [(4, 16, 0), (4, 10**6, 0), (3, 16, 16), (3, 10**6, MAX_LEAD)])
