@@ -170,14 +170,14 @@ class RoundProposed(Event):
     """This peer proposes a plan.
 
     attempt: 0 for the round's first.  proposer: this peer.  members: whose contributions are averaged.
-    evicted: members of the round before that the plan leaves out.
+    absent: electors that the ballot goes on without.
     """
 
     round: int
     attempt: int
     proposer: str
     members: list[str]
-    evicted: list[str]
+    absent: list[str]
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,8 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
     match event:
         case ev.ReadySent(round, tokens, steps, loss):
             return f"round {round}: ready with {amount(tokens)} tokens in {steps} steps, loss {number(loss)}"
-        case ev.RoundProposed(round, attempt, proposer, members, evicted):
-            without = f", without {_listed(evicted, name)}" if evicted else ""
+        case ev.RoundProposed(round, attempt, proposer, members, absent):
+            without = f", without {_listed(absent, name)}" if absent else ""
             again = f" (attempt {attempt})" if attempt else ""
             return f"round {round}{again}: {name(proposer)} proposes {len(members)} members{without}"
         case ev.ExchangeFinished(round, seconds, up_bytes, down_bytes):

@@ -1,4 +1,4 @@
-"""The terms in which a round is negotiated: ballots, and how peers look."""
+"""How peers look to a round."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.wire.identity import PeerId
-
-Ballot = tuple[int, PeerId]
-"""Attempt and proposer.  Ballots are ordered, so two proposers of one attempt never share one."""
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,7 @@ class Voter:
             if objection is not None:
                 return [Reject(sender, Motion.KIND, objection)]
             self._motion, self._leader, self._proof = motion, sender, None
+            self._carried = motion.proof is not None
             state.go_to_attempt(motion.attempt, now)
             state.move(now)
         self._answered(motion.attempt)
@@ -249,10 +250,10 @@ class Voter:
             return flaw
         try:
             justification = justify(state.settings.run, ballot, motion.rolls)
-            self._carried = carries_lock(state.settings.run, justification, motion.record, motion.proof)
+            is_carried = carries_lock(state.settings.run, justification, motion.record, motion.proof)
         except Malformed as error:
             return str(error)
-        return None if self._carried else self._objection_to_fresh(justification, motion)
+        return None if is_carried else self._objection_to_fresh(justification, motion)
 
     def _objection_to_fresh(self, justification: Justification, motion: Motion) -> str | None:
         """The first reason not to vote for a record that nobody is locked on."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import count
+from math import isfinite
 
-from protocol.events import ComputeProgress
+from protocol.events import ComputeProgress, Notice
 from protocol.exchange.assignment import contribution_leaves
 from protocol.membership.activity import Activity
 from protocol.membership.pace import Pace
@@ -17,9 +18,9 @@ from protocol.run.settings import NodeSettings
 from protocol.state.base import Base
 from protocol.state.replica import Replica
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
+from protocol.wire.body import MAX_NUMBER
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes, tree_root
-from protocol.wire.identity import PeerId
 from protocol.wire.messages import Ready
 from protocol.wire.presence import Phase, WhyIdle
 
@@ -71,7 +72,7 @@ class Contributor:
     async def compute(self, base: Base, work: Work) -> Contribution | None:
         """Train in the round on `base`, again from the start when the trainer dies.  `work` tells how far it is.
 
-        None when there is no trainer, or none any more.
+        None when there is no trainer, or none any more, or when its numbers say that training has failed.
         """
         if self._trainer is None:
             self._activity.show(
@@ -81,12 +82,20 @@ class Contributor:
         while True:
             await self._pause.wait()
             try:
-                return await self._train(self._trainer, base, work)
+                return self._sound(await self._train(self._trainer, base, work), base)
             except TrainerGaveUp as end:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"no trainer any more: {end}"[:200])
                 return None
             except TrainerDied as death:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
+
+    def _sound(self, contribution: Contribution, base: Base) -> Contribution | None:
+        """The contribution; None, and a warning, when its loss or norm is no number that a READY can say."""
+        if abs(contribution.loss) <= MAX_NUMBER and isfinite(contribution.norm):
+            return contribution
+        text = f"round {base.round}: training failed (loss {contribution.loss:g}), so we contribute nothing to this round"
+        self._session.emit(Notice("warning", text))
+        return None
 
     async def _train(self, trainer: TrainerLink, base: Base, work: Work) -> Contribution:
         inner_steps = self._replica.manifest.rounds.inner_steps
@@ -104,11 +113,10 @@ class Contributor:
         return await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
 
     def _lane(self, base: Base) -> int:
-        """Which samples are ours: electors by their place in the last record, others by a hash above those."""
+        """Which samples are ours: members of the last record by their place in it, others by a hash above those."""
         lanes = self._replica.manifest.rounds.max_members
-        electors: list[PeerId] = sorted(base.electors)
-        if self._session.me in electors:
-            return electors.index(self._session.me)
+        if self._session.me in base.contributors:
+            return base.contributors.index(self._session.me)
         draw = hash_bytes("lane", base.tip + self._session.me.encode())
         return lanes + int.from_bytes(draw[:8], "big") % lanes
 

@@ -204,7 +204,7 @@ class RoundSection(Section):
     grace_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
     """Seconds that a quorum that is ready waits for the others."""
     eviction_s: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 20.0
-    """Seconds after which an elector that stays gone may be evicted."""
+    """Seconds after which an elector that stays gone may be taken for absent."""
     stall_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 10.0
     """Seconds without any progress after which an attempt is given up."""
     seasoning_rounds: Annotated[int, Field(ge=1, le=100)] = 3

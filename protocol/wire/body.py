@@ -34,6 +34,7 @@ MAX_CHUNKS = 4096
 """Chunks of a contribution; with 1 MiB chunks 4 G parameters a fragment.  A motion names and signs each."""
 MAX_FRAGMENTS = 64
 """Fragments of a state, of which a round exchanges one."""
+MAX_NUMBER = 1e9
 MAX_LOSS = 1e6
 """A held-out loss beyond this says nothing but that training has failed."""
 
@@ -44,7 +45,7 @@ Absent = Annotated[list[PeerField], Field(max_length=MAX_ELECTORS)]
 """Electors that a ballot goes on without: sorted peer IDs."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
 FragmentNumber = Annotated[int, Field(ge=0, lt=MAX_FRAGMENTS)]
-Number = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
+Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 
 

@@ -6,13 +6,20 @@ healing and the return from crashes by the bounds of the scenarios.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 import trio
 
 from kernels.layout import chunk_layout, payload_bytes
 from protocol.events import Event, ExchangeFinished
 from protocol.run.manifest import Outer, OuterSection, SignedManifest, sign
+from protocol.trainer_link import Contribution
 from protocol.wire.identity import Identity
+from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.runs import Finished, rough, setting_of, simulate
 from tests.simulation.scenarios import GENTLE, churn
 from tests.simulation.seat import Seat
@@ -210,3 +217,24 @@ def test_a_member_sends_twice_what_others_own_of_each_contribution(peers: int) -
     for round in range(3):
         assert len(sent[round]) == peers
         assert 1 <= sum(sent[round]) / (2 * (peers - 1) * payload) < 1.05
+
+
+def test_a_peer_whose_training_fails_says_so_and_lives_on() -> None:
+    """A loss that no READY can say ended the peer."""
+
+    async def scenario(world: World) -> None:
+        await begin(world, 2)
+        *_, failing = world.seats
+        compute = ArithmeticTrainer.compute
+
+        async def failed(trainer: ArithmeticTrainer, *arguments: Any) -> Contribution:
+            contribution = await compute(trainer, *arguments)
+            return replace(contribution, loss=math.inf) if trainer is failing.trainer else contribution
+
+        with patch.object(ArithmeticTrainer, "compute", failed):
+            await world.until_round(max(world.rounds()) + 4, within_s=120)
+        assert failing.up
+        await world.until_equal(within_s=60)
+
+    run = holds(simulate(3, scenario))
+    assert any("training failed (loss inf)" in line for line in run.trace)
