@@ -43,6 +43,7 @@ from protocol.consensus.events import (
 )
 from protocol.consensus.patience import Patience
 from protocol.consensus.proposer import Proposer
+from protocol.consensus.roll_call import RollCall
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
 from protocol.consensus.voter import Voter
@@ -75,7 +76,8 @@ class RoundMachine:
     ) -> None:
         self.me, self.base = me, base
         self._state = RoundState(me, settings, base, now, kept, patience or Patience(), abstains=abstains)
-        self._voter, self._proposer = Voter(self._state), Proposer(self._state)
+        self._calls, self._voter = RollCall(self._state), Voter(self._state)
+        self._proposer = Proposer(self._state, self._calls)
         self._closing = self._state.entered >= 0
         """Whether the round is being closed: we have seen that it may be, or others have."""
         self._certified: Commit | None = None
@@ -160,12 +162,12 @@ class RoundMachine:
             case Finish() as finish:
                 return self._on_finish(sender, finish, view)
             case Roll() as roll:
-                objection = self._proposer.on_roll(sender, roll, arrived.signature, now)
+                objection = self._calls.on_roll(sender, roll, arrived.signature, now)
                 return [Reject(sender, Roll.KIND, objection)] if objection is not None else self._tick(view, now)
             case Report() as report:
                 return self._proposer.on_report(sender, report, now)
             case Lock() as lock:
-                self._proposer.on_lock(sender, lock)
+                self._calls.on_lock(sender, lock)
             case Proposal() as proposal:
                 return self._voter.on_proposal(sender, proposal, view, now)
             case Motion() as motion:
@@ -255,7 +257,7 @@ class RoundMachine:
         if not self._closing:
             asks, closable = state.closing.gather(view, now)
             effects += asks
-            self._closing = closable or (self._proposer.are_calling() and state.closing.has_quorum(view))
+            self._closing = closable or (self._calls.are_calling() and state.closing.has_quorum(view))
             if not self._closing:
                 return effects
             state.move(now)
@@ -275,7 +277,7 @@ class RoundMachine:
         called = self._voter.called
         if called is None or called.ballot.attempt != self._state.attempt or called.ballot.members:
             return True
-        return called.answered or self._proposer.present_in(called.ballot) >= called.ballot.quorum
+        return called.answered or self._calls.present_in(called.ballot) >= called.ballot.quorum
 
     def _repair(self) -> list[RoundEffect]:
         """Look again at our state, if the electors stand on another one."""
@@ -289,4 +291,4 @@ class RoundMachine:
         if stalled is not None:
             state.closing.patience.proposers.lost_with(stalled, self.base.round)
         state.losses += 1
-        state.go_to_attempt(max(state.attempt + 1, self._proposer.pull()), now)
+        state.go_to_attempt(max(state.attempt + 1, self._calls.pull()), now)

@@ -1,30 +1,27 @@
-"""The proposer of a round: gathers rolls, proposes a plan, puts a record to the vote and counts the votes."""
+"""The proposer of a round: proposes a plan, puts a record to the vote and counts the votes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protocol.consensus.ballot import Ballot, held_in
+from protocol.consensus.ballot import Ballot
 from protocol.consensus.effects import RoundEffect, Send
-from protocol.consensus.justification import Justification, check_lock, check_roll, justify
+from protocol.consensus.justification import Justification, justify
 from protocol.consensus.policy import RESEND_S
+from protocol.consensus.roll_call import RollCall
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
 from protocol.consensus.validation import flaw_of_motion, plan_of
 from protocol.exchange.assignment import plan_hash
 from protocol.state.chain import index_root, record_hash
 from protocol.wire.body import MAX_ELECTORS, MAX_MEMBERS
-from protocol.wire.canonical import Malformed
-from protocol.wire.envelope import rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import (
     Certificate,
     ChunkEntry,
     Commit,
-    Lock,
-    LockName,
     Motion,
     Plan,
     Proof,
@@ -32,16 +29,10 @@ from protocol.wire.messages import (
     Provenance,
     Record,
     Report,
-    Roll,
     Signature,
     Step,
     Vote,
 )
-
-MAX_LEAD = 16
-"""Attempts that a single voter takes us ahead."""
-LOCKS_KEPT = 2
-"""Of each voter: one of the whole electorate, and one of a part."""
 
 
 @dataclass
@@ -70,79 +61,16 @@ class OwnAttempt:
 
 
 class Proposer:
-    """Leads the attempts that are ours; what it hears of others' rolls tells which attempt is due."""
+    """Leads the attempts that are ours, with the rolls that `calls` has heard."""
 
-    def __init__(self, state: RoundState) -> None:
-        self._state = state
-        self._rolls: dict[PeerId, tuple[Roll, bytes]] = {}
-        """The roll of the highest attempt of each voter, and as it travelled."""
-        self._locks: dict[PeerId, list[Lock]] = {}
-        self._pulled: dict[PeerId, None] = {}
-        """Voters that we have followed into an attempt far ahead."""
+    def __init__(self, state: RoundState, calls: RollCall) -> None:
+        self._state, self._calls = state, calls
         self._mine: OwnAttempt | None = None
 
     @property
     def is_proposing(self) -> bool:
         """Whether an attempt of ours is under way."""
         return self._mine is not None and self._mine.ballot.attempt == self._state.attempt
-
-    # -- rolls --------------------------------------------------------------------------------------------------------
-
-    def on_roll(self, sender: PeerId, roll: Roll, signature: bytes, now: float) -> str | None:
-        """Take a roll.  An attempt that some honest voter has entered is due for us, too; below four electors every voter
-        counts as honest, but takes us ahead by little.  Returns an objection."""
-        state, electors = self._state, self._state.base.electors
-        if not state.is_for_this_round(roll.round, roll.base):
-            return None
-        if sender not in electors and (sender not in state.closing.readys or set(roll.absent) != set(electors)):
-            return "its sender does not vote"
-        known = self._rolls.get(sender)
-        if known is not None and known[0].attempt > roll.attempt:
-            return None
-        raw = rebuild(state.settings.run, Roll.KIND, sender, roll.encode(), signature).raw
-        self._rolls[sender] = (roll, raw)
-        ahead = sorted(self._entered().values(), reverse=True)
-        needed = state.ballot(0, ()).some_honest
-        if len(ahead) >= needed:
-            limit = ahead[0] if needed > 1 else state.attempt + MAX_LEAD
-            state.go_to_attempt(min(ahead[needed - 1], limit), now)
-        return None
-
-    def _entered(self) -> dict[PeerId, int]:
-        """The attempts that voters are in.  Where there are electors, what others enter moves nobody: keys are free."""
-        electors = self._state.base.electors
-        return {peer: roll.attempt for peer, (roll, _) in self._rolls.items() if not electors or peer in electors}
-
-    def pull(self) -> int:
-        """The highest attempt that a voter has entered, of those that have not pulled us before; 0 if none is ahead."""
-        ahead = {
-            peer: attempt
-            for peer, attempt in self._entered().items()
-            if 0 < attempt - self._state.attempt <= MAX_LEAD and peer not in self._pulled
-        }
-        highest = max(ahead.values(), default=0)
-        self._pulled |= {peer: None for peer, attempt in ahead.items() if attempt == highest}
-        return highest
-
-    def present_in(self, ballot: Ballot) -> int:
-        """How many voters of this ballot have entered its attempt or a later one, ourselves among them."""
-        others = sum(
-            roll.attempt >= ballot.attempt
-            for peer, (roll, _) in self._rolls.items()
-            if peer in ballot.voters and peer != self._state.me
-        )
-        return others + (self._state.me in ballot.voters)
-
-    def are_calling(self) -> bool:
-        """Whether some honest voter, other than us, wants the round closed."""
-        others = sum(peer != self._state.me for peer in self._entered())
-        return others >= self._state.ballot(0, ()).some_honest
-
-    def on_lock(self, sender: PeerId, lock: Lock) -> None:
-        """Keep the proof of a lock that a roll names, until the roll is here."""
-        if sender in self._state.base.electors or sender in self._state.closing.readys:
-            kept = [known for known in self._locks.get(sender, []) if bool(known.proof.absent) != bool(lock.proof.absent)]
-            self._locks[sender] = [*kept, lock][-LOCKS_KEPT:]
 
     # -- an attempt begins --------------------------------------------------------------------------------------------
 
@@ -153,14 +81,14 @@ class Proposer:
         """
         if self._mine is not None and self._mine.ballot.attempt == ballot.attempt:
             return self._resend(self._mine, now)
-        rolls = self._usable_rolls(ballot)
+        rolls = self._calls.provable(ballot)
         if len(rolls) < ballot.quorum:
             return []
         justification = justify(self._state.settings.run, ballot, [*rolls.values()])
-        lock = self._lock_to_carry(justification)
+        lock = self._calls.lock_to_carry(justification)
         plan = self._plan_taken_up(justification) if lock is None else None
         if lock is None and plan is None:
-            rolls = self._satisfiable(rolls)
+            rolls = self._calls.satisfiable(rolls)
             plan = self._new_plan(ballot, rolls, view)
         members = lock.record.members if lock is not None else plan.members if plan is not None else []
         ballot = self._state.ballot(ballot.attempt, ballot.absent, members)
@@ -178,55 +106,6 @@ class Proposer:
 
     def _takes_part(self, plan: Plan) -> bool:
         return any(member.peer == self._state.me for member in plan.members)
-
-    def _usable_rolls(self, ballot: Ballot) -> dict[PeerId, bytes]:
-        """The rolls for this ballot whose locks we can prove, sorted by voter."""
-        usable: dict[PeerId, bytes] = {}
-        for peer in sorted(ballot.voters):
-            roll, raw = self._rolls.get(peer, (None, b""))
-            if roll is not None and check_roll(ballot, roll) is None and self._has_proofs(ballot, peer, roll):
-                usable[peer] = raw
-        return usable
-
-    def _satisfiable(self, rolls: dict[PeerId, bytes]) -> dict[PeerId, bytes]:
-        """Those of the rolls that hold no READY but such as we hold, for our state.
-
-        A voter may hold what we have not heard yet, or say so.
-        """
-        state, ours = self._state, set[PeerId]()
-        for peer in state.base.electors:
-            ready = state.closing.ready_of(peer)
-            if ready is not None and ready.state_digest == state.state_digest:
-                ours.add(peer)
-        return {
-            peer: raw
-            for peer, raw in rolls.items()
-            if (held_in(state.base.electors, self._rolls[peer][0].held) or set()) <= ours
-        }
-
-    def _has_proofs(self, ballot: Ballot, peer: PeerId, roll: Roll) -> bool:
-        return all(
-            name is None or any(self._proves(ballot, name, lock) for lock in self._known_locks())
-            for name in (roll.lock, roll.reduced)
-        )
-
-    def _known_locks(self) -> list[Lock]:
-        return [lock for locks in self._locks.values() for lock in locks]
-
-    def _proves(self, ballot: Ballot, name: LockName, lock: Lock) -> bool:
-        try:
-            check_lock(self._state.settings.run, ballot, lock.record, name, lock.proof)
-        except Malformed:
-            return False
-        return True
-
-    def _lock_to_carry(self, justification: Justification) -> Lock | None:
-        """The lock that the rolls oblige us to carry on; None when they name none."""
-        for name in justification.highest_locks():
-            for lock in self._known_locks():
-                if self._proves(justification.ballot, name, lock):
-                    return lock
-        return None
 
     def _plan_taken_up(self, justification: Justification) -> Plan | None:
         """The plan that was taken up before, if it stands."""

@@ -14,6 +14,7 @@ from protocol.consensus.ballot import Ballot
 from protocol.consensus.effects import Send
 from protocol.consensus.justification import Justification, check_lock, check_roll, justify
 from protocol.consensus.proposer import Proposer
+from protocol.consensus.roll_call import RollCall
 from protocol.exchange.assignment import plan_hash
 from protocol.wire.body import MAX_ROLL_BYTES
 from protocol.wire.canonical import Malformed
@@ -190,15 +191,15 @@ class Motions:
         state = council.state(leader, None)
         state.go_to_attempt(key.attempt, 0.0)
         state.results[plan_hash(council.plan)] = (tuple(council.indices[record]), council.provenance)
-        proposer = Proposer(state)
+        calls = RollCall(state)
         for seat, roll in rolls:
             for lock in (roll.lock, roll.reduced):
                 if lock is not None:
                     proof = proofs.get(lock) or council.forged(VoteKey(Step.FIRST, *lock))
-                    proposer.on_lock(council.peers[seat], council.lock(lock.record, proof))
+                    calls.on_lock(council.peers[seat], council.lock(lock.record, proof))
             sender, body, envelope = unpack(council.roll(seat, roll), RUN, max_bytes=MAX_ROLL_BYTES)
             assert isinstance(body, Roll)
-            proposer.on_roll(sender, body, envelope.signature, 0.0)
-        effects = proposer.lead(self.ballot(key), council.view(key.absent), 0.0)
+            calls.on_roll(sender, body, envelope.signature, 0.0)
+        effects = Proposer(state, calls).lead(self.ballot(key), council.view(key.absent), 0.0)
         bodies = [effect.body for effect in effects if isinstance(effect, Send)]
         return next((body for body in bodies if isinstance(body, Motion)), None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from protocol.consensus import ballot, justification, policy, proposer, voter, voting
+from protocol.consensus import ballot, justification, policy, roll_call, voter, voting
 from protocol.consensus.justification import Justification, highest
 from protocol.state import chain, electorate
 from protocol.state.base import Base
@@ -61,7 +61,7 @@ def _persistence() -> Sequence[Any]:
 
 
 def _proof_check() -> Sequence[Any]:
-    modules = (proposer, justification, motions)
+    modules = (roll_call, justification, motions)
     return [patch.object(module, "check_lock", lambda run, ballot, record, lock, proof: None) for module in modules]
 
 

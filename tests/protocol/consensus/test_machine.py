@@ -9,7 +9,7 @@ import pytest
 from protocol.consensus.ballot import held_mask
 from protocol.consensus.effects import FinishCompute, Reject, Send
 from protocol.consensus.events import AverageDisproved, StateHashed
-from protocol.consensus.proposer import MAX_LEAD
+from protocol.consensus.roll_call import MAX_LEAD
 from protocol.state.chain import verify_commit
 from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH, Hash
