@@ -9,6 +9,7 @@ is Tendermint's: arXiv 1807.04938.)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,19 +44,17 @@ class Justification:
         )
 
     def held(self) -> set[PeerId]:
-        """The electors whose READY at least one of the signers holds."""
-        everybody: set[PeerId] = set()
-        for roll in self.rolls.values():
-            everybody |= held_in(self.ballot.base.electors, roll.held) or set()
-        return everybody
+        """The electors whose READY an honest signer holds, and with whom it would make the round."""
+        named = Counter(peer for roll in self.rolls.values() for peer in held_in(self.ballot.base.electors, roll.held) or ())
+        return {peer for peer, count in named.items() if count >= self.ballot.some_honest}
 
     def takes_up(self, plan: bytes) -> bool:
         """Whether an honest voter took this plan up in an earlier attempt, and still stands by it."""
         return sum(roll.plan == plan for roll in self.rolls.values()) >= self.ballot.some_honest
 
     def allows_plan(self, plan: Plan, max_members: int) -> bool:
-        """Whether the plan leaves nobody out by the proposer's will: it has every elector whose READY a signer holds, or
-        was taken up before."""
+        """Whether the plan leaves nobody out by the proposer's will: it has every elector in `held`, or was taken up
+        before."""
         left_out = self.held() - {PeerId(member.peer) for member in plan.members}
         full = len(plan.members) == max_members and all(m.peer in self.ballot.base.electors for m in plan.members)
         return not left_out or full or self.takes_up(plan_hash(plan))

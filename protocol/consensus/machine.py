@@ -263,7 +263,7 @@ class RoundMachine:
             state.move(now)
         if not state.closing.can_decide(view) or not self._is_accompanied():
             state.move(now)  # nobody is to blame
-        elif not state.has_patience(now):
+        elif not state.has_patience(now, voting=self._voter.is_voting):
             self._lose_patience(view, now)
         call, ballot = self._voter.call(view, now)
         effects += call

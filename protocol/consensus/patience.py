@@ -1,47 +1,75 @@
-"""Which peers have stalled rounds lately: they are not waited for, and their turn to propose is passed over."""
+"""Which peers have stalled rounds lately, and how much of our patience they have left."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from protocol.state.base import Base
 from protocol.wire.identity import PeerId
 
 MAX_STALLED = 1024
 FIRST_ROUNDS, MAX_ROUNDS = 4, 64
 """Rounds that the first stall costs, and the most that one costs."""
+HURRIED = 0.2
+"""Of the time that others get, for a peer on probation."""
+STRANGERS = PeerId("strangers")
+"""The name under which all peers are remembered together that are neither electors nor members of the last record: keys
+cost nothing, and a stall of each of them would be one too many."""
+
+
+@dataclass
+class Conduct:
+    """What one peer has done.  out_until: the first round in which it counts again.  rounds: what its next stall costs.
+
+    good: rounds in which it counted and did its part since its last stall.
+    """
+
+    out_until: int
+    rounds: int
+    good: int = 0
 
 
 class Stalls:
-    """The first stall of a peer costs it `FIRST_ROUNDS`, each further one twice as many as the last; each time that it does
-    its part forgives one."""
+    """The first stall puts a peer on probation: it gets `HURRIED` of the time that others get, until it has done its part
+    in so many rounds as the stall costs.  A further one puts it out for so many rounds, on probation after them, and costs
+    twice as many as the last.  `MAX_ROUNDS` good rounds in a row, and all is forgotten: so nobody can stall often.
 
-    def __init__(self) -> None:
-        self._stalled: dict[PeerId, tuple[int, int]] = {}
-        """Peer: the first round in which it counts again, and for how many rounds it did not."""
+    lenient: False, where the first stall puts it out, too.
+    """
+
+    def __init__(self, *, lenient: bool = True) -> None:
+        self._lenient = lenient
+        self._conduct: dict[PeerId, Conduct] = {}
 
     def lost_with(self, peer: PeerId, round: int) -> None:
         """This peer stalled this round."""
-        until, rounds = self._stalled.pop(peer, (0, 0))
-        if until > round:
-            self._stalled[peer] = until, rounds  # this round was judged
-            return
-        rounds = min(max(FIRST_ROUNDS, 2 * rounds), MAX_ROUNDS)
-        if len(self._stalled) >= MAX_STALLED:
-            self._stalled.pop(next(iter(self._stalled)))
-        self._stalled[peer] = round + 1 + rounds, rounds
+        known = self._conduct.pop(peer, None)
+        if len(self._conduct) >= MAX_STALLED:
+            self._conduct.pop(next(iter(self._conduct)))
+        if known is None:
+            known = Conduct(round + 1 + (0 if self._lenient else FIRST_ROUNDS), FIRST_ROUNDS)
+        elif known.out_until <= round:  # else this round was judged, or it did not count
+            known = Conduct(round + 1 + min(known.rounds, MAX_ROUNDS), min(2 * known.rounds, MAX_ROUNDS))
+        self._conduct[peer] = known
 
     def delivered(self, peer: PeerId, round: int) -> None:
-        """This peer did its part of this round.  It is forgiven only in a round in which it counts: nobody stalls the next
-        round because it was quick while nobody waited for it."""
-        until, rounds = self._stalled.get(peer, (0, 0))
-        if until > round:
-            return
-        if rounds > FIRST_ROUNDS:
-            self._stalled[peer] = until, rounds // 2
-        else:
-            self._stalled.pop(peer, None)
+        """This peer did its part of this round.  That is to its credit only in a round in which it counts: nobody stalls the
+        next round because it was quick while nobody waited for it."""
+        known = self._conduct.get(peer)
+        if known is not None and known.out_until <= round:
+            known.good += 1
+            if known.good >= MAX_ROUNDS:
+                del self._conduct[peer]
 
-    def has_for(self, peer: PeerId, round: int) -> bool:
-        """Whether this peer is waited for in this round."""
-        return self._stalled.get(peer, (0, 0))[0] <= round
+    def share(self, peer: PeerId, round: int) -> float:
+        """The part of our patience that this peer has in this round: 1, `HURRIED`, or 0 while it does not count."""
+        known = self._conduct.get(peer)
+        if known is None:
+            return 1.0
+        if known.out_until > round:
+            return 0.0
+        return HURRIED if known.good < known.rounds else 1.0
 
 
 class Patience:
@@ -49,4 +77,21 @@ class Patience:
     nothing moved; members: that owed something in an exchange.  Who is late as one of them may be in time as another."""
 
     def __init__(self) -> None:
-        self.trainers, self.proposers, self.members = Stalls(), Stalls(), Stalls()
+        self.trainers, self.proposers, self.members = Stalls(), Stalls(lenient=False), Stalls()
+
+
+def judged_as(base: Base, peer: PeerId) -> PeerId:
+    """Under which name the conduct of this peer is remembered."""
+    return peer if peer in base.electors or peer in base.contributors else STRANGERS
+
+
+def judge(stalls: Stalls, base: Base, late: Collection[PeerId], good: Collection[PeerId]) -> None:
+    """Remember who kept the round on `base` waiting, and who did its part.
+
+    A stall of anybody but an elector counts against all strangers, too: else ever new keys could come in to stall once.
+    """
+    stalled = {judged_as(base, peer) for peer in late} | {STRANGERS for peer in late if peer not in base.electors}
+    for peer in sorted(stalled):
+        stalls.lost_with(peer, base.round)
+    for peer in sorted({judged_as(base, peer) for peer in good} - stalled):
+        stalls.delivered(peer, base.round)

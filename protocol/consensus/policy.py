@@ -6,20 +6,21 @@ Pure.  Nothing here is needed for safety: two peers may judge differently, and t
   `grace_s` has passed, after which the late ones are asked to finish and get `FINISH_S` more.
 * A trainer that is a round or two behind is about to arrive, and gets `grace_s` to do so: where rounds are short, it
   would otherwise run after the swarm for ever.
-* Who kept a round from being closed is not waited for in the next ones.  Electors and members of the last round are judged
-  one by one; all strangers together as if they were one peer: keys cost nothing.
+* Nobody may cost a round much more than it brings: who is ready later than a quorum by more than `LATE` of the time that
+  the ready ones took, divided by their number, has stalled, and so has who never was.  Whoever stalled gets less of our
+  time in the next rounds, or none (`protocol.consensus.patience`).
 * Absent are electors that said goodbye, or were silent for `eviction_s`, and only as many as leave a quorum within reach.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from protocol.consensus.effects import RoundEffect, Send
-from protocol.consensus.patience import Patience
+from protocol.consensus.patience import Patience, judge, judged_as
+from protocol.consensus.planning import choose_members, plan_with, within_uses
 from protocol.consensus.terms import View
-from protocol.exchange.assignment import assign_owners
 from protocol.run.admission import verify_admission
 from protocol.state.base import Base, RoundSettings
 from protocol.state.electorate import quorum_size
@@ -32,8 +33,8 @@ FINISH_S = 5.0
 """Seconds that late trainers get to contribute what they have, after the grace time."""
 RESEND_S = 2.0
 """Seconds between two sendings of what is unanswered."""
-STRANGERS = PeerId("strangers")
-"""The name under which `Patience` remembers all peers that are neither electors nor members of the last round."""
+LATE = 0.75
+"""Of its fair part of the time: a trainer that is waited for longer has stalled the round."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,12 @@ class SignedReady:
 class ClosingPolicy:
     """Collects the READYs of the round on `base`, and says what follows from them.  `now` is trio time."""
 
-    def __init__(self, me: PeerId, settings: RoundSettings, base: Base, patience: Patience) -> None:
+    def __init__(self, me: PeerId, settings: RoundSettings, base: Base, patience: Patience, now: float = 0.0) -> None:
         self.me, self.settings, self.base, self.patience = me, settings, base, patience
         self.readys: dict[PeerId, SignedReady] = {}
+        self._begun, self._fair_s = now, 0.0
         self._quorum_since: float | None = None
+        self._late: dict[PeerId, None] = {}
         self._asked: dict[PeerId, float] = {}
 
     def add(self, peer: PeerId, ready: Ready, signature: bytes) -> bool:
@@ -93,11 +96,11 @@ class ClosingPolicy:
         return sorted(peer for peer, seen in view.items() if seen.near and not seen.on_tip and self._is_awaited(peer))
 
     def _is_awaited(self, peer: PeerId) -> bool:
-        return peer not in self.readys and self.patience.trainers.has_for(self._judged_as(peer), self.base.round)
+        return peer not in self.readys and self._share(peer) > 0
 
-    def _judged_as(self, peer: PeerId) -> PeerId:
-        """Under which name this peer's stalls are remembered."""
-        return peer if peer in self.base.electors or peer in self.base.contributors else STRANGERS
+    def _share(self, peer: PeerId) -> float:
+        """The part of the time that this trainer gets to be ready."""
+        return self.patience.trainers.share(judged_as(self.base, peer), self.base.round)
 
     def has_quorum(self, view: View) -> bool:
         """Whether so many electors are ready that the rest may be hurried: a quorum of those that train."""
@@ -111,32 +114,24 @@ class ClosingPolicy:
         if not self.has_quorum(view):
             self._quorum_since = None
             return [], False
-        self._quorum_since = now if self._quorum_since is None else self._quorum_since
-        waiting = self.waiting_for(view)
-        late_s = now - self._quorum_since - self.settings.grace_s
+        if self._quorum_since is None:
+            self._quorum_since, self._fair_s = now, LATE * (now - self._begun) / len(self.readys)
+        late_s, grace_s = now - self._quorum_since, self.settings.grace_s
+        at_work, coming = self.waiting_for(view), self.coming(view)
+        if late_s > self._fair_s:
+            self._late |= dict.fromkeys([*at_work, *coming])
+        waiting = [peer for peer in at_work if late_s < self._share(peer) * (grace_s + FINISH_S)]
+        waiting += [peer for peer in coming if late_s < self._share(peer) * grace_s]
         if not waiting:
-            coming = self.coming(view)
-            closable = not coming or late_s >= 0
-            if closable:
-                self._judge([peer for peer in coming if self._judged_as(peer) == STRANGERS])
-            return [], closable
-        if late_s < 0:
-            return [], False
-        ask = tuple(peer for peer in waiting if now - self._asked.get(peer, -1e9) >= RESEND_S)
-        for peer in ask:
-            self._asked[peer] = now
-        finish = Finish(round=self.base.round, base=self.base.tip)
-        if late_s >= FINISH_S:
-            self._judge(waiting)
-        return ([Send(ask, finish)] if ask else []), late_s >= FINISH_S
+            judge(self.patience.trainers, self.base, [*self._late, *at_work, *coming], [*self.readys])
+            return [], True
+        return self._hurry([peer for peer in at_work if late_s >= self._share(peer) * grace_s], now), False
 
-    def _judge(self, late: Collection[PeerId]) -> None:
-        """Remember who kept the round from being closed until now, and who was ready in time."""
-        stalled = {self._judged_as(peer) for peer in late}
-        for peer in sorted(stalled):
-            self.patience.trainers.lost_with(peer, self.base.round)
-        for peer in sorted({self._judged_as(peer) for peer in self.readys} - stalled):
-            self.patience.trainers.delivered(peer, self.base.round)
+    def _hurry(self, late: Collection[PeerId], now: float) -> list[RoundEffect]:
+        """Ask these trainers to finish."""
+        ask = tuple(peer for peer in late if now - self._asked.get(peer, -1e9) >= RESEND_S)
+        self._asked |= dict.fromkeys(ask, now)
+        return [Send(ask, Finish(round=self.base.round, base=self.base.tip))] if ask else []
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
@@ -149,45 +144,24 @@ class ClosingPolicy:
         ]
 
     def held(self, view: View, digest: bytes | None) -> list[PeerId]:
-        """The electors whose READY for our state we hold."""
-        return [peer for peer in self.agreed(view, digest) if peer in self.base.electors]
+        """The electors whose READY for our state we hold, and with whom we would make the round."""
+        stalls, round = self.patience.members, self.base.round
+        return [peer for peer in self.agreed(view, digest) if peer in self.base.electors and stalls.share(peer, round) > 0]
 
     def make_plan(self, view: View, digest: bytes, held: Collection[PeerId], most: int = MAX_MEMBERS) -> Plan | None:
-        """The plan of all that are ready.  None when they are too few, or we lack the READY of one in `held`.
+        """The plan of those that are ready.  None when they are too few, or we lack the READY of one in `held`.
 
-        held: the electors that must be in it; then come other electors, members of the last round, and the rest.
-        most: members that this ballot permits.
+        held: the electors that must be in it.  most: members that this ballot permits.
         """
         if any(peer not in self.readys or self.readys[peer].ready.state_digest != digest for peer in held):
             return None
-        peers = list(dict.fromkeys([*sorted(held), *self.agreed(view, digest)]))
-        peers.sort(key=lambda peer: (peer not in held, peer not in self.base.electors, peer not in self.base.contributors))
-        peers = sorted(self._within_uses(peers)[: min(most, self.settings.max_members)])
-        if len(peers) < self.settings.min_members:
+        stalls, ready, least = self.patience.members, self.agreed(view, digest), self.settings.min_members
+        peers = choose_members(self.base, stalls, ready, held, least)
+        places = within_uses(self.base, {peer: self.member(peer) for peer in peers})[: min(most, self.settings.max_members)]
+        if len(places) < least:
             return None
-        owners = assign_owners(
-            self.base.tip, peers, self.settings.chunks, [view[peer].bytes_per_s if peer in view else 0.0 for peer in peers]
-        )
-        return Plan(
-            round=self.base.round,
-            fragment=self.base.fragment,
-            base=self.base.tip,
-            members=[self.member(peer) for peer in peers],
-            owners=owners,
-            state_digest=digest,
-        )
-
-    def _within_uses(self, peers: Sequence[PeerId]) -> list[PeerId]:
-        """These peers in their order, without newcomers whose token has admitted as many as it may."""
-        uses, admitted = self.base.uses, list[PeerId]()
-        for peer in peers:
-            if peer not in self.base.known:
-                try:
-                    uses = uses.after([(peer, self.readys[peer].ready.admission)])
-                except Malformed:
-                    continue
-            admitted.append(peer)
-        return admitted
+        bandwidths = {peer: seen.bytes_per_s for peer, seen in view.items()}
+        return plan_with(self.settings, self.base, stalls, places, bandwidths, digest)
 
     def member(self, peer: PeerId) -> Member:
         """A ready peer's place in a plan."""

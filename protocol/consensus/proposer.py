@@ -135,8 +135,7 @@ class Proposer:
         state = self._state
         if state.doubts.is_false(entries):
             return []
-        state.results[plan] = (entries, provenance)
-        state.move(now)
+        state.note_result(plan, entries, provenance, now)
         return self._put_when_known(plan, now)
 
     def on_report(self, sender: PeerId, report: Report, now: float) -> list[RoundEffect]:
@@ -160,8 +159,7 @@ class Proposer:
             return []
         if plan_of(record, report.provenance) != mine.plan or state.doubts.is_false(report.index):
             return []
-        state.results[Hash(report.plan)] = (tuple(report.index), report.provenance)
-        state.move(now)
+        state.note_result(Hash(report.plan), tuple(report.index), report.provenance, now)
         return self._put_when_known(Hash(report.plan), now)
 
     def _put_when_known(self, plan: Hash, now: float) -> list[RoundEffect]:

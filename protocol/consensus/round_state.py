@@ -44,7 +44,7 @@ class RoundState:
         abstains: bool,
     ) -> None:
         self.me, self.settings, self.base, self.abstains = me, settings, base, abstains
-        self.closing = ClosingPolicy(me, settings, base, patience)
+        self.closing = ClosingPolicy(me, settings, base, patience, now)
         self.doubts = Doubts()
         self.kept = kept if kept is not None and self.is_for_this_round(kept.round, kept.base) else blank(base)
         was_kept = kept is not None and self.kept == kept
@@ -56,7 +56,8 @@ class RoundState:
         self.decided: Commit | None = None
         self.results: dict[Hash, tuple[tuple[ChunkEntry, ...], Provenance]] = {}
         self.obtained: set[bytes] = set()
-        self._moved_at = now
+        self._moved_at = self._taken_at = now
+        self._exchange_s: float | None = None
 
     def ballot(self, attempt: int, absent: Sequence[str], members: Sequence[Member] = ()) -> Ballot:
         """A ballot of this round.  members: of its plan; they vote where no elector is left."""
@@ -79,10 +80,28 @@ class RoundState:
         """Seconds since something moved."""
         return now - self._moved_at
 
-    def has_patience(self, now: float) -> bool:
-        """Whether what moved last is not longer ago than this attempt is given."""
-        exchanging = self.settings.stall_s if self.plan is not None else 0.0
-        return self.idle_s(now) <= exchanging + PATIENCE_S * 2.0 ** min(self.losses, MAX_DOUBLINGS)
+    def has_patience(self, now: float, *, voting: bool) -> bool:
+        """Whether what moved last is not longer ago than this attempt is given.
+
+        voting: a record is put to the vote: others are given as long to obtain it as our exchange took, at the most.
+        """
+        stall_s = self.settings.stall_s if self.plan is not None else 0.0
+        if voting and self._exchange_s is not None:
+            stall_s = min(stall_s, self._exchange_s)
+        return self.idle_s(now) <= stall_s + PATIENCE_S * 2.0 ** min(self.losses, MAX_DOUBLINGS)
+
+    def take_up(self, plan: Plan, now: float) -> None:
+        """Follow this plan from now on."""
+        if plan != self.plan:
+            self.plan, self._taken_at, self._exchange_s = plan, now, None
+        self.move(now)
+
+    def note_result(self, plan: Hash, entries: tuple[ChunkEntry, ...], provenance: Provenance, now: float) -> None:
+        """What came of the exchange of the plan with this hash."""
+        self.results[plan] = (entries, provenance)
+        if self.plan is not None and plan == plan_hash(self.plan):
+            self._exchange_s = now - self._taken_at
+        self.move(now)
 
     # -- judging ------------------------------------------------------------------------------------------------------
 

@@ -58,6 +58,11 @@ class Voter:
         self._proof: Proof | None = None
 
     @property
+    def is_voting(self) -> bool:
+        """Whether a record of the attempt that is due was put to the vote."""
+        return self._motion is not None and self._motion.attempt == self._state.attempt
+
+    @property
     def called(self) -> Call | None:
         """The ballot that we called last."""
         return self._call
@@ -127,7 +132,7 @@ class Voter:
         try the same proposers.
         """
         state, proposer = self._state, ballot.proposer
-        trusted = state.closing.patience.proposers.has_for(proposer, state.base.round)
+        trusted = state.closing.patience.proposers.share(proposer, state.base.round) > 0
         if proposer != state.me and not state.losses and not trusted:
             return False
         ready = [peer for peer in ballot.voters if peer in state.closing.readys]
@@ -152,9 +157,8 @@ class Voter:
         state, plan = self._state, proposal.plan
         if self._plan != (proposal.attempt, plan):
             self._plan = (proposal.attempt, plan)
-            state.plan = plan
+            state.take_up(plan, now)
             state.go_to_attempt(proposal.attempt, now)
-            state.move(now)
         self._planner = sender
         self._answered(proposal.attempt)
         begin = [BeginExchange(plan)] if is_in(plan, state.me, state.closing.ready_of(state.me)) else []

@@ -34,8 +34,6 @@ from protocol.exchange.events import (
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Plan
 
-HURRIED = 0.2
-"""Of the time that others get, for a member that kept earlier exchanges waiting."""
 RESULT_PATIENCE = 2.0
 """Times `stall_s` that an owner may be silent while it owes a result."""
 ASK_EVERY_S = 2.0
@@ -57,8 +55,8 @@ class ExchangeMachine:
         self._stall_s = stall_s
         self._index = {peer: index for index, peer in enumerate(self.members)}
         self._lost: dict[PeerId, None] = {}
-        self.hurried: dict[PeerId, None] = {}
-        """Members that kept earlier exchanges waiting: they get a share of the time."""
+        self.shares: dict[PeerId, float] = {}
+        """The part of the time that members get who kept earlier exchanges waiting; others get all of it."""
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
         self._heard = dict.fromkeys(self.members, now)
@@ -259,10 +257,9 @@ class ExchangeMachine:
             else:
                 owing.setdefault(owner, RESULT_PATIENCE * self._stall_s)
         self._owing = {peer: self._owing.get(peer, now) for peer in owing}
-        return sorted(peer for peer, patience in owing.items() if self._waited_s(peer, now) > patience * self._share(peer))
+        return sorted(
+            peer for peer, patience in owing.items() if self._waited_s(peer, now) > patience * self.shares.get(peer, 1.0)
+        )
 
     def _waited_s(self, peer: PeerId, now: float) -> float:
         return now - max(self._heard[peer], self._owing[peer])
-
-    def _share(self, peer: PeerId) -> float:
-        return HURRIED if peer in self.hurried else 1.0

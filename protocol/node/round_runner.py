@@ -28,7 +28,7 @@ from protocol.consensus.effects import (
 )
 from protocol.consensus.events import Arrived, AuditFailed, AverageDisproved, RoundEvent, StateHashed, Tick
 from protocol.consensus.machine import RoundMachine
-from protocol.consensus.patience import Patience
+from protocol.consensus.patience import HURRIED, Patience, judge, judged_as
 from protocol.consensus.terms import View
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
@@ -218,26 +218,23 @@ class RoundRunner:
             for peer, seen in self._view().items():
                 if not seen.live:
                     running.exchange.peer_dead(peer)
-                elif not self._patience.members.has_for(peer, self.base.round):
-                    running.exchange.machine.hurried[peer] = None
+                else:
+                    share = self._patience.members.share(judged_as(self.base, peer), self.base.round)
+                    running.exchange.machine.shares[peer] = max(share, HURRIED)
             self._report.exchanging(plan)
             nursery.start_soon(self._exchange, running, nursery)
 
     def _remember_stalls(self) -> None:
-        """Whoever kept our exchange waiting, was followed as an owner, or has no parts in the record, is hurried in
-        the next exchanges; the others are forgiven.  The record and its signers say the same to everybody: else a peer
-        could stall one after the other."""
+        """Whoever kept our exchange waiting, was followed as an owner, or has no parts in the record, gets less time or is
+        left out in the next ones; the others did well.  The record and its signers say the same to everybody: else a
+        peer could stall one after the other."""
         if not isinstance(self._outcome, Commit):
             return
-        record, patience = self._outcome.record, self._patience.members
+        record = self._outcome.record
         members = [PeerId(member.peer) for member in record.members]
         delivered = contributors(members, [entry.mask for entry in self._outcome.index])
-        late = {*self.exchanges.stalled(), *self.machine.followed_owners()}
-        for peer in members:
-            if peer in delivered and peer not in late:
-                patience.delivered(peer, self.base.round)
-            else:
-                patience.lost_with(peer, self.base.round)
+        late = {*self.exchanges.stalled(), *self.machine.followed_owners(), *(set(members) - set(delivered))}
+        judge(self._patience.members, self.base, late & set(members), members)
 
     async def _exchange(self, running: RunningExchange, nursery: trio.Nursery) -> None:
         nursery.start_soon(running.exchange.run)

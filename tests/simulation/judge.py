@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from kernels.aggregate import aggregate
 from kernels.codec import encoded_bytes
 from kernels.layout import chunk_layout
+from protocol.consensus.patience import MAX_ROUNDS
 from protocol.events import (
     Event,
     HandlerFailed,
+    MemberLost,
     PeerEjected,
     PeerGone,
     PeerJoined,
@@ -43,6 +45,8 @@ from protocol.wire.messages import Commit, Ready
 
 CALM_S = 30.0
 """Undisturbed for so long, a peer is owed a place in the record."""
+LEFT_OUT_ROUNDS = 2 * MAX_ROUNDS
+"""For so many rounds at the most a stall may be remembered, of a peer that takes part in them."""
 HEARD_S = 0.1
 """A READY heard only so long before the proposal may have crossed it."""
 
@@ -73,6 +77,8 @@ class Judge:
         self._alive: dict[PeerId, dict[PeerId, None]] = {}
         self._left_out: dict[tuple[int, tuple[str, ...]], list[PeerId]] = {}
         self._disturbed: dict[PeerId, float] = {}
+        self._stalled: dict[PeerId, dict[int, None]] = {}
+        """The rounds in whose exchange somebody gave this peer up."""
         self._applied: dict[PeerId, int] = {}
         self._now = 0.0
         self.apart = False
@@ -118,6 +124,8 @@ class Judge:
             self._applied[peer] = event.rounds
         elif isinstance(event, PeerEjected):
             self._justice(PeerId(event.peer), peer, now)
+        elif isinstance(event, MemberLost):
+            self._stalled.setdefault(PeerId(event.peer), {})[event.round] = None
         elif isinstance(event, RoundProposed):
             self._proposal(peer, node, event, now)
         elif isinstance(event, RolledBack):
@@ -179,10 +187,16 @@ class Judge:
             for peer, since in heard.items()
             if since + HEARD_S < now
             and peer in self._alive[proposer]
+            and not self._may_be_out(peer, event.round)
             and peer not in event.members
             and now - self._disturbed.get(peer, 0.0) > CALM_S
         ]
         self._left_out.setdefault((event.round, tuple(event.members)), owed)
+
+    def _may_be_out(self, peer: PeerId, round: int) -> bool:
+        """Whether it kept more than one exchange waiting, so that it may be left out for some rounds."""
+        lately = [stalled for stalled in self._stalled.get(peer, ()) if stalled > round - LEFT_OUT_ROUNDS]
+        return peer in self.liars or len(lately) > 1
 
     def _no_loss(self, peer: PeerId, event: RoundCommitted, now: float) -> None:
         left_out = self._left_out.get((event.round, tuple(event.members)), [])

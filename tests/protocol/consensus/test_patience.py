@@ -1,51 +1,80 @@
-"""Who stalls is not waited for: twice as long each time, and less again once it does its part."""
+"""Who stalls gets less time, then none for ever more rounds; only many good rounds make us forget."""
 
 from __future__ import annotations
 
-from protocol.consensus.patience import FIRST_ROUNDS, MAX_ROUNDS, MAX_STALLED, Stalls
+from protocol.consensus.patience import (
+    FIRST_ROUNDS,
+    HURRIED,
+    MAX_ROUNDS,
+    MAX_STALLED,
+    STRANGERS,
+    Stalls,
+    judge,
+    judged_as,
+)
 from protocol.wire.identity import PeerId
-from tests.protocol.consensus.examples import PEERS
+from tests.protocol.consensus.examples import BASE, PEERS
 
 LATE = PEERS[0]
+NEWCOMER, MEMBER = PeerId("newcomer"), PeerId("member")
 
 
-def rounds_lost(stalls: Stalls, rounds: int) -> list[int]:
-    """The rounds, of so many, that `LATE` stalls when it stalls each one in which it is waited for."""
-    lost = []
+def stalling(stalls: Stalls, rounds: int, good_rounds: int = 0) -> dict[int, float]:
+    """The rounds, of so many, that `LATE` stalls, and the share of our patience that each one costs.
+
+    It does its part in so many rounds that count, then stalls one.
+    """
+    lost, good = {}, 0
     for round in range(rounds):
-        if stalls.has_for(LATE, round):
+        share = stalls.share(LATE, round)
+        if not share:
+            stalls.delivered(LATE, round)
+        elif good < good_rounds:
+            stalls.delivered(LATE, round)
+            good += 1
+        else:
             stalls.lost_with(LATE, round)
-            lost.append(round)
+            lost[round], good = share, 0
     return lost
 
 
-def test_each_stall_costs_twice_as_many_rounds_as_the_last() -> None:
-    lost = rounds_lost(Stalls(), 200)
-    waits = [later - round - 1 for round, later in zip(lost, lost[1:], strict=False)]
-    assert waits[:5] == [FIRST_ROUNDS, 8, 16, 32, MAX_ROUNDS]
+def test_a_first_stall_means_less_time_and_further_ones_ever_more_rounds_without_any() -> None:
+    assert stalling(Stalls(), 100) == {0: 1, 1: HURRIED, 6: HURRIED, 15: HURRIED, 32: HURRIED, 65: HURRIED}
+    assert list(stalling(Stalls(lenient=False), 100)) == [0, 5, 10, 19, 36, 69]
+
+
+def test_who_stalls_when_its_probation_is_over_does_so_ever_more_rarely() -> None:
+    lost = stalling(Stalls(), 2000, good_rounds=MAX_ROUNDS - 1)
+    assert len(lost) <= 2000 // MAX_ROUNDS
+    assert sum(stalling(Stalls(), 2000, good_rounds=FIRST_ROUNDS).values()) <= 2000 / MAX_ROUNDS
+
+
+def test_probation_ends_after_good_rounds_and_all_is_forgotten_after_many() -> None:
+    stalls = Stalls()
+    stalls.lost_with(LATE, 0)
+    for round in range(1, 1 + FIRST_ROUNDS):
+        assert stalls.share(LATE, round) == HURRIED
+        stalls.delivered(LATE, round)
+    assert stalls.share(LATE, 5) == 1
+    for round in range(5, 1 + MAX_ROUNDS):
+        stalls.delivered(LATE, round)
+    stalls.lost_with(LATE, 100)
+    assert stalls.share(LATE, 101) == HURRIED, "as the first one"
 
 
 def test_two_stalls_in_one_round_are_one() -> None:
     stalls = Stalls()
     stalls.lost_with(LATE, 7)
     stalls.lost_with(LATE, 7)
-    assert [round for round in range(7, 15) if stalls.has_for(LATE, round)] == [12, 13, 14]
+    assert stalls.share(LATE, 8) == HURRIED
 
 
-def test_a_round_in_which_it_counts_and_does_its_part_forgives_one_stall() -> None:
-    stalls = Stalls()
-    assert rounds_lost(stalls, 20) == [0, 5, 14]
-    stalls.delivered(LATE, 40)
-    stalls.lost_with(LATE, 41)
-    assert [round for round in range(42, 60) if stalls.has_for(LATE, round)] == [58, 59], "sixteen rounds, not thirty-two"
-
-
-def test_a_round_in_which_it_is_not_waited_for_forgives_nothing() -> None:
-    stalls = Stalls()
+def test_a_round_in_which_it_does_not_count_is_not_to_its_credit() -> None:
+    stalls = Stalls(lenient=False)
     stalls.lost_with(LATE, 0)
-    stalls.delivered(LATE, 1)
-    stalls.lost_with(LATE, 5)
-    assert not stalls.has_for(LATE, 13) and stalls.has_for(LATE, 14)
+    for round in range(1, 1 + FIRST_ROUNDS):
+        stalls.delivered(LATE, round)
+    assert stalls.share(LATE, 1 + FIRST_ROUNDS) == HURRIED
 
 
 def test_only_so_many_are_remembered() -> None:
@@ -53,4 +82,13 @@ def test_only_so_many_are_remembered() -> None:
     crowd = [PeerId(f"peer {number}") for number in range(MAX_STALLED + 1)]
     for peer in crowd:
         stalls.lost_with(peer, 0)
-    assert [peer for peer in crowd if stalls.has_for(peer, 1)] == crowd[:1], "the oldest is forgotten"
+    assert [peer for peer in crowd if stalls.share(peer, 1) == 1] == crowd[:1], "the oldest is forgotten"
+
+
+def test_strangers_answer_for_each_other_and_for_whoever_is_no_elector() -> None:
+    base = BASE.__class__(BASE.round, 0, BASE.tip, (LATE,), (LATE, MEMBER))
+    assert [judged_as(base, peer) for peer in (LATE, MEMBER, NEWCOMER)] == [LATE, MEMBER, STRANGERS]
+    for late, names in [([LATE], {LATE}), ([MEMBER], {MEMBER, STRANGERS}), ([NEWCOMER], {STRANGERS})]:
+        stalls = Stalls()
+        judge(stalls, base, late, [LATE, MEMBER, NEWCOMER])
+        assert {peer for peer in (LATE, MEMBER, STRANGERS) if stalls.share(peer, base.round + 1) < 1} == names

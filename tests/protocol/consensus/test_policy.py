@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from protocol.consensus.effects import Send
-from protocol.consensus.patience import Patience
-from protocol.consensus.policy import FINISH_S, RESEND_S, ClosingPolicy
+from protocol.consensus.patience import HURRIED, Patience
+from protocol.consensus.policy import FINISH_S, LATE, RESEND_S, ClosingPolicy
 from protocol.consensus.terms import PeerView, View
 from protocol.consensus.validation import flaw_of_plan
 from protocol.run.admission import make_proof
@@ -193,12 +193,34 @@ def rounds_held_up(late: Sequence[PeerId], electors: Sequence[int], rounds: int)
 
 
 def test_an_elector_that_stalls_rounds_is_waited_for_in_ever_fewer() -> None:
-    assert rounds_held_up([PEERS[3]], [0, 1, 2], 40) == [0, 5, 14, 31]
+    assert rounds_held_up([PEERS[3]], [0, 1, 2], 40) == [0, 1, 6, 15, 32]
 
 
 def test_all_strangers_together_hold_up_no_more_rounds_than_one_stalling_elector() -> None:
     crowd = [PeerId(f"stranger {number}") for number in range(100)]
-    assert rounds_held_up(crowd, range(4), 40) == [0, 5, 14, 31]
+    assert rounds_held_up(crowd, range(4), 40) == [0, 1, 6, 15, 32]
+
+
+def test_on_probation_a_trainer_gets_a_part_of_the_time() -> None:
+    patience = Patience()
+    patience.trainers.lost_with(PEERS[3], BASE.round - 1)
+    closing, view = a_closing([0, 1, 2], patience=patience), a_view(*[AT_WORK] * 4)
+    finish = [Send((PEERS[3],), Finish(round=5, base=TIP))]
+    gathered = [closing.gather(view, HURRIED * wait_s) for wait_s in (0.0, GRACE_S, GRACE_S + FINISH_S)]
+    assert gathered == [([], False), (finish, False), ([], True)]
+
+
+@pytest.mark.parametrize(("after_s", "share"), [(LATE * 2.0, 1.0), (LATE * 2.0 + 0.1, HURRIED)])
+def test_who_costs_more_than_its_fair_part_of_the_time_has_stalled_though_it_was_waited_for(
+    after_s: float, share: float
+) -> None:
+    """Three are ready after six seconds: each brings as much as two seconds of the swarm."""
+    patience = Patience()
+    closing, view = a_closing([0, 1, 2], patience=patience), a_view(*[AT_WORK] * 4)
+    closing.gather(view, 6.0)
+    closing.gather(view, 6.0 + after_s)
+    assert says_ready(closing, 3) and closing.gather(view, 6.0 + after_s)[1]
+    assert patience.trainers.share(PEERS[3], BASE.round + 1) == share
 
 
 def test_who_is_not_waited_for_is_in_the_plan_when_it_is_ready_in_time() -> None:
