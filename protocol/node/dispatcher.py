@@ -16,6 +16,7 @@ from protocol.audit.accusations import Heard
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import Evidence, TwoStatements
 from protocol.audit.witness import Witness
+from protocol.consensus.relay import RELAYED
 from protocol.content.serving import QUESTIONS as SERVED
 from protocol.content.serving import Serving
 from protocol.events import Dropped, Notice
@@ -242,7 +243,7 @@ class Dispatcher:
         except Malformed as error:
             self._session.emit(Dropped(peer, "statement", str(error)))
             raise Offence(str(error)) from error
-        if sender != peer and not isinstance(body, Commit):
+        if sender != peer and not isinstance(body, (Commit, *RELAYED)):
             raise Offence("a statement of somebody else")
         self._convict_all(sender, self._witness.hear(sender, body, envelope))
         self._round.receive(sender, body, envelope, by=peer)
