@@ -113,7 +113,7 @@ class Contributor:
         return await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
 
     def _lane(self, base: Base) -> int:
-        """Which samples are ours: members of the last record by their place in it, others by a hash above those."""
+        """Which samples are ours: of contributors to the last record by their place, of others by a hash above those."""
         lanes = self._replica.manifest.rounds.max_members
         if self._session.me in base.contributors:
             return base.contributors.index(self._session.me)

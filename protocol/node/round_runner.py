@@ -228,12 +228,13 @@ class RoundRunner:
     async def _begin_exchange(self, plan: Plan, nursery: trio.Nursery) -> None:
         running = await self.exchanges.begin(plan, self.work)
         if running is not None:
-            for peer, seen in self._view().items():
-                if not seen.live:
+            view = self._view()
+            for member in plan.members:
+                peer = PeerId(member.peer)
+                share = self._patience.members.share(judged_as(self.base, peer), self.base.round)
+                running.exchange.machine.shares[peer] = max(share, HURRIED)
+                if peer in view and not view[peer].live:
                     running.exchange.peer_dead(peer)
-                else:
-                    share = self._patience.members.share(judged_as(self.base, peer), self.base.round)
-                    running.exchange.machine.shares[peer] = max(share, HURRIED)
             self._report.exchanging(plan)
             nursery.start_soon(self._exchange, running, nursery)
 

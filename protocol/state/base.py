@@ -74,7 +74,8 @@ class Base:
     """What a round stands on.
 
     electors: who votes on it, sorted; none at the genesis of a run without founders.  contributors: the members of the
-    record before.  known: the members of all records.  uses: of admission tokens, in all records.
+    record before whose parts are in it, sorted.  known: the members of all records.  uses: of admission tokens, in all of
+    them.
     """
 
     round: int

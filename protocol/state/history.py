@@ -68,8 +68,7 @@ class History:
     @property
     def base(self) -> Base:
         """What the next round stands on."""
-        contributors = self._last.members if self._last is not None else []
-        return base_on(self._settings, self.length, self.tip, self.roster, contributors)
+        return base_on(self._settings, self.length, self.tip, self.roster)
 
     def base_on(self, rounds: int, tip: Hash, roster: Roster) -> Base:
         """What a record stands on after `rounds` rounds of any chain."""

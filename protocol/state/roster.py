@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from protocol.run.admission import TokenUses, verify_admission
 from protocol.run.manifest import RunManifest
 from protocol.state.base import Base, RoundSettings, fragment_of
-from protocol.state.electorate import Electorate
+from protocol.state.electorate import Electorate, contributors
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Member
@@ -16,31 +16,34 @@ from protocol.wire.messages import Commit, Member
 
 @dataclass(frozen=True)
 class Roster:
-    """Immutable; what did not change is shared.  members: of any record so far.  uses: of admission tokens."""
+    """Immutable; what did not change is shared.  members: of any record so far.  uses: of admission tokens.  contributors:
+    the members of the last record whose parts are in it, sorted."""
 
     electorate: Electorate
     members: frozenset[PeerId] = frozenset()
     uses: TokenUses = TokenUses()
+    contributors: tuple[PeerId, ...] = ()
 
     def after(self, commit: Commit) -> Roster:
         """What one more record, which has been verified, makes of it."""
         named = [PeerId(member.peer) for member in commit.record.members]
-        electorate = self.electorate.after(named, [entry.mask for entry in commit.index])
+        masks = [entry.mask for entry in commit.index]
+        electorate, contributing = self.electorate.after(named, masks), tuple(sorted(contributors(named, masks)))
         new = [member for member in commit.record.members if member.peer not in self.members]
         if not new:
-            return Roster(electorate, self.members, self.uses)
+            return Roster(electorate, self.members, self.uses, contributing)
         uses = self.uses.after([(PeerId(member.peer), member.admission) for member in new])
-        return Roster(electorate, self.members.union(named), uses)
+        return Roster(electorate, self.members.union(named), uses, contributing)
 
 
-def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster, contributors: Sequence[Member] = ()) -> Base:
-    """What round `round` stands on.  contributors: the members of the record before."""
+def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> Base:
+    """What round `round` stands on."""
     return Base(
         round,
         fragment_of(round, settings.fragments),
         tip,
         roster.electorate.electors,
-        tuple(PeerId(member.peer) for member in contributors),
+        roster.contributors,
         roster.members,
         roster.uses,
     )
