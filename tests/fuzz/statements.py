@@ -16,7 +16,7 @@ from protocol.consensus.contradictions import slot, tip_of
 from protocol.events import Event, HandlerFailed
 from protocol.exchange.messages import PushHeader
 from protocol.network.interface import Handlers, Landing, Refused, Verdict
-from protocol.node.dispatcher import QUESTIONS
+from protocol.node.answers import QUESTIONS
 from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity, PeerId
