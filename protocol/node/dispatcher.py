@@ -17,7 +17,7 @@ from protocol.exchange.messages import push_plan
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Membership
-from protocol.network.interface import Landing, Refused, Verdict
+from protocol.network.interface import Acceptance, Landing, Refused
 from protocol.network.session import Session
 from protocol.node.answers import Answers
 from protocol.node.background import Background
@@ -55,11 +55,11 @@ class Dispatcher:
         """Whether a record of our chain names `peer`."""
         return self._membership.has_member(peer)
 
-    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         """Judge a statement that travels by gossip, and hand it on; whether it is forwarded."""
         with self._guard.watch(forwarder, "gossip"):
             return self._statements.by_gossip(forwarder, data)
-        return Verdict.IGNORE
+        return Acceptance.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         """Answer a peer's question.  Raises `Refused`, or `Offence` where the question breaks the protocol."""

@@ -16,7 +16,7 @@ from protocol.audit.witness import Witness
 from protocol.events import Dropped
 from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Membership
-from protocol.network.interface import Offence, Verdict
+from protocol.network.interface import Acceptance, Offence
 from protocol.network.session import Session
 from protocol.node.background import Background
 from protocol.node.current_round import CurrentRound
@@ -63,25 +63,25 @@ class Statements:
 
     # -- by gossip ----------------------------------------------------------------------------------------------------
 
-    def by_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+    def by_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         """Take in a statement that travels by gossip; whether it is forwarded."""
         try:
             sender, body, envelope = unpack(data, self._session.run, max_bytes=MAX_GOSSIP_BYTES)
         except Malformed as error:
             self._session.emit(Dropped(forwarder, "gossip", str(error)))
-            return Verdict.REJECT
+            return Acceptance.REJECT
         if not isinstance(body, GOSSIP_KINDS):
             self._session.emit(Dropped(forwarder, "gossip", f"a {envelope.kind} does not travel by gossip"))
-            return Verdict.REJECT
+            return Acceptance.REJECT
         if sender == self._session.me or not self._background.is_open:
-            return Verdict.IGNORE  # a peer that has left, or is not here yet, judges no forwarder
+            return Acceptance.IGNORE  # a peer that has left, or is not here yet, judges no forwarder
         with self._guard.watch(sender, envelope.kind):
             if isinstance(body, Ready):
                 self._handshake.meet(sender, body)
             may_speak = self._handshake.may_speak(sender) and sender not in self._ejections
             if may_speak and self._is_news(forwarder, sender, body, envelope):
-                return Verdict.ACCEPT
-        return Verdict.IGNORE
+                return Acceptance.ACCEPT
+        return Acceptance.IGNORE
 
     def _is_news(self, forwarder: PeerId, sender: PeerId, body: Body, envelope: Envelope) -> bool:
         if isinstance(body, Heartbeat):

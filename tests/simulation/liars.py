@@ -10,7 +10,7 @@ import trio
 
 from protocol.exchange import averaging
 from protocol.exchange.assignment import plan_hash
-from protocol.network.interface import Landing, NetworkError, Refused, Verdict
+from protocol.network.interface import Acceptance, Landing, NetworkError, Refused
 from protocol.network.simulated.network import MemoryNetwork
 from protocol.offload import Offload
 from protocol.state.chain import index_root, record_hash
@@ -222,11 +222,11 @@ class Ghost:
     def has_member(self, peer: PeerId) -> bool:
         return False
 
-    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         sender, body, envelope = unpack(data, self._world.signed.run)
         if isinstance(body, Ready):
             self.readys[sender] = body, envelope.signature
-        return Verdict.IGNORE
+        return Acceptance.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         await trio.lowlevel.checkpoint()
