@@ -150,7 +150,6 @@ def test_two_joiners_whose_only_source_died_go_on_from_the_state_that_they_have(
             await trio.sleep(0.001)
         await trio.sleep(steps * world.wire.weather.latency_s)
         world.faults.kill(founder)
-        world.judge.on_separation()
         reached = min(world.rounds())
         assert reached < 14, "they have no state yet"
         await world.until_round(reached + 3, within_s=120)
