@@ -36,7 +36,8 @@ from protocol.wire.messages import (
     pack,
     unpack,
 )
-from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
+from protocol.wire.presence import Heartbeat
+from tests.protocol.peers import a_heartbeat
 from tests.simulation.determinism import inline
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
@@ -121,24 +122,7 @@ class Ghost:
         return ""
 
     def beat(self, seq: int, round: int, tip: bytes = ZERO_HASH) -> Heartbeat:
-        return Heartbeat(
-            incarnation=1,
-            seq=seq,
-            name="ghost",
-            role=Role.TRAINER,
-            phase=Phase.COMPUTING,
-            why_idle=WhyIdle.BUSY,
-            why_detail="",
-            round=round,
-            tip=tip,
-            steps=0,
-            loss=0.0,
-            tokens_per_s=0.0,
-            up_bytes_per_s=0.0,
-            down_bytes_per_s=0.0,
-            addresses=[],
-            version="0",
-        )
+        return a_heartbeat(seq=seq, name="ghost", round=round, tip=tip)
 
     async def live(self) -> None:
         """Heartbeats of a trainer at work on the newest tip, until the world ends."""

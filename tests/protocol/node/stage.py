@@ -29,12 +29,11 @@ from protocol.node.statements import Statements
 from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
 from protocol.wire.body import Body
-from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready, pack
 from protocol.wire.presence import Role
 from tests.protocol.chains import a_replica, a_run
-from tests.protocol.peers import ANN, ME, TableNetwork, a_session, at_once
+from tests.protocol.peers import ANN, ME, TableNetwork, a_first_ready, a_session, at_once
 
 
 class StageNetwork(TableNetwork):
@@ -104,20 +103,7 @@ class Stage:
 
     def ready(self, **changes: Any) -> Ready:
         """A READY for the first round."""
-        fields: dict[str, Any] = {
-            "round": 0,
-            "fragment": 0,
-            "base": self.replica.history.tip,
-            "incarnation": 1,
-            "serial": 0,
-            "tokens": 8,
-            "steps": 1,
-            "loss": 1.0,
-            "norm": 1.0,
-            "root": ZERO_HASH,
-            "state_digest": ZERO_HASH,
-        }
-        return Ready(**{**fields, **changes})
+        return a_first_ready(**{"base": self.replica.history.tip, **changes})
 
     def proof(self, liar: Identity) -> TwoStatements:
         """That `liar` signed two READYs for one slot."""
