@@ -10,19 +10,8 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation, Commit, Lock, Plan, Proof, Proposal, Ready, Roll, Step, member_of, pack
 from tests.protocol.peers import a_first_ready
 from tests.simulation.liars import Ghost, blow_up, flip_one, turn
-from tests.simulation.runs import Finished, simulate
+from tests.simulation.runs import Finished, begin, holds, simulate
 from tests.simulation.world import World
-
-
-def holds(run: Finished) -> Finished:
-    assert run.failure is None, f"seed {run.seed}: {run.failure}\n" + "\n".join(run.trace[-40:])
-    return run
-
-
-async def begin(world: World, round: int = 2) -> None:
-    for seat in world.seats:
-        world.start(seat)
-    await world.until_round(round, within_s=60)
 
 
 def lines(run: Finished, event: str) -> list[str]:
