@@ -19,6 +19,15 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Forward:
+    """Deliver a statement of another peer as it travelled.  what: its kind."""
+
+    to: PeerId
+    what: str
+    raw: bytes
+
+
+@dataclass(frozen=True)
 class Persist:
     """Write what binds us to disk before anything after this effect happens."""
 
@@ -77,4 +86,4 @@ class Reject:
     reason: str
 
 
-RoundEffect = Send | Persist | BeginExchange | FinishCompute | ObtainResult | Committed | Repair | Reject
+RoundEffect = Send | Forward | Persist | BeginExchange | FinishCompute | ObtainResult | Committed | Repair | Reject

@@ -35,6 +35,13 @@ class ExchangeMoved:
 
 
 @dataclass(frozen=True)
+class PlanUnknown:
+    """A member of the plan that we exchange by has refused our part: perhaps nobody told it of the plan."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
 class ExchangeDone:
     """Our exchange is complete.  plan: its hash; entries: the index of its result; provenance: the signatures on it."""
 
@@ -71,4 +78,14 @@ class Tick:
     """Time has passed."""
 
 
-RoundEvent = Arrived | StateHashed | ExchangeMoved | ExchangeDone | ResultObtained | AuditFailed | AverageDisproved | Tick
+RoundEvent = (
+    Arrived
+    | StateHashed
+    | ExchangeMoved
+    | PlanUnknown
+    | ExchangeDone
+    | ResultObtained
+    | AuditFailed
+    | AverageDisproved
+    | Tick
+)

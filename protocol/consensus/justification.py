@@ -10,7 +10,7 @@ is Tendermint's: arXiv 1807.04938.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from protocol.consensus.ballot import Ballot, held_in
@@ -44,9 +44,8 @@ class Justification:
         )
 
     def held(self) -> set[PeerId]:
-        """The electors whose READY an honest signer holds, and with whom it would make the round."""
-        named = Counter(peer for roll in self.rolls.values() for peer in held_in(self.ballot.base.electors, roll.held) or ())
-        return {peer for peer, count in named.items() if count >= self.ballot.some_honest}
+        """The electors that a plan may not leave out."""
+        return demanded(self.ballot, self.rolls.values())
 
     def takes_up(self, plan: bytes) -> bool:
         """Whether an honest voter took this plan up in an earlier attempt, and still stands by it."""
@@ -58,6 +57,12 @@ class Justification:
         left_out = self.held() - {PeerId(member.peer) for member in plan.members}
         full = len(plan.members) == max_members and all(m.peer in self.ballot.base.electors for m in plan.members)
         return not left_out or full or self.takes_up(plan_hash(plan))
+
+
+def demanded(ballot: Ballot, rolls: Iterable[Roll]) -> set[PeerId]:
+    """The electors whose READY an honest one of these voters holds, and with whom it would make the round."""
+    named = Counter(peer for roll in rolls for peer in held_in(ballot.base.electors, roll.held) or ())
+    return {peer for peer, count in named.items() if count >= ballot.some_honest}
 
 
 def highest(locks: Sequence[LockName | None]) -> list[LockName]:

@@ -24,6 +24,7 @@ is, and answers with effects; `protocol.node.round_runner` performs them.  It do
   doubt, or the contributions to it are gone.
 * The record put to the vote fixes the one version of every chunk: a voter that assembled another one fetches the
   difference before it votes.
+* What a proposer tells some only, they pass on to those for whom nothing moves.
 * What binds a voter is on disk (fsync) before it is said: the effect `Persist` precedes the `Send`.
 """
 
@@ -36,6 +37,7 @@ from protocol.consensus.events import (
     AverageDisproved,
     ExchangeDone,
     ExchangeMoved,
+    PlanUnknown,
     ResultObtained,
     RoundEvent,
     StateHashed,
@@ -43,6 +45,7 @@ from protocol.consensus.events import (
 )
 from protocol.consensus.patience import Patience
 from protocol.consensus.proposer import Proposer
+from protocol.consensus.relay import Relay
 from protocol.consensus.roll_call import RollCall
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
@@ -77,7 +80,7 @@ class RoundMachine:
         self.me, self.base = me, base
         self._state = RoundState(me, settings, base, now, kept, patience or Patience(), abstains=abstains)
         self._calls, self._voter = RollCall(self._state), Voter(self._state)
-        self._proposer = Proposer(self._state, self._calls)
+        self._proposer, self._relay = Proposer(self._state, self._calls), Relay(self._state)
         self._closing = self._state.entered >= 0
         """Whether the round is being closed: we have seen that it may be, or others have."""
         self._certified: Commit | None = None
@@ -141,6 +144,8 @@ class RoundMachine:
                 self._state.state_digest = digest
             case ExchangeMoved():
                 self._state.move(now)
+            case PlanUnknown(peer):
+                return [*self._relay.help_member(peer)]
             case ExchangeDone(plan, entries, provenance):
                 return [*self._proposer.on_exchange_done(plan, entries, provenance, now), *self._voter.report(plan)]
             case ResultObtained(root):
@@ -163,22 +168,31 @@ class RoundMachine:
                 return self._on_finish(sender, finish, view)
             case Roll() as roll:
                 objection = self._calls.on_roll(sender, roll, arrived.signature, now)
-                return [Reject(sender, Roll.KIND, objection)] if objection is not None else self._tick(view, now)
+                if objection is not None:
+                    return [Reject(sender, Roll.KIND, objection)]
+                help = self._relay.help_voter(sender, roll.attempt) if sender != self.me else []
+                return [*help, *self._tick(view, now)]
             case Report() as report:
                 return self._proposer.on_report(sender, report, now)
             case Lock() as lock:
                 self._calls.on_lock(sender, lock)
             case Proposal() as proposal:
-                return self._voter.on_proposal(sender, proposal, view, now)
+                return self._relayed(arrived, self._voter.on_proposal(sender, proposal, view, now))
             case Motion() as motion:
-                return self._voter.on_motion(sender, motion, view, now)
+                return self._relayed(arrived, self._voter.on_motion(sender, motion, view, now))
             case Proof() as proof:
-                return self._voter.on_proof(sender, proof)
+                return self._relayed(arrived, self._voter.on_proof(sender, proof))
             case Vote() as vote:
                 return self._on_vote(sender, vote, arrived.signature, now)
             case Commit() as commit:
                 return self._on_commit(sender, commit, view)
         return []
+
+    def _relayed(self, arrived: Arrived, effects: list[RoundEffect]) -> list[RoundEffect]:
+        """Keep a statement for others, unless these effects reject it."""
+        if arrived.sender != self.me and effects and not any(isinstance(effect, Reject) for effect in effects):
+            self._relay.keep(arrived)
+        return effects
 
     def _on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[RoundEffect]:
         """Somebody who is ready asks us to finish: we do when we see for ourselves that a quorum waits."""

@@ -4,7 +4,9 @@ Pure.  Nothing here is needed for safety: what a plan must have is said by `prot
 
 * All live peers that are ready on our state are members, as far as there is room: first those that the rolls demand, then
   electors, members of the last record, and newcomers in an order that the tip draws.
-* Who kept an exchange waiting averages nothing for others until its probation is over; who does not count is left out.
+* Newcomers average nothing for others in their first round: a chunk that goes from one mute owner to the next would hold
+  the exchange up again each time.  Nor does who kept an exchange waiting, until its probation is over.
+* Who does not count is left out.
 * While strangers are on probation, only so many of them are tried at a time as are a quarter of the others.
 """
 
@@ -68,7 +70,8 @@ def plan_with(
     """The plan of these members.  bandwidths: bytes a second of each, 0 where it is not known.  digest: of our state."""
     members = sorted(members, key=lambda member: member.peer)
     peers = [PeerId(member.peer) for member in members]
-    able = [peer for peer in peers if stalls.share(judged_as(base, peer), base.round) == 1] or peers
+    tenured = [peer for peer in peers if judged_as(base, peer) == peer]
+    able = [peer for peer in tenured if stalls.share(peer, base.round) == 1] or tenured or peers
     owners = assign_owners(base.tip, able, settings.chunks, [bandwidths.get(peer, 0.0) for peer in able])
     return Plan(
         round=base.round,

@@ -88,7 +88,7 @@ class Proposer:
         lock = self._calls.lock_to_carry(justification)
         plan = self._plan_taken_up(justification) if lock is None else None
         if lock is None and plan is None:
-            rolls = self._calls.satisfiable(rolls)
+            rolls = self._calls.satisfiable(ballot, rolls)
             plan = self._new_plan(ballot, rolls, view)
         members = lock.record.members if lock is not None else plan.members if plan is not None else []
         ballot = self._state.ballot(ballot.attempt, ballot.absent, members)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.consensus.ballot import Ballot, held_in
-from protocol.consensus.justification import Justification, check_lock, check_roll
+from protocol.consensus.justification import Justification, check_lock, check_roll, demanded
 from protocol.consensus.round_state import RoundState
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import rebuild
@@ -101,8 +101,8 @@ class RollCall:
                 rolls[peer] = raw
         return rolls
 
-    def satisfiable(self, rolls: dict[PeerId, bytes]) -> dict[PeerId, bytes]:
-        """Those of the rolls that hold no READY but such as we hold, for our state.
+    def satisfiable(self, ballot: Ballot, rolls: dict[PeerId, bytes]) -> dict[PeerId, bytes]:
+        """These rolls, if we hold the READYs that they demand, for our state; else those that hold none but such as we hold.
 
         A voter may hold what we have not heard yet, or say so.
         """
@@ -111,6 +111,8 @@ class RollCall:
             ready = state.closing.ready_of(peer)
             if ready is not None and ready.state_digest == state.state_digest:
                 ours.add(peer)
+        if demanded(ballot, [self._rolls[peer][0] for peer in rolls]) <= ours:
+            return rolls
         return {
             peer: raw
             for peer, raw in rolls.items()

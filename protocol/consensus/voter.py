@@ -27,13 +27,18 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Report, Step, Vote
 
+CALL_S = 0.5
+"""Seconds that a proposer has to answer a roll before all voters are told of it."""
+
 
 @dataclass
 class Call:
-    """The ballot that we called last.  sent: when, in trio time.  answered: its proposer has proposed something."""
+    """The ballot that we called last.  sent: when, in trio time.  to_all: not to its proposer only.  answered: its proposer
+    has proposed something."""
 
     ballot: Ballot
     sent: float
+    to_all: bool = False
     answered: bool = False
 
 
@@ -73,17 +78,18 @@ class Voter:
         """Take part in the attempt that is due; the next one, while its proposer cannot propose.  Returns its ballot, too;
         None when we do not vote in it.
 
-        The roll goes to the proposer; when nothing comes of it, to all voters, who join an attempt that some honest voter
-        is in.
+        The roll goes to the proposer; when nothing comes of it, or nothing moves any more, to all voters: they join an
+        attempt that some honest voter is in, and pass on what we were not told.
         """
         state, ballot = self._state, self._due(view, now)
         if ballot is None or state.me not in ballot.voters or state.abstains:
             return [], None
         call = self._call
         if call is not None and call.ballot == ballot:
-            if call.answered or now - call.sent < RESEND_S:
+            moves = call.answered and (self._is_exchanging() or state.idle_s(now) < CALL_S)
+            if moves or now - call.sent < (RESEND_S if call.to_all else CALL_S):
                 return [], ballot
-            call.sent, to = now, ballot.voters
+            call.sent, call.to_all, to = now, True, ballot.voters
         else:
             self._call, to = Call(ballot, now), (ballot.proposer,)
         effects: list[RoundEffect] = []
@@ -95,6 +101,11 @@ class Voter:
             return effects, ballot
         locks = [lock for lock in (binding.lock, binding.reduced) if lock is not None]
         return [*effects, *(Send((ballot.proposer,), lock) for lock in locks), Send(to, roll)], ballot
+
+    def _is_exchanging(self) -> bool:
+        """Whether the plan of the attempt that is due has no result yet, as far as we know."""
+        plan = self._state.plan
+        return plan is not None and plan_hash(plan) not in self._state.results and not self.is_voting
 
     def _binding(self, ballot: Ballot, view: View) -> Kept:
         """What is kept, without a lock by members of whom so many are gone that no quorum of them can carry it on.

@@ -96,6 +96,11 @@ class ExchangeRunner:
         return self._results.provenance(self.machine.plan)
 
     @property
+    def refusing(self) -> list[PeerId]:
+        """Members that did not take a push of ours."""
+        return [*self._sender.refusing]
+
+    @property
     def result(self) -> memoryview | None:
         """The averages that are here, each in its place; None once somebody else has the buffer."""
         return self._results.buffer

@@ -27,6 +27,8 @@ class Sender:
 
     def __init__(self, machine: ExchangeMachine, own: OwnParts, results: Results, network: Network) -> None:
         self.up_bytes = 0
+        self.refusing: dict[PeerId, None] = {}
+        """Peers that did not take a push of ours."""
         self._machine, self._own, self._results, self._network = machine, own, results, network
         self._queues: dict[PeerId, deque[SendPart | SendResult]] = {peer: deque() for peer in machine.others}
         self._wake = {peer: trio.Event() for peer in machine.others}
@@ -77,6 +79,7 @@ class Sender:
                 return True
             except Refused:
                 refusals += 1
+                self.refusing[item.to] = None
                 if refusals >= REFUSALS or isinstance(item, SendResult):
                     return False
             except NetworkError:

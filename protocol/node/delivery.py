@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import trio
 
-from protocol.consensus.effects import Send
+from protocol.consensus.effects import Forward, Send
 from protocol.events import Notice
 from protocol.membership.liveness import Membership
 from protocol.network.interface import NetworkError, Unreachable
 from protocol.network.session import Session
 from protocol.node.inbox import Inbox
-from protocol.wire.envelope import Envelope
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 
@@ -35,17 +34,21 @@ class Delivery:
                 self._inbox.receive(peer, effect.body, envelope)
             else:
                 within = self._outlasting if isinstance(effect.body, Commit) else nursery
-                within.start_soon(self._deliver, peer, envelope)
+                within.start_soon(self._deliver, peer, envelope.kind, envelope.raw)
 
-    async def _deliver(self, peer: PeerId, envelope: Envelope) -> None:
+    def forward(self, effect: Forward, nursery: trio.Nursery) -> None:
+        """Begin to deliver another peer's statement.  nursery: the round's."""
+        nursery.start_soon(self._deliver, effect.to, effect.what, effect.raw)
+
+    async def _deliver(self, peer: PeerId, what: str, raw: bytes) -> None:
         """Best effort: whatever matters is sent again by the machine."""
         for attempt in range(2):
             try:
-                await self._session.network.request(peer, "round", envelope.raw, timeout_s=TIMEOUT_S)
+                await self._session.network.request(peer, "round", raw, timeout_s=TIMEOUT_S)
                 return
             except Unreachable:
                 await trio.sleep(RETRY_S * (attempt + 1))
             except NetworkError as error:
                 name = self._membership.name(peer)
-                self._session.emit(Notice("debug", f"{name} refused our {envelope.kind}: {error}"))
+                self._session.emit(Notice("debug", f"{name} refused our {what}: {error}"))
                 return

@@ -23,7 +23,7 @@ from protocol.wire.messages import Plan
 
 MAX_EXCHANGES = 6
 """Plans taken up in one round: each costs a result's room on disk, and a hostile proposer could make many."""
-PLAN_WAIT_S = 5.0
+PLAN_WAIT_S = 1.0
 """How long a chunk that arrives before its plan is held back."""
 
 
@@ -107,6 +107,11 @@ class Exchanges:
         if exchange is not None:
             await exchange.finish_push(peer, header, landing)
             self._inbox.note(ExchangeMoved())
+
+    def refusing(self) -> list[PeerId]:
+        """Members that refused a push of the newest exchange, while it is under way: they may not know its plan."""
+        newest = self.newest
+        return newest.exchange.refusing if newest is not None and not newest.exchange.done.is_set() else []
 
     def stalled(self) -> list[PeerId]:
         """Members that kept one of the exchanges waiting."""

@@ -19,6 +19,7 @@ from protocol.consensus.effects import (
     BeginExchange,
     Committed,
     FinishCompute,
+    Forward,
     ObtainResult,
     Persist,
     Reject,
@@ -26,7 +27,15 @@ from protocol.consensus.effects import (
     RoundEffect,
     Send,
 )
-from protocol.consensus.events import Arrived, AuditFailed, AverageDisproved, RoundEvent, StateHashed, Tick
+from protocol.consensus.events import (
+    Arrived,
+    AuditFailed,
+    AverageDisproved,
+    PlanUnknown,
+    RoundEvent,
+    StateHashed,
+    Tick,
+)
 from protocol.consensus.machine import RoundMachine
 from protocol.consensus.patience import HURRIED, Patience, judge, judged_as
 from protocol.consensus.terms import View
@@ -181,6 +190,8 @@ class RoundRunner:
 
     async def _tick(self) -> None:
         while True:
+            for peer in self.exchanges.refusing():
+                self.inbox.tell(PlanUnknown(peer))
             self.inbox.tell(Tick())
             self._show_waiting()
             await trio.sleep(TICK_S)
@@ -199,6 +210,8 @@ class RoundRunner:
         elif isinstance(effect, Send):
             self._report.sent(effect.body)
             self._delivery.send(effect, self._nursery)
+        elif isinstance(effect, Forward):
+            self._delivery.forward(effect, self._nursery)
         elif isinstance(effect, BeginExchange):
             await self._begin_exchange(effect.plan, self._nursery)
         elif isinstance(effect, FinishCompute):

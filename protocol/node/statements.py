@@ -13,6 +13,7 @@ from protocol.audit.accusations import Heard
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import Evidence, TwoStatements
 from protocol.audit.witness import Witness
+from protocol.consensus.relay import RELAYED
 from protocol.events import Dropped
 from protocol.membership.handshake import Handshake
 from protocol.membership.liveness import Membership
@@ -147,7 +148,7 @@ class Statements:
         except Malformed as error:
             self._session.emit(Dropped(bringer, "statement", str(error)))
             raise Offence(str(error)) from error
-        if sender != bringer and not isinstance(body, Commit):
+        if sender != bringer and not isinstance(body, (Commit, *RELAYED)):
             raise Offence("a statement of somebody else")
         self._convict_all(sender, self._witness.hear(sender, body, envelope))
         self._round.receive(sender, body, envelope, by=bringer)

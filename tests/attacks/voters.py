@@ -9,6 +9,8 @@ import trio
 from protocol.consensus.effects import RoundEffect, Send
 from protocol.consensus.events import Arrived, RoundEvent
 from protocol.consensus.machine import RoundMachine
+from protocol.network.interface import Acceptance
+from protocol.network.simulated.endpoint import Endpoint
 from protocol.state.chain import record_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Finish, Lock, LockName, Motion, Provenance, Ready, Roll, Step, Vote, unpack
@@ -197,7 +199,8 @@ async def lock_proven_by_others(stage: Stage) -> None:
 
 
 class Whispers:
-    """The READYs of a liar with a running node go to the peers that `to` names; others never hear them."""
+    """The READYs of a liar with a running node go to the peers that `to` names; who takes them passes them on, as gossip
+    does."""
 
     def __init__(self, stage: Stage, to: Callable[[Ready], Sequence[PeerId]], delay_s: float = 0.0) -> None:
         self._stage, self._to, self._delay_s = stage, to, delay_s
@@ -219,7 +222,11 @@ class Whispers:
         await trio.sleep(self._delay_s + self._stage.world.wire.delay_s())
         end = self._stage.world.wire.end(peer)
         if end is not None:
-            end.post(lambda: end.handlers.on_gossip(sender, data))
+            end.post(lambda: self._take(end, sender, data))
+
+    def _take(self, end: Endpoint, sender: PeerId, data: bytes) -> None:
+        if end.handlers.on_gossip(sender, data) is Acceptance.ACCEPT:
+            self._stage.world.wire.spread(end, data)
 
 
 async def ready_to_the_proposer(stage: Stage) -> None:

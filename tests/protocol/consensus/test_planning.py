@@ -109,23 +109,28 @@ def test_a_token_admits_as_many_newcomers_as_it_may_and_members_need_none() -> N
 
 
 @pytest.mark.parametrize(
-    ("stalls", "owners"),
+    ("members", "stalls", "owners"),
     [
-        (Stalls(), [*TENURED, NEWCOMERS[0]]),
-        (on_probation(ELECTORS[0]), [*TENURED[1:], NEWCOMERS[0]]),
-        (out(ELECTORS[0]), [*TENURED[1:], NEWCOMERS[0]]),
-        (on_probation(STRANGERS), TENURED),
-        (on_probation(*TENURED, STRANGERS), [*TENURED, NEWCOMERS[0]]),
+        ([*TENURED, *NEWCOMERS], Stalls(), TENURED),
+        (TENURED, on_probation(ELECTORS[0]), TENURED[1:]),
+        (TENURED, out(ELECTORS[0]), TENURED[1:]),
+        ([*TENURED, *NEWCOMERS], on_probation(*TENURED), TENURED),
+        (NEWCOMERS, on_probation(STRANGERS), NEWCOMERS),
     ],
-    ids=["all", "none on probation", "none that is out", "no newcomer on probation", "all, when nobody else is left"],
+    ids=[
+        "no newcomer",
+        "none on probation",
+        "none that is out",
+        "all but newcomers, if all are",
+        "newcomers among themselves",
+    ],
 )
-def test_chunks_are_owned_by_members_that_keep_nobody_waiting(stalls: Stalls, owners: list[PeerId]) -> None:
-    members = [a_member(peer) for peer in [NEWCOMERS[0], *TENURED]]
-    settings = replace(SETTINGS, chunks=70)
-    plan = plan_with(settings, HERE, stalls, members, {}, STATE)
-    named = [member.peer for member in plan.members]
-    assert named == sorted(named) and set(named) == {*TENURED, NEWCOMERS[0]}
-    assert sorted({named[owner] for owner in plan.owners}) == sorted(owners) and len(plan.owners) == 70
+def test_chunks_are_owned_by_members_that_keep_nobody_waiting(
+    members: list[PeerId], stalls: Stalls, owners: list[PeerId]
+) -> None:
+    plan = plan_with(replace(SETTINGS, chunks=70), HERE, stalls, [a_member(peer) for peer in members[::-1]], {}, STATE)
+    assert [member.peer for member in plan.members] == sorted(members) and len(plan.owners) == 70
+    assert {plan.members[owner].peer for owner in plan.owners} == set(owners)
     assert (plan.round, plan.base, plan.state_digest) == (HERE.round, HERE.tip, STATE)
 
 

@@ -1,0 +1,77 @@
+"""Passing on what the proposer of an attempt has said, to those whom it did not tell.
+
+A proposer can tell a part of the peers only: the rest would wait for nothing, be given up in the exchange, and look as if
+they had stalled it.  A voter for which nothing moves sends its roll to all voters; a member that knows of no plan refuses
+what is pushed to it.  Some peers next to it in the order of the tip, one of them honest, then pass on the newest statements
+of the attempt, each once: they carry the proposer's signature, so it does not matter who brings them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protocol.consensus.effects import Forward
+from protocol.consensus.events import Arrived
+from protocol.consensus.round_state import RoundState
+from protocol.state.electorate import tolerated
+from protocol.wire.body import Body
+from protocol.wire.envelope import rebuild
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Motion, Proof, Proposal
+
+RELAYED = (Proposal, Motion, Proof)
+
+
+class Relay:
+    """What was said in the newest attempt, and to whom we have passed it on."""
+
+    def __init__(self, state: RoundState) -> None:
+        self._state = state
+        self._attempt = -1
+        self._said: dict[type[Body], bytes] = {}
+        self._told: dict[tuple[PeerId, type[Body]], None] = {}
+
+    def keep(self, arrived: Arrived) -> None:
+        """Keep a statement of a proposer that was taken up."""
+        body = arrived.body
+        assert isinstance(body, RELAYED)
+        attempt = body.certificate.attempt if isinstance(body, Proof) else body.attempt
+        if attempt < self._attempt:
+            return
+        if attempt > self._attempt:
+            self._attempt = attempt
+            self._said.clear()
+            self._told.clear()
+        self._said[type(body)] = rebuild(
+            self._state.settings.run, body.KIND, arrived.sender, body.encode(), arrived.signature
+        ).raw
+
+    def help_voter(self, peer: PeerId, attempt: int) -> list[Forward]:
+        """A voter in this attempt knows of nothing that moves."""
+        if attempt > self._attempt:
+            return []
+        return self._pass_on(peer, self._state.ballot(self._attempt, ()).voters, RELAYED)
+
+    def help_member(self, peer: PeerId) -> list[Forward]:
+        """A member of the plan does not know of it."""
+        plan = self._state.plan
+        members = [PeerId(member.peer) for member in plan.members] if plan is not None else []
+        return self._pass_on(peer, members, (Proposal,)) if peer in members else []
+
+    def _pass_on(self, peer: PeerId, circle: Sequence[PeerId], kinds: Sequence[type[Body]]) -> list[Forward]:
+        """What of these kinds this peer was not told by us, if we are among the helpers of its circle."""
+        if self._state.me not in self._helpers(peer, circle):
+            return []
+        effects = []
+        for kind in kinds:
+            raw = self._said.get(kind)
+            if raw is not None and (peer, kind) not in self._told:
+                self._told[peer, kind] = None
+                effects.append(Forward(peer, kind.KIND, raw))
+        return effects
+
+    def _helpers(self, peer: PeerId, circle: Sequence[PeerId]) -> list[PeerId]:
+        """The peers after this one in the order of the tip, so many that one of them is honest."""
+        ranked = self._state.base.ranked({*circle, peer})
+        place = ranked.index(peer)
+        return [*ranked[place + 1 :], *ranked[:place]][: 1 + tolerated(len(ranked))]
