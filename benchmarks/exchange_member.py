@@ -20,7 +20,7 @@ from protocol.events import Event, MemberLost
 from protocol.exchange.assignment import assign_owners, contribution_leaves
 from protocol.exchange.messages import ExchangeAsk, push_plan
 from protocol.exchange.runner import ExchangeRunner
-from protocol.network.interface import Landing, Refused, Verdict
+from protocol.network.interface import Acceptance, Landing, Refused
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings
 from protocol.network.session import Session
 from protocol.wire.body import decode_body
@@ -53,8 +53,8 @@ class Peer:
         self.scope = trio.CancelScope()
         self.lost: list[float] = []
 
-    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
-        return Verdict.IGNORE
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
+        return Acceptance.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         """A successor asks for a chunk of the exchange; nothing else is answered."""

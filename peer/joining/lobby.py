@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import trio
 
-from protocol.network.interface import Handlers, Landing, Network, NetworkError, Refused, Verdict
+from protocol.network.interface import Acceptance, Handlers, Landing, Network, NetworkError, Refused
 from protocol.run.manifest import SignedManifest, open_manifest
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
@@ -36,9 +36,9 @@ class Lobby:
         """The node's answer; before it runs nobody is known."""
         return self._node is not None and self._node.has_member(peer)
 
-    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         """The node's answer; before it runs gossip is ignored, and so not forwarded."""
-        return self._node.on_gossip(forwarder, data) if self._node else Verdict.IGNORE
+        return self._node.on_gossip(forwarder, data) if self._node else Acceptance.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         """The node's answer; before it runs a greeting waits, and all else raises Refused."""

@@ -43,7 +43,7 @@ class Offence(Refused):
     """Refused because no honest peer asks such a thing: the network lowers the reputation of the asker."""
 
 
-class Verdict(Enum):
+class Acceptance(Enum):
     """What to do with a gossip message: forward it, drop it, or drop it and lower the reputation of its forwarder."""
 
     ACCEPT = "accept"
@@ -104,7 +104,7 @@ class Members(Protocol):
 class Handlers(Members, Protocol):
     """The callbacks for what arrives.  None of them may raise; `on_request` may raise `Refused`."""
 
-    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         """Judge a gossip message, before it is forwarded."""
         ...
 

@@ -18,6 +18,8 @@ from protocol.membership.heartbeats import Heartbeats
 from protocol.membership.liveness import Membership
 from protocol.membership.pace import Pace
 from protocol.network.session import Session
+from protocol.node.answers import Answers
+from protocol.node.background import Background
 from protocol.node.contributor import Contributor
 from protocol.node.current_round import CurrentRound
 from protocol.node.dispatcher import Dispatcher
@@ -28,6 +30,7 @@ from protocol.node.life import Life
 from protocol.node.readys import Readys
 from protocol.node.rounds import Rounds
 from protocol.node.state_keeper import StateKeeper
+from protocol.node.statements import Statements
 from protocol.node.watch import Watch
 from protocol.node.work import Work
 from protocol.offload import Offload
@@ -77,23 +80,46 @@ class Node:
         self._ejections = Ejections(session, replica, membership, offload)
         self._readys = Readys(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
-        self.dispatcher = Dispatcher(
-            session,
-            guard,
-            offload,
-            membership,
-            self._handshake,
-            activity,
-            self._ejections,
-            Witness(session.run, self._history, replica.rounds.max_members),
-            self._evaluator,
-            Serving(replica, offload),
-            self._readys,
-            self._round,
-        )
+        self.dispatcher = self._make_dispatcher(offload)
         self._life = self._make_life(offload)
         self.goodbye_heard_by: int | None = None
         """Peers that confirmed our goodbye; None before it was said."""
+
+    def _make_dispatcher(self, offload: Offload) -> Dispatcher:
+        session, replica, guard, membership, current = (
+            self._session,
+            self._replica,
+            self._guard,
+            self._membership,
+            self._round,
+        )
+        background = Background()
+        statements = Statements(
+            session,
+            guard,
+            offload,
+            background,
+            membership,
+            self._handshake,
+            self._ejections,
+            Witness(session.run, self._history, replica.rounds.max_members),
+            self._evaluator,
+            self._readys,
+            current,
+        )
+        serving = Serving(replica, offload)
+        return Dispatcher(
+            session,
+            guard,
+            background,
+            membership,
+            self._handshake,
+            self._activity,
+            self._ejections,
+            statements,
+            Answers(session, self._handshake, self._ejections, serving, statements, current),
+            current,
+        )
 
     def _make_life(self, offload: Offload) -> Life:
         session, replica, settings, membership = self._session, self._replica, self._settings, self._membership

@@ -15,12 +15,13 @@ import trio
 from protocol.network.interface import NetworkError
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Accusation, Member, Plan, Proposal, Ready, pack
-from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
+from protocol.wire.messages import Accusation, Plan, Proposal, pack
 from tests.attacks.attack import Outcome
 from tests.e2e.attacks import Cast
 from tests.e2e.hostile import MEMORY_BYTES, Assault
 from tests.e2e.swarm import Peer, Swarm
+from tests.protocol.members import a_member
+from tests.protocol.peers import a_first_ready, a_heartbeat
 from tests.simulation.forgeries import keys
 from tests.simulation.nonces import sealed_with_nonce
 
@@ -29,47 +30,10 @@ FOR_S = 30.0
 ROUNDS = 4
 
 
-def _ready(base: bytes = ZERO_HASH, round: int = 0) -> Ready:
-    return Ready(
-        round=round,
-        fragment=0,
-        base=base,
-        incarnation=1,
-        serial=1,
-        tokens=8,
-        steps=1,
-        loss=1.0,
-        norm=1.0,
-        root=ZERO_HASH,
-        state_digest=ZERO_HASH,
-    )
-
-
-def _beat(seq: int, round: int, tip: bytes) -> Heartbeat:
-    return Heartbeat(
-        incarnation=1,
-        seq=seq,
-        name="",
-        role=Role.TRAINER,
-        phase=Phase.COMPUTING,
-        why_idle=WhyIdle.BUSY,
-        why_detail="",
-        round=round,
-        tip=tip,
-        steps=0,
-        loss=0.0,
-        tokens_per_s=0.0,
-        up_bytes_per_s=0.0,
-        down_bytes_per_s=0.0,
-        addresses=[],
-        version="0",
-    )
-
-
 async def one_ready_signed_twice(cast: Cast) -> None:
     """simG: two signatures of one key over one READY."""
     for nonce in (111111111111111, 222222222222222):
-        await cast.say([sealed_with_nonce(cast.identity, cast.run, _ready(), nonce).raw])
+        await cast.say([sealed_with_nonce(cast.identity, cast.run, a_first_ready(), nonce).raw])
         await trio.sleep(1)
 
 
@@ -88,24 +52,14 @@ async def waiting_and_ahead(cast: Cast) -> None:
         while True:
             seq += 1
             round, tip = (10**6, bytes([seq % 256]) * 32) if seq % 2 else (0, ZERO_HASH)
-            await cast.say([pack(key, cast.run, _beat(seq, round, tip)).raw for key in crowd])
+            await cast.say([pack(key, cast.run, a_heartbeat(seq=seq, round=round, tip=tip)).raw for key in crowd])
             await trio.sleep(1)
 
 
 async def another_state(cast: Cast) -> None:
     """simL: proposals on a state that nobody has."""
     assert cast.network is not None
-    place = Member(
-        peer=cast.identity.peer_id,
-        incarnation=1,
-        serial=1,
-        tokens=8,
-        steps=1,
-        loss=1.0,
-        norm=1.0,
-        root=ZERO_HASH,
-        signature=bytes(64),
-    )
+    place = a_member(cast.identity.peer_id)
     with trio.move_on_after(FOR_S):
         for round in range(10**6):
             plan = Plan(

@@ -23,7 +23,6 @@ from protocol.wire.messages import (
     Proof,
     Proposal,
     Provenance,
-    Record,
     pack,
 )
 from tests.attacks.attack import Attack
@@ -31,7 +30,7 @@ from tests.attacks.exchanges import averaging_wrongly, expect_ejected
 from tests.attacks.stage import Stage, listed_run
 from tests.simulation.forgeries import keys, member
 from tests.simulation.forgers import Altering, Forger, Withholding, half, lying, nobody, one
-from tests.simulation.liars import blow_up
+from tests.simulation.liars import blow_up, record_of
 
 
 async def play(stage: Stage, *forgers: Forger) -> None:
@@ -221,22 +220,13 @@ def made_up(stage: Stage, *, signed: bool) -> Altering:
         plan = owned_by_us(machine, proposal).plan
         mask = mask_of(range(len(plan.members)), len(plan.members))
         index = [ChunkEntry(hash=chunk_hash(bytes([chunk % 256])), mask=mask) for chunk in range(len(plan.owners))]
-        record = Record(
-            round=plan.round,
-            fragment=plan.fragment,
-            previous=plan.base,
-            members=plan.members,
-            codec="int8",
-            result_root=index_root(index),
-            state_digest=plan.state_digest,
-        )
         results = [ChunkResult(plan=plan_hash(plan), chunk=chunk, entry=entry) for chunk, entry in enumerate(index)]
         signatures = [pack(liar.identity, stage.run, each).signature if signed else bytes(64) for each in results]
         provenance = Provenance(owners=plan.owners, signers=plan.owners, signatures=signatures)
         return Motion(
             attempt=proposal.attempt,
             absent=proposal.absent,
-            record=record,
+            record=record_of(plan, index),
             index=index,
             provenance=provenance,
             rolls=proposal.rolls,

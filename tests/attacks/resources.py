@@ -22,9 +22,10 @@ from protocol.wire.body import MAX_CHUNKS
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import ChunkEntry, Member, Motion, Provenance, Record, pack, unpack
+from protocol.wire.messages import ChunkEntry, Motion, Provenance, Record, pack, unpack
 from tests.attacks.attack import Outcome
 from tests.protocol.example_status import status
+from tests.protocol.members import a_member
 from tests.protocol.peers import TheseMembers
 from tests.simulation.forgeries import keys
 
@@ -46,17 +47,7 @@ class Burden:
 
 
 def _large_motion(number: int) -> bytes:
-    place = Member(
-        peer=BY.peer_id,
-        incarnation=0,
-        serial=0,
-        tokens=1,
-        steps=1,
-        loss=0.0,
-        norm=0.0,
-        root=ZERO_HASH,
-        signature=bytes(64),
-    )
+    place = a_member(BY.peer_id)
     record = Record(
         round=1,
         fragment=0,

@@ -9,7 +9,7 @@ import trio
 from protocol.consensus.effects import RoundEffect, Send
 from protocol.consensus.events import Arrived, RoundEvent
 from protocol.consensus.machine import RoundMachine
-from protocol.network.interface import Verdict
+from protocol.network.interface import Acceptance
 from protocol.network.simulated.endpoint import Endpoint
 from protocol.state.chain import record_hash
 from protocol.wire.identity import PeerId
@@ -225,7 +225,7 @@ class Whispers:
             end.post(lambda: self._take(end, sender, data))
 
     def _take(self, end: Endpoint, sender: PeerId, data: bytes) -> None:
-        if end.handlers.on_gossip(sender, data) is Verdict.ACCEPT:
+        if end.handlers.on_gossip(sender, data) is Acceptance.ACCEPT:
             self._stage.world.wire.spread(end, data)
 
 

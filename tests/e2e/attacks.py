@@ -20,11 +20,12 @@ from protocol.wire.envelope import seal
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
-from protocol.wire.presence import Goodbye, Heartbeat, Phase, Role, WhyIdle
+from protocol.wire.presence import Goodbye, Phase, Role
 from protocol.wire.questions import TipsRequest
 from tests.e2e.swarm import PATIENCE_S
 from tests.fuzz.mutations import BOMBS
 from tests.protocol.network.recorder import Recorder, stack
+from tests.protocol.peers import a_heartbeat
 
 FLOOD = 20_000
 """Messages, questions or frames of a flood: far more than the allowance."""
@@ -94,24 +95,7 @@ class Cast(Recorder):
         self.sent += len(messages)
 
     def heartbeat(self, seq: int) -> bytes:
-        beat = Heartbeat(
-            incarnation=1,
-            seq=seq,
-            name="flood",
-            role=Role.SEED,
-            phase=Phase.SEEDING,
-            why_idle=WhyIdle.BUSY,
-            why_detail="",
-            round=0,
-            tip=bytes(32),
-            steps=0,
-            loss=0.0,
-            tokens_per_s=0.0,
-            up_bytes_per_s=0.0,
-            down_bytes_per_s=0.0,
-            addresses=[],
-            version="1",
-        )
+        beat = a_heartbeat(seq=seq, name="flood", role=Role.SEED, phase=Phase.SEEDING)
         return pack(self.identity, self.run, beat).raw
 
 

@@ -42,6 +42,7 @@ from protocol.wire.messages import (
     member_of,
     pack,
 )
+from tests.protocol.peers import a_first_ready
 
 RUN = Hash(b"\x07" * 32)
 SEATS = 4
@@ -115,19 +116,8 @@ class Council:
         """A signed READY of each elector."""
         signed = {}
         for identity in self._identities:
-            ready = Ready(
-                round=ROUND,
-                fragment=0,
-                base=TIP,
-                incarnation=1,
-                serial=0,
-                tokens=1000,
-                steps=10,
-                loss=2.0,
-                norm=1.0,
-                root=chunk_hash(identity.peer_id.encode()),
-                state_digest=ZERO_HASH,
-            )
+            root = chunk_hash(identity.peer_id.encode())
+            ready = a_first_ready(round=ROUND, base=TIP, tokens=1000, root=root)
             signed[identity.peer_id] = (ready, pack(identity, RUN, ready).signature)
         return signed
 

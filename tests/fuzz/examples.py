@@ -33,7 +33,6 @@ from protocol.wire.messages import (
     Proof,
     Proposal,
     Provenance,
-    Ready,
     Record,
     Report,
     Roll,
@@ -42,7 +41,7 @@ from protocol.wire.messages import (
     Vote,
     pack,
 )
-from protocol.wire.presence import Goodbye, Heartbeat, Measurement, Phase, Role, WhyIdle
+from protocol.wire.presence import Goodbye, Measurement, Role
 from protocol.wire.questions import (
     CommitsReply,
     CommitsRequest,
@@ -57,6 +56,7 @@ from protocol.wire.questions import (
     TipsRequest,
 )
 from tests.protocol.members import a_member
+from tests.protocol.peers import a_first_ready, a_heartbeat
 
 ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")
@@ -89,40 +89,17 @@ MOTION = Motion(
     proof=CERTIFICATE,
 )
 BODIES: list[Body] = [
-    Heartbeat(
+    a_heartbeat(
         measured=Measurement(rounds=1, tip=bytes(32), loss=1.5),
-        incarnation=1,
-        seq=2,
-        name="n",
-        role=Role.TRAINER,
-        phase=Phase.COMPUTING,
-        why_idle=WhyIdle.BUSY,
-        why_detail="",
         round=3,
         tip=TIP,
         steps=4,
         loss=5.5,
         tokens_per_s=6.0,
-        up_bytes_per_s=0.0,
-        down_bytes_per_s=0.0,
         addresses=["/ip4/127.0.0.1/tcp/1"],
-        version="1",
     ),
     Goodbye(incarnation=1, seq=2),
-    Ready(
-        round=1,
-        fragment=0,
-        base=TIP,
-        incarnation=2,
-        serial=1,
-        tokens=3,
-        steps=4,
-        loss=5.0,
-        norm=6.0,
-        root=TIP,
-        state_digest=TIP,
-        admission=b"proof",
-    ),
+    a_first_ready(base=TIP, serial=1, root=TIP, state_digest=TIP, admission=b"proof"),
     ROLL,
     Proposal(attempt=1, absent=[], plan=PLAN, rolls=[pack(ONE, RUN, ROLL).raw]),
     Report(round=1, base=TIP, plan=TIP, index=[ENTRY], provenance=PROVENANCE),

@@ -15,8 +15,8 @@ import trio
 from protocol.consensus.contradictions import slot, tip_of
 from protocol.events import Event, HandlerFailed
 from protocol.exchange.messages import PushHeader
-from protocol.network.interface import Handlers, Landing, Refused, Verdict
-from protocol.node.dispatcher import QUESTIONS
+from protocol.network.interface import Acceptance, Handlers, Landing, Refused
+from protocol.node.answers import QUESTIONS
 from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity, PeerId
@@ -99,7 +99,7 @@ class Mouth:
                 self._words.raw.append(raw)
                 self._tally.statements[f"{kind} by {way}"] += 1
                 if way == "gossip":
-                    self._tally.accepted += handlers.on_gossip(key.peer_id, raw) is Verdict.ACCEPT
+                    self._tally.accepted += handlers.on_gossip(key.peer_id, raw) is Acceptance.ACCEPT
                 else:
                     await self._request(handlers, key.peer_id, way, raw)
 
@@ -167,7 +167,7 @@ class Tap:
     def has_member(self, peer: PeerId) -> bool:
         return self._node.has_member(peer)
 
-    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         self._mouth.hear(data)
         return self._node.on_gossip(forwarder, data)
 

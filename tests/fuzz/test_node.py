@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.membership.liveness import Liveness
-from protocol.network.interface import Handlers, Landing, Refused, Verdict
+from protocol.network.interface import Acceptance, Handlers, Landing, Refused
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import open_envelope, seal
 from protocol.wire.hashes import Hash
@@ -55,7 +55,7 @@ class Tap:
     def __init__(self, node: Handlers, heard: list[bytes]) -> None:
         self.node, self._heard = node, heard
 
-    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         self._heard.append(data)
         return self.node.on_gossip(forwarder, data)
 
@@ -135,9 +135,9 @@ class Stranger:
     def _gossip(self, seat: Seat, handlers: Handlers) -> None:
         data = self._ammunition()
         before = self._others(seat)
-        verdict = handlers.on_gossip(self._identity.peer_id, data)
-        assert isinstance(verdict, Verdict)
-        self.let_in += verdict is Verdict.ACCEPT
+        acceptance = handlers.on_gossip(self._identity.peer_id, data)
+        assert isinstance(acceptance, Acceptance)
+        self.let_in += acceptance is Acceptance.ACCEPT
         if data not in self.heard:
             assert self._others(seat) == before, f"{data!r} changed what a peer thinks of others"
 

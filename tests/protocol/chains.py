@@ -12,26 +12,16 @@ import trio
 from kernels.codec import encode
 from kernels.layout import payload_bytes
 from protocol.run.manifest import Founders, SignedManifest, sign
-from protocol.state.chain import index_root, record_hash
+from protocol.state.chain import index_root
 from protocol.state.outer_state import OuterState
 from protocol.state.replica import Replica
 from protocol.state.store import Store
-from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
+from protocol.wire.hashes import Hash, chunk_hash
 from protocol.wire.identity import Identity
 from protocol.wire.masks import mask_of
-from protocol.wire.messages import (
-    Certificate,
-    ChunkEntry,
-    Commit,
-    Member,
-    Ready,
-    Record,
-    Signature,
-    Step,
-    Vote,
-    member_of,
-    pack,
-)
+from protocol.wire.messages import ChunkEntry, Commit, Member, Record, member_of, pack
+from tests.protocol.peers import a_first_ready
+from tests.simulation.forgeries import certificate
 from tests.simulation.world import simulated_run
 
 FIVE = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(11, 16)), key=lambda each: each.peer_id)
@@ -85,19 +75,7 @@ def next_commit(
     result = result_of(replica, salt)
     mask = mask_of(range(len(members)), len(members))
     index = [ChunkEntry(hash=chunk_hash(result[span.encoded]), mask=mask) for span in replica.layout]
-    ready = Ready(
-        round=base.round,
-        fragment=base.fragment,
-        base=base.tip,
-        incarnation=1,
-        serial=1,
-        tokens=8,
-        steps=1,
-        loss=1.0,
-        norm=1.0,
-        root=ZERO_HASH,
-        state_digest=digest,
-    )
+    ready = a_first_ready(round=base.round, fragment=base.fragment, base=base.tip, serial=1, state_digest=digest)
     named: list[Member] = [member_of(each.peer_id, ready, pack(each, run, ready).signature) for each in members]
     record = Record(
         round=base.round,
@@ -110,16 +88,9 @@ def next_commit(
     )
     names = sorted(each.peer_id for each in absent)
     stay = [peer for peer in base.electors if peer not in names] or [each.peer_id for each in members]
-    vote = Vote(
-        round=base.round, base=base.tip, attempt=0, step=Step.SECOND, absent=list(names), record_hash=record_hash(record)
-    )
-    signatures = [
-        Signature(peer=each.peer_id, signature=pack(each, run, vote).signature) for each in voters if each.peer_id in stay
-    ]
-    signatures.sort(key=lambda signature: signature.peer)
-    return Commit(
-        record=record, index=index, certificate=Certificate(attempt=0, absent=list(names), votes=signatures)
-    ), result
+    signers = [each for each in voters if each.peer_id in stay]
+    proof = certificate(run, record, signers, absent=names)
+    return Commit(record=record, index=index, certificate=proof), result
 
 
 def store_result(replica: Replica, commit: Commit, result: bytearray) -> None:

@@ -1,4 +1,4 @@
-"""Small stand-ins for the tables: heartbeats, and a network of functions."""
+"""Small stand-ins for the tables: heartbeats, READYs, and a network of functions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from protocol.network.interface import Unreachable
 from protocol.network.session import Session
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Ready
 from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
 
 ME, ANN, BOB = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
@@ -40,6 +41,24 @@ def a_heartbeat(**changes: Any) -> Heartbeat:
         "version": "0",
     }
     return Heartbeat(**{**fields, **changes})
+
+
+def a_first_ready(**changes: Any) -> Ready:
+    """The first one of a trainer at genesis, of a contribution that does not exist."""
+    fields: dict[str, Any] = {
+        "round": 0,
+        "fragment": 0,
+        "base": ZERO_HASH,
+        "incarnation": 1,
+        "serial": 0,
+        "tokens": 8,
+        "steps": 1,
+        "loss": 1.0,
+        "norm": 1.0,
+        "root": ZERO_HASH,
+        "state_digest": ZERO_HASH,
+    }
+    return Ready(**{**fields, **changes})
 
 
 class TheseMembers:

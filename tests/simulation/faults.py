@@ -50,7 +50,6 @@ class Faults:
         """It runs no step, and its links carry nothing, until it thaws."""
         assert seat.process is not None
         self.meet("freeze", seat)
-        self._judge.on_separation()
         self._judge.on_disturbance(seat.peer)
         seat.process.stop()
         self._wire.freeze(seat.peer)
@@ -67,7 +66,6 @@ class Faults:
         """Its clock leaps ahead; nothing else happened."""
         assert seat.process is not None
         self.meet("clock jump", seat, f"{seconds:+.0f} s")
-        self._judge.on_separation()
         self._judge.on_disturbance(seat.peer)
         seat.process.ahead_s += seconds
 
@@ -75,7 +73,6 @@ class Faults:
         """Everything that blocks takes it so long; 0 ends it."""
         if seat.process is not None:
             self.meet("slow peer", seat, f"{slow_s:.1f} s")
-            self._judge.on_separation()
             self._judge.on_disturbance(seat.peer)
             seat.process.slow_s = slow_s
 
@@ -133,13 +130,11 @@ class Faults:
             self.met["partition", seat.phase] += 1
             self._judge.on_disturbance(seat.peer)
         self._trace.note(None, "splits: " + " | ".join(",".join(str(seat.number) for seat in side) for side in sides))
-        self._judge.on_separation()
         self._wire.partition(*[[seat.peer for seat in side] for side in sides])
 
     def cut(self, sender: Seat, receiver: Seat) -> None:
         """One-way: nothing gets from `sender` to `receiver`."""
         self.meet("one-way link", sender, f"to peer {receiver.number}")
-        self._judge.on_separation()
         self._judge.on_disturbance(sender.peer)
         self._judge.on_disturbance(receiver.peer)
         self._wire.cut(sender.peer, receiver.peer)

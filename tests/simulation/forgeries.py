@@ -39,6 +39,7 @@ from protocol.wire.questions import (
     TipsReply,
     TipsRequest,
 )
+from tests.protocol.peers import a_first_ready
 from tests.simulation.liars import Ghost
 
 LATE_INCARNATION = 10**6
@@ -53,16 +54,13 @@ def keys(count: int, mark: str = "key") -> list[Identity]:
 
 def ready(base: Base, digest: bytes, *, root: bytes = ZERO_HASH, serial: int = 0, tokens: int = 8) -> Ready:
     """A READY for the round on `base`, of a contribution that may not exist."""
-    return Ready(
+    return a_first_ready(
         round=base.round,
         fragment=base.fragment,
         base=base.tip,
         incarnation=LATE_INCARNATION,
         serial=serial,
         tokens=tokens,
-        steps=1,
-        loss=1.0,
-        norm=1.0,
         root=root,
         state_digest=digest,
     )

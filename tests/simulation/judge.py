@@ -81,8 +81,6 @@ class Judge:
         """The rounds in whose exchange somebody gave this peer up."""
         self._applied: dict[PeerId, int] = {}
         self._now = 0.0
-        self.apart = False
-        """Peers were kept from hearing each other, so that live electors may have been taken for absent."""
         self.liars: dict[PeerId, None] = {}
         self.false_chunks = 0
         self.ejections: dict[PeerId, dict[PeerId, float]] = {}
@@ -98,9 +96,6 @@ class Judge:
 
     def on_disturbance(self, peer: PeerId) -> None:
         self._disturbed[peer] = self._now
-
-    def on_separation(self) -> None:
-        self.apart = True
 
     def on_ready_heard(self, listener: PeerId, speaker: PeerId, ready: Ready, now: float) -> None:
         """`listener` was handed this READY."""
@@ -131,7 +126,6 @@ class Judge:
         elif isinstance(event, RolledBack):
             self._applied[peer] = min(event.to_round, self._applied.get(peer, event.to_round))
             self._disturbed[peer] = now
-            self.apart = self.apart or not event.winner  # its results died with their holders
         elif isinstance(event, PeerSuspected | PeerGone):
             self._alive[peer].pop(PeerId(event.peer), None)
         elif isinstance(event, PeerJoined):

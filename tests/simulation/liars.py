@@ -10,7 +10,7 @@ import trio
 
 from protocol.exchange import averaging
 from protocol.exchange.assignment import plan_hash
-from protocol.network.interface import Landing, NetworkError, Refused, Verdict
+from protocol.network.interface import Acceptance, Landing, NetworkError, Refused
 from protocol.network.simulated.network import MemoryNetwork
 from protocol.offload import Offload
 from protocol.state.chain import index_root, record_hash
@@ -36,7 +36,8 @@ from protocol.wire.messages import (
     pack,
     unpack,
 )
-from protocol.wire.presence import Heartbeat, Phase, Role, WhyIdle
+from protocol.wire.presence import Heartbeat
+from tests.protocol.peers import a_heartbeat
 from tests.simulation.determinism import inline
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
@@ -121,24 +122,7 @@ class Ghost:
         return ""
 
     def beat(self, seq: int, round: int, tip: bytes = ZERO_HASH) -> Heartbeat:
-        return Heartbeat(
-            incarnation=1,
-            seq=seq,
-            name="ghost",
-            role=Role.TRAINER,
-            phase=Phase.COMPUTING,
-            why_idle=WhyIdle.BUSY,
-            why_detail="",
-            round=round,
-            tip=tip,
-            steps=0,
-            loss=0.0,
-            tokens_per_s=0.0,
-            up_bytes_per_s=0.0,
-            down_bytes_per_s=0.0,
-            addresses=[],
-            version="0",
-        )
+        return a_heartbeat(seq=seq, name="ghost", round=round, tip=tip)
 
     async def live(self) -> None:
         """Heartbeats of a trainer at work on the newest tip, until the world ends."""
@@ -222,11 +206,11 @@ class Ghost:
     def has_member(self, peer: PeerId) -> bool:
         return False
 
-    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         sender, body, envelope = unpack(data, self._world.signed.run)
         if isinstance(body, Ready):
             self.readys[sender] = body, envelope.signature
-        return Verdict.IGNORE
+        return Acceptance.IGNORE
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         await trio.lowlevel.checkpoint()

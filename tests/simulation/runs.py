@@ -45,6 +45,19 @@ class Finished:
     """How often a fault met a peer in a phase."""
 
 
+def holds(run: Finished) -> Finished:
+    """The run, in which every invariant held; else an AssertionError with the end of its trace."""
+    assert run.failure is None, f"seed {run.seed}: {run.failure}\n" + "\n".join(run.trace[-40:])
+    return run
+
+
+async def begin(world: World, round: int = 2, *, within_s: float = 60.0) -> None:
+    """Everybody starts, and some rounds are committed."""
+    for seat in world.seats:
+        world.start(seat)
+    await world.until_round(round, within_s=within_s)
+
+
 def simulate(
     peers: int, scenario: Scenario, seed: int = 1, weather: Weather | None = None, signed: SignedManifest | None = None
 ) -> Finished:

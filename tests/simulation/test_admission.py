@@ -19,9 +19,8 @@ from protocol.run.manifest import Admission, SignedManifest, sign
 from protocol.run.tokens import bearer_token, bound_token
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready
-from tests.simulation.runs import simulate
+from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
-from tests.simulation.test_liars import holds
 from tests.simulation.world import World, simulated_run
 
 ORGANISER, KEY = (Identity.from_seed(bytes([number]) * 32) for number in (0x2A, 0x2B))

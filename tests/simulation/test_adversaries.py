@@ -13,9 +13,8 @@ import pytest
 from kernels.aggregate import Rule
 from protocol.wire.masks import members_in
 from tests.simulation.adversaries import ATTACKS, REFUSED, Copying, averages_nothing, claiming, distance, run_with, turn
-from tests.simulation.runs import simulate
+from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
-from tests.simulation.test_liars import begin, holds
 from tests.simulation.world import World
 
 ROUNDS = 11

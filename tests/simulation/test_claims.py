@@ -17,22 +17,11 @@ from protocol.wire.identity import Identity, PeerId
 from tests.protocol.chains import a_replica, grow
 from tests.simulation.determinism import inline
 from tests.simulation.liars import Ghost
-from tests.simulation.runs import Finished, simulate
+from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World, disk_space, simulated_run
 
 STRANGERS = [Identity.from_seed(bytes([number]) * 32) for number in range(100, 116)]
-
-
-def holds(run: Finished) -> Finished:
-    assert run.failure is None, f"seed {run.seed}: {run.failure}\n" + "\n".join(run.trace[-40:])
-    return run
-
-
-async def begin(world: World, round: int = 2) -> None:
-    for seat in world.seats:
-        world.start(seat)
-    await world.until_round(round, within_s=200)
 
 
 class Storyteller(Ghost):
@@ -69,7 +58,7 @@ async def rounds_in(world: World, seconds: float) -> int:
 
 def test_a_crowd_that_claims_to_be_ahead_costs_less_than_a_tenth_of_the_rounds() -> None:
     async def scenario(world: World) -> None:
-        await begin(world)
+        await begin(world, within_s=200)
         calm = await rounds_in(world, 120)
         crowd = [Ghost(world, bytes([0x40 + number])) for number in range(24)]
 
@@ -96,7 +85,7 @@ def test_records_of_a_stranger_whose_results_nobody_has_leave_us_untouched(share
         signed = simulated_run()
 
         async def scenario(world: World) -> None:
-            await begin(world, 6)
+            await begin(world, 6, within_s=200)
             calm = await rounds_in(world, 60)
             tips = [seat.node.tip_at(6) for seat in world.seats if seat.node]
             honest = world.seats[0].node
@@ -150,7 +139,6 @@ def test_two_joiners_whose_only_source_died_go_on_from_the_state_that_they_have(
             await trio.sleep(0.001)
         await trio.sleep(steps * world.wire.weather.latency_s)
         world.faults.kill(founder)
-        world.judge.on_separation()
         reached = min(world.rounds())
         assert reached < 14, "they have no state yet"
         await world.until_round(reached + 3, within_s=120)
@@ -181,7 +169,7 @@ def lies_about_its_state(seat: Seat) -> None:
 
 def test_an_elector_that_names_another_state_every_round_makes_others_look_at_theirs_ever_less_often() -> None:
     async def scenario(world: World) -> None:
-        await begin(world, 5)
+        await begin(world, 5, within_s=200)
         liar, *honest = world.seats
         world.judge.liars[liar.peer] = None
         lies_about_its_state(liar)

@@ -14,8 +14,7 @@ from protocol.membership.strangers import MAX_STRANGERS
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import pack
 from tests.simulation.liars import Ghost
-from tests.simulation.runs import simulate
-from tests.simulation.test_liars import begin, holds
+from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World
 
 CALM_S = 30.0

@@ -15,8 +15,7 @@ from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Motion, Proposal, Roll, Vote
-from tests.simulation.runs import simulate
-from tests.simulation.test_liars import begin, holds
+from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.world import World
 
 Twist = Callable[[Send], list[Send]]

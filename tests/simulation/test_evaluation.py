@@ -16,7 +16,7 @@ from protocol.wire.identity import PeerId
 from protocol.wire.presence import Measurement
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.liars import Ghost
-from tests.simulation.runs import Finished, simulate
+from tests.simulation.runs import begin, holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
@@ -58,14 +58,7 @@ def lived(peers: int, scenario: Callable[[World, Record], Awaitable[None]]) -> N
     async def with_record(world: World) -> None:
         await scenario(world, watched(world))
 
-    run: Finished = simulate(peers, with_record)
-    assert run.failure is None, f"{run.failure}\n" + "\n".join(run.trace[-30:])
-
-
-async def begin(world: World, round: int) -> None:
-    for seat in world.seats:
-        world.start(seat)
-    await world.until_round(round, within_s=120)
+    holds(simulate(peers, with_record))
 
 
 def members_after(world: World, rounds: int) -> list[PeerId]:
@@ -77,7 +70,7 @@ def members_after(world: World, rounds: int) -> list[PeerId]:
 
 def test_each_state_is_measured_once_by_whom_its_tip_draws_and_known_to_all() -> None:
     async def scenario(world: World, record: Record) -> None:
-        await begin(world, 9)
+        await begin(world, 9, within_s=120)
         for rounds in range(8):
             assert len(record.measured[rounds]) == 1, f"the state after {rounds} rounds"
             if rounds:
@@ -93,7 +86,7 @@ def test_each_state_is_measured_once_by_whom_its_tip_draws_and_known_to_all() ->
 
 def test_a_trainer_is_told_to_train_before_it_is_told_to_measure() -> None:
     async def scenario(world: World, record: Record) -> None:
-        await begin(world, 6)
+        await begin(world, 6, within_s=120)
         said = [seat.trainer.said for seat in world.seats if seat.trainer]
         assert any("evaluate" in words for words in said)
         for words in said:
@@ -106,7 +99,7 @@ def test_a_trainer_is_told_to_train_before_it_is_told_to_measure() -> None:
 
 def test_alone_it_measures_itself() -> None:
     async def scenario(world: World, record: Record) -> None:
-        await begin(world, 5)
+        await begin(world, 5, within_s=120)
         assert all(record.measured[rounds] == [world.seats[0].peer] for rounds in range(4))
         status = world.seats[0].node.status()  # type: ignore[union-attr]
         assert status.eval_by == world.seats[0].peer and status.eval_rounds in (4, 5)
@@ -136,7 +129,7 @@ def test_when_who_was_drawn_drops_out_the_next_in_the_order_measures(trouble: st
         for seat in world.seats:
             seat.step_s = 4.0  # a round is long enough to notice that somebody is gone
         world.listeners.append(on_event)
-        await begin(world, 2)
+        await begin(world, 2, within_s=120)
         await world.until("somebody measures", lambda: bool(victims), within_s=200)
         victim, rounds = victims[0]
         await world.until("another measurement", lambda: bool(record.measured.get(rounds)), within_s=200)
@@ -162,7 +155,7 @@ def test_a_claim_of_a_member_that_was_not_drawn_is_dropped_once_and_changes_noth
         for seat in world.seats:
             seat.step_s = 3.0  # measuring takes several heartbeats
         world.listeners.append(on_event)
-        await begin(world, 3)
+        await begin(world, 3, within_s=120)
         liar, rounds = lies[0]
         order = drawn_order(record.tips[rounds], members_after(world, rounds))
         assert record.measured[rounds] == order[:1] and liar.peer != order[0]
@@ -181,7 +174,7 @@ def test_a_claim_of_a_stranger_is_dropped() -> None:
     async def scenario(world: World, record: Record) -> None:
         for seat in world.seats:
             seat.step_s = 3.0
-        await begin(world, 2)
+        await begin(world, 2, within_s=120)
         ghost = Ghost(world, b"g")
         claim = Measurement(rounds=2, tip=record.tips[2], loss=0.25)
         assert 2 not in record.measured
@@ -206,7 +199,7 @@ def test_a_loss_that_is_no_number_is_told_to_nobody() -> None:
     async def scenario(world: World, record: Record) -> None:
         for seat in world.seats:
             seat.make_trainer = Diverged
-        await begin(world, 5)
+        await begin(world, 5, within_s=120)
         assert record.measured == {} and record.heard == {}
         notices = [event.text for _, event in record.others if isinstance(event, Notice)]
         assert any("held-out loss after 2 rounds is nan" in text for text in notices)

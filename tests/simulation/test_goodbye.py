@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from protocol.events import Event, PeerGone, PeerSuspected
-from tests.simulation.runs import simulate
+from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
-from tests.simulation.test_simulation import holds
 from tests.simulation.world import World
 
 

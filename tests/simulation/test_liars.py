@@ -6,23 +6,12 @@ import pytest
 import trio
 
 from protocol.state.chain import record_hash
-from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation, Commit, Lock, Plan, Proof, Proposal, Ready, Roll, Step, member_of, pack
+from tests.protocol.peers import a_first_ready
 from tests.simulation.liars import Ghost, blow_up, flip_one, turn
-from tests.simulation.runs import Finished, simulate
+from tests.simulation.runs import Finished, begin, holds, simulate
 from tests.simulation.world import World
-
-
-def holds(run: Finished) -> Finished:
-    assert run.failure is None, f"seed {run.seed}: {run.failure}\n" + "\n".join(run.trace[-40:])
-    return run
-
-
-async def begin(world: World, round: int = 2) -> None:
-    for seat in world.seats:
-        world.start(seat)
-    await world.until_round(round, within_s=60)
 
 
 def lines(run: Finished, event: str) -> list[str]:
@@ -109,21 +98,7 @@ def test_two_readys_under_one_serial_eject_their_author() -> None:
         ghost = Ghost(world, b"\x67")
         world.judge.liars[ghost.peer] = None
         for tokens in (8, 16):
-            await ghost.gossip(
-                Ready(
-                    round=99,
-                    fragment=0,
-                    base=ZERO_HASH,
-                    incarnation=1,
-                    serial=0,
-                    tokens=tokens,
-                    steps=1,
-                    loss=1.0,
-                    norm=1.0,
-                    root=ZERO_HASH,
-                    state_digest=ZERO_HASH,
-                )
-            )
+            await ghost.gossip(a_first_ready(round=99, tokens=tokens))
         await world.until(
             "everybody ejected the ghost",
             lambda: len(world.judge.ejections.get(ghost.peer, {})) == len(world.seats),

@@ -20,22 +20,10 @@ from protocol.run.manifest import Outer, OuterSection, SignedManifest, sign
 from protocol.trainer_link import Contribution
 from protocol.wire.identity import Identity
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
-from tests.simulation.runs import Finished, rough, setting_of, simulate
+from tests.simulation.runs import begin, holds, rough, setting_of, simulate
 from tests.simulation.scenarios import GENTLE, churn
 from tests.simulation.seat import Seat
 from tests.simulation.world import World, simulated_run
-
-
-def holds(run: Finished) -> Finished:
-    assert run.failure is None, f"seed {run.seed}: {run.failure}\n" + "\n".join(run.trace[-30:])
-    return run
-
-
-async def begin(world: World, round: int = 2) -> None:
-    """Everybody starts, and some rounds are committed."""
-    for seat in world.seats:
-        world.start(seat)
-    await world.until_round(round, within_s=60)
 
 
 def test_twenty_peers_thirty_rounds_with_joins_leaves_and_crashes_are_the_same_run_for_the_same_seed() -> None:

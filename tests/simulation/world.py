@@ -177,7 +177,6 @@ class World:
         """It says goodbye, and ends."""
         assert seat.node is not None
         self.faults.meet("leave", seat)
-        self.judge.on_separation()
         self.judge.on_disturbance(seat.peer)
         seat.node.leave()
 

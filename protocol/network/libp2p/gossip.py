@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 import trio
 
-from protocol.network.interface import Handlers, NetworkError, Verdict
+from protocol.network.interface import Acceptance, Handlers, NetworkError
 from protocol.network.libp2p.library import Host, LibraryId, library_id, peer_id_of
 from protocol.network.libp2p.reputation import VIOLATION, Channel, Reputation
 from protocol.network.libp2p.token_bucket import Allowance, TokenBucket
@@ -153,13 +153,13 @@ class Gossip:
             return False
         self.down_bytes += len(message.data)
         try:
-            verdict = self._handlers.on_gossip(peer, message.data)
+            acceptance = self._handlers.on_gossip(peer, message.data)
         except Exception:
             log.exception("the gossip handler failed")
             return False
-        if verdict is Verdict.REJECT:
+        if acceptance is Acceptance.REJECT:
             self._reputation.penalise(peer, VIOLATION, "gossip that is malformed")
-        return verdict is Verdict.ACCEPT and self._forwarded.take(FORWARDED, trio.current_time(), 1, len(message.data))
+        return acceptance is Acceptance.ACCEPT and self._forwarded.take(FORWARDED, trio.current_time(), 1, len(message.data))
 
 
 def _take_notifee(host: Host) -> PubsubNotifee:

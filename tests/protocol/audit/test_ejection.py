@@ -29,9 +29,9 @@ from protocol.state.store import Store
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import ZERO_HASH, Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Accusation, Ready, pack, unpack
+from protocol.wire.messages import Accusation, pack, unpack
 from protocol.wire.questions import EvidenceRequest
-from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_heartbeat, a_session, at_once
+from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_first_ready, a_heartbeat, a_session, at_once
 from tests.simulation.world import simulated_run
 
 LIAR, ACCUSER, OTHER = BOB.peer_id, ANN.peer_id, Identity.from_seed(b"\x09" * 32).peer_id
@@ -39,23 +39,7 @@ LIAR, ACCUSER, OTHER = BOB.peer_id, ANN.peer_id, Identity.from_seed(b"\x09" * 32
 
 def ready(tokens: int, author: Identity = BOB) -> bytes:
     """The liar's READY with this many tokens."""
-    return pack(
-        author,
-        simulated_run().run,
-        Ready(
-            round=1,
-            fragment=0,
-            base=ZERO_HASH,
-            incarnation=1,
-            serial=0,
-            tokens=tokens,
-            steps=1,
-            loss=1.0,
-            norm=1.0,
-            root=ZERO_HASH,
-            state_digest=ZERO_HASH,
-        ),
-    ).raw
+    return pack(author, simulated_run().run, a_first_ready(round=1, tokens=tokens)).raw
 
 
 PROOF = TwoStatements(first=ready(8), second=ready(16))

@@ -46,6 +46,7 @@ from tests.protocol.consensus.examples import (
     signed,
     votes_for,
 )
+from tests.protocol.peers import a_first_ready
 
 RUN = Hash(b"\x07" * 32)
 LAW = Law(RUN, 1, chunk_layout(600, 256), "clip", 4)
@@ -69,19 +70,7 @@ def member(peer: Identity, tokens: int, root: Hash) -> Member:
 
 
 def ready(serial: int, tokens: int) -> Ready:
-    return Ready(
-        round=1,
-        fragment=0,
-        base=ZERO_HASH,
-        incarnation=1,
-        serial=serial,
-        tokens=tokens,
-        steps=1,
-        loss=1.0,
-        norm=1.0,
-        root=ZERO_HASH,
-        state_digest=ZERO_HASH,
-    )
+    return a_first_ready(round=1, serial=serial, tokens=tokens)
 
 
 DATA = [contribution(number) for number in range(3)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from protocol.network.interface import Landing, Network, NetworkError, Refused, Verdict
+from protocol.network.interface import Acceptance, Landing, Network, NetworkError, Refused
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
 from protocol.network.libp2p.attempts import Attempt
 from protocol.network.libp2p.inbound_policy import InboundLimits
@@ -32,7 +32,7 @@ class Recorder:
         self.disconnected: list[PeerId] = []
         self.buffers: dict[bytes, bytearray] = {}
         self.finished: list[tuple[bytes, bool]] = []
-        self.verdict: Callable[[bytes], Verdict] = lambda data: Verdict.ACCEPT
+        self.acceptance: Callable[[bytes], Acceptance] = lambda data: Acceptance.ACCEPT
         self.answer: Callable[[str, bytes], Awaitable[bytes]] = _echo
         self.end: Network | None = None
         self.nursery: trio.Nursery | None = None
@@ -55,10 +55,10 @@ class Recorder:
     def has_member(self, peer: PeerId) -> bool:
         return peer in self.members
 
-    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         self.gossip.append(data)
         self.changed()
-        return self.verdict(data)
+        return self.acceptance(data)
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         if kind == "hello" and self.end is not None:

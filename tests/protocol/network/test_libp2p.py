@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError, Refused, Unreachable, Verdict
+from protocol.network.interface import MAX_REQUEST_BYTES, Acceptance, NetworkError, Refused, Unreachable
 from protocol.network.libp2p import PortBusy, open_network
 from protocol.network.libp2p.inbound_policy import InboundLimits
 from protocol.wire.identity import Identity, PeerId
@@ -76,7 +76,7 @@ def test_a_peer_in_the_address_book_is_no_stranger_when_it_connects_first() -> N
 def test_rejected_gossip_goes_no_further() -> None:
     async def main() -> None:
         a, b, c = Recorder(), Recorder(), Recorder()
-        b.verdict = lambda data: Verdict.REJECT if data == b"bad" else Verdict.ACCEPT
+        b.acceptance = lambda data: Acceptance.REJECT if data == b"bad" else Acceptance.ACCEPT
         async with network(a) as one, network(b) as two, network(c) as three:
             one.remember(two.addresses())
             three.remember(two.addresses())

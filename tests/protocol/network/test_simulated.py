@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.network.interface import Landing, Refused, Unreachable, Verdict
+from protocol.network.interface import Acceptance, Landing, Refused, Unreachable
 from protocol.network.simulated.network import MemoryNetwork
 from protocol.network.simulated.weather import Weather
 from protocol.network.simulated.wire import MemoryWire
@@ -31,9 +31,9 @@ class Listener:
     def has_member(self, peer: PeerId) -> bool:
         return False
 
-    def on_gossip(self, forwarder: PeerId, data: bytes) -> Verdict:
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         self.gossip.append(data)
-        return Verdict.ACCEPT
+        return Acceptance.ACCEPT
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         if kind == "refuse":

@@ -55,7 +55,7 @@ class Table:
         self.others: list[Replica] = []
         self.network = TableNetwork()
         self.serve(ANN.peer_id, self.theirs)
-        session = a_session(self.signed.run, self.network, self.events)
+        self.session = session = a_session(self.signed.run, self.network, self.events)
         self.membership = Membership(ME.peer_id, trio.current_time(), self.ours.history)
         self.activity = Activity(self.events.append)
         standpoints = Standpoints(ME.peer_id, self.ours.history, self.membership, self.activity, 0.0)

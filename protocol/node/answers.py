@@ -1,0 +1,114 @@
+"""Answering the questions of other peers: whether each may be asked by this peer now, and who answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from protocol.audit.ejection import Ejections
+from protocol.content.serving import QUESTIONS as SERVED
+from protocol.content.serving import Serving
+from protocol.exchange.messages import ExchangeAsk
+from protocol.membership.handshake import Handshake
+from protocol.network.interface import Refused
+from protocol.network.session import Session
+from protocol.node.current_round import CurrentRound
+from protocol.node.statements import Statements
+from protocol.run.greeting import Hello
+from protocol.wire.body import Body, decode_body
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.questions import EvidenceRequest, PartReply, PartRequest
+from protocol.wire.shape import largest
+
+QUESTIONS: dict[str, type[Body] | None] = {
+    "hello": Hello,
+    "round": None,
+    "exchange": ExchangeAsk,
+    "goodbye": None,
+    "part": PartRequest,
+    "evidence": EvidenceRequest,
+    **SERVED,
+}
+"""Each question that is answered, and how it is asked; None: with a signed statement, which is taken in."""
+BEFORE_HELLO = ("hello", "manifest")
+"""Questions that a peer may ask before it has greeted."""
+
+
+class Answers:
+    """Answers every question of `QUESTIONS`."""
+
+    def __init__(
+        self,
+        session: Session,
+        handshake: Handshake,
+        ejections: Ejections,
+        serving: Serving,
+        statements: Statements,
+        current: CurrentRound,
+    ) -> None:
+        self._network, self._handshake, self._ejections = session.network, handshake, ejections
+        self._serving, self._statements, self._round = serving, statements, current
+        self._answers: dict[str, Callable[[PeerId, bytes], Awaitable[bytes]]] = {
+            "hello": self._hello,
+            "round": self._round_statement,
+            "exchange": self._exchange,
+            "goodbye": self._goodbye,
+            "part": self._part,
+            "evidence": self._evidence,
+        }
+        assert {*self._answers, *SERVED} == set(QUESTIONS)
+
+    async def answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        """The answer for `peer`.  Raises `Refused`, or `Offence` where the question breaks the protocol."""
+        if peer in self._ejections:
+            raise Refused(f"you were ejected from this run: you {self._ejections.reason(peer)}")
+        if kind not in QUESTIONS:
+            raise Refused("no such question")
+        form = QUESTIONS[kind]
+        if form is not None and len(data) > largest(form).bytes:
+            raise Refused("the question is too long")
+        if kind not in BEFORE_HELLO and not self._handshake.may_speak(peer):
+            raise Refused(f"not without a hello: {kind:.40}")
+        return await self._serving.answer(kind, data) if kind in SERVED else await self._answers[kind](peer, data)
+
+    async def _hello(self, peer: PeerId, data: bytes) -> bytes:
+        answer = self._handshake.answer_hello(peer, data)
+        self._network.welcome(peer)
+        return answer
+
+    async def _round_statement(self, peer: PeerId, data: bytes) -> bytes:
+        await self._statements.about_the_round(peer, data)
+        return b""
+
+    async def _goodbye(self, peer: PeerId, data: bytes) -> bytes:
+        await self._statements.goodbye(peer, data)
+        return b""  # the leaver waits for no more than that
+
+    async def _exchange(self, peer: PeerId, data: bytes) -> bytes:
+        try:
+            ask = decode_body(ExchangeAsk, data, max_bytes=256)
+        except Malformed as error:
+            raise Refused(str(error)) from error
+        exchanges = self._round.exchanges
+        exchange = await exchanges.find(Hash(ask.plan)) if exchanges is not None else None
+        if exchange is None:
+            raise Refused("no such exchange here")
+        exchange.asked(peer, ask)
+        return b""
+
+    async def _part(self, peer: PeerId, data: bytes) -> bytes:
+        """A slice of our contribution, for a peer that audits."""
+        try:
+            question = decode_body(PartRequest, data, max_bytes=256)
+        except Malformed as error:
+            raise Refused(str(error)) from error
+        work = self._round.work
+        part = work.part(Hash(question.root), question.chunk) if work is not None else None
+        if part is None:
+            raise Refused("that contribution is not here")
+        proof, piece = part
+        return PartReply(proof=proof, data=bytes(piece[question.offset : question.offset + question.length])).encode()
+
+    async def _evidence(self, peer: PeerId, data: bytes) -> bytes:
+        return await self._ejections.answer(data)

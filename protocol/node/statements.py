@@ -1,0 +1,185 @@
+"""Taking in signed statements of other peers: by gossip, or brought as a question that is only acknowledged.
+
+Each is checked for its form, its signature and its author; what it means is decided by the component that it is handed to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from protocol.audit.accusations import Heard
+from protocol.audit.ejection import Ejections
+from protocol.audit.evidence import Evidence, TwoStatements
+from protocol.audit.witness import Witness
+from protocol.consensus.relay import RELAYED
+from protocol.events import Dropped
+from protocol.membership.handshake import Handshake
+from protocol.membership.liveness import Membership
+from protocol.network.interface import Acceptance, Offence
+from protocol.network.session import Session
+from protocol.node.background import Background
+from protocol.node.current_round import CurrentRound
+from protocol.node.evaluator import Evaluator
+from protocol.node.guard import Guard
+from protocol.node.readys import Readys
+from protocol.offload import Offload
+from protocol.wire.body import LARGE_BYTES, Body
+from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import MAX_GOSSIP_BYTES, Envelope
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Accusation, Commit, Ready, unpack
+from protocol.wire.presence import Goodbye, Heartbeat
+
+GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation)
+MAX_TOLD = 1024
+"""Goodbyes remembered that did not come by gossip."""
+
+
+class Statements:
+    """Hands each statement to the component that it concerns.  background: looks into accusations and proofs of lies."""
+
+    def __init__(
+        self,
+        session: Session,
+        guard: Guard,
+        offload: Offload,
+        background: Background,
+        membership: Membership,
+        handshake: Handshake,
+        ejections: Ejections,
+        witness: Witness,
+        evaluator: Evaluator,
+        readys: Readys,
+        current: CurrentRound,
+    ) -> None:
+        self._session, self._guard, self._offload, self._background = session, guard, offload, background
+        self._membership, self._handshake, self._ejections = membership, handshake, ejections
+        self._witness, self._evaluator, self._readys, self._round = witness, evaluator, readys, current
+        self._decoding = trio.Lock()
+        """One large statement is decoded at a time."""
+        self._told: dict[PeerId, None] = {}
+        """Peers whose goodbye came to us alone, and has yet to be handed on when it comes by gossip."""
+
+    # -- by gossip ----------------------------------------------------------------------------------------------------
+
+    def by_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
+        """Take in a statement that travels by gossip; whether it is forwarded."""
+        try:
+            sender, body, envelope = unpack(data, self._session.run, max_bytes=MAX_GOSSIP_BYTES)
+        except Malformed as error:
+            self._session.emit(Dropped(forwarder, "gossip", str(error)))
+            return Acceptance.REJECT
+        if not isinstance(body, GOSSIP_KINDS):
+            self._session.emit(Dropped(forwarder, "gossip", f"a {envelope.kind} does not travel by gossip"))
+            return Acceptance.REJECT
+        if sender == self._session.me or not self._background.is_open:
+            return Acceptance.IGNORE  # a peer that has left, or is not here yet, judges no forwarder
+        with self._guard.watch(sender, envelope.kind):
+            if isinstance(body, Ready):
+                self._handshake.meet(sender, body)
+            may_speak = self._handshake.may_speak(sender) and sender not in self._ejections
+            if may_speak and self._is_news(forwarder, sender, body, envelope):
+                return Acceptance.ACCEPT
+        return Acceptance.IGNORE
+
+    def _is_news(self, forwarder: PeerId, sender: PeerId, body: Body, envelope: Envelope) -> bool:
+        if isinstance(body, Heartbeat):
+            return self._on_heartbeat(forwarder, sender, body)
+        if isinstance(body, Goodbye):
+            told = sender in self._told
+            self._told.pop(sender, None)
+            return self._on_goodbye(sender, body) or told
+        if isinstance(body, Accusation):
+            return self._on_accusation(sender, body)
+        assert isinstance(body, Ready)
+        return self._on_ready(sender, body, envelope)
+
+    def _on_heartbeat(self, forwarder: PeerId, sender: PeerId, beat: Heartbeat) -> bool:
+        membership = self._membership
+        was_live = membership.is_live(sender)
+        fresh, events = membership.on_heartbeat(sender, beat, trio.current_time(), forwarder)
+        if fresh:
+            self._session.network.remember([a for a in beat.addresses if a.endswith(f"/p2p/{sender}")], claimed=True)
+            if not was_live and membership.is_live(sender):
+                self._round.peer_alive(sender)
+        for event in events:
+            self._session.emit(event)
+        if fresh and beat.measured is not None:
+            self._evaluator.on_claim(sender, beat.measured)
+        return fresh
+
+    def _on_goodbye(self, sender: PeerId, bye: Goodbye) -> bool:
+        fresh, events = self._membership.on_goodbye(sender, bye)
+        if fresh:
+            self._round.peer_dead(sender)
+        for event in events:
+            self._session.emit(event)
+        return fresh
+
+    def _on_ready(self, sender: PeerId, ready: Ready, envelope: Envelope) -> bool:
+        if not self._handshake.may_be_named(sender, ready):
+            return False
+        news = self._readys.add(sender, ready, envelope, is_live=self._membership.is_live(sender))
+        if isinstance(news, TwoStatements):
+            self._convict_all(sender, [news])
+            return False
+        if news:
+            self._round.receive(sender, ready, envelope)
+        return news
+
+    def _on_accusation(self, accuser: PeerId, accusation: Accusation) -> bool:
+        heard = self._ejections.hear(accuser, accusation)
+        if heard is Heard.NEW:
+            self._background.start(self._look_into, accuser, accusation)
+        return heard is not Heard.UNWANTED
+
+    # -- brought to us alone ------------------------------------------------------------------------------------------
+
+    async def about_the_round(self, bringer: PeerId, data: bytes) -> None:
+        """Take in a statement about the round; raises `Offence`."""
+        try:
+            if len(data) > LARGE_BYTES:
+                async with self._decoding:
+                    sender, body, envelope = await self._offload(unpack, data, self._session.run)
+            else:
+                sender, body, envelope = unpack(data, self._session.run)
+        except Malformed as error:
+            self._session.emit(Dropped(bringer, "statement", str(error)))
+            raise Offence(str(error)) from error
+        if sender != bringer and not isinstance(body, (Commit, *RELAYED)):
+            raise Offence("a statement of somebody else")
+        self._convict_all(sender, self._witness.hear(sender, body, envelope))
+        self._round.receive(sender, body, envelope, by=bringer)
+
+    async def goodbye(self, leaver: PeerId, data: bytes) -> None:
+        """Take in a goodbye that the leaver tells its neighbours itself; raises `Offence`."""
+        try:
+            sender, body, _ = unpack(data, self._session.run, max_bytes=MAX_GOSSIP_BYTES)
+        except Malformed as error:
+            raise Offence(str(error)) from error
+        if sender != leaver or not isinstance(body, Goodbye):
+            raise Offence("no goodbye of its own")
+        if self._background.is_open and self._on_goodbye(leaver, body):
+            if len(self._told) >= MAX_TOLD:
+                self._told.pop(next(iter(self._told)))
+            self._told[leaver] = None
+
+    # -- lies ---------------------------------------------------------------------------------------------------------
+
+    async def _look_into(self, accuser: PeerId, accusation: Accusation) -> None:
+        with self._guard.watch(accuser, "accusation"):
+            verdict = await self._ejections.look_into(accusation)
+            if verdict is not None:
+                self._round.on_verdict(verdict)
+
+    def _convict_all(self, sender: PeerId, lies: Sequence[Evidence]) -> None:
+        for lie in lies:
+            self._background.start(self._convict, sender, lie)
+
+    async def _convict(self, sender: PeerId, lie: Evidence) -> None:
+        with self._guard.watch(sender, "contradiction"):
+            verdict = await self._ejections.convict(lie)
+            if verdict is not None:
+                self._round.on_verdict(verdict)

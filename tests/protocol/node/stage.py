@@ -1,0 +1,125 @@
+"""The entrance of a node on a table, with its real parts: Ann and Bob say and ask what they like."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+import trio.testing
+
+from protocol.audit.ejection import Ejections
+from protocol.audit.evidence import TwoStatements
+from protocol.audit.witness import Witness
+from protocol.content.serving import Serving
+from protocol.events import Event
+from protocol.membership.activity import Activity
+from protocol.membership.handshake import Handshake
+from protocol.membership.liveness import Membership
+from protocol.network.interface import Acceptance
+from protocol.node.answers import Answers
+from protocol.node.background import Background
+from protocol.node.current_round import CurrentRound
+from protocol.node.dispatcher import Dispatcher
+from protocol.node.evaluator import Evaluator
+from protocol.node.guard import Guard
+from protocol.node.readys import Readys
+from protocol.node.statements import Statements
+from protocol.run.manifest import SignedManifest
+from protocol.run.settings import NodeSettings
+from protocol.wire.body import Body
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Ready, pack
+from protocol.wire.presence import Role
+from tests.protocol.chains import a_replica, a_run
+from tests.protocol.peers import ANN, ME, TableNetwork, a_first_ready, a_session, at_once
+
+
+class StageNetwork(TableNetwork):
+    """welcomed: the peers that have greeted us, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.welcomed: list[PeerId] = []
+
+    def welcome(self, peer: PeerId) -> None:
+        self.welcomed.append(peer)
+
+    def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
+        pass
+
+
+class Stage:
+    """A peer that has just begun: no round runs."""
+
+    def __init__(self, folder: Path, signed: SignedManifest | None = None) -> None:
+        signed = signed or a_run(ANN)
+        self.run, self.events, self.network = signed.run, list[Event](), StageNetwork()
+        self.replica = replica = a_replica(signed, folder)
+        session, history = a_session(self.run, self.network, self.events), replica.history
+        guard, activity, current = Guard(session), Activity(self.events.append), CurrentRound()
+        settings = NodeSettings("me", Role.TRAINER, "0", 1)
+        self.background, self.guard = Background(), guard
+        self.membership = Membership(ME.peer_id, 0.0, history)
+        handshake = Handshake(signed.manifest, self.run, settings, history)
+        self.ejections = Ejections(session, replica, self.membership, at_once)
+        self.readys = Readys(history, replica.rounds.max_members)
+        self.statements = Statements(
+            session,
+            guard,
+            at_once,
+            self.background,
+            self.membership,
+            handshake,
+            self.ejections,
+            Witness(self.run, history, replica.rounds.max_members),
+            Evaluator(session, replica, self.membership, None, activity),
+            self.readys,
+            current,
+        )
+        serving = Serving(replica, at_once)
+        self.answers = Answers(session, handshake, self.ejections, serving, self.statements, current)
+        self.dispatcher = Dispatcher(
+            session,
+            guard,
+            self.background,
+            self.membership,
+            handshake,
+            activity,
+            self.ejections,
+            self.statements,
+            self.answers,
+            current,
+        )
+
+    def said(self, author: Identity, body: Body) -> bytes:
+        """A statement of `author` in this run."""
+        return pack(author, self.run, body).raw
+
+    def gossip(self, author: Identity, body: Body) -> Acceptance:
+        """As when `author` gossips this to us itself."""
+        return self.statements.by_gossip(author.peer_id, self.said(author, body))
+
+    def ready(self, **changes: Any) -> Ready:
+        """A READY for the first round."""
+        return a_first_ready(**{"base": self.replica.history.tip, **changes})
+
+    def proof(self, liar: Identity) -> TwoStatements:
+        """That `liar` signed two READYs for one slot."""
+        return TwoStatements(first=self.said(liar, self.ready()), second=self.said(liar, self.ready(tokens=16)))
+
+
+def on_stage(folder: Path, check: Callable[[Stage], Awaitable[None]], signed: SignedManifest | None = None) -> None:
+    """Run `check` in virtual time, while the stage is open."""
+
+    async def main() -> None:
+        stage = Stage(folder, signed)
+        try:
+            async with stage.dispatcher.open() as nursery:
+                await check(stage)
+                nursery.cancel_scope.cancel()
+        finally:
+            stage.replica.state.close()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -1,0 +1,104 @@
+"""Which questions are answered, and to whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protocol.exchange.messages import ExchangeAsk
+from protocol.network.interface import Offence, Refused
+from protocol.node.answers import BEFORE_HELLO, QUESTIONS
+from protocol.run.greeting import make_hello
+from protocol.run.manifest import Admission, sign
+from protocol.wire.body import Body
+from protocol.wire.hashes import ZERO_HASH
+from protocol.wire.identity import Identity
+from protocol.wire.presence import Goodbye, Role
+from protocol.wire.questions import EvidenceRequest, PartRequest
+from tests.protocol.chains import a_run
+from tests.protocol.node.stage import Stage, on_stage
+from tests.protocol.peers import ANN, BOB
+
+ORGANISER = Identity.from_seed(b"\x2a" * 32)
+ANNS_ALONE = sign(
+    ORGANISER,
+    a_run(ANN).manifest.model_copy(update={"admission": Admission.ALLOWLIST, "allowlist": [ANN.peer_id]}),
+)
+"""A run that lets nobody in but Ann."""
+
+
+async def refusal(stage: Stage, kind: str, data: bytes = b"", asker: Identity = ANN) -> Refused:
+    with pytest.raises(Refused) as caught:
+        await stage.answers.answer(asker.peer_id, kind, data)
+    return caught.value
+
+
+def test_a_greeting_is_answered_and_its_sender_welcome(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        hello = make_hello(stage.run, Role.TRAINER, b"", "0").encode()
+        assert await stage.answers.answer(ANN.peer_id, "hello", hello)
+        await refusal(stage, "hello", hello, BOB)
+        assert stage.network.welcomed == [ANN.peer_id]
+
+    on_stage(tmp_path, check, ANNS_ALONE)
+
+
+@pytest.mark.parametrize("kind", sorted(set(QUESTIONS) - set(BEFORE_HELLO)))
+def test_whoever_may_not_speak_may_not_ask(tmp_path: Path, kind: str) -> None:
+    async def check(stage: Stage) -> None:
+        assert str(await refusal(stage, kind, asker=BOB)) == f"not without a hello: {kind}"
+
+    on_stage(tmp_path, check, ANNS_ALONE)
+
+
+def test_the_manifest_is_for_everybody(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        assert await stage.answers.answer(BOB.peer_id, "manifest", b"") == stage.replica.signed.raw
+
+    on_stage(tmp_path, check, ANNS_ALONE)
+
+
+@pytest.mark.parametrize("kind", sorted(QUESTIONS))
+def test_a_liar_gets_no_answer(tmp_path: Path, kind: str) -> None:
+    async def check(stage: Stage) -> None:
+        await stage.ejections.convict(stage.proof(ANN))
+        assert "you were ejected from this run" in str(await refusal(stage, kind))
+
+    on_stage(tmp_path, check)
+
+
+def test_unknown_and_oversized_questions_are_refused(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        assert str(await refusal(stage, "gossip")) == "no such question"
+        for kind in (kind for kind, form in QUESTIONS.items() if form is not None):
+            assert str(await refusal(stage, kind, bytes(1 << 20))) == "the question is too long"
+
+    on_stage(tmp_path, check)
+
+
+@pytest.mark.parametrize(
+    ("kind", "question", "answer"),
+    [
+        ("exchange", ExchangeAsk(plan=ZERO_HASH, fragment=0, chunk=0), "no such exchange here"),
+        ("part", PartRequest(root=ZERO_HASH, chunk=0, offset=0, length=1), "that contribution is not here"),
+        ("evidence", EvidenceRequest(evidence=ZERO_HASH, offset=0, length=1), "that proof is not here"),
+    ],
+)
+def test_what_is_not_here_is_refused_and_so_is_rubbish(tmp_path: Path, kind: str, question: Body, answer: str) -> None:
+    async def check(stage: Stage) -> None:
+        assert str(await refusal(stage, kind, question.encode())) == answer
+        assert not isinstance(await refusal(stage, kind, b"odd"), Offence)
+
+    on_stage(tmp_path, check)
+
+
+@pytest.mark.parametrize("kind", ["round", "goodbye"])
+def test_a_statement_is_acknowledged_and_a_false_one_is_an_offence(tmp_path: Path, kind: str) -> None:
+    async def check(stage: Stage) -> None:
+        true = stage.said(ANN, Goodbye(incarnation=1, seq=1))
+        assert await stage.answers.answer(ANN.peer_id, kind, true) == b""
+        for false in (b"odd", true[:-1], stage.said(BOB, Goodbye(incarnation=1, seq=1))):
+            assert isinstance(await refusal(stage, kind, false), Offence)
+
+    on_stage(tmp_path, check)

@@ -1,0 +1,172 @@
+"""What the trainer is asked for, what of its answers becomes a contribution, and what READY says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from kernels.layout import payload_bytes
+from protocol.events import ComputeProgress, Event, Notice
+from protocol.membership.activity import Activity
+from protocol.membership.pace import Pace
+from protocol.node.contributor import Contributor
+from protocol.node.work import Work
+from protocol.run.settings import NodeSettings
+from protocol.state.base import Base
+from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
+from protocol.wire.hashes import Hash, chunk_hash, verify_proof
+from protocol.wire.presence import Phase, Role
+from tests.protocol.chains import a_replica, a_run
+from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
+
+STATE = Hash(b"\x03" * 32)
+MEMBERS = tuple(sorted(each.peer_id for each in (ANN, BOB, ME)))
+FAR = Base(7, 0, Hash(b"\x09" * 32), MEMBERS, MEMBERS)
+"""A round to which we come from the one before it."""
+
+
+class Trainer:
+    """A `TrainerLink` that dies of `deaths`, in turn, then answers with this data, loss and norm."""
+
+    def __init__(self, data: bytes) -> None:
+        self.pid, self.tasks, self.told = 1, list[ComputeTask](), list[str]()
+        self.deaths, self.data, self.loss, self.norm = list[TrainerDied](), data, 2.0, 1.0
+
+    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
+        self.tasks.append(task)
+        await trio.lowlevel.checkpoint()
+        if self.deaths:
+            raise self.deaths.pop(0)
+        on_progress(Progress(task.round, task.steps, self.loss, 80, 20.0))
+        return Contribution(task.round, 80, task.steps, self.loss, self.norm, memoryview(self.data))
+
+    def __getattr__(self, command: str) -> Callable[[], None]:
+        return lambda: self.told.append(command)
+
+
+class Table:
+    def __init__(self, folder: Path, with_trainer: bool) -> None:
+        self.replica, self.events = a_replica(a_run(ANN), folder), list[Event]()
+        self.manifest, self.work = self.replica.manifest, Work(self.replica.layout)
+        self.trainer = Trainer(bytes(range(256)) * (payload_bytes(self.replica.layout) // 256 + 1))
+        self.activity = Activity(self.events.append)
+        session, settings = a_session(a_run(ANN).run, TableNetwork(), self.events), NodeSettings("me", Role.TRAINER, "0", 4)
+        trainer: Any = self.trainer if with_trainer else None
+        self.contributor = Contributor(session, self.replica, settings, trainer, at_once, Pace(8), self.activity)
+
+
+def on_table(folder: Path, check: Callable[[Table], Awaitable[None]], *, with_trainer: bool = True) -> None:
+    async def main() -> None:
+        table = Table(folder, with_trainer)
+        await check(table)
+        table.replica.state.close()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_members_of_the_last_record_train_on_the_lane_of_their_place_and_others_above_those(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        lanes, steps = table.manifest.rounds.max_members, table.manifest.rounds.inner_steps
+        bases = [FAR, *(Base(7, 0, Hash(bytes([draw]) * 32), MEMBERS) for draw in range(20))]
+        for base in bases:
+            assert await table.contributor.compute(base, table.work) is not None
+        member, *strangers = table.trainer.tasks
+        assert member.lane == MEMBERS.index(ME.peer_id) and (member.steps, member.first_step) == (steps, 7 * steps)
+        assert all(lanes <= task.lane < 2 * lanes for task in strangers)
+        assert len({task.lane for task in strangers}) > 10, "each tip draws another one"
+
+    on_table(tmp_path, check)
+
+
+def test_a_trainer_process_warms_up_once_and_never_in_the_first_round(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        rounds = [0, 1, 2]
+        for round in rounds:
+            await table.contributor.compute(Base(round, 0, FAR.tip, MEMBERS), table.work)
+        table.trainer.pid += 1
+        await table.contributor.compute(FAR, table.work)
+        await table.contributor.compute(FAR, table.work)
+        warmup = table.manifest.inner.joiner_warmup_steps
+        assert warmup > 0 and [task.warmup_steps for task in table.trainer.tasks] == [0, 0, 0, warmup, 0]
+
+    on_table(tmp_path, check)
+
+
+def test_a_peer_that_does_not_train_contributes_nothing(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        assert not table.contributor.computes
+        assert await table.contributor.compute(FAR, table.work) is None
+        assert table.activity.phase is Phase.SEEDING and table.trainer.tasks == []
+
+    on_table(tmp_path, check, with_trainer=False)
+
+
+def test_when_the_trainer_dies_the_round_is_trained_again_from_its_start(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        table.trainer.deaths.append(TrainerDied("killed"))
+        assert await table.contributor.compute(FAR, table.work) is not None
+        first, second = table.trainer.tasks
+        assert (first.round, first.lane, first.first_step) == (second.round, second.lane, second.first_step)
+        assert table.activity.phase is Phase.COMPUTING and table.work.training.is_set()
+
+    on_table(tmp_path, check)
+
+
+def test_a_trainer_that_gave_up_contributes_nothing(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        table.trainer.deaths.append(TrainerGaveUp("out of memory"))
+        assert await table.contributor.compute(FAR, table.work) is None
+        assert table.activity.detail == "no trainer any more: out of memory"
+
+    on_table(tmp_path, check)
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(nan, 1.0), (inf, 1.0), (1e30, 1.0), (2.0, nan), (2.0, inf)])
+def test_numbers_of_failed_training_are_not_contributed(tmp_path: Path, loss: float, norm: float) -> None:
+    async def check(table: Table) -> None:
+        table.trainer.loss, table.trainer.norm = loss, norm
+        assert await table.contributor.compute(FAR, table.work) is None
+        [notice] = [event.text for event in table.events if isinstance(event, Notice)]
+        assert notice.startswith("round 7: training failed")
+
+    on_table(tmp_path, check)
+
+
+def test_nothing_is_computed_while_paused(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        table.contributor.pause()
+        assert not table.contributor.computes and table.activity.phase is Phase.PAUSED
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(table.contributor.compute, FAR, table.work)
+            await trio.sleep(1000)
+            assert table.trainer.tasks == []
+            table.contributor.resume()
+        assert len(table.trainer.tasks) == 1 and table.contributor.computes
+        assert table.trainer.told == ["pause", "resume"]
+
+    on_table(tmp_path, check)
+
+
+def test_a_ready_commits_to_every_chunk_of_the_contribution(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        contribution = await table.contributor.compute(FAR, table.work)
+        assert contribution is not None
+        steps = table.manifest.rounds.inner_steps
+        assert [event.steps for event in table.events if isinstance(event, ComputeProgress)] == [steps] == [table.work.steps]
+        readys = [(await table.contributor.commit(FAR, table.work, contribution, STATE))[0] for _ in range(2)]
+        assert [(ready.incarnation, ready.serial) for ready in readys] == [(4, 0), (4, 1)]
+        ready = readys[-1]
+        assert (ready.round, ready.base, ready.tokens, ready.state_digest) == (7, FAR.tip, 80, STATE)
+        for number, span in enumerate(table.replica.layout):
+            part = table.work.part(Hash(ready.root), number)
+            assert part is not None and part[1] == table.trainer.data[span.encoded]
+            proof = [Hash(node) for node in part[0]]
+            assert verify_proof(Hash(ready.root), len(table.replica.layout), number, chunk_hash(part[1]), proof)
+
+    on_table(tmp_path, check)

@@ -1,0 +1,71 @@
+"""What a handler fails at ends at the entrance; connections are greeted and judged while it is open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.events import HandlerFailed, Notice
+from protocol.network.interface import Acceptance, Refused
+from tests.protocol.node.stage import Stage, on_stage
+from tests.protocol.peers import ANN, a_heartbeat
+
+
+def test_a_failure_of_ours_costs_an_event_and_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(stage: Stage) -> None:
+        async def fail(*arguments: object) -> bytes:
+            raise KeyError("ours")
+
+        def fail_at_once(*arguments: object) -> Acceptance:
+            raise KeyError("ours")
+
+        monkeypatch.setattr(stage.answers, "answer", fail)
+        monkeypatch.setattr(stage.statements, "by_gossip", fail_at_once)
+        with pytest.raises(Refused, match="failed at the question"):
+            await stage.dispatcher.on_request(ANN.peer_id, "tips", b"")
+        assert stage.dispatcher.on_gossip(ANN.peer_id, b"") is Acceptance.IGNORE
+        assert [event.what for event in stage.events if isinstance(event, HandlerFailed)] == ["question 'tips'", "gossip"]
+        assert stage.network.forgotten == [ANN.peer_id] * 2
+
+    on_stage(tmp_path, check)
+
+
+def test_a_push_that_belongs_to_no_exchange_is_not_wanted(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        assert await stage.dispatcher.open_push(ANN.peer_id, b"odd", 8) is None
+        await stage.dispatcher.finish_push(ANN.peer_id, b"odd", None)
+        assert stage.guard.failures == 0
+
+    on_stage(tmp_path, check)
+
+
+def test_whoever_is_connected_is_greeted_and_its_refusal_told(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        async def refuse(kind: str, data: bytes) -> bytes:
+            await trio.lowlevel.checkpoint()
+            raise Refused(f"no {kind} here")
+
+        stage.network.answers[ANN.peer_id] = refuse
+        stage.dispatcher.on_peer_connected(ANN.peer_id)
+        await trio.testing.wait_all_tasks_blocked()
+        assert [event.text for event in stage.events if isinstance(event, Notice)] == ["no hello here"]
+
+    on_stage(tmp_path, check)
+
+
+def test_connections_count_while_it_is_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        stage = Stage(tmp_path)
+        stage.dispatcher.on_peer_connected(ANN.peer_id)
+        async with stage.dispatcher.open():
+            stage.dispatcher.on_peer_connected(ANN.peer_id)
+            stage.statements.by_gossip(ANN.peer_id, stage.said(ANN, a_heartbeat()))
+            assert stage.membership.is_live(ANN.peer_id)
+        stage.dispatcher.on_peer_disconnected(ANN.peer_id)
+        assert stage.membership.is_live(ANN.peer_id), "we close connections ourselves when we leave"
+        stage.replica.state.close()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

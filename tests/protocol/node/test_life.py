@@ -1,0 +1,146 @@
+"""The order of a life: load, restore, listen, reach the tip, round after round, linger, say goodbye."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+import trio.testing
+
+from protocol.events import Event
+from protocol.membership.activity import Activity
+from protocol.node.background import Background
+from protocol.node.life import Life
+from protocol.node.round_runner import Behind, Outcome, Wrong
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Commit
+from protocol.wire.presence import Phase
+from tests.protocol.consensus.examples import INDEX, PEERS, RECORD, votes_for
+from tests.protocol.peers import ANN, BOB
+
+COMMIT = Commit(record=RECORD, index=INDEX, certificate=votes_for(RECORD, PEERS[:4], 0))
+WRONG = Wrong(Hash(b"\x04" * 32))
+HEARD_BY = 3
+BEGIN = ["ejections.load", "keeper.load", "keeper.restore", "gathering.listen"]
+REACH = ["keeper.reach_tip", "ejections.look_again"]
+ROUND = [*REACH, "gathering.may_begin", "rounds.run_next"]
+BESIDE = {"heartbeats.run", "ejections.announce", "watch.run"}
+
+
+class Part:
+    """A component that notes in `log` what it is asked to do; what it then does or answers is in `answers`, if anything."""
+
+    def __init__(self, name: str, log: list[str], **answers: Callable[..., Any]) -> None:
+        self._name, self._log, self._answers = name, log, answers
+
+    def __getattr__(self, what: str) -> Callable[..., Awaitable[Any]]:
+        async def asked(*arguments: Any, **named: Any) -> Any:
+            self._log.append(f"{self._name}.{what}")
+            await trio.lowlevel.checkpoint()
+            return self._answers.get(what, lambda *ignored, **too: None)(*arguments, **named)
+
+        return asked
+
+
+class Stage:
+    """A life whose rounds end as `outcomes` says, in turn; after the last of them, a round never ends."""
+
+    def __init__(self, *outcomes: Outcome, stop_after: int | None = None, checkpoint_due: bool = False) -> None:
+        self.log, self.greeted, self.events = list[str](), list[PeerId](), list[Event]()
+        self.history, self.activity = SimpleNamespace(length=0), Activity(self.events.append)
+        self.outcomes, self.refusals, self.repaired = list(outcomes), 0, list[Hash]()
+        dispatcher: Any = SimpleNamespace(open=Background().open, on_peer_connected=self.greeted.append)
+        evaluator: Any = Part("evaluator", self.log)
+        evaluator.stop = lambda: self.log.append("evaluator.stop")
+        history: Any = self.history
+        session: Any = SimpleNamespace(network=SimpleNamespace(connected=lambda: [ANN.peer_id, BOB.peer_id]))
+        parts: dict[str, Any] = {
+            "heartbeats": Part("heartbeats", self.log, say_goodbye=lambda: HEARD_BY),
+            "ejections": Part("ejections", self.log),
+            "watch": Part("watch", self.log),
+            "keeper": Part("keeper", self.log, advance=lambda commit: checkpoint_due, repair=self.repaired.append),
+            "gathering": Part("gathering", self.log, may_begin=self._may_begin),
+        }
+        parts["keeper"].is_verified = True
+        rounds: Any = SimpleNamespace(run_next=self._run_next)
+        parts |= {"dispatcher": dispatcher, "rounds": rounds, "evaluator": evaluator, "activity": self.activity}
+        self.life = Life(session, history, stop_after, **parts)
+
+    def _may_begin(self) -> bool:
+        self.refusals -= 1
+        return self.refusals < 0
+
+    async def _run_next(self, *, state_verified: bool, outlasting: trio.Nursery) -> Outcome:
+        self.log.append("rounds.run_next")
+        await trio.sleep(10)
+        if not self.outcomes:
+            await trio.sleep_forever()
+        outcome = self.outcomes.pop(0)
+        self.history.length += isinstance(outcome, Commit)
+        return outcome
+
+    def run(self, meanwhile: Callable[[], None] = lambda: None, after_s: float = 1000.0) -> int:
+        """Live; `meanwhile` is called after so many seconds.  How many peers heard the goodbye."""
+
+        async def main() -> int:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call)
+                heard = await self.life.run()
+                nursery.cancel_scope.cancel()
+            return heard
+
+        async def call() -> None:
+            await trio.sleep(after_s)
+            meanwhile()
+
+        return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    @property
+    def steps(self) -> list[str]:
+        """What was done, one after another."""
+        return [each for each in self.log if each not in BESIDE]
+
+
+def test_a_life_of_two_rounds() -> None:
+    stage = Stage(COMMIT, COMMIT, stop_after=2)
+    assert stage.run() == HEARD_BY
+    end = [*REACH, "evaluator.at_the_end", "gathering.linger", "heartbeats.say_goodbye"]
+    assert stage.steps == [*BEGIN, *[*ROUND, "keeper.advance"] * 2, *end]
+    assert set(stage.log) > BESIDE and stage.activity.phase is Phase.STOPPING
+    assert stage.greeted == [ANN.peer_id, BOB.peer_id], "they were connected already"
+
+
+def test_a_checkpoint_is_written_beside_the_next_round_when_it_is_due() -> None:
+    stage = Stage(COMMIT, stop_after=1, checkpoint_due=True)
+    stage.run()
+    assert stage.steps.count("keeper.checkpoint") == 1
+
+
+def test_a_wrong_state_is_repaired_and_a_peer_that_is_behind_catches_up() -> None:
+    stage = Stage(WRONG, Behind(), COMMIT, stop_after=1)
+    stage.run()
+    assert stage.steps[len(BEGIN) :][:14] == [*ROUND, "keeper.repair", *ROUND, *ROUND, "keeper.advance"]
+    assert stage.repaired == [WRONG.digest]
+
+
+def test_no_round_begins_before_the_gathering_says_so() -> None:
+    stage = Stage(COMMIT, stop_after=1)
+    stage.refusals = 2
+    stage.run()
+    assert stage.steps[len(BEGIN) :][:11] == [*[*REACH, "gathering.may_begin"] * 2, *ROUND, "keeper.advance"]
+
+
+def test_to_finish_is_to_leave_after_the_running_round_with_nothing_left_to_measure() -> None:
+    stage = Stage(COMMIT, COMMIT)
+    stage.run(stage.life.finish, after_s=5)
+    end = [*REACH, "gathering.linger", "heartbeats.say_goodbye"]
+    assert stage.steps == [*BEGIN, *ROUND, "evaluator.stop", "keeper.advance", *end]
+
+
+def test_to_leave_is_to_break_the_running_round_off_with_a_goodbye() -> None:
+    stage = Stage(COMMIT)
+    assert stage.run(stage.life.leave, after_s=5) == HEARD_BY
+    assert stage.steps == [*BEGIN, *ROUND, "heartbeats.say_goodbye"]

@@ -1,0 +1,151 @@
+"""The state is kept at the end of the chain: by commits, checkpoints, moves, and what others have when ours is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.events import CheckpointWritten, Desynced, RolledBack, RoundCommitted
+from protocol.node.state_keeper import StateKeeper
+from protocol.run.manifest import SignedManifest
+from protocol.state.replica import Replica
+from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity
+from tests.protocol.chains import a_run, grow, initialise, next_commit, store_result
+from tests.protocol.peers import ANN, BOB, ME, at_once
+from tests.protocol.sync.table import Table, on_table
+
+OTHER_STATE = Hash(b"\x07" * 32)
+FOUR = (ANN, BOB, *(Identity.from_seed(bytes([number]) * 32) for number in (4, 5)))
+
+
+def on_keeper(
+    folder: Path, check: Callable[[StateKeeper, Table], Awaitable[None]], signed: SignedManifest | None = None
+) -> None:
+    async def main(table: Table) -> None:
+        parts = (table.activity, table.catch_up, table.following, table.claims)
+        await check(StateKeeper(table.session, table.ours, at_once, *parts), table)
+
+    on_table(folder, main, signed)
+
+
+async def advance(keeper: StateKeeper, replica: Replica, *, stored: bool = True, digest: Hash | None = None) -> bool:
+    """Our next round is committed; whether a checkpoint is due.  stored: its result is on our disk."""
+    commit, result = next_commit(replica, [ANN], voters=FOUR, state_digest=digest)
+    if stored:
+        store_result(replica, commit, result)
+    return await keeper.advance(commit)
+
+
+def test_each_record_is_appended_and_applied_and_some_are_followed_by_a_checkpoint(tmp_path: Path) -> None:
+    async def check(keeper: StateKeeper, table: Table) -> None:
+        interval = table.ours.manifest.checkpoint_interval
+        due = [await advance(keeper, table.ours) for _ in range(2 * interval)]
+        assert due == [*[False] * (interval - 1), True] * 2
+        assert keeper.mark == StateMark(2 * interval, table.ours.state.digest())
+        assert [(event.round, event.members) for event in table.of(RoundCommitted)] == [
+            (round, [ANN.peer_id]) for round in range(2 * interval)
+        ]
+        await keeper.checkpoint()
+        assert table.of(CheckpointWritten) == [CheckpointWritten(2 * interval, table.ours.state.size_bytes)]
+        assert table.ours.store.checkpoints.of(table.ours.history) == [2 * interval]
+
+    on_keeper(tmp_path, check)
+
+
+@pytest.mark.parametrize(("stored", "digest"), [(False, None), (True, OTHER_STATE)], ids=["no result", "another state"])
+def test_a_record_that_cannot_be_applied_is_ours_all_the_same(tmp_path: Path, stored: bool, digest: Hash | None) -> None:
+    async def check(keeper: StateKeeper, table: Table) -> None:
+        await advance(keeper, table.ours)
+        assert await advance(keeper, table.ours, stored=stored, digest=digest) is False
+        assert (table.ours.history.length, keeper.mark.rounds) == (2, 1)
+
+    on_keeper(tmp_path, check)
+
+
+def test_the_state_that_the_disk_gives_is_restored(tmp_path: Path) -> None:
+    async def check(keeper: StateKeeper, table: Table) -> None:
+        grow(table.ours, 3, [ANN], voters=FOUR)
+        right = table.ours.state.digest()
+        table.ours.state.reset()
+        await keeper.restore()
+        assert keeper.mark == StateMark(3, right)
+
+    on_keeper(tmp_path, check)
+
+
+def test_a_trainer_that_died_is_waited_for_and_one_that_gave_up_ends_the_restoring(tmp_path: Path) -> None:
+    async def check(keeper: StateKeeper, table: Table) -> None:
+        deaths: list[TrainerDied] = [TrainerDied("killed"), TrainerDied("killed again")]
+
+        async def start(theta: memoryview) -> None:
+            if deaths:
+                raise deaths.pop()
+            await initialise(theta)
+
+        table.catch_up.initialise = start
+        await keeper.restore()
+        assert deaths == [] and keeper.mark.digest == table.ours.state.digest()
+        deaths.append(TrainerGaveUp("out of memory"))
+        with trio.move_on_after(1e6) as scope:
+            await keeper.restore()
+        assert scope.cancelled_caught and table.activity.detail == "no trainer any more: out of memory"
+
+    on_keeper(tmp_path, check)
+
+
+def test_the_tip_of_a_chain_that_is_further_is_reached(tmp_path: Path) -> None:
+    async def check(keeper: StateKeeper, table: Table) -> None:
+        grow(table.theirs, 3, [ANN], voters=FOUR)
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        await keeper.reach_tip()
+        assert table.ours.history.tip == table.theirs.history.tip
+        assert keeper.mark == StateMark(3, table.theirs.state.digest())
+
+    on_keeper(tmp_path, check)
+
+
+@pytest.mark.parametrize("have_it", [True, False], ids=["others have it", "nobody has it"])
+def test_a_lost_result_comes_from_others_or_its_record_is_given_up(tmp_path: Path, have_it: bool) -> None:
+    async def check(keeper: StateKeeper, table: Table) -> None:
+        await advance(keeper, table.ours)
+        await advance(keeper, table.ours, stored=False)
+        if have_it:
+            grow(table.theirs, 2, [ANN], voters=FOUR)
+            table.hear(ANN.peer_id, table.theirs)
+        began = trio.current_time()
+        await keeper.reach_tip()
+        rounds = 2 if have_it else 1
+        assert table.ours.history.length == rounds and keeper.mark == StateMark(rounds, table.ours.state.digest())
+        assert (trio.current_time() - began > table.ours.rounds.eviction_s) is not have_it
+        assert table.of(RolledBack) == ([] if have_it else [RolledBack(1, 1, ME.peer_id)])
+
+    on_keeper(tmp_path, check)
+
+
+@pytest.mark.parametrize(("founders", "fetched"), [([ANN], []), (FOUR, [2])], ids=["one elector", "four electors"])
+def test_our_own_disk_is_asked_first_and_others_when_a_quorum_of_four_is_against_us(
+    tmp_path: Path, founders: list[Identity], fetched: list[int]
+) -> None:
+    async def check(keeper: StateKeeper, table: Table) -> None:
+        grow(table.theirs, 2, [ANN], voters=FOUR)
+        history, state = table.theirs.history, table.theirs.state
+        table.theirs.store.checkpoints.write(2, history.tip, state.leaves(), state.view)
+        grow(table.theirs, 1, [ANN], voters=FOUR)
+        table.hear(ANN.peer_id, table.theirs)
+        for _ in range(3):
+            await advance(keeper, table.ours)
+        mark = keeper.mark
+        assert not keeper.is_verified
+        await keeper.repair(OTHER_STATE)
+        assert keeper.mark == mark and keeper.is_verified
+        assert table.of(Desynced) == [Desynced(3, mark.digest.hex(), OTHER_STATE.hex())]
+        assert table.ours.store.checkpoints.of(table.ours.history) == fetched
+
+    on_keeper(tmp_path, check, a_run(*founders))
