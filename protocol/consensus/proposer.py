@@ -139,7 +139,7 @@ class Proposer:
         return self._put_when_known(plan, now)
 
     def on_report(self, sender: PeerId, report: Report, now: float) -> list[RoundEffect]:
-        """A member tells what came of the exchange that we proposed and have no part in.
+        """A member tells what came of the exchange that we proposed, and have no part in or wait in.
 
         Nothing of it is believed: we look at it as at any motion before we vote for it, and if that fails we take the word
         of another member.
@@ -150,7 +150,7 @@ class Proposer:
         members = [PeerId(member.peer) for member in mine.plan.members]
         known = state.results.get(Hash(report.plan))
         root = index_root(report.index)
-        if sender not in members or state.me in members or state.doubts.has_suspected(root):
+        if sender not in members or state.doubts.has_suspected(root):
             return []
         if known is not None and not state.doubts.has_suspected(index_root(known[0])):
             return []

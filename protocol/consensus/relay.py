@@ -8,11 +8,12 @@ of the attempt, each once: they carry the proposer's signature, so it does not m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from protocol.consensus.effects import Forward
 from protocol.consensus.events import Arrived
 from protocol.consensus.round_state import RoundState
+from protocol.state.base import Base
 from protocol.state.electorate import tolerated
 from protocol.wire.body import Body
 from protocol.wire.envelope import rebuild
@@ -60,7 +61,7 @@ class Relay:
 
     def _pass_on(self, peer: PeerId, circle: Sequence[PeerId], kinds: Sequence[type[Body]]) -> list[Forward]:
         """What of these kinds this peer was not told by us, if we are among the helpers of its circle."""
-        if self._state.me not in self._helpers(peer, circle):
+        if self._state.me not in helpers(self._state.base, peer, circle):
             return []
         effects = []
         for kind in kinds:
@@ -70,8 +71,9 @@ class Relay:
                 effects.append(Forward(peer, kind.KIND, raw))
         return effects
 
-    def _helpers(self, peer: PeerId, circle: Sequence[PeerId]) -> list[PeerId]:
-        """The peers after this one in the order of the tip, so many that one of them is honest."""
-        ranked = self._state.base.ranked({*circle, peer})
-        place = ranked.index(peer)
-        return [*ranked[place + 1 :], *ranked[:place]][: 1 + tolerated(len(ranked))]
+
+def helpers(base: Base, peer: PeerId, circle: Iterable[PeerId]) -> list[PeerId]:
+    """The peers of a circle that come after this one in the order of the tip, so many that one of them is honest."""
+    ranked = base.ranked({*circle, peer})
+    place = ranked.index(peer)
+    return [*ranked[place + 1 :], *ranked[:place]][: 1 + tolerated(len(ranked))]

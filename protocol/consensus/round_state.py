@@ -83,12 +83,13 @@ class RoundState:
     def has_patience(self, now: float, *, voting: bool) -> bool:
         """Whether what moved last is not longer ago than this attempt is given.
 
-        voting: a record is put to the vote: others are given as long to obtain it as our exchange took, at the most.
+        voting: a record is put to the vote: others are given as long to obtain it as our exchange took, at the most.  A
+        proposer that waits in its own exchange, when ours is over, is told the result (`Report`), and needs no time for it.
         """
-        stall_s = self.settings.stall_s if self.plan is not None else 0.0
-        if voting and self._exchange_s is not None:
-            stall_s = min(stall_s, self._exchange_s)
-        return self.idle_s(now) <= stall_s + PATIENCE_S * 2.0 ** min(self.losses, MAX_DOUBLINGS)
+        more_s = self.settings.stall_s if self.plan is not None else 0.0
+        if self._exchange_s is not None:
+            more_s = min(more_s, self._exchange_s) if voting else 0.0
+        return self.idle_s(now) <= more_s + PATIENCE_S * 2.0 ** min(self.losses, MAX_DOUBLINGS)
 
     def take_up(self, plan: Plan, now: float) -> None:
         """Follow this plan from now on."""

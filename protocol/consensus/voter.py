@@ -8,6 +8,7 @@ from protocol.consensus.ballot import Ballot
 from protocol.consensus.effects import BeginExchange, ObtainResult, Persist, Reject, RoundEffect, Send
 from protocol.consensus.justification import Justification, carries_lock, justify
 from protocol.consensus.policy import RESEND_S
+from protocol.consensus.relay import helpers
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
 from protocol.consensus.validation import flaw_of_motion, flaw_of_plan, is_in, plan_of
@@ -84,15 +85,15 @@ class Voter:
         state, ballot = self._state, self._due(view, now)
         if ballot is None or state.me not in ballot.voters or state.abstains:
             return [], None
-        call = self._call
+        call, effects = self._call, list[RoundEffect]()
         if call is not None and call.ballot == ballot:
             moves = call.answered and (self._is_exchanging() or state.idle_s(now) < CALL_S)
             if moves or now - call.sent < (RESEND_S if call.to_all else CALL_S):
                 return [], ballot
             call.sent, call.to_all, to = now, True, ballot.voters
+            effects += self._report_if_waited_for()
         else:
             self._call, to = Call(ballot, now), (ballot.proposer,)
-        effects: list[RoundEffect] = []
         if ballot.attempt > state.entered:
             effects.append(self._keep(enter(state.kept, ballot.attempt)))
         binding = self._binding(ballot, view)
@@ -177,11 +178,21 @@ class Voter:
 
     def report(self, plan: Hash) -> list[RoundEffect]:
         """Tell the proposer of this plan what came of our exchange, if it is over, and it has none of its own."""
-        state = self._state
-        result = state.results.get(plan)
-        if result is None or state.plan is None or plan_hash(state.plan) != plan:
+        taken_up = self._state.plan
+        if taken_up is None or plan_hash(taken_up) != plan or self._planner in _members(taken_up):
             return []
-        if any(member.peer == self._planner for member in state.plan.members):
+        return self._send_report(plan)
+
+    def _report_if_waited_for(self) -> list[RoundEffect]:
+        """Tell it, too, when it should have put the result to the vote by now, and we are among its helpers."""
+        state, plan = self._state, self._state.plan
+        if plan is None or self.is_voting or state.me == self._planner:
+            return []
+        return self._send_report(plan_hash(plan)) if state.me in helpers(state.base, self._planner, _members(plan)) else []
+
+    def _send_report(self, plan: Hash) -> list[RoundEffect]:
+        state, result = self._state, self._state.results.get(plan)
+        if result is None:
             return []
         index, provenance = list(result[0]), result[1]
         report = Report(round=state.base.round, base=state.base.tip, plan=plan, index=index, provenance=provenance)
@@ -350,3 +361,7 @@ class Voter:
         """Forget the motion if an average of its record is proven wrong, unless it is justified by a lock."""
         if self._motion is not None and not self._carried and self._state.doubts.is_false(self._motion.index):
             self._motion = None
+
+
+def _members(plan: Plan) -> list[PeerId]:
+    return [PeerId(member.peer) for member in plan.members]
