@@ -49,7 +49,8 @@ class ForkChoice:
         if common == branch.length:
             return Choice(common)
         electors = self._replica.history.roster_at(common).electorate.electors
-        self._standpoints.showed(shown_by, Side(branch.tip_at(common), rank(electors, branch.commit_at(common))))
+        if shown_by in electors:
+            self._standpoints.showed(shown_by, Side(branch.tip_at(common), rank(electors, branch.commit_at(common))))
         if common == self._replica.history.length:
             return Choice(self._followed(branch, common))
         if not self._wins(branch, common, shown_by):

@@ -16,7 +16,7 @@ from protocol.wire.identity import PeerId
 LATEST = 64
 """Provisional records that are looked at again, the newest ones: older ones have been followed by others long since."""
 MAX_SIDES = 1024
-"""Peers of which it is remembered where their chains leave ours."""
+"""Electors of which it is remembered where their chains leave ours."""
 
 
 class Standpoints:
@@ -33,10 +33,9 @@ class Standpoints:
         """Tips before provisional records of ours, and since when most of their electors stand there."""
 
     def showed(self, peer: PeerId, side: Side) -> None:
-        """The chain that `peer` showed, of verified records, leaves ours like this."""
-        if peer not in self._sides and len(self._sides) >= MAX_SIDES:
-            del self._sides[next(iter(self._sides))]
-        self._sides[peer] = side
+        """The chain that `peer` showed, of verified records, leaves ours like this.  From any thread."""
+        kept = list(self._sides.items())[-MAX_SIDES + 1 :]
+        self._sides = dict(kept) | {peer: side}  # a new one, because another thread may be going through the old one
 
     def is_parting(self, tip: bytes) -> bool:
         """Whether some chain was seen to leave ours, or one that we looked at, at this tip."""
