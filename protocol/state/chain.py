@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from protocol.state.base import Base, RoundSettings
 from protocol.state.electorate import quorum_size
@@ -119,18 +120,31 @@ def verify_commit(settings: RoundSettings, commit: Commit, base: Base) -> None:
     verify_votes(settings.run, base, commit.record, commit.certificate, Step.SECOND)
 
 
+class Rank(NamedTuple):
+    """The place of a certified record among all that stand on one tip; the smaller one is preferred."""
+
+    is_provisional: bool
+    unsigned: int
+    """Electors whose votes the certificate does not show."""
+    record: Hash
+
+
+def rank(electors: Sequence[PeerId], commit: Commit) -> Rank:
+    """The rank of a verified record.  electors: of the tip that it stands on.
+
+    It is that of the certificate: who holds another one for the same record may rank it otherwise.
+    """
+    signers = sum(vote.peer in electors for vote in commit.certificate.votes)
+    return Rank(not is_full(commit.certificate), len(electors) - signers, record_hash(commit.record))
+
+
 def prefer(electors: Sequence[PeerId], ours: Commit, theirs: Commit) -> bool:
     """Fork choice at the first record that differs, both verified: whether `theirs` wins over `ours`.
 
     electors: of the tip that both stand on.  A full record beats a provisional one; then the one with more signers among
     these electors; then the lower hash.  Claimed tokens decide nothing.  Total and antisymmetric.
     """
-    return _rank(electors, theirs) < _rank(electors, ours)
-
-
-def _rank(electors: Sequence[PeerId], commit: Commit) -> tuple[bool, int, bytes]:
-    signers = sum(vote.peer in electors for vote in commit.certificate.votes)
-    return not is_full(commit.certificate), -signers, record_hash(commit.record)
+    return rank(electors, theirs) < rank(electors, ours)
 
 
 @dataclass(frozen=True)

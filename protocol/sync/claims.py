@@ -1,8 +1,10 @@
 """Who claims to have more than we have, and whom we look at next.
 
-A heartbeat can claim any tip.  A peer that claims to be ahead and cannot show it with certified records and their state is
-not believed for a while, longer each time.  Electors and members of our chain come first; strangers in the order in which
-they were first heard to claim, so that fresh keys stand behind older ones.
+A heartbeat can claim any tip.  A peer that claims to be ahead and cannot show it with certified records and their state, or
+shows a branch that loses, is not believed for a while, longer each time.  That goes for the peer, not for the tip: anybody
+can claim the tip of an honest peer and show something else, and another peer may have a better certificate for the record.
+Electors and members of our chain come first; strangers in the order in which they were first heard to claim, so that fresh
+keys stand behind older ones.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from protocol.state.replica import Replica
 from protocol.wire.identity import PeerId
 
 MAX_REMEMBERED = 1024
-"""Tips remembered as lost forks or malformed chains; peers remembered as not believed, or as claimants."""
+"""Peers remembered as not believed, or as claimants."""
 DISBELIEF_S = 5.0
 MAX_DISBELIEF_S = 600.0
 WAIT_S = 2.0
@@ -35,7 +37,6 @@ class Claims:
 
     def __init__(self, replica: Replica, membership: Membership) -> None:
         self._replica, self._membership = replica, membership
-        self._judged: dict[bytes, None] = {}
         self._disbelieved: dict[PeerId, tuple[float, float]] = {}
         self._first: dict[PeerId, int] = {}
         """The places of strangers in the order in which they were first heard to claim."""
@@ -53,7 +54,7 @@ class Claims:
         return neighbour.heartbeat.round if neighbour else 0
 
     def ahead(self, *, known: bool) -> list[PeerId]:
-        """Live, believed peers whose tip is not in our chain, and is not one we judged, in the order to look at them.
+        """Live, believed peers whose tip is not in our chain, in the order to look at them.
 
         known: of those that are electors or members; else of the others.
         """
@@ -75,9 +76,7 @@ class Claims:
         history, neighbour = self._replica.history, self._membership.get(peer)
         assert neighbour is not None
         rounds, tip = neighbour.heartbeat.round, neighbour.heartbeat.tip
-        if tip in self._judged or (rounds == 0 and history.length > 0):
-            return False
-        if now < self._disbelieved.get(peer, (0.0, 0.0))[0]:
+        if (rounds == 0 and history.length > 0) or now < self._disbelieved.get(peer, (0.0, 0.0))[0]:
             return False
         return rounds > history.length or history.tip_at(rounds) != tip
 
@@ -89,8 +88,7 @@ class Claims:
             neighbour = self._membership.get(peer)
             patience = self._disbelieved.get(peer, (0.0, 0.0))[1]
             if neighbour and neighbour.heartbeat.round > 0 and patience < HOPE_S:
-                if neighbour.heartbeat.tip not in self._judged:
-                    return True
+                return True
         return False
 
     def sources(self, leader: PeerId | None = None) -> list[PeerId]:
@@ -116,16 +114,6 @@ class Claims:
         _, patience = self._disbelieved.pop(peer, (0.0, DISBELIEF_S / 2))
         patience = min(patience * 2, MAX_DISBELIEF_S)
         _remember(self._disbelieved, peer, (trio.current_time() + patience, patience))
-
-    def judge(self, tip: bytes) -> None:
-        """This tip is that of a lost fork, or of no chain."""
-        _remember(self._judged, tip, None)
-
-    def judge_claim(self, peer: PeerId) -> None:
-        """So is the tip that this peer claims."""
-        neighbour = self._membership.get(peer)
-        if neighbour is not None:
-            self.judge(neighbour.heartbeat.tip)
 
     def false_state(self, leader: PeerId) -> None:
         """The state of the branch that it showed was not what its records say."""

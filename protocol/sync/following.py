@@ -181,7 +181,6 @@ class Following:
             except NetworkError as error:
                 self._session.emit(Notice("debug", f"could not follow {peer}: {error}"))
             except Malformed as error:
-                claims.judge_claim(peer)
                 self._session.emit(Dropped(peer, "chain", str(error)))
         claims.disbelieve(peer)
 
@@ -199,10 +198,15 @@ class Following:
             del self._slots[branch.slot]
 
     async def _branch(self, look: Look, common: int, length: int) -> Branch:
-        """Their branch: one that we hold, if their chain goes through it."""
+        """Their branch: one that we hold, if their chain goes through it.
+
+        Not one that loses: for the same record they may have a certificate with which it wins.
+        """
         for held in self._held.leaving_at(common):
-            if await self._chains.shares(look, held, length) and held.slot not in self._in_use():
-                return held
+            if await self._chains.shares(look, held, length):
+                choice = await self._offload(self._choice.judge, held, look.peer)
+                if not choice.lost and held.slot not in self._in_use():
+                    return held
         slot = self._held.slot_of(look.peer, known=look.known)
         if slot in self._in_use():
             raise OverBudget("its branch would take the place of one that is looked at")
@@ -220,7 +224,6 @@ class Following:
         choice = await self._offload(self._choice.judge, branch, peer)
         if choice.lost:
             claims.disbelieve(peer)
-            claims.judge_claim(peer)
             return
         await self._chains.extend(look, branch, length)
         choice = await self._offload(self._choice.judge, branch, peer)

@@ -8,13 +8,15 @@ over as far as the electors, as they are heard now, stand on them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.events import SecondHistory
 from protocol.network.session import Session
 from protocol.state.branch import Branch
-from protocol.state.chain import is_full, prefer, record_hash
+from protocol.state.chain import is_full, prefer, rank, record_hash
 from protocol.state.replica import Replica
+from protocol.sync.branches import Candidate, Side
 from protocol.sync.settled import Settled
 from protocol.sync.standpoints import Standpoints
 from protocol.wire.hashes import Hash
@@ -46,6 +48,9 @@ class ForkChoice:
         common = branch.common
         if common == branch.length:
             return Choice(common)
+        electors = self._replica.history.roster_at(common).electorate.electors
+        if shown_by in electors:
+            self._standpoints.showed(shown_by, Side(branch.tip_at(common), rank(electors, branch.commit_at(common))))
         if common == self._replica.history.length:
             return Choice(self._followed(branch, common))
         if not self._wins(branch, common, shown_by):
@@ -88,10 +93,14 @@ class ForkChoice:
         for round, electors in branch.provisional.items():
             if round < start:
                 continue
-            tips = branch.tips(round + 1, branch.length - round)
-            if not self._standpoints.follow(electors, tips, branch.tip_at(round), round):
+            if not self._standpoints.follow(electors, self._candidate(branch, round, electors)):
                 return round
         return branch.length
+
+    def _candidate(self, branch: Branch, round: int, electors: Sequence[PeerId]) -> Candidate:
+        fork, tips = branch.tip_at(round), frozenset(branch.tips(round + 1, branch.length - round))
+        is_parting = self._standpoints.is_parting(fork)
+        return Candidate(fork, tips, rank(electors, branch.commit_at(round)) if is_parting else None)
 
     def back_to(self) -> int | None:
         """The round whose provisional record, and all after it, we should give up; None when those we have hold."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.explore.configs import DEFAULT, QUICK, TWO_LIARS
 from tests.explore.memory import Memory
-from tests.explore.mutations import MUTATIONS, mutated
+from tests.explore.mutations import MUTATIONS, RETURNS, mutated
 from tests.explore.returning import LARGEST, explore_returns
 from tests.explore.search import Config, Outcome, Search
 
@@ -87,7 +87,16 @@ def explore(config: Config, folder: Path, figures: Figures) -> None:
 
 def break_rules(folder: Path, figures: Figures, *, shows: bool) -> None:
     """Every mutation, each of which is to be found."""
+    for mutation in RETURNS:
+        with mutated(mutation):
+            returned = explore_returns(smallest=9, largest=10)
+        figures.mutations += 1
+        figures.mutations_found += bool(returned.flaws)
+        print(f"mutation {mutation.name} ({mutation.how}): {len(returned.flaws)} of {returned.stands} states", flush=True)
+        if shows and returned.flaws:
+            print(f"  {returned.flaws[0]}")
     for mutation in MUTATIONS:
+        assert mutation.config is not None
         with mutated(mutation):
             outcome = Search(mutation.config, folder).run()
         figures.mutations += 1

@@ -13,23 +13,24 @@ from protocol.consensus.justification import Justification, highest
 from protocol.state import chain, electorate
 from protocol.state.base import Base
 from protocol.state.vote_files import VoteFiles
+from protocol.sync.branches import Candidate
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import is_authentic, rebuild
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Kept, LockName, Record, Roll, Step, Vote
-from tests.explore import certificates, motions
+from tests.explore import certificates, motions, returning
 from tests.explore.council import Seats
 from tests.explore.search import WHOLE, Config
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """how: what is wrong with the build, in a phrase.  config: the smallest search that finds it."""
+    """how: what is wrong with the build, in a phrase.  config: the smallest search that finds it; None for the returns."""
 
     name: str
     how: str
-    config: Config
+    config: Config | None
     patches: Callable[[], Sequence[Any]]
 
 
@@ -106,6 +107,14 @@ def _reduced_as_full() -> Sequence[Any]:
     return [patch.object(Justification, "highest_locks", highest_locks)]
 
 
+def _coming() -> Sequence[Any]:
+    return [patch.object(Candidate, "_wins", lambda self, other: False)]
+
+
+def _all() -> Sequence[Any]:
+    return [patch.object(returning, "follows", lambda electors, counted, was_away: 2 * counted.on > len(electors))]
+
+
 def _liar(seat: int, *absences: Seats) -> Config:
     """The liar proposes in attempt 0 or in attempt 1."""
     return Config((seat,), 2, (WHOLE, *absences), progress=False)
@@ -122,3 +131,9 @@ MUTATIONS = (
         "reduced-as-full", "locks of a part count as locks of the whole electorate", _liar(1, (0, 2, 3)), _reduced_as_full
     ),
 )
+
+RETURNS = (
+    Mutation("coming", "who is on a branch that loses does not count as coming over to the one that wins", None, _coming),
+    Mutation("all-electors", "a branch is followed by more than half of all electors, in place of those heard", None, _all),
+)
+"""Rules about who follows whom, which are found by going through the returns."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
-from tests.explore import returning
 from tests.explore.configs import QUICK, TWO_LIARS
 from tests.explore.council import LockKey, Seats
 from tests.explore.memory import Memory
-from tests.explore.mutations import MUTATIONS, Mutation, mutated
+from tests.explore.mutations import MUTATIONS, RETURNS, Mutation, mutated
 from tests.explore.returning import explore_returns
 from tests.explore.search import Config, Search
 from tests.explore.symmetry import Past, State
@@ -27,6 +25,7 @@ def test_agreement_holds_in_every_state(config: Config, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_broken_rule_leads_to_a_split(mutation: Mutation, tmp_path: Path) -> None:
+    assert mutation.config is not None
     with mutated(mutation):
         outcome = Search(mutation.config, tmp_path).run()
     assert outcome.violation is not None and outcome.violation.startswith("two full certificates")
@@ -63,10 +62,10 @@ def test_everybody_ends_on_one_branch() -> None:
     assert returned.flaws == [] and returned.stands > 10_000
 
 
-def test_waiting_for_more_than_half_of_all_electors_leaves_peers_stuck() -> None:
-    """Rather than of those that are heard."""
-    with patch.object(returning, "follows", lambda electors, counted, was_away: 2 * counted.on > len(electors)):
-        assert any("stuck" in flaw for flaw in explore_returns(3, 5).flaws)
+@pytest.mark.parametrize("mutation", RETURNS, ids=lambda mutation: mutation.name)
+def test_a_broken_rule_of_following_leaves_peers_apart(mutation: Mutation) -> None:
+    with mutated(mutation):
+        assert explore_returns(9, 10).flaws
 
 
 def test_a_voter_that_remembers_says_nothing_more(tmp_path: Path) -> None:

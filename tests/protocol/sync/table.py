@@ -26,9 +26,12 @@ from protocol.sync.remote_chains import RemoteChains
 from protocol.sync.settled import Settled
 from protocol.sync.standpoints import Standpoints
 from protocol.sync.supplies import Supplies
-from protocol.wire.identity import PeerId
-from tests.protocol.chains import a_replica, a_run, initialise
-from tests.protocol.peers import ANN, ME, TableNetwork, a_heartbeat, a_session, at_once
+from protocol.wire.identity import Identity, PeerId
+from tests.protocol.chains import a_replica, a_run, grow, initialise
+from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_heartbeat, a_session, at_once
+
+CYN, DAN, EVE = (Identity.from_seed(bytes([number]) * 32) for number in (4, 5, 6))
+FOUR = (ANN, BOB, CYN, DAN)
 
 
 class Passing(AbstractContextManager[object, Literal[False]]):
@@ -105,6 +108,15 @@ class Table:
     def of(self, kind: type[Event]) -> list[Any]:
         """Events of a kind."""
         return [event for event in self.events if isinstance(event, kind)]
+
+
+def fork(table: Table, shared: int, ours: dict[str, Any], theirs: dict[str, Any], rounds: int = 2) -> None:
+    """Both hold `shared` rounds, then `rounds` each of their own."""
+    for replica in (table.ours, table.theirs):
+        grow(replica, shared, [ANN], voters=FOUR)
+    grow(table.ours, rounds, [ANN], **{"voters": FOUR, **ours})
+    grow(table.theirs, rounds, [ANN], **{"voters": FOUR, "salt": 1, **theirs})
+    table.hear(ANN.peer_id, table.theirs)
 
 
 def on_table(folder: Path, check: Callable[[Table], Awaitable[None]], signed: SignedManifest | None = None) -> None:

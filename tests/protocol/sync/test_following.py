@@ -15,24 +15,12 @@ from protocol.state.store import Store
 from protocol.sync.catch_up import WrongState
 from protocol.sync.claims import DISBELIEF_S
 from protocol.wire.hashes import Hash
-from protocol.wire.identity import Identity
 from protocol.wire.questions import CommitsReply
 from tests.protocol.chains import a_run, grow, next_commit, store_result
 from tests.protocol.peers import ANN, BOB, ME
-from tests.protocol.sync.table import Table, on_table
+from tests.protocol.sync.table import CYN, DAN, EVE, FOUR, Table, fork, on_table
 
-CYN, DAN, EVE = (Identity.from_seed(bytes([number]) * 32) for number in (4, 5, 6))
-FOUR = (ANN, BOB, CYN, DAN)
 ANYONES = a_run()
-
-
-def fork(table: Table, shared: int, ours: dict[str, Any], theirs: dict[str, Any], rounds: int = 2) -> None:
-    """Both hold `shared` rounds, then `rounds` each of their own."""
-    for replica in (table.ours, table.theirs):
-        grow(replica, shared, [ANN], voters=FOUR)
-    grow(table.ours, rounds, [ANN], **{"voters": FOUR, **ours})
-    grow(table.theirs, rounds, [ANN], **{"voters": FOUR, "salt": 1, **theirs})
-    table.hear(ANN.peer_id, table.theirs)
 
 
 def test_a_chain_that_is_further_is_taken_with_its_state(tmp_path: Path) -> None:
@@ -110,8 +98,7 @@ def test_who_wins_a_fork(tmp_path: Path, ours: dict[str, Any], theirs: dict[str,
         assert (move is not None) is wins
         assert (table.ours.history.tip, table.ours.state.digest()) == (before, state)
         if move is None:
-            await trio.sleep(DISBELIEF_S + 1)
-            assert table.claims.ahead(known=True) == [], "a lost fork is not looked at again"
+            assert table.claims.ahead(known=True) == [], "a lost fork is not looked at again at once"
             return
         assert await table.following.take(move)
         assert table.ours.history.tip == table.theirs.history.tip
@@ -119,6 +106,37 @@ def test_who_wins_a_fork(tmp_path: Path, ours: dict[str, Any], theirs: dict[str,
         assert table.of(RolledBack) == [RolledBack(1, 1, ANN.peer_id)]
 
     on_table(tmp_path, check, a_run(*FOUR))
+
+
+def test_each_peer_is_asked_for_its_own_certificate_of_a_record(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        full = table.another("full")
+        fork(table, 0, {"absent": [BOB]}, {"absent": [BOB, CYN]}, rounds=1)
+        grow(full, 1, [ANN], voters=FOUR, salt=1)
+        assert full.history.tip == table.theirs.history.tip and full.history.final == 1
+        await table.look()
+        assert table.following.move is None, "what Ann shows loses"
+        table.serve(DAN.peer_id, full)
+        table.hear(DAN.peer_id, full)
+        await table.look()
+        move = table.following.move
+        assert move is not None and move.leader == DAN.peer_id
+        assert await table.following.take(move)
+        assert table.ours.history.commit_at(0) == full.history.commit_at(0) and table.ours.history.final == 1
+
+    on_table(tmp_path, check, a_run(*FOUR))
+
+
+def test_a_claim_with_which_nothing_is_shown_says_nothing_about_others(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        grow(table.theirs, 1, [ANN], voters=FOUR)
+        table.serve(BOB.peer_id, table.ours)
+        for peer in (ANN, BOB):
+            table.hear(peer.peer_id, table.theirs)
+        await table.following.look(known=False)
+        assert table.claims.ahead(known=False) == [] and table.claims.ahead(known=True) == [ANN.peer_id]
+
+    on_table(tmp_path, check)
 
 
 def test_a_second_full_record_is_an_alarm_once_and_changes_nothing(tmp_path: Path) -> None:
@@ -198,60 +216,6 @@ def test_a_move_is_judged_again_when_our_chain_has_changed(tmp_path: Path) -> No
     on_table(tmp_path, check)
 
 
-# -- provisional records --------------------------------------------------------------------------------------------------
-
-
-def test_coming_back_to_a_branch_that_was_given_up_needs_no_records_again(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        for replica in (table.ours, table.theirs):
-            grow(replica, 1, [ANN], voters=FOUR)
-            grow(replica, 2, [ANN], voters=FOUR, absent=[BOB])
-        ours, tip = table.ours.history, table.ours.history.tip
-        for peer in (BOB, CYN, DAN):
-            table.hear(peer.peer_id, round=1, tip=ours.tip_at(1))
-        assert table.following.wants_back()
-        await table.look()
-        move = table.following.move
-        assert move is not None and move.rounds == 1
-        assert await table.following.take(move)
-        assert (ours.length, table.ours.state.rounds) == (1, 1)
-        answer, asked = table.network.answers[ANN.peer_id], list[str]()
-
-        async def count(kind: str, data: bytes) -> bytes:
-            asked.append(kind)
-            return await answer(kind, data)
-
-        table.network.answers[ANN.peer_id] = count
-        for peer in (ANN, CYN, DAN):
-            table.hear(peer.peer_id, table.theirs)
-        await table.look()
-        move = table.following.move
-        assert move is not None and await table.following.take(move)
-        assert ours.tip == tip and table.ours.state.digest() == table.theirs.state.digest()
-        assert set(asked) == {"tips"}
-
-    on_table(tmp_path, check, a_run(*FOUR))
-
-
-def test_a_provisional_record_that_its_electors_do_not_stand_on_is_looked_at_again_soon(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        for replica in (table.ours, table.theirs):
-            grow(replica, 1, [ANN], voters=FOUR)
-        grow(table.theirs, 1, [ANN], voters=FOUR, absent=[BOB])
-        for peer in (BOB, CYN, DAN):
-            table.hear(peer.peer_id, table.ours)
-        table.hear(ANN.peer_id, table.theirs)
-        await table.look()
-        assert table.following.move is None and table.ours.history.length == 1
-        await trio.sleep(3)
-        for peer in (BOB, CYN, DAN):
-            table.hear(peer.peer_id, table.theirs)
-        await table.look()
-        assert table.following.move is not None
-
-    on_table(tmp_path, check, a_run(*FOUR))
-
-
 # -- two beginnings -------------------------------------------------------------------------------------------------------
 
 
@@ -303,7 +267,6 @@ def test_records_without_a_certificate_are_refused(tmp_path: Path, what: str) ->
         table.hear(ANN.peer_id, table.theirs)
         await table.look()
         assert table.following.move is None and table.ours.history.length == 0
-        await trio.sleep(DISBELIEF_S + 1)
         assert table.claims.ahead(known=True) == []
 
     on_table(tmp_path, check)
