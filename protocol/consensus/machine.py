@@ -189,9 +189,9 @@ class RoundMachine:
         return []
 
     def _relayed(self, arrived: Arrived, effects: list[RoundEffect]) -> list[RoundEffect]:
-        """Keep a statement for others, unless these effects reject it."""
+        """Keep a statement for others, who may have asked for it, unless these effects reject it."""
         if arrived.sender != self.me and effects and not any(isinstance(effect, Reject) for effect in effects):
-            self._relay.keep(arrived)
+            return [*effects, *self._relay.keep(arrived)]
         return effects
 
     def _on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[RoundEffect]:

@@ -31,14 +31,16 @@ class Relay:
         self._attempt = -1
         self._said: dict[type[Body], bytes] = {}
         self._told: dict[tuple[PeerId, type[Body]], None] = {}
+        self._asking: dict[PeerId, int] = {}
+        """Voters for which nothing moved, and in which attempt."""
 
-    def keep(self, arrived: Arrived) -> None:
-        """Keep a statement of a proposer that was taken up."""
+    def keep(self, arrived: Arrived) -> list[Forward]:
+        """Keep a statement of a proposer that was taken up; who has asked for it gets it."""
         body = arrived.body
         assert isinstance(body, RELAYED)
         attempt = body.certificate.attempt if isinstance(body, Proof) else body.attempt
         if attempt < self._attempt:
-            return
+            return []
         if attempt > self._attempt:
             self._attempt = attempt
             self._said.clear()
@@ -46,9 +48,12 @@ class Relay:
         self._said[type(body)] = rebuild(
             self._state.settings.run, body.KIND, arrived.sender, body.encode(), arrived.signature
         ).raw
+        return [effect for peer, asked in [*self._asking.items()] for effect in self.help_voter(peer, asked)]
 
     def help_voter(self, peer: PeerId, attempt: int) -> list[Forward]:
         """A voter in this attempt knows of nothing that moves."""
+        if peer in self._state.base.electors:
+            self._asking[peer] = attempt
         if attempt > self._attempt:
             return []
         return self._pass_on(peer, self._state.ballot(self._attempt, ()).voters, RELAYED)

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from protocol.consensus.ballot import Ballot, held_mask
-from protocol.consensus.effects import BeginExchange, Committed, ObtainResult, Persist, RoundEffect, Send
+from protocol.consensus.effects import BeginExchange, Committed, Forward, ObtainResult, Persist, RoundEffect, Send
 from protocol.consensus.events import Arrived, AuditFailed, ExchangeDone, ResultObtained, RoundEvent, StateHashed, Tick
 from protocol.consensus.machine import RoundMachine
 from protocol.consensus.terms import PeerView, View
@@ -26,7 +26,20 @@ from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.masks import mask_of
-from protocol.wire.messages import ChunkEntry, Commit, Kept, Motion, Proof, Proposal, Provenance, Ready, Roll, Vote, pack
+from protocol.wire.messages import (
+    ChunkEntry,
+    Commit,
+    Kept,
+    Motion,
+    Proof,
+    Proposal,
+    Provenance,
+    Ready,
+    Roll,
+    Vote,
+    pack,
+    unpack,
+)
 from tests.protocol.consensus.examples import CHUNKS, RUN, SETTINGS
 from tests.protocol.consensus.witness import Witness
 
@@ -195,6 +208,9 @@ class Parliament:
                 if isinstance(effect.body, Roll | Vote):
                     self.witness.hear(seat.me, effect.body, seat.kept)
                 self.queue.extend((seat.me, to, effect.body) for to in effect.to)
+            elif isinstance(effect, Forward):
+                sender, body, _ = unpack(effect.raw, RUN)
+                self.queue.append((sender, effect.to, body))
             elif isinstance(effect, BeginExchange) and plan_hash(effect.plan) not in seat.exchanged:
                 name = plan_hash(effect.plan)
                 seat.exchanged.add(name)
