@@ -17,7 +17,7 @@ TICK_S = 0.01
 
 @dataclass
 class Cost:
-    """grown: bytes of resident memory, at the peak.  details: what was done, as a phrase.
+    """grown: bytes of resident memory, at the peak of a peer, and what remains in this process.  details: what was done.
 
     stall_s: the longest time that the event loop was late.  busy_s: the part of one such time that it computed itself; the
     rest it waited for a processor, or for another thread.
