@@ -8,7 +8,8 @@ prove themselves against the roots in the plan, and compare to the bit:
 * chunks drawn by a signature that only we can make: nobody knows beforehand what we will look at;
 * chunks whose average is much larger than our own part: a destructive average is looked at by everybody.
 
-A wrong average is proof against its signer.  A chunk whose members are gone, or silent, cannot be checked.
+A wrong average is proof against its signer; so are two averages of one chunk, one that our exchange received and another
+one that the record names (`contradictions`).  A chunk whose members are gone, or silent, cannot be checked.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import trio
 
 from kernels.codec import is_sane
 from kernels.codec import parts as codec_parts
-from protocol.audit.evidence import AveragedPart, WrongAverage, right_hash
+from protocol.audit.evidence import AveragedPart, TwoStatements, WrongAverage, right_hash
 from protocol.consensus.validation import plan_of
 from protocol.events import AuditDone
 from protocol.exchange.assignment import plan_hash, takeover_order
@@ -129,6 +130,27 @@ class Auditor:
                 raise Unaccountable(f"a record whose chunk {chunk} was averaged out of turn, and cannot be checked")
             checked += finding is Finding.RIGHT
         self._session.emit(AuditDone(record.round, len(optional), checked))
+
+    async def contradictions(
+        self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, exchange: ExchangeRunner | None
+    ) -> list[TwoStatements]:
+        """Proof against the members that signed other averages in this record than those that our exchange received.
+
+        exchange: ours of the record's plan.  One proof of each member.  The record may be right all the same.
+        """
+        if exchange is None:
+            return []
+        plan = plan_of(record, provenance)
+        case, held = _Case(plan, plan_hash(plan), index, provenance), exchange.statements
+        twice: dict[PeerId, int] = {}
+        for chunk, entry in enumerate(index):
+            if chunk in held and held[chunk].sender == case.signer(chunk) and exchange.machine.entries.get(chunk) != entry:
+                twice.setdefault(case.signer(chunk), chunk)
+        chunks = list(twice.values())
+        if not chunks or not await self._offload(self._all_signed, case, chunks):
+            return []
+        run = self._session.run
+        return [TwoStatements(first=held[chunk].raw, second=case.statement(run, chunk).raw) for chunk in chunks]
 
     async def inspect(
         self, record: Record, index: Sequence[ChunkEntry], provenance: Provenance, chunks: Sequence[int], result: memoryview

@@ -101,11 +101,15 @@ class UnknownTip(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who lied, and how, as a sentence.  false_chunk: (chunk, hash) of a result proven wrong."""
+    """Who lied, and how, as a sentence.
+
+    false_chunks: (chunk, hash) of averages that nobody is to vote for: one that is proven wrong; both of two that
+    contradict each other, so that everybody refuses the same records, whichever they hold.
+    """
 
     peer: PeerId
     reason: str
-    false_chunk: tuple[int, bytes] | None = None
+    false_chunks: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,7 @@ def _wrong_average(law: Law, case: WrongAverage) -> Verdict:
         root = Hash(plan.members[part.member].root)
         if len(part.data) != span.size or not verify_proof(root, len(law.layout), chunk, chunk_hash(part.data), proof):
             raise Malformed("a part that its member did not commit to")
-    verdict = Verdict(signer, f"signed a wrong average of chunk {chunk} in round {plan.round}", (chunk, body.entry.hash))
+    verdict = Verdict(signer, f"signed a wrong average of chunk {chunk} in round {plan.round}", ((chunk, body.entry.hash),))
     if not all(is_sane(part.data, span.count) for part in case.parts):
         return verdict  # it had to refuse that part
     tokens = [plan.members[index].tokens for index in averaged]
@@ -232,6 +236,9 @@ def _two_statements(law: Law, case: TwoStatements, base: Base | None) -> Verdict
     other, second, _ = unpack(case.second, law.run)
     if sender != other or not contradict(sender, first, second, base):
         raise Malformed("two statements that do not contradict each other")
+    if isinstance(first, ChunkResult) and isinstance(second, ChunkResult):
+        averages = ((first.chunk, first.entry.hash), (second.chunk, second.entry.hash))
+        return Verdict(sender, f"signed two averages of chunk {first.chunk}", averages)
     if first.KIND == second.KIND:
         return Verdict(sender, f"signed two {first.KIND} statements that contradict each other")
     return Verdict(sender, f"signed a {first.KIND} and a {second.KIND} that contradict each other")

@@ -10,7 +10,7 @@ sender has buffers at the receiver: so the lowest unfinished chunk always finds 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import trio
 
@@ -30,6 +30,7 @@ from protocol.exchange.sending import Sender
 from protocol.network.interface import Landing, NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
+from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Plan, Provenance
@@ -99,6 +100,11 @@ class ExchangeRunner:
     def refusing(self) -> list[PeerId]:
         """Members that did not take a push of ours."""
         return [*self._sender.refusing]
+
+    @property
+    def statements(self) -> Mapping[int, Envelope]:
+        """What the owners of the results that are here signed, by chunk."""
+        return self._results.statements
 
     @property
     def result(self) -> memoryview | None:

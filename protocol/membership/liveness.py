@@ -110,8 +110,12 @@ class Membership:
         return peer == self.me or (neighbour is not None and neighbour.liveness is Liveness.ALIVE)
 
     def bar(self, peer: PeerId) -> None:
-        """This peer has lied: it counts as having left, for good."""
+        """This peer has lied: it counts as having left, for good.  Of very many liars the first ones are forgotten, members
+        for members and strangers for strangers."""
         self._barred[peer] = None
+        rivals = self._rivals(peer, self._barred)
+        if len(rivals) > self._most(peer):
+            del self._barred[rivals[0]]
         known = self._peers.get(peer)
         if known is not None:
             known.liveness = Liveness.LEFT
@@ -231,14 +235,14 @@ class Membership:
 
     def _make_room(self, newcomer: PeerId, forwarder: PeerId) -> bool:
         """Whether there is room for a peer of which nothing was heard; the longest silent member makes room for a member."""
-        member, most = (True, MAX_MEMBERS) if self._members.has_member(newcomer) else (False, MAX_STRANGERS)
+        most = self._most(newcomer)
         if len(self._peers) < most:
             return True
-        rivals = [peer for peer in self._peers if self._members.has_member(peer) is member]
+        rivals = self._rivals(newcomer, self._peers)
         if len(rivals) < most:
             return True
         rivals.sort(key=lambda peer: self._peers[peer].said)
-        if member:
+        if self._members.has_member(newcomer):
             self._forget(rivals[0])
             return True
         brought_by = {peer: self._peers[peer].brought_by for peer in rivals}
@@ -246,3 +250,12 @@ class Membership:
         if loser is not None:
             self._forget(loser)
         return loser is not None
+
+    def _most(self, peer: PeerId) -> int:
+        """How many places there are for members, or for strangers, whichever `peer` is."""
+        return MAX_MEMBERS if self._members.has_member(peer) else MAX_STRANGERS
+
+    def _rivals(self, peer: PeerId, known: Iterable[PeerId]) -> list[PeerId]:
+        """Those of `known` that share their places with `peer`, in the same order."""
+        member = self._members.has_member(peer)
+        return [each for each in known if self._members.has_member(each) is member]

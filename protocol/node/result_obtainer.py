@@ -12,6 +12,7 @@ import trio
 
 from kernels.layout import payload_bytes
 from protocol.audit.auditor import Auditor
+from protocol.audit.evidence import TwoStatements
 from protocol.consensus.effects import ObtainResult
 from protocol.consensus.events import ResultObtained
 from protocol.consensus.validation import plan_of
@@ -68,6 +69,13 @@ class ResultObtainer:
             if self._motion is mine:
                 self._motion = None
         return obtained
+
+    async def contradictions(self, effect: ObtainResult) -> list[TwoStatements]:
+        """Proof against members that signed two averages of one chunk: one for us, and another one in this record."""
+        if effect.provenance is None:
+            return []
+        exchange = self._exchanges.of(plan_hash(plan_of(effect.record, effect.provenance)))
+        return await self._auditor.contradictions(effect.record, effect.index, effect.provenance, exchange)
 
     async def _obtain_certified(self, effect: ObtainResult, root: Hash) -> ResultObtained | None:
         """What is under way for the same result is waited for, and for another one given up."""

@@ -14,7 +14,7 @@ import trio
 
 from protocol.audit.auditor import Auditor, Unaccountable
 from protocol.audit.ejection import Ejections
-from protocol.audit.evidence import Verdict
+from protocol.audit.evidence import Evidence, Verdict
 from protocol.consensus.effects import (
     BeginExchange,
     Committed,
@@ -153,8 +153,7 @@ class RoundRunner:
     def on_verdict(self, verdict: Verdict) -> None:
         """A peer is proven to have lied."""
         self.exchanges.peer_dead(verdict.peer)
-        if verdict.false_chunk is not None:
-            chunk, hash = verdict.false_chunk
+        for chunk, hash in verdict.false_chunks:
             self.inbox.tell(AverageDisproved(verdict.peer, chunk, hash))
 
     # -- the machine --------------------------------------------------------------------------------------------------
@@ -261,17 +260,23 @@ class RoundRunner:
         self.inbox.tell(AuditFailed(effect.record.result_root))
 
     async def _obtain_or_refuse(self, effect: ObtainResult) -> None:
+        for lie in await self._obtainer.contradictions(effect):
+            await self._convict(lie)
         try:
             obtained = await self._obtainer.obtain(effect)
         except Unaccountable as problem:
-            verdict = await self._ejections.convict(problem.evidence) if problem.evidence is not None else None
-            if verdict is not None:
-                self.on_verdict(verdict)
+            if problem.evidence is not None:
+                await self._convict(problem.evidence)
             self.inbox.tell(AuditFailed(effect.record.result_root))
             self._report.unaccountable(effect.record.round, problem)
         else:
             if obtained is not None:
                 self.inbox.tell(obtained)
+
+    async def _convict(self, evidence: Evidence) -> None:
+        verdict = await self._ejections.convict(evidence)
+        if verdict is not None:
+            self.on_verdict(verdict)
 
     # -- contribution -------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 import trio
 
 from protocol.run.manifest import SignedManifest
+from tests.attacks.cost import Cost
 from tests.attacks.stage import SEED, Stage, founded_run
 from tests.simulation.runs import simulate
 from tests.simulation.world import World
@@ -63,7 +64,10 @@ class Measured:
 
 @dataclass
 class Outcome:
-    """Of one attack.  failure: why it is not held.  ejected: liars that every honest peer has proof against."""
+    """Of one attack.  failure: why it is not held.  ejected: liars that every honest peer has proof against.
+
+    cost: to the process, of an attack on one.
+    """
 
     name: str
     how: str
@@ -73,6 +77,7 @@ class Outcome:
     measured: Measured = field(default_factory=Measured)
     undisturbed: Measured | None = None
     ejected: int = 0
+    cost: Cost | None = None
     details: str = ""
 
     @property

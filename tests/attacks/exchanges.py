@@ -77,7 +77,9 @@ async def slightly_wrong_averages(stage: Stage) -> None:
 
 
 async def two_averages(stage: Stage) -> None:
-    """It signs one average of each of its chunks for one half of the members, and another one for the rest."""
+    """It signs one average of each of its chunks for one half of the members, and another one for the rest: whoever
+    holds the one and sees the other in the record has proof."""
+    expect_ejected(stage)
     liar = stage.liars[0]
     TwoFaced(stage.network(liar), liar.identity, stage.run, stage.honest_peers[:2])
     await trio.sleep_forever()

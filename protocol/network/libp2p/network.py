@@ -26,7 +26,7 @@ CLOSE_S = 2.0
 class Libp2pNetwork:
     """One peer's end of the network.  Start it with `await nursery.start(network.run)`, end it with `close`.
 
-    emit: takes `PeerBanned` and `StrangersClosed`.  See also `open_network`.
+    emit: takes `PeerBanned`, `StrangersClosed` and `Dropped`.  See also `open_network`.
     """
 
     def __init__(

@@ -1,19 +1,23 @@
 """One question, one answer, each on its own libp2p stream.
 
-Decides size limits, deadlines and how many questions of one peer are answered at once.  The handlers give the answers; an
-exception of theirs ends the one stream and nothing else.
+Decides size limits, deadlines and how many questions of one peer are answered at once; `question_budget` decides how much
+memory those of all peers take.  The handlers give the answers; an exception of theirs ends the one stream and nothing else.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import trio
 
+from protocol.events import Event
 from protocol.network.interface import MAX_REQUEST_BYTES, Handlers, NetworkError, Offence, Refused, Unreachable
 from protocol.network.libp2p.attempts import OTHER_RUN, is_foreign
 from protocol.network.libp2p.library import Host, Stream, library_id, peer_id_of
+from protocol.network.libp2p.question_budget import QuestionBudget
 from protocol.network.libp2p.reputation import EXCESS, SLOWNESS, VIOLATION, Channel, Reputation
 from protocol.network.libp2p.streams import BadFrame, discard, finish, read_exactly, read_frame, read_length, write_frame
 from protocol.wire import canonical
@@ -42,10 +46,13 @@ class OtherRun(Unreachable):
 class Requests:
     """The questions that we ask and answer.  up_bytes, down_bytes: of payload, since the start."""
 
-    def __init__(self, host: Host, run: Hash, handlers: Handlers, reputation: Reputation) -> None:
+    def __init__(
+        self, host: Host, run: Hash, handlers: Handlers, reputation: Reputation, emit: Callable[[Event], None]
+    ) -> None:
         self._host = host
         self._handlers = handlers
         self._reputation = reputation
+        self._budget = QuestionBudget(handlers, emit)
         self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/request"
         self._open: Counter[PeerId] = Counter()
         self.up_bytes = 0
@@ -95,7 +102,8 @@ class Requests:
             return
         self._open[peer] += 1
         try:
-            await self._answer(peer, stream)
+            with ExitStack() as held:
+                await self._answer(peer, stream, held)
         except Exception as error:  # noqa: BLE001 - see above
             log.debug("a question of %s failed: %r", peer, error)
             if isinstance(error, Malformed | BadFrame):
@@ -108,8 +116,8 @@ class Requests:
             if not self._open[peer]:
                 del self._open[peer]
 
-    async def _answer(self, peer: PeerId, stream: Stream) -> None:
-        raw = await self._read_question(peer, stream)
+    async def _answer(self, peer: PeerId, stream: Stream, held: ExitStack) -> None:
+        raw = await self._read_question(peer, stream, held)
         if not self._reputation.spend(peer, Channel.QUESTION, len(raw)):
             raise Unreachable("over its allowance")
         kind, data, milliseconds = decode_question(raw)
@@ -127,10 +135,14 @@ class Requests:
             await write_frame(stream, canonical.encode(answer))
         self.up_bytes += len(found)
 
-    async def _read_question(self, peer: PeerId, stream: Stream) -> bytes:
-        """Read a question.  Raises `Unreachable`, at a penalty for its asker, when its bytes come too slowly."""
+    async def _read_question(self, peer: PeerId, stream: Stream, held: ExitStack) -> bytes:
+        """Read a question; `held` keeps the room for it.
+
+        Raises `Unreachable` when there is no room, and, at a penalty for its asker, when its bytes come too slowly.
+        """
         with trio.move_on_after(READ_QUESTION_S) as scope:
             size = await read_length(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+            held.enter_context(self._budget.hold(peer, size))
             scope.deadline += size / SLOWEST_BYTES_PER_S
             return await read_exactly(stream, size)
         self._reputation.penalise(peer, SLOWNESS, "a question that did not come to its end")

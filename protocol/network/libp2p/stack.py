@@ -50,7 +50,7 @@ class Stack:
         self.host = new_host(identity, self.reputation, self._limits)
         self.observed = ObservedAddresses(handlers)
         self.observed.watch(self.host)
-        self.requests = Requests(self.host, run, handlers, self.reputation)
+        self.requests = Requests(self.host, run, handlers, self.reputation, emit)
         self.gossip = Gossip(self.host, run, handlers, self.reputation)
         self.bulk = Bulk(
             self.host,

@@ -107,7 +107,7 @@ def right(members: list[int]) -> Hash:
 def test_a_wrong_average_convicts_its_signer(members: list[int]) -> None:
     case = WrongAverage(plan=PLAN, statement=statement(chunk_hash(b"wrong"), members), parts=[part(m) for m in members])
     verdict = judge(LAW, decode_evidence(encode_evidence(case)))
-    assert verdict.peer == OWNER.peer_id and verdict.false_chunk == (CHUNK, chunk_hash(b"wrong"))
+    assert verdict.peer == OWNER.peer_id and verdict.false_chunks == ((CHUNK, chunk_hash(b"wrong")),)
 
 
 @pytest.mark.parametrize(

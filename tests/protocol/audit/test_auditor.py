@@ -1,0 +1,97 @@
+"""Two averages of one chunk by one owner: one that the exchange received, and another one in the record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+
+from kernels.layout import chunk_layout
+from protocol.audit.auditor import Auditor
+from protocol.audit.evidence import Law, TwoStatements, judge
+from protocol.consensus.validation import plan_of
+from protocol.exchange.assignment import plan_hash
+from protocol.wire.envelope import Envelope
+from protocol.wire.hashes import ZERO_HASH, Hash
+from protocol.wire.identity import Identity
+from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Provenance, Record, pack, unpack
+from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
+
+RUN = Hash(b"\x05" * 32)
+LAW = Law(RUN, 1, chunk_layout(600, 256), "clip", 4)
+MEMBERS = sorted((ME, ANN, BOB), key=lambda identity: identity.peer_id)
+OWNERS = [MEMBERS.index(owner) for owner in (ANN, ANN, BOB)]
+ENTRIES = [ChunkEntry(hash=bytes([chunk]) * 32, mask=b"\x07") for chunk in range(3)]
+OTHER = ChunkEntry(hash=b"\x77" * 32, mask=b"\x07")
+
+
+def _place(identity: Identity) -> Member:
+    return Member(
+        peer=identity.peer_id,
+        incarnation=0,
+        serial=0,
+        tokens=1,
+        steps=1,
+        loss=0.0,
+        norm=0.0,
+        root=ZERO_HASH,
+        signature=bytes(64),
+    )
+
+
+RECORD = Record(
+    round=0,
+    fragment=0,
+    previous=ZERO_HASH,
+    members=[_place(identity) for identity in MEMBERS],
+    codec="int8",
+    result_root=ZERO_HASH,
+    state_digest=ZERO_HASH,
+)
+
+
+def _provenance(signatures: list[bytes]) -> Provenance:
+    return Provenance(owners=bytes(OWNERS), signers=bytes(OWNERS), signatures=signatures)
+
+
+PLAN: Plan = plan_of(RECORD, _provenance([bytes(64)] * 3))
+
+
+def signed(chunk: int, entry: ChunkEntry, by: Identity) -> Envelope:
+    return pack(by, RUN, ChunkResult(plan=plan_hash(PLAN), chunk=chunk, entry=entry))
+
+
+def found(received: Mapping[int, Envelope], index: Sequence[ChunkEntry], *, forged: bool = False) -> list[TwoStatements]:
+    """What is found beside a record with this index, which its owners signed, or did not."""
+    nothing: Any = None
+    replica: Any = SimpleNamespace(layout=LAW.layout, manifest=SimpleNamespace(aggregation=LAW.rule))
+    entries = {chunk: unpack(envelope.raw, RUN)[1].entry for chunk, envelope in received.items()}  # type: ignore[attr-defined]
+    exchange: Any = SimpleNamespace(statements=received, machine=SimpleNamespace(entries=entries))
+    auditor = Auditor(a_session(RUN, TableNetwork(), []), replica, at_once, nothing, nothing)
+    signatures = [signed(chunk, entry, MEMBERS[OWNERS[chunk]]).signature for chunk, entry in enumerate(index)]
+    provenance = _provenance([bytes(64)] * 3 if forged else signatures)
+    return trio.run(auditor.contradictions, RECORD, index, provenance, exchange)
+
+
+AS_RECEIVED = {chunk: signed(chunk, entry, MEMBERS[OWNERS[chunk]]) for chunk, entry in enumerate(ENTRIES)}
+
+
+def test_two_averages_of_one_chunk_convict_their_owner() -> None:
+    [proof] = found(AS_RECEIVED, [ENTRIES[0], OTHER, ENTRIES[2]])
+    verdict = judge(LAW, proof)
+    assert verdict.peer == ANN.peer_id
+    assert verdict.false_chunks == ((1, ENTRIES[1].hash), (1, OTHER.hash)), "whichever a peer holds, it votes for neither"
+
+
+def test_one_proof_of_each_owner_is_enough() -> None:
+    assert [judge(LAW, proof).peer for proof in found(AS_RECEIVED, [OTHER, OTHER, OTHER])] == [ANN.peer_id, BOB.peer_id]
+
+
+def test_what_is_no_contradiction_convicts_nobody() -> None:
+    assert found(AS_RECEIVED, ENTRIES) == []
+    assert found({}, [OTHER] * 3) == [], "nothing was received"
+    by_successor = {0: signed(0, ENTRIES[0], BOB)}
+    assert found(by_successor, [OTHER, *ENTRIES[1:]]) == [], "a successor may average another version"
+    assert found(AS_RECEIVED, [OTHER] * 3, forged=True) == [], "the proposer made the signatures up"
