@@ -147,7 +147,9 @@ class Following:
         return known in self._busy
 
     async def look(self, *, known: bool) -> None:
-        """Look at the claims of known peers, or of strangers, until there is a move.  One call of each kind at a time."""
+        """Look at the claims of known peers, or of strangers, until there is a move; nothing while that is under way."""
+        if known in self._busy:
+            return
         self._busy[known] = None
         try:
             if known and self.move is None:
