@@ -141,12 +141,14 @@ class Gossip:
         self.up_bytes += len(data)
 
     def _is_wanted(self, forwarder: LibraryId, message: Message) -> bool:
-        """Whether a message is news, and within the limits of size and all allowances; asked before all other checks."""
+        """Whether a message is of this run, news, and within the limits of size and all allowances; asked first of all."""
         peer = peer_id_of(forwarder)
         if len(message.data) > MAX_GOSSIP_BYTES:
             self._reputation.penalise(peer, VIOLATION, "an oversized message")
             return False
-        if not self._reputation.spend(peer, Channel.GOSSIP, len(message.data)) or self._pubsub._is_msg_seen(message):
+        if not self._reputation.spend(peer, Channel.GOSSIP, len(message.data)):
+            return False
+        if not self._pubsub._is_subscribed_to_msg(message) or self._pubsub._is_msg_seen(message):
             return False
         if message.from_id == cast("ID", forwarder).to_bytes():
             return self._reputation.spend(peer, Channel.ORIGIN, len(message.data))

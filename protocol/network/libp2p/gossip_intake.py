@@ -27,8 +27,8 @@ MAX_RPC_BYTES = 1 << 17
 """An RPC of gossip; longer answers are sent in several.  The largest message is half as long."""
 MAX_MESSAGES = 1024
 """In an RPC: three times as many as there is room for."""
-MAX_CONTROL = 64
-"""Subscriptions and control messages in an RPC; for one topic there are a few."""
+MAX_CONTROL = 128
+"""Subscriptions and control messages in an RPC; for one topic there are a few, and 64 that were put off."""
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class GossipIntake:
     """Reads the streams on which neighbours gossip.
 
     members: tells members from strangers.  is_wanted: asked about every message with its forwarder, before its signature is
-    checked: whether it is news, and within all allowances.
+    checked: whether it is for us, and news, and within all allowances.
     """
 
     def __init__(self, members: Members, reputation: Reputation, is_wanted: Callable[[ID, Message], bool]) -> None:
@@ -69,6 +69,7 @@ class GossipIntake:
         return self._of_members if self._members.has_member(peer_id_of(forwarder)) else self._of_strangers
 
     async def _take_in(self, pubsub: Pubsub, forwarder: ID, rpc: RPC, size: int) -> None:
+        """Every control message counts as a message, and so does an RPC without any."""
         from libp2p.pubsub.utils import maybe_consume_signed_record
 
         peer = peer_id_of(forwarder)
@@ -76,9 +77,8 @@ class GossipIntake:
             self._reputation.penalise(peer, VIOLATION, "an RPC with too much in it")
             return
         good = maybe_consume_signed_record(rpc, pubsub.host, forwarder)
-        if (not good or not rpc.publish) and not self._reputation.spend(peer, Channel.GOSSIP, size):
-            return
-        if not good:
+        cost = max(_control_messages(rpc), int(not good or not rpc.publish))
+        if not all(self._reputation.spend(peer, Channel.GOSSIP, size // cost) for _ in range(cost)) or not good:
             return
         for subscription in rpc.subscriptions:
             pubsub.handle_subscription(forwarder, subscription)
@@ -86,7 +86,7 @@ class GossipIntake:
             await pubsub.router.handle_rpc(rpc, forwarder)
         for message in rpc.publish:
             await self._turns(forwarder).take()
-            if pubsub._is_subscribed_to_msg(message) and self._is_wanted(forwarder, message):
+            if self._is_wanted(forwarder, message):
                 await self._push(pubsub, forwarder, message)
 
     async def _push(self, pubsub: Pubsub, forwarder: ID, message: Message) -> None:
