@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from protocol.network.interface import Members
 from protocol.network.libp2p.library import peer_id_of
-from protocol.network.libp2p.reputation import VIOLATION, Channel, Reputation
+from protocol.network.libp2p.reputation import ABUSE, VIOLATION, Channel, Reputation
 from protocol.network.libp2p.turns import Turns
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class GossipIntake:
         self._of_members, self._of_strangers = Turns(), Turns()
 
     async def read(self, pubsub: Pubsub, stream: INetStream) -> None:
-        """Take in what arrives on the stream until its end, or until something arrives that is no gossip."""
+        """Take in what arrives on the stream until its end; what is too long or cannot be parsed ends it, with a ban."""
         from google.protobuf.message import DecodeError
         from libp2p.exceptions import ParseError
         from libp2p.io.exceptions import IOException, MessageTooLarge
@@ -59,7 +59,7 @@ class GossipIntake:
                 await self._turns(forwarder).take()
                 await self._take_in(pubsub, forwarder, RPC.FromString(raw), len(raw))
         except (DecodeError, MessageTooLarge, ParseError) as error:
-            self._reputation.penalise(peer_id_of(forwarder), VIOLATION, f"gossip that is none: {error}")
+            self._reputation.penalise(peer_id_of(forwarder), ABUSE, f"gossip that is none: {error}")
             await stream.reset()
             pubsub._handle_dead_peer(forwarder)
         except IOException as error:
