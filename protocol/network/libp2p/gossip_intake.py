@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from protocol.network.interface import Members
-from protocol.network.libp2p.library import peer_id_of
+from protocol.network.libp2p.library import Stream, peer_id_of
 from protocol.network.libp2p.reputation import ABUSE, VIOLATION, Channel, Reputation
+from protocol.network.libp2p.streams import discard
 from protocol.network.libp2p.turns import Turns
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 MAX_RPC_BYTES = 1 << 17
 """An RPC of gossip; longer answers are sent in several.  The largest message is half as long."""
 MAX_MESSAGES = 1024
-"""In an RPC: three times as many as there is room for."""
+"""In an RPC, where there is room for a third of that, if they are signed."""
 MAX_CONTROL = 128
 """Subscriptions and control messages in an RPC; for one topic there are a few, and 64 that were put off."""
 
@@ -57,16 +58,24 @@ class GossipIntake:
             while pubsub.manager.is_running:
                 raw = await read_varint_prefixed_bytes_limited(stream, MAX_RPC_BYTES)
                 await self._turns(forwarder).take()
-                await self._take_in(pubsub, forwarder, RPC.FromString(raw), len(raw))
+                await self._guarded(pubsub, forwarder, RPC.FromString(raw), len(raw))
         except (DecodeError, MessageTooLarge, ParseError) as error:
             self._reputation.penalise(peer_id_of(forwarder), ABUSE, f"gossip that is none: {error}")
-            await stream.reset()
+            await discard(cast(Stream, stream))
             pubsub._handle_dead_peer(forwarder)
         except IOException as error:
             log.debug("the gossip of %s has ended: %s", forwarder, error)
 
     def _turns(self, forwarder: ID) -> Turns:
         return self._of_members if self._members.has_member(peer_id_of(forwarder)) else self._of_strangers
+
+    async def _guarded(self, pubsub: Pubsub, forwarder: ID, rpc: RPC, size: int) -> None:
+        """Take in an RPC; an honest neighbour has seen to it that the library can read it."""
+        try:
+            await self._take_in(pubsub, forwarder, rpc, size)
+        except Exception as error:  # noqa: BLE001 - of a key, a name or a number that the library cannot read
+            log.debug("the library fails at gossip of %s: %r", forwarder, error)
+            self._reputation.penalise(peer_id_of(forwarder), VIOLATION, "gossip that cannot be read")
 
     async def _take_in(self, pubsub: Pubsub, forwarder: ID, rpc: RPC, size: int) -> None:
         """Every control message counts as a message, and so does an RPC without any."""
@@ -87,14 +96,7 @@ class GossipIntake:
         for message in rpc.publish:
             await self._turns(forwarder).take()
             if self._is_wanted(forwarder, message):
-                await self._push(pubsub, forwarder, message)
-
-    async def _push(self, pubsub: Pubsub, forwarder: ID, message: Message) -> None:
-        try:
-            await pubsub.push_msg(forwarder, message)
-        except Exception as error:  # noqa: BLE001 - of a key or a name that the library cannot read
-            log.debug("the library fails at a message that %s forwards: %r", forwarder, error)
-            self._reputation.penalise(peer_id_of(forwarder), VIOLATION, "gossip that cannot be read")
+                await pubsub.push_msg(forwarder, message)
 
 
 def _control_messages(rpc: RPC) -> int:
