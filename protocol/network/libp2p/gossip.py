@@ -1,8 +1,10 @@
 """Gossip: one gossipsub topic per run; the handlers judge every message before it is forwarded.
 
-Three allowances keep a flood from spreading: of each neighbour (messages over it are dropped before their signatures are
-checked), of each origin (the messages of one identity, whoever forwards them), and our own for what we forward, which is
-smaller than a neighbour's: a peer within its allowance never sends others more than they accept.
+Four allowances keep a flood from spreading: of each neighbour, and of all strangers together for what they pass on for
+others (messages over these are dropped before their signatures are checked); of each origin (the messages of one identity,
+whoever forwards them); and our own for what we forward, which is smaller than a neighbour's: a peer within its allowance
+never sends others more than they accept.  A stranger's own messages, and a few that it passes on, do not count against
+what strangers share, so no crowd can silence a newcomer that is connected to us.
 
 The library would open a stream to every peer that connects, and try again for as long as it is not accepted; here it is told
 of peers that are no strangers (`met`).
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, cast
 import trio
 
 from protocol.network.interface import Acceptance, Handlers, NetworkError
+from protocol.network.libp2p.gossip_intake import MAX_RPC_BYTES, GossipIntake
 from protocol.network.libp2p.library import Host, LibraryId, library_id, peer_id_of
 from protocol.network.libp2p.reputation import VIOLATION, Channel, Reputation
 from protocol.network.libp2p.token_bucket import Allowance, TokenBucket
@@ -29,10 +32,10 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 if TYPE_CHECKING:
-    from libp2p.abc import IHost, ISubscriptionAPI
+    from libp2p.abc import IHost, INetStream, ISubscriptionAPI
     from libp2p.peer.id import ID
     from libp2p.pubsub.gossipsub import GossipSub
-    from libp2p.pubsub.pb.rpc_pb2 import Message
+    from libp2p.pubsub.pb.rpc_pb2 import RPC, Message
     from libp2p.pubsub.pubsub import Pubsub
     from libp2p.pubsub.pubsub_notifee import PubsubNotifee
 
@@ -52,6 +55,7 @@ class Gossip:
         self._handlers = handlers
         self._reputation = reputation
         self._forwarded = TokenBucket(FORWARDED.burst_s, FORWARDED.burst_s, trio.current_time())
+        self._intake = GossipIntake(handlers, reputation, self._is_wanted)
         self._topic = f"manyhands/1/{bytes(run).hex()}"
         self.up_bytes = 0
         self.down_bytes = 0
@@ -61,7 +65,7 @@ class Gossip:
         self._pubsub.set_topic_validator(self._topic, self._validate, False)
 
     def _new_router(self) -> GossipSub:
-        """The library's router, which also sends our own messages to neighbours outside the mesh."""
+        """The library's router, which also sends our own messages outside the mesh, and no RPC over the limit."""
         from libp2p.custom_types import TProtocol
         from libp2p.pubsub.gossipsub import GossipSub
 
@@ -75,6 +79,11 @@ class Gossip:
                 if origin == gossip._me:
                     peers |= gossip._pubsub.peer_topics.get(gossip._topic, set()) - {origin}
                 return peers
+
+            def send_rpc(self, peer_id: ID, rpc: RPC, priority: bool = False) -> None:
+                if (queue := gossip._pubsub.peer_queues.get(peer_id)) is not None:
+                    queue.max_message_size = MAX_RPC_BYTES
+                super().send_rpc(peer_id, rpc, priority)
 
         # The library's adaptive interval slowed 1 s to 60 s after deaths, its spam limit counts our own messages, and
         # its eclipse protection prunes peers that share an address, as on one computer: all three are off.
@@ -90,17 +99,16 @@ class Gossip:
         )
 
     def _new_pubsub(self, host: Host) -> Pubsub:
-        """The library's publish and subscribe, which drops messages over a neighbour's allowance unchecked."""
+        """The library's publish and subscribe, but for the reading of streams."""
         from libp2p.pubsub.pubsub import Pubsub
 
         gossip = self
 
-        class LimitedPubsub(Pubsub):
-            async def push_msg(self, msg_forwarder: ID, msg: Message) -> None:
-                if gossip._may_forward(msg_forwarder, msg):
-                    await super().push_msg(msg_forwarder, msg)
+        class OrderlyPubsub(Pubsub):
+            async def continuously_read_stream(self, stream: INetStream) -> None:
+                await gossip._intake.read(self, stream)
 
-        return LimitedPubsub(cast("IHost", host), self._router, allowed_topics=frozenset({self._topic}))
+        return OrderlyPubsub(cast("IHost", host), self._router, allowed_topics=frozenset({self._topic}))
 
     async def start(self, stack: AsyncExitStack, nursery: trio.Nursery) -> None:
         """Run the library's services in `stack`, and join the topic."""
@@ -132,15 +140,19 @@ class Gossip:
         await self._pubsub.publish(self._topic, data)
         self.up_bytes += len(data)
 
-    def _may_forward(self, forwarder: LibraryId, message: Message) -> bool:
-        """Whether a message is within the limits of size and of its forwarder's allowance; asked before all other checks."""
-        if forwarder == self._me:
-            return True
+    def _is_wanted(self, forwarder: LibraryId, message: Message) -> bool:
+        """Whether a message is of this run, news, and within the limits of size and all allowances; asked first of all."""
         peer = peer_id_of(forwarder)
         if len(message.data) > MAX_GOSSIP_BYTES:
             self._reputation.penalise(peer, VIOLATION, "an oversized message")
             return False
-        return self._reputation.spend(peer, Channel.GOSSIP, len(message.data))
+        if not self._reputation.spend(peer, Channel.GOSSIP, len(message.data)):
+            return False
+        if not self._pubsub._is_subscribed_to_msg(message) or self._pubsub._is_msg_seen(message):
+            return False
+        if message.from_id == cast("ID", forwarder).to_bytes():
+            return self._reputation.spend(peer, Channel.ORIGIN, len(message.data))
+        return self._handlers.has_member(peer) or self._reputation.spend_relayed(peer, len(message.data))
 
     def _validate(self, forwarder: LibraryId, message: Message) -> bool:
         """libp2p's topic validator, after it has checked the origin's signature: True forwards the message."""
@@ -149,7 +161,7 @@ class Gossip:
         if forwarder == self._me:
             return True
         peer, origin = peer_id_of(forwarder), peer_id_of(ID(message.from_id))
-        if not self._reputation.spend(origin, Channel.ORIGIN, len(message.data)):
+        if origin != peer and not self._reputation.spend(origin, Channel.ORIGIN, len(message.data)):
             return False
         self.down_bytes += len(message.data)
         try:

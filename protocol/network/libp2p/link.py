@@ -7,13 +7,14 @@ associated data and the frame's number as nonce.  Each direction has its own key
 To encrypt a frame takes a tenth of what it costs to hand it to a thread and back, so the event loop does it: it is held up
 for less than a tenth of a millisecond at a time.  A frame of data is small enough to stay in the processor's cache
 between the cipher and the socket, and each direction has one buffer for as long as the link lives: fresh memory would
-cost more than the cipher.
+cost more than the cipher.  A buffer takes up memory only as far as it has been used: a link that carries nothing has none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import mmap
 import socket
 import struct
 import sys
@@ -122,9 +123,9 @@ class Link:
         there, back = keys.key(b"dialer to listener"), keys.key(b"listener to dialer")
         self._out = _Direction(there if dialled else back, rekey_frames)
         self._in = _Direction(back if dialled else there, rekey_frames)
-        self._out_buffer = memoryview(bytearray(2 * (HEAD.size + TAG_BYTES) + SMALL_BYTES + FRAME_BYTES))
+        self._out_buffer = _buffer(2 * (HEAD.size + TAG_BYTES) + SMALL_BYTES + FRAME_BYTES)
         self._out_size = 0
-        self._in_buffer = memoryview(bytearray(READ_BYTES))
+        self._in_buffer = _buffer(READ_BYTES)
         self._in_start = self._in_end = 0
         self._low_water = 1
         self._pace = UNPACED
@@ -280,6 +281,11 @@ class Link:
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
+
+
+def _buffer(size: int) -> memoryview:
+    """Zeros, whose pages are not there until they are written."""
+    return memoryview(mmap.mmap(-1, size))
 
 
 def _tune(sock: socket.socket) -> None:

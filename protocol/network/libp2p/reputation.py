@@ -41,6 +41,8 @@ class Channel(Enum):
     """Messages that a neighbour forwards: the heartbeats of all peers, twice as many as 64 peers send."""
     ORIGIN = Allowance(4, 60e3, 10)
     """Messages that one peer has signed, whoever forwards them: a heartbeat every 2 s, and a few in each round."""
+    RELAY = Allowance(5, 60e3, 10)
+    """Messages that a stranger passes on for others, before it has to share with all strangers."""
     QUESTION = Allowance(100, 8e6, 5)
     """A peer that catches up over a fast link asks for some dozens of chunks a second, in small questions."""
     PUSH = Allowance(1000, float("inf"), 20)
@@ -51,6 +53,8 @@ class Channel(Enum):
     """Frames of yamux that have to be answered with one of ours; an honest peer sends one now and then."""
 
 
+RELAYED = Allowance(100, 1e6, 5)
+"""What strangers pass on for others, all together, beyond that; 64 newcomers send 32 heartbeats a second."""
 ADDRESS = Allowance(1, float("inf"), 32)
 """Patience with an address, in seconds; many peers can share it.  `inbound_policy` limits its connections at one time."""
 PATIENCE_PER_BAN_S = 10.0
@@ -81,6 +85,7 @@ class Reputation:
         self._peers: OrderedDict[PeerId, _Peer] = OrderedDict()
         self._addresses: OrderedDict[str, TokenBucket] = OrderedDict()
         self._banned: OrderedDict[PeerId, float] = OrderedDict()
+        self._relayed = TokenBucket(RELAYED.burst_s, RELAYED.burst_s, clock())
 
     def spend(self, peer: PeerId, channel: Channel, size: int = 0) -> bool:
         """Use the allowance of `peer` for a message of `size` bytes on `channel`; False, at a penalty, if there is none."""
@@ -91,10 +96,16 @@ class Reputation:
         bucket = self._of(peer, now).buckets.setdefault(channel, TokenBucket(allowance.burst_s, allowance.burst_s, now))
         if bucket.take(allowance, now, 1, size):
             return True
-        if channel is not Channel.ORIGIN:  # another peer may have forwarded the message
+        if channel not in (Channel.ORIGIN, Channel.RELAY):  # it was another peer that forwarded it, or that said so much
             penalty = ABUSE if channel in (Channel.FRAME, Channel.PING) else EXCESS
             self.penalise(peer, penalty, f"more than its allowance on the channel {channel.name.lower()}")
         return False
+
+    def spend_relayed(self, stranger: PeerId, size: int) -> bool:
+        """Use the allowance for a message that a stranger passes on for another peer: its own, or that of all strangers."""
+        return self.spend(stranger, Channel.RELAY, size) or (
+            not self.is_banned(stranger) and self._relayed.take(RELAYED, self._clock(), 1, size)
+        )
 
     def penalise(self, peer: PeerId, penalty: float, why: str) -> None:
         """Lower the score of `peer` by `penalty`; ban it for the reason `why` when nothing is left."""

@@ -9,6 +9,7 @@ from protocol.network.libp2p.reputation import (
     FULL_SCORE,
     MAX_PEERS,
     PATIENCE_PER_BAN_S,
+    RELAYED,
     VIOLATION,
     Channel,
     Reputation,
@@ -109,3 +110,15 @@ def test_no_more_is_remembered_than_the_limit() -> None:
         watched.reputation.penalise(PeerId(f"bad {number}"), FULL_SCORE, "bad")
     assert len(watched.reputation._peers) <= MAX_PEERS and len(watched.reputation._addresses) <= MAX_PEERS
     assert len(watched.reputation._banned) <= MAX_PEERS
+
+
+def test_strangers_share_what_they_pass_on_and_each_has_a_little_of_its_own() -> None:
+    watched, own = Watched(), Channel.RELAY.value
+    little, shared = int(own.per_s * own.burst_s), int(RELAYED.per_s * RELAYED.burst_s)
+    relay = watched.reputation.spend_relayed
+    assert sum(relay(ONE, 100) for _ in range(little + shared + 100)) == little + shared
+    assert sum(relay(OTHER, 100) for _ in range(little + 100)) == little, "a flood by one leaves this to the other"
+    assert not watched.banned, "and nobody is to blame for what others say"
+    watched.reputation.penalise(OTHER, FULL_SCORE, "something else")
+    watched.now += RELAYED.burst_s
+    assert relay(ONE, 100) and not relay(OTHER, 100)
