@@ -13,24 +13,27 @@ from kernels.aggregate import aggregate
 from protocol.consensus.effects import RoundEffect, Send
 from protocol.consensus.events import Arrived, RoundEvent
 from protocol.consensus.machine import RoundMachine
+from protocol.consensus.validation import plan_of
 from protocol.exchange.assignment import plan_hash
 from protocol.exchange.averaging import entry_of
 from protocol.exchange.effects import ExchangeEffect, Reduce, SendPart
 from protocol.exchange.messages import PushHeader
 from protocol.exchange.runner import ExchangeRunner
-from protocol.network.interface import Bandwidth, NetworkError
+from protocol.network.interface import Bandwidth, NetworkError, Refused
 from protocol.run.manifest import SignedManifest, sign
+from protocol.state.chain import index_root
 from protocol.state.electorate import contributors
 from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import mask_of
-from protocol.wire.messages import ChunkEntry, ChunkResult, Plan, Proposal, Provenance, Report
+from protocol.wire.messages import ChunkEntry, ChunkResult, Motion, Plan, Proposal, Provenance, Report, pack
 from tests.attacks.attack import Attack
 from tests.attacks.crowds import ready_and_mute
 from tests.attacks.proposers import owned_by_us
 from tests.attacks.stage import ORGANISER, Stage, founded_run, identity_of
 from tests.simulation.exchange_liars import Bogus, exchanging
 from tests.simulation.forgers import Adding, Altering, lying
+from tests.simulation.seat import Seat
 from tests.simulation.strangers import Strangers
 from tests.simulation.world import simulated_run
 
@@ -65,10 +68,14 @@ def fair(stage: Stage) -> Iterator[None]:
 class Overtaking(ExchangeRunner):
     """Pushes, for every chunk and before its owner can, the average of its own part alone, truly signed."""
 
+    its_own = False
+    """Whether the averages of its own chunks are such, too, beside the true ones, which it holds itself."""
+
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             for chunk in range(self.machine.chunks):
-                nursery.start_soon(self._overtake, chunk)
+                if self.its_own == (self.machine.owner(chunk) == self.machine.me):
+                    nursery.start_soon(self._overtake, chunk)
             await super().run()
 
     async def _overtake(self, chunk: int) -> None:
@@ -92,6 +99,18 @@ class Overtaking(ExchangeRunner):
             await self._session.network.push(peer, header, data, timeout_s=5)
         except NetworkError:
             return
+
+
+class OvertakingItself(Overtaking):
+    """Says so of its own chunks only, and then the true averages."""
+
+    its_own = True
+
+
+async def overtakes_itself(stage: Stage) -> None:
+    await seasoned(stage)
+    with fair(stage), exchanging(OvertakingItself, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
 
 
 async def seasoned(stage: Stage) -> None:
@@ -158,11 +177,61 @@ async def claims_a_wide_line(stage: Stage) -> None:
         await trio.sleep_forever()
 
 
+def signs_another_average(stage: Stage) -> Altering:
+    """In its motions, one chunk that it owns has another average, of its own part alone, which it has signed and shows to
+    nobody."""
+    names = {seat.peer: seat.identity for seat in stage.liars}
+
+    def change(machine: RoundMachine, motion: Motion) -> Motion | None:
+        record, provenance = motion.record, motion.provenance
+        me = [member.peer for member in record.members].index(machine.me)
+        chunk = provenance.signers.find(me)
+        if motion.proof is not None or chunk < 0:
+            return None
+        index, signatures = list(motion.index), list(provenance.signatures)
+        index[chunk] = ChunkEntry(hash=chunk_hash(b"nobody has it"), mask=mask_of([me], len(record.members)))
+        result = ChunkResult(plan=plan_hash(plan_of(record, provenance)), chunk=chunk, entry=index[chunk])
+        signatures[chunk] = pack(names[machine.me], stage.run, result).signature
+        return motion.model_copy(
+            update={
+                "index": index,
+                "record": record.model_copy(update={"result_root": index_root(index)}),
+                "provenance": provenance.model_copy(update={"signatures": signatures}),
+            }
+        )
+
+    return Altering(Motion, change, to_itself=True)
+
+
+def show_no_parts(stage: Stage, seat: Seat) -> None:
+    """From now on this liar shows nobody what it has contributed, nor any result."""
+    handlers = stage.network(seat).handlers
+    answer = handlers.on_request
+
+    async def refuse(peer: PeerId, kind: str, data: bytes) -> bytes:
+        if kind in ("part", "chunk"):
+            raise Refused("no")
+        return await answer(peer, kind, data)  # type: ignore[no-any-return]
+
+    handlers.on_request = refuse
+
+
+async def puts_what_nobody_has(stage: Stage) -> None:
+    for seat in stage.liars:
+        show_no_parts(stage, seat)
+    with fair(stage), lying({seat.peer: signs_another_average(stage) for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
 # -- being late -----------------------------------------------------------------------------------------------------------
 
 
 async def many_are_early(stage: Stage) -> None:
-    """Strangers' keys are ready as soon as a round begins: whoever trains looks late beside them."""
+    """Strangers' keys are ready as soon as a round begins: whoever trains looks late beside them.  The two slowest of the
+    honest peers are a seventh slower than the others, which is no harm without strangers."""
+    for seat in stage.honest[:2]:
+        assert seat.trainer is not None
+        seat.trainer.step_s = 0.4
     crowd, last = Strangers(stage.world, 120), -1
     crowd.connect()
     with fair(stage):
@@ -200,7 +269,7 @@ def framing(victim: PeerId) -> type[ExchangeRunner]:
                 await super().run()
 
         async def _announce(self) -> None:
-            await trio.sleep(4.9)
+            await trio.sleep(4.95)
             size = self._receiver._layout[0].size
             chunk = next((c for c, o in enumerate(self.machine.plan.owners) if self.machine.members[o] == victim), 0)
             header = PushHeader(
@@ -355,6 +424,8 @@ ATTACKS = [
     Attack("overtakes the owners", "averages of its own part alone", overtakes_owners),
     Attack("two overtake the owners", "of seven", overtakes_owners, 7, 2),
     Attack("a stranger overtakes the owners", "with one free key", overtakes_owners, 5, 1, run=four_founders),
+    Attack("overtakes itself", "another average than it holds", overtakes_itself),
+    Attack("puts to the vote what nobody has", "one signed average of its own chunks", puts_what_nobody_has),
     Attack("leaves a member out of masks", "as owner of all chunks", owns_all_and_leaves_out),
     Attack("owns all for itself", "only liars in its masks", owns_all_for_itself),
     Attack("two own all for themselves", "of seven", owns_all_for_itself, 7, 2),
@@ -362,7 +433,7 @@ ATTACKS = [
     Attack("claims a wide line", "owns all, and leaves others out of its masks", claims_a_wide_line, 4, 1),
     Attack("two claim wide lines", "of seven", claims_a_wide_line, 7, 2),
     Attack("three claim wide lines", "of ten", claims_a_wide_line, 10, 3),
-    Attack("strangers are early", "READY at once, so that others look late", many_are_early, liars=0, keys=120),
+    Attack("strangers are early", "READY at once, so that others look late", many_are_early, 7, 0, 120),
     Attack("nobody lies, some are slower", "three of ten, by 30 %", some_are_slower, 10, 0),
     Attack("turns on each owner", "no parts for one, each time another", turns_on_each),
     Attack("two turn on each owner", "of seven", turns_on_each, 7, 2),
