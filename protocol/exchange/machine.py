@@ -95,6 +95,13 @@ class ExchangeMachine:
             order = self._orders[chunk] = takeover_order(self.name, chunk, self.members, order[0])
         return next((peer for peer in order if peer not in self._lost), self.me)
 
+    def may_sign(self, peer: PeerId, chunk: int) -> bool:
+        """Whether this member averages the chunk now, or did before we gave it up: the others would come first with less
+        than the owner has."""
+        owner = self.owner(chunk)
+        order = self._orders[chunk]
+        return peer == owner or peer in order[: order.index(owner)]
+
     def waiting_for(self) -> list[PeerId]:
         """Members that the missing results wait for, sorted: owners, and members that owe us parts."""
         peers: dict[PeerId, None] = {}

@@ -111,6 +111,8 @@ class Receiver:
             raise Malformed("a result whose numbers are not finite")
         if self._results.released or header.chunk in self._machine.entries:
             return None
+        if not self._machine.may_sign(signer, header.chunk):
+            return None
         self._results.put(header.chunk, landing.buffer, envelope)
         self._pool.give(landing.buffer)
         if not self._machine.is_reducing(header.chunk):  # else the averaging drops them when it is through

@@ -6,6 +6,7 @@ when another takes its place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import trio
@@ -20,8 +21,10 @@ from protocol.exchange.assignment import plan_hash
 from protocol.node.exchanges import Exchanges
 from protocol.offload import Offload
 from protocol.state.replica import Replica
+from protocol.state.results import ResultFile
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.hashes import Hash
+from protocol.wire.messages import ChunkEntry, Record
 
 RETRY_S = 0.5
 
@@ -102,18 +105,29 @@ class ResultObtainer:
             await self._assemble(effect, root)
         return ResultObtained(root)
 
+    async def _begin(self, record: Record, index: Sequence[ChunkEntry]) -> tuple[ResultFile, list[int]]:
+        """A file for the result, and the chunks that it lacks.
+
+        Only a record that has nothing but our exchange's chunks gets that exchange's file: what else is put to the vote may
+        be held by nobody, and then we should have lost what the next record is made of.
+        """
+        replica, running = self._replica, self._exchanges.newest
+        held = running.exchange.result if running is not None and not running.taken else None
+        missing = running.exchange.machine.adopt(index) if running is not None and held is not None else [*range(len(index))]
+        if running is not None and held is not None and not missing:
+            running.taken = True
+            return running.file, running.exchange.adopt(index)
+        begin = replica.store.results.begin
+        file = await self._offload(begin, record.round, record.fragment, payload_bytes(replica.layout))
+        if held is not None:
+            spans = [replica.layout[chunk].encoded for chunk in range(len(index)) if chunk not in missing]
+            await self._offload(_copy, held, file.view, spans)
+        return file, missing
+
     async def _assemble(self, effect: ObtainResult, root: Hash) -> None:
         """Our exchange's chunks where they are the same, the others fetched, and looked at if it is not certified."""
-        replica, record, index = self._replica, effect.record, effect.index
-        running = self._exchanges.newest
-        if running is not None and not running.taken:
-            running.taken = True
-            file, missing = running.file, running.exchange.adopt(index)
-        else:
-            file = await self._offload(
-                replica.store.results.begin, record.round, record.fragment, payload_bytes(replica.layout)
-            )
-            missing = list(range(len(index)))
+        record, index = effect.record, effect.index
+        file, missing = await self._begin(record, index)
         try:
             while missing:
                 if await self._catch_up.supplies.fetch_chunks(record.round, root, index, missing, file.view, effect.sources):
@@ -124,3 +138,8 @@ class ResultObtainer:
             await self._offload(file.commit, root)
         finally:
             file.discard()
+
+
+def _copy(held: memoryview, into: memoryview, spans: Sequence[slice]) -> None:
+    for span in spans:
+        into[span] = held[span]

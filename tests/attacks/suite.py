@@ -12,11 +12,12 @@ from tests.attacks import (
     histories,
     proposers,
     resources,
+    standing,
     voters,
 )
 from tests.attacks.attack import Attack, Outcome, carry_out
 
-MODULES = (certificates, proposers, voters, exchanges, crowds, accusations, histories, admissions, cabals)
+MODULES = (certificates, proposers, voters, exchanges, crowds, accusations, histories, admissions, cabals, standing)
 SIMULATED: dict[str, Attack] = {attack.name: attack for module in MODULES for attack in module.ATTACKS}
 
 

@@ -154,3 +154,12 @@ def test_the_last_result_ends_the_exchange_and_later_ones_change_nothing() -> No
     other = entry_of(chunk_hash(b"another"), range(4), 4)
     assert exchange.handle(ResultArrived(PEERS[2], 1, other), 0.0) == []
     assert exchange.adopt([ENTRY, other]) == [1] and exchange.adopt([ENTRY, ENTRY]) == []
+
+
+def test_only_the_owner_signs_an_average_and_its_successor_once_it_is_lost() -> None:
+    exchange = machine(PEERS[0], bytes([3, 0]))
+    exchange.handle(Started(), 0.0)
+    assert [peer for peer in PEERS if exchange.may_sign(peer, 0)] == [PEERS[3]]
+    assert [peer for peer in PEERS if exchange.may_sign(peer, 1)] == [PEERS[0]]
+    exchange.handle(PeerDead(PEERS[3]), 1.0)
+    assert {peer for peer in PEERS if exchange.may_sign(peer, 0)} == {PEERS[3], exchange.owner(0)}

@@ -1,0 +1,460 @@
+"""Attacks on the standing of honest peers: what they do for a round is hidden, or they look as if they had stalled it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+
+import trio
+
+from kernels.aggregate import aggregate
+from protocol.consensus.effects import RoundEffect, Send
+from protocol.consensus.events import Arrived, RoundEvent
+from protocol.consensus.machine import RoundMachine
+from protocol.consensus.validation import plan_of
+from protocol.exchange.assignment import plan_hash
+from protocol.exchange.averaging import entry_of
+from protocol.exchange.effects import ExchangeEffect, Reduce, SendPart
+from protocol.exchange.messages import PushHeader
+from protocol.exchange.runner import ExchangeRunner
+from protocol.network.interface import Bandwidth, NetworkError, Refused
+from protocol.run.manifest import SignedManifest, sign
+from protocol.state.chain import index_root
+from protocol.state.electorate import contributors
+from protocol.wire.hashes import chunk_hash
+from protocol.wire.identity import PeerId
+from protocol.wire.masks import mask_of
+from protocol.wire.messages import ChunkEntry, ChunkResult, Motion, Plan, Proposal, Provenance, Report, pack
+from tests.attacks.attack import Attack
+from tests.attacks.crowds import ready_and_mute
+from tests.attacks.proposers import owned_by_us
+from tests.attacks.stage import ORGANISER, Stage, founded_run, identity_of
+from tests.simulation.exchange_liars import Bogus, exchanging
+from tests.simulation.forgers import Adding, Altering, lying
+from tests.simulation.seat import Seat
+from tests.simulation.strangers import Strangers
+from tests.simulation.world import simulated_run
+
+HALF = 0.5
+SEASONED = 5
+
+
+def shares_since(stage: Stage, round: int, peers: Sequence[PeerId]) -> dict[PeerId, float]:
+    """Of each of these peers: the part of the records from this round on that have its parts."""
+    node, counted = stage.node(), Counter[PeerId]()
+    for number in range(round, node.rounds):
+        commit = node.commit_at(number)
+        named = [PeerId(member.peer) for member in commit.record.members]
+        counted.update(contributors(named, [entry.mask for entry in commit.index]))
+    return {peer: counted[peer] / max(1, node.rounds - round) for peer in peers}
+
+
+@contextmanager
+def fair(stage: Stage) -> Iterator[None]:
+    """While the attack goes on, each honest peer has parts in at least half of the records."""
+    begun, shares = stage.rounds(), dict[PeerId, float]()
+    stage.expect("each honest peer has parts in half of the records", lambda: min(shares.values()) >= HALF, 1.0)
+    try:
+        yield
+    finally:
+        shares |= shares_since(stage, begun, stage.honest_peers)
+
+
+# -- owners ---------------------------------------------------------------------------------------------------------------
+
+
+class Overtaking(ExchangeRunner):
+    """Pushes, for every chunk and before its owner can, the average of its own part alone, truly signed."""
+
+    its_own = False
+    """Whether the averages of its own chunks are such, too, beside the true ones, which it holds itself."""
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for chunk in range(self.machine.chunks):
+                if self.its_own == (self.machine.owner(chunk) == self.machine.me):
+                    nursery.start_soon(self._overtake, chunk)
+            await super().run()
+
+    async def _overtake(self, chunk: int) -> None:
+        own, machine = self._sender._own[chunk], self.machine
+        span, me = self._receiver._layout[chunk], machine.members.index(machine.me)
+        mean = memoryview(bytearray(span.size))
+        aggregate(self._averager._rule, [own], [machine.plan.members[me].tokens], span.count, mean)
+        entry = entry_of(chunk_hash(mean), [me], len(machine.members))
+        statement = self._session.seal(ChunkResult(plan=machine.name, chunk=chunk, entry=entry)).raw
+        header = PushHeader(plan=machine.name, fragment=machine.plan.fragment, chunk=chunk, proof=[], statement=statement)
+        for peer in machine.others:
+            self._session_push(peer, header.encode(), mean)
+        await trio.lowlevel.checkpoint()
+
+    def _session_push(self, peer: PeerId, header: bytes, data: memoryview) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(self._try_push, peer, header, data)
+
+    async def _try_push(self, peer: PeerId, header: bytes, data: memoryview) -> None:
+        try:
+            await self._session.network.push(peer, header, data, timeout_s=5)
+        except NetworkError:
+            return
+
+
+class OvertakingItself(Overtaking):
+    """Says so of its own chunks only, and then the true averages."""
+
+    its_own = True
+
+
+async def overtakes_itself(stage: Stage) -> None:
+    await seasoned(stage)
+    with fair(stage), exchanging(OvertakingItself, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+async def seasoned(stage: Stage) -> None:
+    """Founders have earned their seats: from here on they can lose them."""
+    while stage.rounds() < SEASONED:
+        await trio.sleep(0.5)
+
+
+async def overtakes_owners(stage: Stage) -> None:
+    await seasoned(stage)
+    with fair(stage), exchanging(Overtaking, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+def victims_own(plan: Plan, victims: Sequence[PeerId]) -> bool:
+    return len(victims) > 1 and any(plan.members[owner].peer in victims for owner in plan.owners)
+
+
+def leaving_out(victims: Sequence[PeerId]) -> type[ExchangeRunner]:
+    """Exchanges whose owner averages nothing of these members, where all chunks are its own."""
+
+    class LeavingOut(ExchangeRunner):
+        def _perform(self, effect: ExchangeEffect) -> None:
+            if isinstance(effect, Reduce) and not victims_own(self.machine.plan, victims):
+                taken = [index for index in effect.members if self.machine.members[index] not in victims]
+                effect = Reduce(effect.chunk, tuple(taken))
+            super()._perform(effect)
+
+    return LeavingOut
+
+
+def all_ours(machine: RoundMachine, proposal: Proposal) -> Proposal:
+    """All chunks are ours, and we put to the vote what comes of it."""
+    changed = owned_by_us(machine, proposal)
+    mine = machine._proposer._mine
+    if mine is not None:
+        mine.plan = changed.plan
+    return changed
+
+
+async def owns_all_and_leaves_out(stage: Stage) -> None:
+    """In its own attempts all chunks are the proposer's, and one honest peer is in none of its masks."""
+    liars, victims = {seat.peer for seat in stage.liars}, stage.honest_peers[:1]
+    forgers = {peer: Altering(Proposal, all_ours, to_itself=True) for peer in liars}
+    with fair(stage), exchanging(leaving_out(victims), liars), lying(forgers):
+        await trio.sleep_forever()
+
+
+async def owns_all_for_itself(stage: Stage) -> None:
+    """In their own attempts all chunks are the proposer's, and only liars are in its masks."""
+    liars = {seat.peer for seat in stage.liars}
+    forgers = {peer: Altering(Proposal, all_ours, to_itself=True) for peer in liars}
+    with fair(stage), exchanging(leaving_out(stage.honest_peers), liars), lying(forgers):
+        await trio.sleep_forever()
+
+
+async def claims_a_wide_line(stage: Stage) -> None:
+    """Liars say that their lines carry four times as much as others', own all chunks, and average their own parts."""
+    liars = {seat.peer for seat in stage.liars}
+    for seat in stage.liars:
+        stage.network(seat).bandwidth = lambda: Bandwidth(200e6, 200e6)
+    await seasoned(stage)
+    with fair(stage), exchanging(leaving_out(stage.honest_peers), liars):
+        await trio.sleep_forever()
+
+
+def signs_another_average(stage: Stage) -> Altering:
+    """In its motions, one chunk that it owns has another average, of its own part alone, which it has signed and shows to
+    nobody."""
+    names = {seat.peer: seat.identity for seat in stage.liars}
+
+    def change(machine: RoundMachine, motion: Motion) -> Motion | None:
+        record, provenance = motion.record, motion.provenance
+        me = [member.peer for member in record.members].index(machine.me)
+        chunk = provenance.signers.find(me)
+        if motion.proof is not None or chunk < 0:
+            return None
+        index, signatures = list(motion.index), list(provenance.signatures)
+        index[chunk] = ChunkEntry(hash=chunk_hash(b"nobody has it"), mask=mask_of([me], len(record.members)))
+        result = ChunkResult(plan=plan_hash(plan_of(record, provenance)), chunk=chunk, entry=index[chunk])
+        signatures[chunk] = pack(names[machine.me], stage.run, result).signature
+        return motion.model_copy(
+            update={
+                "index": index,
+                "record": record.model_copy(update={"result_root": index_root(index)}),
+                "provenance": provenance.model_copy(update={"signatures": signatures}),
+            }
+        )
+
+    return Altering(Motion, change, to_itself=True)
+
+
+def show_no_parts(stage: Stage, seat: Seat) -> None:
+    """From now on this liar shows nobody what it has contributed, nor any result."""
+    handlers = stage.network(seat).handlers
+    answer = handlers.on_request
+
+    async def refuse(peer: PeerId, kind: str, data: bytes) -> bytes:
+        if kind in ("part", "chunk"):
+            raise Refused("no")
+        return await answer(peer, kind, data)  # type: ignore[no-any-return]
+
+    handlers.on_request = refuse
+
+
+async def puts_what_nobody_has(stage: Stage) -> None:
+    for seat in stage.liars:
+        show_no_parts(stage, seat)
+    with fair(stage), lying({seat.peer: signs_another_average(stage) for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+# -- being late -----------------------------------------------------------------------------------------------------------
+
+
+async def many_are_early(stage: Stage) -> None:
+    """Strangers' keys are ready as soon as a round begins: whoever trains looks late beside them.  The two slowest of the
+    honest peers are a seventh slower than the others, which is no harm without strangers."""
+    for seat in stage.honest[:2]:
+        assert seat.trainer is not None
+        seat.trainer.step_s = 0.4
+    crowd, last = Strangers(stage.world, 120), -1
+    crowd.connect()
+    with fair(stage):
+        while True:
+            node = stage.node()
+            if node.rounds != last:
+                last = node.rounds
+                await crowd.be_ready(node)
+            await trio.sleep(0.1)
+
+
+class TurnsOnEach(ExchangeRunner):
+    """Gives no parts to one owner, in each round another one."""
+
+    def _perform(self, effect: ExchangeEffect) -> None:
+        electors = sorted(self.machine.others)
+        victim = electors[self.machine.plan.round % len(electors)]
+        if not (isinstance(effect, SendPart) and effect.to == victim):
+            super()._perform(effect)
+
+
+async def turns_on_each(stage: Stage) -> None:
+    with fair(stage), exchanging(TurnsOnEach, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+def framing(victim: PeerId) -> type[ExchangeRunner]:
+    """Exchanges in which one owner gets no parts, and a worthless one just before it would give the sender up."""
+
+    class Framing(ExchangeRunner):
+        async def run(self) -> None:
+            async with trio.open_nursery() as nursery:
+                if victim in self.machine.others:
+                    nursery.start_soon(self._announce)
+                await super().run()
+
+        async def _announce(self) -> None:
+            await trio.sleep(4.95)
+            size = self._receiver._layout[0].size
+            chunk = next((c for c, o in enumerate(self.machine.plan.owners) if self.machine.members[o] == victim), 0)
+            header = PushHeader(
+                plan=self.machine.name, fragment=self.machine.plan.fragment, chunk=chunk, proof=[], statement=None
+            )
+            try:
+                await self._session.network.push(victim, header.encode(), memoryview(bytearray(size)), timeout_s=9)
+            except NetworkError:
+                return
+
+        def _perform(self, effect: ExchangeEffect) -> None:
+            if not (isinstance(effect, SendPart) and effect.to == victim):
+                super()._perform(effect)
+
+    return Framing
+
+
+async def frames_an_owner(stage: Stage) -> None:
+    with fair(stage), exchanging(framing(stage.honest_peers[0]), {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+async def some_are_slower(stage: Stage) -> None:
+    """Nobody lies: three honest peers train at three quarters of the pace of the slowest of the others."""
+    slow = stage.honest[:3]
+    slowest = max(seat.trainer.step_s for seat in stage.honest if seat.trainer is not None)
+    for seat in slow:
+        assert seat.trainer is not None
+        seat.trainer.step_s = 1.3 * slowest
+    with fair(stage):
+        await trio.sleep_forever()
+
+
+# -- reports --------------------------------------------------------------------------------------------------------------
+
+
+def false_report(machine: RoundMachine, event: RoundEvent, effects: list[RoundEffect]) -> Sequence[RoundEffect]:
+    """To whoever proposes: averages that nobody made, before anybody can have made any."""
+    if not isinstance(event, Arrived) or not isinstance(event.body, Proposal) or event.sender == machine.me:
+        return []
+    plan, attempt = event.body.plan, event.body.attempt
+    mask = mask_of(range(len(plan.members)), len(plan.members))
+    hashes = [chunk_hash(f"{plan.round} {attempt} {chunk}".encode()) for chunk in range(len(plan.owners))]
+    report = Report(
+        round=plan.round,
+        base=plan.base,
+        plan=plan_hash(plan),
+        index=[ChunkEntry(hash=each, mask=mask) for each in hashes],
+        provenance=Provenance(owners=plan.owners, signers=plan.owners, signatures=[bytes(64)] * len(plan.owners)),
+    )
+    return [Send((event.sender,), report)]
+
+
+async def reports_falsely(stage: Stage) -> None:
+    with fair(stage), lying({seat.peer: Adding(false_report) for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+async def reports_falsely_and_delays(stage: Stage) -> None:
+    peers = {seat.peer for seat in stage.liars}
+    with fair(stage), exchanging(Bogus, peers), lying({peer: Adding(false_report) for peer in peers}):
+        await trio.sleep_forever()
+
+
+# -- sleepers -------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def four_founders(peers: int) -> SignedManifest:
+    """Open to anybody, founded by the last four seats."""
+    founders = sorted(identity_of(number).peer_id for number in range(peers - 4, peers))
+    return sign(ORGANISER, simulated_run().manifest.model_copy(update={"founders": founders}))
+
+
+class OnItsDay(ExchangeRunner):
+    """Gives nothing in one round, and its part in all others."""
+
+    days: dict[PeerId, int] = {}
+
+    def _perform(self, effect: ExchangeEffect) -> None:
+        me = self.machine.me
+        day = self.days.setdefault(me, min(self.days.values(), default=self.machine.plan.round) + len(self.days))
+        if self.machine.plan.round != day:
+            super()._perform(effect)
+
+
+async def sleepers_withhold(stage: Stage) -> None:
+    """Newcomers that have contributed withhold everything, one after the other, each in one round."""
+    first = stage.rounds() + 2
+    OnItsDay.days = {seat.peer: first + number for number, seat in enumerate(stage.liars)}
+    with fair(stage), exchanging(OnItsDay, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+async def sleepers_compute(stage: Stage) -> None:
+    """Newcomers that have contributed are not ready, one after the other, each in one round."""
+    with fair(stage):
+        for seat in stage.liars:
+            assert seat.trainer is not None
+            seat.trainer.step_s, was = 1000.0, seat.trainer.step_s
+            first = stage.rounds()
+            while stage.rounds() == first:
+                await trio.sleep(0.2)
+            seat.trainer.step_s = was
+        await trio.sleep_forever()
+
+
+# -- newcomers ------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def founded_by_four(peers: int) -> SignedManifest:
+    """Open to anybody, founded by the first four seats."""
+    return founded_run(4)
+
+
+async def keep_newcomers_out(stage: Stage, count: int, rounds: int) -> None:
+    """Mute keys are there before a peer comes back that has contributed before."""
+    await stage.begin()
+    *founders, newcomer = stage.honest
+    stage.world.faults.kill(newcomer)
+    tenured = stage.honest
+    stage.honest = founders
+
+    async def until(round: int) -> None:
+        while stage.rounds() < round:
+            await trio.sleep(0.5)
+
+    await until(10)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ready_and_mute, stage, count, 1.0)
+        await until(16)
+        stage.world.start(newcomer)
+        begun, waited = stage.rounds(), None
+        while stage.rounds() < begun + rounds and waited is None:
+            await trio.sleep(1.0)
+            if stage.rounds() > begun and shares_since(stage, begun, [newcomer.peer])[newcomer.peer] > 0:
+                waited = stage.rounds() - begun
+        nursery.cancel_scope.cancel()
+    stage.honest = tenured
+    assert waited is not None, f"a newcomer waits for {rounds} rounds beside {count} mute keys"
+
+
+def newcomer_beside(count: int, rounds: int) -> Callable[[Stage], Awaitable[None]]:
+    async def conduct(stage: Stage) -> None:
+        await keep_newcomers_out(stage, count, rounds)
+
+    return conduct
+
+
+ATTACKS = [
+    Attack("overtakes the owners", "averages of its own part alone", overtakes_owners),
+    Attack("two overtake the owners", "of seven", overtakes_owners, 7, 2),
+    Attack("a stranger overtakes the owners", "with one free key", overtakes_owners, 5, 1, run=four_founders),
+    Attack("overtakes itself", "another average than it holds", overtakes_itself),
+    Attack("puts to the vote what nobody has", "one signed average of its own chunks", puts_what_nobody_has),
+    Attack("leaves a member out of masks", "as owner of all chunks", owns_all_and_leaves_out),
+    Attack("owns all for itself", "only liars in its masks", owns_all_for_itself),
+    Attack("two own all for themselves", "of seven", owns_all_for_itself, 7, 2),
+    Attack("three own all for themselves", "of ten", owns_all_for_itself, 10, 3),
+    Attack("claims a wide line", "owns all, and leaves others out of its masks", claims_a_wide_line, 4, 1),
+    Attack("two claim wide lines", "of seven", claims_a_wide_line, 7, 2),
+    Attack("three claim wide lines", "of ten", claims_a_wide_line, 10, 3),
+    Attack("strangers are early", "READY at once, so that others look late", many_are_early, 7, 0, 120),
+    Attack("nobody lies, some are slower", "three of ten, by 30 %", some_are_slower, 10, 0),
+    Attack("turns on each owner", "no parts for one, each time another", turns_on_each),
+    Attack("two turn on each owner", "of seven", turns_on_each, 7, 2),
+    Attack("three turn on each owner", "of ten", turns_on_each, 10, 3),
+    Attack("frames an owner", "which waits for it until it is given up", frames_an_owner),
+    Attack("reports falsely", "to whoever proposes", reports_falsely),
+    Attack("two report falsely", "of seven, and delay", reports_falsely_and_delays, 7, 2),
+    Attack("sleepers withhold", "one after the other", sleepers_withhold, 12, 8, run=four_founders),
+    Attack("sleepers compute", "one after the other", sleepers_compute, 12, 8, run=four_founders),
+    *(
+        Attack(
+            f"newcomer beside {count} mute keys",
+            "that were there before",
+            newcomer_beside(count, 40),
+            5,
+            0,
+            count,
+            run=founded_by_four,
+            begun=False,
+            quick=False,
+        )
+        for count in (1, 10, 1000)
+    ),
+]
