@@ -14,8 +14,8 @@ FIRST_ROUNDS, MAX_ROUNDS = 4, 64
 HURRIED = 0.2
 """Of the time that others get, for a peer on probation."""
 STRANGERS = PeerId("strangers")
-"""The name under which all peers are remembered together that are neither electors nor members of the last record: keys
-cost nothing, and a stall of each of them would be one too many."""
+"""The name under which all peers but the electors are remembered together: keys cost nothing, and a stall of each of them
+would be one too many.  They are out for `FIRST_ROUNDS` at the most: honest newcomers have to come in."""
 
 
 @dataclass
@@ -50,7 +50,8 @@ class Stalls:
         if known is None:
             known = Conduct(round + 1 + (0 if self._lenient else FIRST_ROUNDS), FIRST_ROUNDS)
         elif known.out_until <= round:  # else this round was judged, or it did not count
-            known = Conduct(round + 1 + min(known.rounds, MAX_ROUNDS), min(2 * known.rounds, MAX_ROUNDS))
+            out = FIRST_ROUNDS if peer == STRANGERS else known.rounds
+            known = Conduct(round + 1 + out, min(2 * known.rounds, MAX_ROUNDS))
         self._conduct[peer] = known
 
     def delivered(self, peer: PeerId, round: int) -> None:
@@ -80,18 +81,27 @@ class Patience:
         self.trainers, self.proposers, self.members = Stalls(), Stalls(lenient=False), Stalls()
 
 
-def judged_as(base: Base, peer: PeerId) -> PeerId:
-    """Under which name the conduct of this peer is remembered."""
-    return peer if peer in base.electors or peer in base.contributors else STRANGERS
+def is_tenured(base: Base, peer: PeerId) -> bool:
+    """Whether this peer is judged for itself: electors and contributors to the last record are."""
+    return peer in base.electors or peer in base.contributors
 
 
-def judge(stalls: Stalls, base: Base, late: Collection[PeerId], good: Collection[PeerId]) -> None:
+def share_of(stalls: Stalls, base: Base, peer: PeerId) -> float:
+    """The part of our patience that this peer has in the round on `base`; but for electors no more than all together."""
+    own = stalls.share(peer, base.round)
+    return own if peer in base.electors else min(own, stalls.share(STRANGERS, base.round))
+
+
+def judge(stalls: Stalls, base: Base, late: Collection[PeerId], good: Collection[PeerId], *, each: bool = False) -> None:
     """Remember who kept the round on `base` waiting, and who did its part.
 
-    A stall of anybody but an elector counts against all strangers, too: else ever new keys could come in to stall once.
+    A stall of anybody but an elector counts against all strangers: else ever new keys could come in to stall once.
+    each: whether strangers are remembered by name, too; they are few.
     """
-    stalled = {judged_as(base, peer) for peer in late} | {STRANGERS for peer in late if peer not in base.electors}
+    outsiders = {peer for peer in {*late, *good} if peer not in base.electors}
+    named = {peer for peer in {*late, *good} if each or is_tenured(base, peer)}
+    stalled = (named & {*late}) | ({STRANGERS} if outsiders & {*late} else set())
     for peer in sorted(stalled):
         stalls.lost_with(peer, base.round)
-    for peer in sorted({judged_as(base, peer) for peer in good} - stalled):
+    for peer in sorted((named | ({STRANGERS} if outsiders else set())) - stalled):
         stalls.delivered(peer, base.round)

@@ -3,47 +3,45 @@
 Pure.  Nothing here is needed for safety: what a plan must have is said by `protocol.consensus.justification`.
 
 * All live peers that are ready on our state are members, as far as there is room: first those that the rolls demand, then
-  electors, members of the last record, and newcomers in an order that the tip draws.
-* Newcomers average nothing for others in their first round: a chunk that goes from one mute owner to the next would hold
-  the exchange up again each time.  Nor does who kept an exchange waiting, until its probation is over.
-* Who does not count is left out.
-* While strangers are on probation, only so many of them are tried at a time as are a quarter of the others.
+  electors, members of the last record, and newcomers in an order that the tip draws.  Nobody that is ready loses its place,
+  and with it its vote, for what it is suspected of: it is not waited for.
+* While strangers are on probation, only so many newcomers are tried at a time as are a quarter of the others; first who was
+  a member before, last who stalled when it was tried.
+* Newcomers average nothing for others in their first round: a chunk that goes from one mute owner to the next would hold the
+  exchange up again each time.  Nor does who kept an exchange waiting, until its probation is over, while others can.
+* No member averages much more than its equal share (`most_chunks`), whatever line it claims to have: an owner can leave
+  others out of its averages unseen, and those that the electors bear must not own the half of a record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from math import ceil
 
-from protocol.consensus.patience import STRANGERS, Stalls, judged_as
+from protocol.consensus.patience import STRANGERS, Stalls, is_tenured, share_of
 from protocol.exchange.assignment import assign_owners
 from protocol.state.base import Base, RoundSettings
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Member, Plan
 
+UNEQUAL = 1.5
+FEWEST = 4
+"""Electors below which no liar is borne, and a member may own all chunks."""
 TRIED = 4
 """One newcomer is tried for so many others, while strangers are on probation."""
 
 
-def choose_members(
-    base: Base, stalls: Stalls, ready: Collection[PeerId], held: Collection[PeerId], least: int
-) -> list[PeerId]:
-    """Those of the ready peers to make the round with, the most important first.
-
-    held: who must be in it.  least: members that a round needs; where too few count, all are taken.
-    """
-
-    def share(peer: PeerId) -> float:
-        return stalls.share(judged_as(base, peer), base.round)
-
+def choose_members(base: Base, stalls: Stalls, ready: Collection[PeerId], held: Collection[PeerId]) -> list[PeerId]:
+    """Those of the ready peers to make the round with, the most important first.  held: who must be in it."""
     ranked = base.ranked({*ready, *held})
     ranked.sort(key=lambda peer: (peer not in held, peer not in base.electors, peer not in base.contributors))
-    tenured = [peer for peer in ranked if judged_as(base, peer) == peer]
-    newcomers = [peer for peer in ranked if judged_as(base, peer) == STRANGERS]
-    counting = [peer for peer in tenured if peer in held or share(peer) > 0]
-    tried = len(newcomers) if share(STRANGERS) == 1 else max(1, len(counting) // TRIED) if share(STRANGERS) else 0
-    chosen = [*counting, *newcomers[:tried]]
-    return chosen if len(chosen) >= least else ranked
+    tenured = [peer for peer in ranked if peer in held or is_tenured(base, peer)]
+    newcomers = [peer for peer in ranked if peer not in tenured]
+    newcomers.sort(key=lambda peer: (stalls.share(peer, base.round) < 1, peer not in base.known))
+    strangers = stalls.share(STRANGERS, base.round)
+    tried = len(newcomers) if strangers == 1 or not tenured else max(1, len(tenured) // TRIED) if strangers else 0
+    return [*tenured, *newcomers[:tried]]
 
 
 def within_uses(base: Base, places: Mapping[PeerId, Member]) -> list[Member]:
@@ -70,9 +68,9 @@ def plan_with(
     """The plan of these members.  bandwidths: bytes a second of each, 0 where it is not known.  digest: of our state."""
     members = sorted(members, key=lambda member: member.peer)
     peers = [PeerId(member.peer) for member in members]
-    tenured = [peer for peer in peers if judged_as(base, peer) == peer]
-    able = [peer for peer in tenured if stalls.share(peer, base.round) == 1] or tenured or peers
-    owners = assign_owners(base.tip, able, settings.chunks, [bandwidths.get(peer, 0.0) for peer in able])
+    most = most_chunks(settings.chunks, sum(peer in base.electors for peer in peers))
+    able = _able(base, stalls, peers, -(-settings.chunks // most))
+    owners = assign_owners(base.tip, able, settings.chunks, [bandwidths.get(peer, 0.0) for peer in able], most)
     return Plan(
         round=base.round,
         fragment=base.fragment,
@@ -81,3 +79,22 @@ def plan_with(
         owners=bytes(peers.index(able[owner]) for owner in owners),
         state_digest=digest,
     )
+
+
+def most_chunks(chunks: int, electors: int) -> int:
+    """How many of the chunks one member may own in a plan with so many electors.
+
+    `UNEQUAL` times the equal share, so that the liars that four or more electors bear own less than half.
+    """
+    return chunks if electors < FEWEST else min(chunks, ceil(UNEQUAL * chunks / electors))
+
+
+def _able(base: Base, stalls: Stalls, peers: Sequence[PeerId], needed: int) -> list[PeerId]:
+    """The members that own chunks, sorted: those with a good name; if they are too few, others, electors first."""
+    ranked = sorted(
+        base.ranked(peers),
+        key=lambda peer: (not is_tenured(base, peer), -share_of(stalls, base, peer), peer not in base.electors),
+    )
+    good = sum(is_tenured(base, peer) and share_of(stalls, base, peer) == 1 for peer in ranked)
+    tenured = sum(is_tenured(base, peer) for peer in ranked)
+    return sorted(ranked[: max(good or tenured or len(ranked), needed)])

@@ -6,9 +6,10 @@ Pure.  Nothing here is needed for safety: two peers may judge differently, and t
   `grace_s` has passed, after which the late ones are asked to finish and get `FINISH_S` more.
 * A trainer that is a round or two behind is about to arrive, and gets `grace_s` to do so: where rounds are short, it
   would otherwise run after the swarm for ever.
-* Nobody may cost a round much more than it brings: who is ready later than a quorum by more than `LATE` of the time that
-  the ready ones took, divided by their number, has stalled, and so has who never was.  Whoever stalled gets less of our
-  time in the next rounds, or none (`protocol.consensus.patience`).
+* Nobody may cost a round much more than it brings.  The fair time for one more trainer is `LATE` of what the ready electors
+  took, divided by their number, or `grace_s`.  Late trainers are asked to finish after half of it, and who is not ready
+  `ANSWER_S` after all of it has stalled.  Whoever stalled gets less of our time in the next rounds, or none
+  (`protocol.consensus.patience`).
 * Absent are electors that said goodbye, or were silent for `eviction_s`, and only as many as leave a quorum within reach.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from protocol.consensus.effects import RoundEffect, Send
-from protocol.consensus.patience import Patience, judge, judged_as
+from protocol.consensus.patience import Patience, judge, share_of
 from protocol.consensus.planning import choose_members, plan_with, within_uses
 from protocol.consensus.terms import View
 from protocol.run.admission import verify_admission
@@ -31,10 +32,14 @@ from protocol.wire.messages import Finish, Member, Plan, Ready, member_of
 
 FINISH_S = 5.0
 """Seconds that late trainers get to contribute what they have, after the grace time."""
+CALL_S = 0.5
+"""Seconds in which nothing moves after which all voters are told: they may know more."""
 RESEND_S = 2.0
 """Seconds between two sendings of what is unanswered."""
 LATE = 0.75
-"""Of its fair part of the time: a trainer that is waited for longer has stalled the round."""
+"""Of its equal part of the time: longer than that no round is worth keeping open for one more trainer."""
+ANSWER_S = 0.5
+"""Seconds to answer a request to finish."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class ClosingPolicy:
 
     def _share(self, peer: PeerId) -> float:
         """The part of the time that this trainer gets to be ready."""
-        return self.patience.trainers.share(judged_as(self.base, peer), self.base.round)
+        return share_of(self.patience.trainers, self.base, peer)
 
     def has_quorum(self, view: View) -> bool:
         """Whether so many electors are ready that the rest may be hurried: a quorum of those that train."""
@@ -115,17 +120,31 @@ class ClosingPolicy:
             self._quorum_since = None
             return [], False
         if self._quorum_since is None:
-            self._quorum_since, self._fair_s = now, LATE * (now - self._begun) / len(self.readys)
+            self._quorum_since, self._fair_s = now, self._fair(now - self._begun)
         late_s, grace_s = now - self._quorum_since, self.settings.grace_s
         at_work, coming = self.waiting_for(view), self.coming(view)
-        if late_s > self._fair_s:
+        if late_s > self._fair_s + ANSWER_S:
             self._late |= dict.fromkeys([*at_work, *coming])
         waiting = [peer for peer in at_work if late_s < self._share(peer) * (grace_s + FINISH_S)]
         waiting += [peer for peer in coming if late_s < self._share(peer) * grace_s]
+        out = [peer for peer in self.base.electors if peer in view and view[peer].on_tip and peer not in self.readys]
+        ask = {*out, *at_work} if not waiting else at_work
+        asks = self._hurry(
+            [peer for peer in sorted(ask) if late_s >= min(self._share(peer) * grace_s, self._fair_s / 2)], now
+        )
         if not waiting:
             judge(self.patience.trainers, self.base, [*self._late, *at_work, *coming], [*self.readys])
-            return [], True
-        return self._hurry([peer for peer in at_work if late_s >= self._share(peer) * grace_s], now), False
+        return asks, not waiting
+
+    def _fair(self, took_s: float) -> float:
+        """For how much longer the round is worth keeping open for one more trainer.
+
+        took_s: until a quorum was ready.  Strangers and peers that are gone do not make it shorter.
+        """
+        ready = sum(peer in self.readys for peer in self.base.electors) or len(self.readys)
+        if took_s < ANSWER_S:
+            return self.settings.grace_s  # we came late ourselves, and know nothing
+        return min(self.settings.grace_s, LATE * took_s / ready)
 
     def _hurry(self, late: Collection[PeerId], now: float) -> list[RoundEffect]:
         """Ask these trainers to finish."""
@@ -144,9 +163,8 @@ class ClosingPolicy:
         ]
 
     def held(self, view: View, digest: bytes | None) -> list[PeerId]:
-        """The electors whose READY for our state we hold, and with whom we would make the round."""
-        stalls, round = self.patience.members, self.base.round
-        return [peer for peer in self.agreed(view, digest) if peer in self.base.electors and stalls.share(peer, round) > 0]
+        """The electors whose READY for our state we hold."""
+        return [peer for peer in self.agreed(view, digest) if peer in self.base.electors]
 
     def make_plan(self, view: View, digest: bytes, held: Collection[PeerId], most: int = MAX_MEMBERS) -> Plan | None:
         """The plan of those that are ready.  None when they are too few, or we lack the READY of one in `held`.
@@ -156,7 +174,7 @@ class ClosingPolicy:
         if any(peer not in self.readys or self.readys[peer].ready.state_digest != digest for peer in held):
             return None
         stalls, ready, least = self.patience.members, self.agreed(view, digest), self.settings.min_members
-        peers = choose_members(self.base, stalls, ready, held, least)
+        peers = choose_members(self.base, stalls, ready, held)
         places = within_uses(self.base, {peer: self.member(peer) for peer in peers})[: min(most, self.settings.max_members)]
         if len(places) < least:
             return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from protocol.consensus.ballot import Ballot
 from protocol.consensus.effects import RoundEffect, Send
 from protocol.consensus.justification import Justification, justify
-from protocol.consensus.policy import RESEND_S
+from protocol.consensus.policy import CALL_S, RESEND_S
 from protocol.consensus.roll_call import RollCall
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
@@ -37,7 +37,10 @@ from protocol.wire.messages import (
 
 @dataclass
 class OwnAttempt:
-    """One ballot of ours.  first, second: signatures of votes, by voter.  sent: the last time, in trio time."""
+    """One ballot of ours.  first, second: signatures of votes, by voter.  sent: the last time, in trio time.
+
+    reporters: whose report was looked at.
+    """
 
     ballot: Ballot
     rolls: list[bytes]
@@ -47,6 +50,7 @@ class OwnAttempt:
     first: dict[PeerId, bytes] = field(default_factory=dict)
     second: dict[PeerId, bytes] = field(default_factory=dict)
     proof: Proof | None = None
+    reporters: set[PeerId] = field(default_factory=set)
 
     def audience(self) -> tuple[PeerId, ...]:
         """The members of the plan or the record, and the voters."""
@@ -150,10 +154,13 @@ class Proposer:
         members = [PeerId(member.peer) for member in mine.plan.members]
         known = state.results.get(Hash(report.plan))
         root = index_root(report.index)
-        if sender not in members or state.doubts.has_suspected(root):
+        if sender not in members or state.doubts.has_suspected(root) or sender in mine.reporters:
             return []
+        if state.me in members and state.idle_s(now) < CALL_S:
+            return []  # our own exchange moves
         if known is not None and not state.doubts.has_suspected(index_root(known[0])):
             return []
+        mine.reporters.add(sender)
         record = self._record(mine.plan, report.index)
         if flaw_of_motion(state.settings, state.base, record, report.index, report.provenance) is not None:
             return []

@@ -5,13 +5,15 @@ Pure.  A flaw is a phrase for the log.  Whether the ballot permits it is `protoc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from protocol.consensus.planning import most_chunks
 from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import verify_members, verify_record
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkEntry, Plan, Provenance, Ready, Record
+from protocol.wire.messages import ChunkEntry, Member, Plan, Provenance, Ready, Record
 
 
 def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
@@ -24,6 +26,8 @@ def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
         return f"its plan has {len(plan.owners)} chunks, not {settings.chunks}"
     if max(plan.owners) >= len(plan.members):
         return "a chunk of its plan has an owner that is no member"
+    if _is_unfair(settings, base, plan.members, plan.owners):
+        return "a member of its plan owns more than its share of the chunks"
     try:
         verify_members(settings, plan.members, base, plan.state_digest)
     except Malformed as error:
@@ -47,7 +51,15 @@ def flaw_of_motion(
         return "its provenance is not of this many chunks"
     if max(max(provenance.owners), max(provenance.signers)) >= len(record.members):
         return "its provenance names an owner or a signer that is no member"
+    if _is_unfair(settings, base, record.members, provenance.owners):
+        return "a member of its plan owns more than its share of the chunks"
     return None
+
+
+def _is_unfair(settings: RoundSettings, base: Base, members: Sequence[Member], owners: bytes) -> bool:
+    """Whether one of these members owns more chunks than one member may."""
+    electors = sum(member.peer in base.electors for member in members)
+    return max(Counter(owners).values()) > most_chunks(settings.chunks, electors)
 
 
 def plan_of(record: Record, provenance: Provenance) -> Plan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from protocol.consensus.ballot import Ballot
 from protocol.consensus.effects import BeginExchange, ObtainResult, Persist, Reject, RoundEffect, Send
 from protocol.consensus.justification import Justification, carries_lock, justify
-from protocol.consensus.policy import RESEND_S
+from protocol.consensus.policy import CALL_S, RESEND_S
 from protocol.consensus.relay import helpers
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
@@ -27,9 +27,6 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Report, Step, Vote
-
-CALL_S = 0.5
-"""Seconds that a proposer has to answer a roll before all voters are told of it."""
 
 
 @dataclass

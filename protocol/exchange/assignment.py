@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
+from math import inf
 
 from kernels.layout import Layout
 from protocol.wire.hashes import Hash, chunk_hash, hash_bytes
@@ -28,15 +29,18 @@ def contribution_leaves(data: memoryview, layout: Layout) -> list[Hash]:
     return [chunk_hash(data[span.encoded]) for span in layout]
 
 
-def assign_owners(tip: Hash, members: Sequence[PeerId], chunks: int, bandwidths: Sequence[float] = ()) -> bytes:
+def assign_owners(
+    tip: Hash, members: Sequence[PeerId], chunks: int, bandwidths: Sequence[float] = (), most: int | None = None
+) -> bytes:
     """One byte a chunk: the index of its owner.
 
-    bandwidths: bytes a second of each member, the less of up and down; 0 where it is not known.  The chunks of an owner
+    bandwidths: bytes a second of each member, the less of up and down; 0 where it is not known.  most: chunks that one
+    member may own.  The chunks of an owner
     are spread evenly; the order starts at a place drawn by the tip, so the odd chunks do not always fall to the same peer.
     """
     first = int.from_bytes(hash_bytes("owners", tip)[:4], "big") % len(members)
     order = [(first + place) % len(members) for place in range(len(members))]
-    counts = share_out([bandwidths[index] for index in order] if bandwidths else [0.0] * len(members), chunks)
+    counts = share_out([bandwidths[index] for index in order] if bandwidths else [0.0] * len(members), chunks, most)
     given = [0] * len(members)
     owners = bytearray()
     for chunk in range(chunks):
@@ -46,10 +50,10 @@ def assign_owners(tip: Hash, members: Sequence[PeerId], chunks: int, bandwidths:
     return bytes(owners)
 
 
-def share_out(bandwidths: Sequence[float], chunks: int) -> list[int]:
+def share_out(bandwidths: Sequence[float], chunks: int, most: int | None = None) -> list[int]:
     """How many chunks each member owns, so that the slowest is done as early as can be.
 
-    bandwidths: bytes a second of each member, 0 where it is not known.
+    bandwidths: bytes a second of each member, 0 where it is not known.  most: of one member, no less than an equal share.
     """
     members, known = len(bandwidths), sorted(bandwidth for bandwidth in bandwidths if bandwidth > 0)
     if members <= 2 or not known or known[-1] <= ALIKE * known[0]:
@@ -63,7 +67,8 @@ def share_out(bandwidths: Sequence[float], chunks: int) -> list[int]:
     for _ in range(chunks):
         _, place = heap[0]
         counts[place] += 1
-        heapreplace(heap, ((chunks + (members - 2) * (counts[place] + 1)) / speeds[place], place))
+        load = (chunks + (members - 2) * (counts[place] + 1)) / speeds[place]
+        heapreplace(heap, (load if most is None or counts[place] < most else inf, place))
     return counts
 
 

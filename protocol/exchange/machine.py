@@ -56,7 +56,8 @@ class ExchangeMachine:
         self._index = {peer: index for index, peer in enumerate(self.members)}
         self._lost: dict[PeerId, None] = {}
         self.shares: dict[PeerId, float] = {}
-        """The part of the time that members get who kept earlier exchanges waiting; others get all of it."""
+        """The part of the time that members get who kept earlier exchanges waiting; others get all of it.  With 0 a member
+        is not waited for at all: what it gives counts if it is here in time."""
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
         self._heard = dict.fromkeys(self.members, now)
@@ -93,7 +94,7 @@ class ExchangeMachine:
             return order[0]
         if len(order) == 1:
             order = self._orders[chunk] = takeover_order(self.name, chunk, self.members, order[0])
-        return next((peer for peer in order if peer not in self._lost), self.me)
+        return next((peer for peer in order if peer not in self._lost and self._is_awaited(peer)), self.me)
 
     def may_sign(self, peer: PeerId, chunk: int) -> bool:
         """Whether this member averages the chunk now, or did before we gave it up: the others would come first with less
@@ -229,7 +230,14 @@ class ExchangeMachine:
 
     def _missing(self, chunk: int) -> list[PeerId]:
         have = self._parts.get(chunk, set())
-        return [peer for peer in self.others if peer not in self._lost and self._index[peer] not in have]
+        return [
+            peer
+            for peer in self.others
+            if self._is_awaited(peer) and peer not in self._lost and self._index[peer] not in have
+        ]
+
+    def _is_awaited(self, peer: PeerId) -> bool:
+        return self.shares.get(peer, 1.0) > 0
 
     def _reduce_if_complete(self, chunk: int) -> list[ExchangeEffect]:
         if chunk in self.entries or chunk in self._reducing or self._missing(chunk):

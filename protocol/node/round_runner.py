@@ -37,7 +37,7 @@ from protocol.consensus.events import (
     Tick,
 )
 from protocol.consensus.machine import RoundMachine
-from protocol.consensus.patience import HURRIED, Patience, judge, judged_as
+from protocol.consensus.patience import Patience, judge, share_of
 from protocol.consensus.terms import View
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
@@ -54,7 +54,6 @@ from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.state.base import Base
 from protocol.state.disk import StoreFailed
-from protocol.state.electorate import contributors
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp
 from protocol.trainer_link import Contribution
@@ -230,24 +229,21 @@ class RoundRunner:
             view = self._view()
             for member in plan.members:
                 peer = PeerId(member.peer)
-                share = self._patience.members.share(judged_as(self.base, peer), self.base.round)
-                running.exchange.machine.shares[peer] = max(share, HURRIED)
+                running.exchange.machine.shares[peer] = share_of(self._patience.members, self.base, peer)
                 if peer in view and not view[peer].live:
                     running.exchange.peer_dead(peer)
             self._report.exchanging(plan)
             nursery.start_soon(self._exchange, running, nursery)
 
     def _remember_stalls(self) -> None:
-        """Whoever kept our exchange waiting, was followed as an owner, or has no parts in the record, gets less time or is
-        left out in the next ones; the others did well.  The record and its signers say the same to everybody: else a
-        peer could stall one after the other."""
+        """Whoever kept our exchange waiting, was followed as an owner, or has no parts in averages of several electors has
+        stalled; the others did well.  What several signed says the same to everybody: else a peer could stall one after
+        the other; and some liars cannot take a peer's good name by leaving it out of theirs."""
         if not isinstance(self._outcome, Commit):
             return
-        record = self._outcome.record
-        members = [PeerId(member.peer) for member in record.members]
-        delivered = contributors(members, [entry.mask for entry in self._outcome.index])
-        late = {*self.exchanges.stalled(), *self.machine.followed_owners(), *(set(members) - set(delivered))}
-        judge(self._patience.members, self.base, late & set(members), members)
+        members = {PeerId(member.peer) for member in self._outcome.record.members}
+        late = {*self.exchanges.stalled(), *self.machine.followed_owners(), *self.machine.left_out()}
+        judge(self._patience.members, self.base, late & members, members, each=True)
 
     async def _exchange(self, running: RunningExchange, nursery: trio.Nursery) -> None:
         nursery.start_soon(running.exchange.run)

@@ -173,7 +173,7 @@ class Ghost:
             fragment=0,
             base=roll.base,
             members=members,
-            owners=bytes([sorted(said).index(self.peer)]) * chunks,
+            owners=bytes((sorted(said).index(self.peer) + chunk) % len(members) for chunk in range(chunks)),
             state_digest=example.state_digest,
         )
         return Motion(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from protocol.consensus.patience import (
     FIRST_ROUNDS,
     HURRIED,
@@ -10,7 +12,7 @@ from protocol.consensus.patience import (
     STRANGERS,
     Stalls,
     judge,
-    judged_as,
+    share_of,
 )
 from protocol.wire.identity import PeerId
 from tests.protocol.consensus.examples import BASE, PEERS
@@ -87,8 +89,19 @@ def test_only_so_many_are_remembered() -> None:
 
 def test_strangers_answer_for_each_other_and_for_whoever_is_no_elector() -> None:
     base = BASE.__class__(BASE.round, 0, BASE.tip, (LATE,), (LATE, MEMBER))
-    assert [judged_as(base, peer) for peer in (LATE, MEMBER, NEWCOMER)] == [LATE, MEMBER, STRANGERS]
-    for late, names in [([LATE], {LATE}), ([MEMBER], {MEMBER, STRANGERS}), ([NEWCOMER], {STRANGERS})]:
-        stalls = Stalls()
+    for late, less in [([LATE], {LATE}), ([MEMBER], {MEMBER, NEWCOMER}), ([NEWCOMER], {MEMBER, NEWCOMER})]:
+        stalls, later = Stalls(), replace(base, round=base.round + 1)
         judge(stalls, base, late, [LATE, MEMBER, NEWCOMER])
-        assert {peer for peer in (LATE, MEMBER, STRANGERS) if stalls.share(peer, base.round + 1) < 1} == names
+        assert {peer for peer in (LATE, MEMBER, NEWCOMER) if share_of(stalls, later, peer) < 1} == less
+        assert stalls.share(NEWCOMER, later.round) == 1, "strangers are not remembered by name"
+        judge(stalls, later, late, [LATE, MEMBER, NEWCOMER], each=True)
+        assert stalls.share(late[0], later.round + 1) < 1
+
+
+def test_strangers_are_out_for_few_rounds_only() -> None:
+    stalls, tried = Stalls(), []
+    for round in range(100):
+        if stalls.share(STRANGERS, round):
+            stalls.lost_with(STRANGERS, round)
+            tried.append(round)
+    assert tried == [0, *range(1, 100, 1 + FIRST_ROUNDS)]

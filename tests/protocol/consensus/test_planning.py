@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from protocol.consensus.patience import STRANGERS, Stalls
-from protocol.consensus.planning import TRIED, choose_members, plan_with, within_uses
+from protocol.consensus.planning import TRIED, choose_members, most_chunks, plan_with, within_uses
+from protocol.consensus.validation import flaw_of_plan
 from protocol.run.admission import make_proof
 from protocol.run.tokens import bearer_token
+from protocol.state.electorate import tolerated
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Member
+from protocol.wire.messages import Member, Plan
 from tests.protocol.consensus.examples import BASE, RUN, SETTINGS, STATE
 from tests.protocol.members import a_member
 
@@ -41,8 +44,8 @@ def out(*peers: PeerId) -> Stalls:
     return stalls
 
 
-def chosen(stalls: Stalls, ready: Sequence[PeerId], held: Sequence[PeerId] = (), least: int = 1) -> list[PeerId]:
-    return choose_members(HERE, stalls, ready, held, least)
+def chosen(stalls: Stalls, ready: Sequence[PeerId], held: Sequence[PeerId] = ()) -> list[PeerId]:
+    return choose_members(HERE, stalls, ready, held)
 
 
 def test_electors_come_before_members_of_the_last_record_and_those_before_newcomers() -> None:
@@ -57,16 +60,22 @@ def test_those_that_the_rolls_demand_come_first_whether_or_not_they_are_ready() 
 
 def test_the_tip_draws_the_order_of_newcomers() -> None:
     orders = {
-        tuple(choose_members(replace(HERE, tip=Hash(bytes([draw]) * 32)), Stalls(), NEWCOMERS, [], 1)) for draw in range(8)
+        tuple(choose_members(replace(HERE, tip=Hash(bytes([draw]) * 32)), Stalls(), NEWCOMERS, [])) for draw in range(8)
     }
     assert len(orders) == 8 and chosen(Stalls(), NEWCOMERS) == chosen(Stalls(), NEWCOMERS[::-1])
 
 
 @pytest.mark.parametrize("late", [ELECTORS[0], VETERANS[0]])
-def test_who_is_out_is_no_member_unless_it_is_demanded(late: PeerId) -> None:
-    assert set(chosen(out(late), TENURED)) == set(TENURED) - {late}
-    assert chosen(out(late), TENURED, [late])[0] == late
-    assert set(chosen(on_probation(late), TENURED)) == set(TENURED), "on probation it counts"
+def test_who_is_ready_is_a_member_whatever_it_is_suspected_of(late: PeerId) -> None:
+    for stalls in (on_probation(late), out(late)):
+        assert set(chosen(stalls, TENURED)) == set(TENURED)
+
+
+def test_newcomers_that_were_members_are_tried_first_and_those_that_stalled_last() -> None:
+    stalls = on_probation(STRANGERS, NEWCOMERS[0])
+    base = replace(HERE, known=frozenset([*TENURED, NEWCOMERS[0], NEWCOMERS[1]]))
+    order = choose_members(base, stalls, NEWCOMERS[:4], [])
+    assert order[0] == NEWCOMERS[1] and order[-1] == NEWCOMERS[0]
 
 
 @pytest.mark.parametrize(
@@ -75,20 +84,14 @@ def test_who_is_out_is_no_member_unless_it_is_demanded(late: PeerId) -> None:
         (Stalls(), 4, 8),
         (on_probation(STRANGERS), 6, 6 // TRIED),
         (on_probation(STRANGERS), 1, 1),
-        (on_probation(STRANGERS), 0, 1),
+        (on_probation(STRANGERS), 0, 8),
         (out(STRANGERS), 6, 0),
     ],
-    ids=["all", "on probation a quarter of the others", "but one", "of whom there need be none", "none that are out"],
+    ids=["all", "on probation a quarter of the others", "but one", "all, where there are no others", "none that are out"],
 )
 def test_newcomers_are_tried(stalls: Stalls, tenured: int, tried: int) -> None:
     everybody = chosen(Stalls(), [*TENURED[:tenured], *NEWCOMERS])
     assert chosen(stalls, [*TENURED[:tenured], *NEWCOMERS]) == everybody[: tenured + tried], "the first that the tip draws"
-
-
-@pytest.mark.parametrize(("least", "members"), [(4, 4), (5, 14)])
-def test_where_too_few_count_all_are_taken(least: int, members: int) -> None:
-    stalls = out(STRANGERS, *VETERANS)
-    assert len(chosen(stalls, [*TENURED, *NEWCOMERS], least=least)) == members
 
 
 # -- tokens ---------------------------------------------------------------------------------------------------------------
@@ -134,7 +137,26 @@ def test_chunks_are_owned_by_members_that_keep_nobody_waiting(
     assert (plan.round, plan.base, plan.state_digest) == (HERE.round, HERE.tip, STATE)
 
 
-def test_a_member_with_more_bandwidth_owns_more_chunks() -> None:
-    bandwidths = {ELECTORS[0]: 4e6, **dict.fromkeys(ELECTORS[1:], 1e6)}
-    plan = plan_with(SETTINGS, HERE, Stalls(), [a_member(peer) for peer in ELECTORS], bandwidths, STATE)
-    assert {plan.members[owner].peer for owner in plan.owners} == {ELECTORS[0]}
+def test_a_member_with_more_bandwidth_owns_more_chunks_but_not_much_more() -> None:
+    settings, bandwidths = replace(SETTINGS, chunks=100), {ELECTORS[0]: 4e6, **dict.fromkeys(ELECTORS[1:], 1e6)}
+    plan = plan_with(settings, HERE, Stalls(), [a_member(peer) for peer in ELECTORS], bandwidths, STATE)
+    counts = Counter(plan.members[owner].peer for owner in plan.owners)
+    assert counts[ELECTORS[0]] == most_chunks(100, 4) == 38 and sum(counts.values()) == 100
+
+
+@pytest.mark.parametrize("electors", range(4, 65))
+def test_the_liars_that_the_electors_bear_own_less_than_half(electors: int) -> None:
+    for chunks in (1000, 4096):
+        assert tolerated(electors) * most_chunks(chunks, electors) < chunks / 2 + electors
+
+
+def test_where_too_few_have_a_good_name_others_own_chunks_too() -> None:
+    stalls = out(*ELECTORS[1:])
+    plan = plan_with(replace(SETTINGS, chunks=100), HERE, stalls, [a_member(peer) for peer in ELECTORS], {}, STATE)
+    assert max(Counter(plan.owners).values()) <= most_chunks(100, 4) and flaw_of_plan_owners(plan) is None
+
+
+def flaw_of_plan_owners(plan: Plan) -> str | None:
+    """What a voter says about how its chunks are shared out."""
+    flaw = flaw_of_plan(replace(SETTINGS, chunks=100), HERE, plan)
+    return flaw if flaw is not None and "share" in flaw else None

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from protocol.consensus.effects import Send
-from protocol.consensus.patience import HURRIED, Patience
-from protocol.consensus.policy import FINISH_S, LATE, RESEND_S, ClosingPolicy
+from protocol.consensus.patience import FIRST_ROUNDS, HURRIED, Patience
+from protocol.consensus.policy import ANSWER_S, FINISH_S, LATE, RESEND_S, ClosingPolicy
 from protocol.consensus.terms import PeerView, View
 from protocol.consensus.validation import flaw_of_plan
 from protocol.run.admission import make_proof
@@ -198,7 +198,7 @@ def test_an_elector_that_stalls_rounds_is_waited_for_in_ever_fewer() -> None:
 
 def test_all_strangers_together_hold_up_no_more_rounds_than_one_stalling_elector() -> None:
     crowd = [PeerId(f"stranger {number}") for number in range(100)]
-    assert rounds_held_up(crowd, range(4), 40) == [0, 1, 6, 15, 32]
+    assert rounds_held_up(crowd, range(4), 40) == [0, *range(1, 40, 1 + FIRST_ROUNDS)]
 
 
 def test_on_probation_a_trainer_gets_a_part_of_the_time() -> None:
@@ -210,7 +210,7 @@ def test_on_probation_a_trainer_gets_a_part_of_the_time() -> None:
     assert gathered == [([], False), (finish, False), ([], True)]
 
 
-@pytest.mark.parametrize(("after_s", "share"), [(LATE * 2.0, 1.0), (LATE * 2.0 + 0.1, HURRIED)])
+@pytest.mark.parametrize(("after_s", "share"), [(LATE * 2.0 + ANSWER_S, 1.0), (LATE * 2.0 + ANSWER_S + 0.1, HURRIED)])
 def test_who_costs_more_than_its_fair_part_of_the_time_has_stalled_though_it_was_waited_for(
     after_s: float, share: float
 ) -> None:

@@ -135,7 +135,12 @@ class Liar:
         ]
         base = self.parliament.base
         return Plan(
-            round=base.round, fragment=0, base=base.tip, members=members, owners=bytes([owner] * 3), state_digest=ZERO_HASH
+            round=base.round,
+            fragment=0,
+            base=base.tip,
+            members=members,
+            owners=bytes((owner + chunk) % len(members) for chunk in range(3)),
+            state_digest=ZERO_HASH,
         )
 
     def proposal(self, owner: int) -> Proposal:
