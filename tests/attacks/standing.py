@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -28,9 +28,8 @@ from protocol.wire.identity import PeerId
 from protocol.wire.masks import mask_of
 from protocol.wire.messages import ChunkEntry, ChunkResult, Motion, Plan, Proposal, Provenance, Report, pack
 from tests.attacks.attack import Attack
-from tests.attacks.crowds import ready_and_mute
 from tests.attacks.proposers import owned_by_us
-from tests.attacks.stage import ORGANISER, Stage, founded_run, identity_of
+from tests.attacks.stage import ORGANISER, Stage, identity_of
 from tests.simulation.exchange_liars import Bogus, exchanging
 from tests.simulation.forgers import Adding, Altering, lying
 from tests.simulation.seat import Seat
@@ -60,6 +59,13 @@ def fair(stage: Stage) -> Iterator[None]:
         yield
     finally:
         shares |= shares_since(stage, begun, stage.honest_peers)
+
+
+@lru_cache(maxsize=16)
+def four_founders(peers: int) -> SignedManifest:
+    """Open to anybody, founded by the last four seats."""
+    founders = sorted(identity_of(number).peer_id for number in range(peers - 4, peers))
+    return sign(ORGANISER, simulated_run().manifest.model_copy(update={"founders": founders}))
 
 
 # -- owners ---------------------------------------------------------------------------------------------------------------
@@ -334,92 +340,6 @@ async def reports_falsely_and_delays(stage: Stage) -> None:
         await trio.sleep_forever()
 
 
-# -- sleepers -------------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=16)
-def four_founders(peers: int) -> SignedManifest:
-    """Open to anybody, founded by the last four seats."""
-    founders = sorted(identity_of(number).peer_id for number in range(peers - 4, peers))
-    return sign(ORGANISER, simulated_run().manifest.model_copy(update={"founders": founders}))
-
-
-class OnItsDay(ExchangeRunner):
-    """Gives nothing in one round, and its part in all others."""
-
-    days: dict[PeerId, int] = {}
-
-    def _perform(self, effect: ExchangeEffect) -> None:
-        me = self.machine.me
-        day = self.days.setdefault(me, min(self.days.values(), default=self.machine.plan.round) + len(self.days))
-        if self.machine.plan.round != day:
-            super()._perform(effect)
-
-
-async def sleepers_withhold(stage: Stage) -> None:
-    """Newcomers that have contributed withhold everything, one after the other, each in one round."""
-    first = stage.rounds() + 2
-    OnItsDay.days = {seat.peer: first + number for number, seat in enumerate(stage.liars)}
-    with fair(stage), exchanging(OnItsDay, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
-
-
-async def sleepers_compute(stage: Stage) -> None:
-    """Newcomers that have contributed are not ready, one after the other, each in one round."""
-    with fair(stage):
-        for seat in stage.liars:
-            assert seat.trainer is not None
-            seat.trainer.step_s, was = 1000.0, seat.trainer.step_s
-            first = stage.rounds()
-            while stage.rounds() == first:
-                await trio.sleep(0.2)
-            seat.trainer.step_s = was
-        await trio.sleep_forever()
-
-
-# -- newcomers ------------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=16)
-def founded_by_four(peers: int) -> SignedManifest:
-    """Open to anybody, founded by the first four seats."""
-    return founded_run(4)
-
-
-async def keep_newcomers_out(stage: Stage, count: int, rounds: int) -> None:
-    """Mute keys are there before a peer comes back that has contributed before."""
-    await stage.begin()
-    *founders, newcomer = stage.honest
-    stage.world.faults.kill(newcomer)
-    tenured = stage.honest
-    stage.honest = founders
-
-    async def until(round: int) -> None:
-        while stage.rounds() < round:
-            await trio.sleep(0.5)
-
-    await until(10)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(ready_and_mute, stage, count, 1.0)
-        await until(16)
-        stage.world.start(newcomer)
-        begun, waited = stage.rounds(), None
-        while stage.rounds() < begun + rounds and waited is None:
-            await trio.sleep(1.0)
-            if stage.rounds() > begun and shares_since(stage, begun, [newcomer.peer])[newcomer.peer] > 0:
-                waited = stage.rounds() - begun
-        nursery.cancel_scope.cancel()
-    stage.honest = tenured
-    assert waited is not None, f"a newcomer waits for {rounds} rounds beside {count} mute keys"
-
-
-def newcomer_beside(count: int, rounds: int) -> Callable[[Stage], Awaitable[None]]:
-    async def conduct(stage: Stage) -> None:
-        await keep_newcomers_out(stage, count, rounds)
-
-    return conduct
-
-
 ATTACKS = [
     Attack("overtakes the owners", "averages of its own part alone", overtakes_owners),
     Attack("two overtake the owners", "of seven", overtakes_owners, 7, 2),
@@ -441,20 +361,4 @@ ATTACKS = [
     Attack("frames an owner", "which waits for it until it is given up", frames_an_owner),
     Attack("reports falsely", "to whoever proposes", reports_falsely),
     Attack("two report falsely", "of seven, and delay", reports_falsely_and_delays, 7, 2),
-    Attack("sleepers withhold", "one after the other", sleepers_withhold, 12, 8, run=four_founders),
-    Attack("sleepers compute", "one after the other", sleepers_compute, 12, 8, run=four_founders),
-    *(
-        Attack(
-            f"newcomer beside {count} mute keys",
-            "that were there before",
-            newcomer_beside(count, 40),
-            5,
-            0,
-            count,
-            run=founded_by_four,
-            begun=False,
-            quick=False,
-        )
-        for count in (1, 10, 1000)
-    ),
 ]

@@ -10,6 +10,7 @@ from tests.attacks import (
     crowds,
     exchanges,
     histories,
+    newcomers,
     proposers,
     resources,
     standing,
@@ -17,7 +18,19 @@ from tests.attacks import (
 )
 from tests.attacks.attack import Attack, Outcome, carry_out
 
-MODULES = (certificates, proposers, voters, exchanges, crowds, accusations, histories, admissions, cabals, standing)
+MODULES = (
+    certificates,
+    proposers,
+    voters,
+    exchanges,
+    crowds,
+    accusations,
+    histories,
+    admissions,
+    cabals,
+    standing,
+    newcomers,
+)
 SIMULATED: dict[str, Attack] = {attack.name: attack for module in MODULES for attack in module.ATTACKS}
 
 
