@@ -53,7 +53,6 @@ from protocol.consensus.voter import Voter
 from protocol.exchange.assignment import plan_hash
 from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import verify_commit
-from protocol.state.electorate import tolerated
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -128,19 +127,19 @@ class RoundMachine:
         pairs = zip(plan.owners, result[1].signers, strict=True)
         return [PeerId(plan.members[owner].peer) for owner in sorted({owner for owner, signer in pairs if owner != signer})]
 
-    def left_out(self) -> list[PeerId]:
-        """Members of the plan without parts in averages of our exchange that more electors signed than may be liars."""
+    def missed(self) -> dict[PeerId, set[PeerId]]:
+        """Members of the plan, and the electors that signed averages without their parts in our exchange."""
         plan, electors = self._state.plan, self.base.electors
         result = self._state.results.get(plan_hash(plan)) if plan is not None else None
         if plan is None or result is None:
-            return []
+            return {}
         members = [PeerId(member.peer) for member in plan.members]
-        missed: dict[PeerId, set[PeerId]] = {peer: set() for peer in members}
+        missed: dict[PeerId, set[PeerId]] = {}
         for entry, signer in zip(result[0], result[1].signers, strict=True):
             if members[signer] in electors or not electors:
                 for peer in set(members) - {members[index] for index in members_in(entry.mask, len(members))}:
-                    missed[peer].add(members[signer])
-        return [peer for peer, signers in missed.items() if len(signers) > tolerated(len(electors))]
+                    missed.setdefault(peer, set()).add(members[signer])
+        return missed
 
     def waiting_for(self, view: View) -> list[PeerId]:
         """Peers that the round is not closed without yet: those at work on it, else those about to be."""

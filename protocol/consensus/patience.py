@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from protocol.state.base import Base
@@ -11,6 +11,8 @@ from protocol.wire.identity import PeerId
 MAX_STALLED = 1024
 FIRST_ROUNDS, MAX_ROUNDS = 4, 64
 """Rounds that the first stall costs, and the most that one costs."""
+WINDOW = 16
+"""Rounds for which it counts that a peer's parts were missing somewhere."""
 HURRIED = 0.2
 """Of the time that others get, for a peer on probation."""
 STRANGERS = PeerId("strangers")
@@ -54,6 +56,14 @@ class Stalls:
             known = Conduct(round + 1 + out, min(2 * known.rounds, MAX_ROUNDS))
         self._conduct[peer] = known
 
+    def suspect(self, peer: PeerId, round: int) -> None:
+        """Others say that this peer stalls.  That is no more than a reason for probation, from now on: were it one to put a
+        peer out, those that do not wait for it could blame it in turns for ever."""
+        if peer in self._conduct:
+            self._conduct[peer].good = 0
+        else:
+            self.lost_with(peer, round)
+
     def delivered(self, peer: PeerId, round: int) -> None:
         """This peer did its part of this round.  That is to its credit only in a round in which it counts: nobody stalls the
         next round because it was quick while nobody waited for it."""
@@ -73,12 +83,32 @@ class Stalls:
         return HURRIED if known.good < known.rounds else 1.0
 
 
+class Missed:
+    """In whose averages a peer's parts were missing in the last `WINDOW` rounds."""
+
+    def __init__(self) -> None:
+        self._missed: dict[PeerId, dict[PeerId, int]] = {}
+
+    def note(self, missed: Mapping[PeerId, Collection[PeerId]], round: int) -> None:
+        """Averages of these signers lack this peer's parts in this round."""
+        for peer, signers in missed.items():
+            self._missed[peer] = self._missed.pop(peer, {}) | dict.fromkeys(signers, round)
+        while len(self._missed) > MAX_STALLED:
+            self._missed.pop(next(iter(self._missed)))
+
+    def by_more_than(self, liars: int, round: int) -> list[PeerId]:
+        """The peers that more signers missed than may be liars: each missed it for itself."""
+        lately = round - WINDOW
+        return [peer for peer, by in self._missed.items() if sum(last > lately for last in by.values()) > liars]
+
+
 class Patience:
     """What one peer remembers from round to round.  trainers: that kept a round from being closed; proposers: under whom
     nothing moved; members: that owed something in an exchange.  Who is late as one of them may be in time as another."""
 
     def __init__(self) -> None:
         self.trainers, self.proposers, self.members = Stalls(), Stalls(lenient=False), Stalls()
+        self.missed = Missed()
 
 
 def is_tenured(base: Base, peer: PeerId) -> bool:

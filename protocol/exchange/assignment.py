@@ -6,7 +6,7 @@ The load to balance: with N members and payload P, an owner of the share f of th
 and f P (N - 1) results, and receives as much: P (1 + (N - 2) f).  Equal shares give everybody 2 (N - 1)/N P.  Where
 bandwidths b differ, shares minimise the time of the slowest, max P (1 + (N - 2) f)/b; who has too little owns nothing.
 Measurements are rough and may be lies: bandwidths within `ALIKE` of each other count as equal, and none counts for more
-than `LARGEST` times the median.
+than `LARGEST` times the median; where there are fewer than two chunks a member, all count as equal.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def share_out(bandwidths: Sequence[float], chunks: int, most: int | None = None)
     bandwidths: bytes a second of each member, 0 where it is not known.  most: of one member, no less than an equal share.
     """
     members, known = len(bandwidths), sorted(bandwidth for bandwidth in bandwidths if bandwidth > 0)
-    if members <= 2 or not known or known[-1] <= ALIKE * known[0]:
+    if members <= 2 or chunks < 2 * members or not known or known[-1] <= ALIKE * known[0]:
         return [chunks // members + (place < chunks % members) for place in range(members)]
     median = known[len(known) // 2]
     speeds = [min(bandwidth, LARGEST * median) if bandwidth > 0 else median for bandwidth in bandwidths]

@@ -37,7 +37,7 @@ from protocol.consensus.events import (
     Tick,
 )
 from protocol.consensus.machine import RoundMachine
-from protocol.consensus.patience import Patience, judge, share_of
+from protocol.consensus.patience import STRANGERS, Patience, judge, share_of
 from protocol.consensus.terms import View
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
@@ -54,6 +54,7 @@ from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.state.base import Base
 from protocol.state.disk import StoreFailed
+from protocol.state.electorate import tolerated
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp
 from protocol.trainer_link import Contribution
@@ -236,14 +237,20 @@ class RoundRunner:
             nursery.start_soon(self._exchange, running, nursery)
 
     def _remember_stalls(self) -> None:
-        """Whoever kept our exchange waiting, was followed as an owner, or has no parts in averages of several electors has
-        stalled; the others did well.  What several signed says the same to everybody: else a peer could stall one after
-        the other; and some liars cannot take a peer's good name by leaving it out of theirs."""
+        """Whoever kept our exchange waiting, or was followed as an owner, has stalled; the others did well.
+
+        Whose parts are missing in averages of several electors is on probation, too: else a peer could stall one after the
+        other.  One or some liars cannot take a peer's good name by leaving it out of theirs.
+        """
         if not isinstance(self._outcome, Commit):
             return
+        patience, round = self._patience, self.base.round
         members = {PeerId(member.peer) for member in self._outcome.record.members}
-        late = {*self.exchanges.stalled(), *self.machine.followed_owners(), *self.machine.left_out()}
-        judge(self._patience.members, self.base, late & members, members, each=True)
+        late = members & {*self.exchanges.stalled(), *self.machine.followed_owners()}
+        judge(patience.members, self.base, late, members, each=True)
+        patience.missed.note(self.machine.missed(), round)
+        for peer in patience.missed.by_more_than(tolerated(len(self.base.electors)), round):
+            patience.members.suspect(peer if peer in self.base.electors else STRANGERS, round)
 
     async def _exchange(self, running: RunningExchange, nursery: trio.Nursery) -> None:
         nursery.start_soon(running.exchange.run)

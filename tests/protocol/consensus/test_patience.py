@@ -10,6 +10,8 @@ from protocol.consensus.patience import (
     MAX_ROUNDS,
     MAX_STALLED,
     STRANGERS,
+    WINDOW,
+    Missed,
     Stalls,
     judge,
     share_of,
@@ -105,3 +107,21 @@ def test_strangers_are_out_for_few_rounds_only() -> None:
             stalls.lost_with(STRANGERS, round)
             tried.append(round)
     assert tried == [0, *range(1, 100, 1 + FIRST_ROUNDS)]
+
+
+def test_what_others_say_is_a_reason_for_probation_and_for_no_more() -> None:
+    stalls = Stalls()
+    for round in range(10):
+        stalls.suspect(LATE, round)
+        assert stalls.share(LATE, round + 1) == HURRIED
+
+
+def test_a_peer_is_missed_when_more_miss_it_than_may_lie_each_within_the_window() -> None:
+    missed = Missed()
+    missed.note({LATE: {PEERS[1]}, PEERS[2]: {PEERS[1], PEERS[3]}}, 0)
+    missed.note({LATE: {PEERS[1]}}, 1)
+    assert missed.by_more_than(1, 1) == [PEERS[2]], "one signer counts once"
+    missed.note({LATE: {PEERS[3]}}, 1 + WINDOW)
+    assert missed.by_more_than(1, 1 + WINDOW) == [], "the others are too long ago"
+    missed.note({LATE: {PEERS[1]}}, 2 + WINDOW)
+    assert missed.by_more_than(1, 2 + WINDOW) == [LATE]
