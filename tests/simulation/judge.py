@@ -45,7 +45,7 @@ from protocol.wire.messages import Commit, Ready
 
 CALM_S = 30.0
 """Undisturbed for so long, a peer is owed a place in the record."""
-LEFT_OUT_ROUNDS = 2 * MAX_ROUNDS
+REMEMBERED_ROUNDS = 2 * MAX_ROUNDS
 """For so many rounds at the most a stall may be remembered, of a peer that takes part in them."""
 HEARD_S = 0.1
 """A READY heard only so long before the proposal may have crossed it."""
@@ -181,16 +181,16 @@ class Judge:
             for peer, since in heard.items()
             if since + HEARD_S < now
             and peer in self._alive[proposer]
-            and not self._may_be_out(peer, event.round)
+            and (peer in node._history.base.electors or not self._may_wait(peer, event.round))
             and peer not in event.members
             and now - self._disturbed.get(peer, 0.0) > CALM_S
         ]
         self._left_out.setdefault((event.round, tuple(event.members)), owed)
 
-    def _may_be_out(self, peer: PeerId, round: int) -> bool:
-        """Whether it kept more than one exchange waiting, so that it may be left out for some rounds."""
-        lately = [stalled for stalled in self._stalled.get(peer, ()) if stalled > round - LEFT_OUT_ROUNDS]
-        return peer in self.liars or len(lately) > 1
+    def _may_wait(self, peer: PeerId, round: int) -> bool:
+        """Whether a newcomer may have to wait for its turn, because a peer kept an exchange waiting."""
+        lately = [stalled for rounds in self._stalled.values() for stalled in rounds if stalled > round - REMEMBERED_ROUNDS]
+        return peer in self.liars or bool(lately)
 
     def _no_loss(self, peer: PeerId, event: RoundCommitted, now: float) -> None:
         left_out = self._left_out.get((event.round, tuple(event.members)), [])
