@@ -34,6 +34,8 @@ from protocol.exchange.events import (
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Plan
 
+OWNER_SHARE = 0.2
+"""The least part of the time for an owner: the plan has given it chunks, and others may wait for it."""
 RESULT_PATIENCE = 2.0
 """Times `stall_s` that an owner may be silent while it owes a result."""
 ASK_EVERY_S = 2.0
@@ -268,13 +270,12 @@ class ExchangeMachine:
                 continue
             owner = self.owner(chunk)
             if owner == self.me:
-                owing.update(dict.fromkeys(self._missing(chunk), self._stall_s))
+                owing |= {peer: self._stall_s * self.shares.get(peer, 1.0) for peer in self._missing(chunk)}
             else:
-                owing.setdefault(owner, RESULT_PATIENCE * self._stall_s)
+                share = max(self.shares.get(owner, 1.0), OWNER_SHARE)
+                owing.setdefault(owner, RESULT_PATIENCE * self._stall_s * share)
         self._owing = {peer: self._owing.get(peer, now) for peer in owing}
-        return sorted(
-            peer for peer, patience in owing.items() if self._waited_s(peer, now) > patience * self.shares.get(peer, 1.0)
-        )
+        return sorted(peer for peer, patience in owing.items() if self._waited_s(peer, now) > patience)
 
     def _waited_s(self, peer: PeerId, now: float) -> float:
         return now - max(self._heard[peer], self._owing[peer])

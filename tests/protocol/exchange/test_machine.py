@@ -163,3 +163,23 @@ def test_only_the_owner_signs_an_average_and_its_successor_once_it_is_lost() -> 
     assert [peer for peer in PEERS if exchange.may_sign(peer, 1)] == [PEERS[0]]
     exchange.handle(PeerDead(PEERS[3]), 1.0)
     assert {peer for peer in PEERS if exchange.may_sign(peer, 0)} == {PEERS[3], exchange.owner(0)}
+
+
+def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in_time() -> None:
+    exchange = machine(PEERS[0], bytes([0, 0]))
+    exchange.shares[PEERS[3]] = 0.0
+    exchange.handle(Started(), 0.0)
+    exchange.handle(PartArrived(PEERS[3], 0), 0.5)
+    reductions = []
+    for chunk in (0, 1):
+        for peer in PEERS[1:3]:
+            reductions += exchange.handle(PartArrived(peer, chunk), 1.0)
+    assert reductions == [Reduce(0, (0, 1, 2, 3)), Reduce(1, (0, 1, 2))]
+
+
+def test_who_is_on_probation_gets_its_part_of_the_time_and_an_owner_always_some() -> None:
+    exchange = machine(PEERS[0], bytes([0, 3, 2]))
+    exchange.shares |= {PEERS[1]: 0.5, PEERS[3]: 0.0}
+    exchange.handle(Started(), 0.0)
+    given_up = {now: lost_at(exchange, now) for now in (0.1, 0.3 * STALL_S, 0.45 * STALL_S, 0.55 * STALL_S, 1.1 * STALL_S)}
+    assert [*given_up.values()] == [[], [], [PEERS[3]], [PEERS[1]], [PEERS[2]]]
