@@ -60,7 +60,7 @@ class Justification:
 
 
 def demanded(ballot: Ballot, rolls: Iterable[Roll]) -> set[PeerId]:
-    """The electors whose READY an honest one of these voters holds, and with whom it would make the round."""
+    """The electors whose READY an honest one of these voters holds: as many hold it as cannot all be liars."""
     named = Counter(peer for roll in rolls for peer in held_in(ballot.base.electors, roll.held) or ())
     return {peer for peer, count in named.items() if count >= ballot.some_honest}
 

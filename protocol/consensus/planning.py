@@ -26,6 +26,7 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Member, Plan
 
 UNEQUAL = 1.5
+"""Times the equal share of the chunks that one member may own, where liars are borne."""
 FEWEST = 4
 """Electors below which no liar is borne, and a member may own all chunks."""
 TRIED = 4

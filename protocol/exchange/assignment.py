@@ -35,8 +35,8 @@ def assign_owners(
     """One byte a chunk: the index of its owner.
 
     bandwidths: bytes a second of each member, the less of up and down; 0 where it is not known.  most: chunks that one
-    member may own.  The chunks of an owner
-    are spread evenly; the order starts at a place drawn by the tip, so the odd chunks do not always fall to the same peer.
+    member may own.  The chunks of an owner are spread evenly; the order starts at a place drawn by the tip, so the odd
+    chunks do not always fall to the same peer.
     """
     first = int.from_bytes(hash_bytes("owners", tip)[:4], "big") % len(members)
     order = [(first + place) % len(members) for place in range(len(members))]
