@@ -46,6 +46,7 @@ from protocol.consensus.events import (
 from protocol.consensus.patience import Patience
 from protocol.consensus.proposer import Proposer
 from protocol.consensus.relay import Relay
+from protocol.consensus.reports import result_for_planner
 from protocol.consensus.roll_call import RollCall
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
@@ -162,7 +163,8 @@ class RoundMachine:
             case PlanUnknown(peer):
                 return [*self._relay.help_member(peer)]
             case ExchangeDone(plan, entries, provenance):
-                return [*self._proposer.on_exchange_done(plan, entries, provenance, now), *self._voter.report(plan)]
+                effects = self._proposer.on_exchange_done(plan, entries, provenance, now)
+                return [*effects, *result_for_planner(self._state, plan)]
             case ResultObtained(root):
                 return self._on_result_obtained(root)
             case AuditFailed(root):
@@ -204,10 +206,10 @@ class RoundMachine:
         return []
 
     def _relayed(self, arrived: Arrived, effects: list[RoundEffect]) -> list[RoundEffect]:
-        """Keep a statement for others, who may have asked for it, unless these effects reject it."""
-        if arrived.sender != self.me and effects and not any(isinstance(effect, Reject) for effect in effects):
-            return [*effects, *self._relay.keep(arrived)]
-        return effects
+        """Keep a statement that was taken up, with these effects, for others, who may have asked for it."""
+        body, rejected = arrived.body, any(isinstance(effect, Reject) for effect in effects)
+        is_taken_up = body == self._voter.proof if isinstance(body, Proof) else not rejected
+        return [*effects, *self._relay.keep(arrived)] if is_taken_up and arrived.sender != self.me else effects
 
     def _on_finish(self, sender: PeerId, finish: Finish, view: View) -> list[RoundEffect]:
         """Somebody who is ready asks us to finish: we do when we see for ourselves that a quorum waits."""
@@ -316,7 +318,7 @@ class RoundMachine:
 
     def _lose_patience(self, view: View, now: float) -> None:
         state = self._state
-        stalled = self._voter.proposer_to_blame(view)
+        stalled = self._voter.proposer_to_blame()
         if stalled is not None:
             state.closing.patience.proposers.lost_with(stalled, self.base.round)
         state.losses += 1

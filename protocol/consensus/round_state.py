@@ -27,9 +27,10 @@ class RoundState:
 
     attempt: the one that we think is due; after a restart it is above all that we took part in, for a proposer forgets
     what it proposed.  entered: the last one that is on disk, -1 for none.  losses: how often we lost patience.  plan: the
-    one taken up last.  state_digest: of our outer state, None until it is hashed.  kept: what we are bound by, as it is on
-    disk.  results: of our exchanges, by plan.  obtained: the roots of the results that are on disk.  decided: the certified
-    record once its result is on disk.  abstains: we have lost what binds us at this tip, and say nothing as a voter.
+    one taken up last.  planner: who proposed it.  state_digest: of our outer state, None until it is hashed.  kept: what
+    we are bound by, as it is on disk.  results: of our exchanges, by plan.  obtained: the roots of the results that are on
+    disk.  decided: the certified record once its result is on disk.  abstains: we have lost what binds us at this tip, and
+    say nothing as a voter.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class RoundState:
         self.entered = self.kept.attempt if was_kept else -1
         self.losses = 0
         self.plan: Plan | None = None
+        self.planner = me
         self.state_digest: Hash | None = None
         self.decided: Commit | None = None
         self.results: dict[Hash, tuple[tuple[ChunkEntry, ...], Provenance]] = {}

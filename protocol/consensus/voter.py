@@ -8,7 +8,7 @@ from protocol.consensus.ballot import Ballot
 from protocol.consensus.effects import BeginExchange, ObtainResult, Persist, Reject, RoundEffect, Send
 from protocol.consensus.justification import Justification, carries_lock, justify
 from protocol.consensus.policy import CALL_S, RESEND_S
-from protocol.consensus.relay import helpers
+from protocol.consensus.reports import reminder, result_for_planner
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
 from protocol.consensus.validation import flaw_of_motion, flaw_of_plan, is_in, plan_of
@@ -24,9 +24,8 @@ from protocol.exchange.assignment import plan_hash
 from protocol.state.chain import record_hash, verify_votes
 from protocol.wire.body import MAX_ELECTORS
 from protocol.wire.canonical import Malformed
-from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Report, Step, Vote
+from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Step, Vote
 
 
 @dataclass
@@ -51,14 +50,12 @@ class Voter:
         self._call: Call | None = None
         self._plan: tuple[int, Plan] | None = None
         """The plan accepted last, and in which attempt."""
-        self._planner = state.me
-        """Who proposed it."""
         self._motion: Motion | None = None
         self._leader = state.me
         """Who put the motion to the vote."""
         self._carried = False
         """Whether the motion is justified by a lock: then it is voted for without audits."""
-        self._proof: Proof | None = None
+        self.proof: Proof | None = None
 
     @property
     def is_voting(self) -> bool:
@@ -88,7 +85,7 @@ class Voter:
             if moves or now - call.sent < (RESEND_S if call.to_all else CALL_S):
                 return [], ballot
             call.sent, call.to_all, to = now, True, ballot.voters
-            effects += self._report_if_waited_for()
+            effects += [] if self.is_voting else reminder(state)
         else:
             self._call, to = Call(ballot, now), (ballot.proposer,)
         if ballot.attempt > state.entered:
@@ -147,8 +144,8 @@ class Voter:
         ready = [peer for peer in ballot.voters if peer in state.closing.readys]
         return state.closing.lives(proposer, view) and (proposer in ready or not ready)
 
-    def proposer_to_blame(self, view: View) -> PeerId | None:
-        """The proposer of our attempt, when it is alive and has kept us waiting."""
+    def proposer_to_blame(self) -> PeerId | None:
+        """The proposer of our attempt, when it has kept us waiting."""
         call = self._call
         if call is None or call.ballot.attempt != self._state.attempt:
             return None
@@ -168,32 +165,10 @@ class Voter:
             self._plan = (proposal.attempt, plan)
             state.take_up(plan, now)
             state.go_to_attempt(proposal.attempt, now)
-        self._planner = sender
+        state.planner = sender
         self._answered(proposal.attempt)
         begin = [BeginExchange(plan)] if is_in(plan, state.me, state.closing.ready_of(state.me)) else []
-        return [*begin, *self.report(plan_hash(plan))]
-
-    def report(self, plan: Hash) -> list[RoundEffect]:
-        """Tell the proposer of this plan what came of our exchange, if it is over, and it has none of its own."""
-        taken_up = self._state.plan
-        if taken_up is None or plan_hash(taken_up) != plan or self._planner in _members(taken_up):
-            return []
-        return self._send_report(plan)
-
-    def _report_if_waited_for(self) -> list[RoundEffect]:
-        """Tell it, too, when it should have put the result to the vote by now, and we are among its helpers."""
-        state, plan = self._state, self._state.plan
-        if plan is None or self.is_voting or state.me == self._planner:
-            return []
-        return self._send_report(plan_hash(plan)) if state.me in helpers(state.base, self._planner, _members(plan)) else []
-
-    def _send_report(self, plan: Hash) -> list[RoundEffect]:
-        state, result = self._state, self._state.results.get(plan)
-        if result is None:
-            return []
-        index, provenance = list(result[0]), result[1]
-        report = Report(round=state.base.round, base=state.base.tip, plan=plan, index=index, provenance=provenance)
-        return [Send((self._planner,), report)]
+        return [*begin, *result_for_planner(state, plan_hash(plan))]
 
     def _objection_to_proposal(self, sender: PeerId, proposal: Proposal, view: View) -> str | None:
         """The first reason not to take it up; None when there is none."""
@@ -244,7 +219,7 @@ class Voter:
             objection = self._objection_to_motion(sender, motion, view)
             if objection is not None:
                 return [Reject(sender, Motion.KIND, objection)]
-            self._motion, self._leader, self._proof = motion, sender, None
+            self._motion, self._leader, self.proof = motion, sender, None
             self._carried = motion.proof is not None
             state.go_to_attempt(motion.attempt, now)
             state.move(now)
@@ -309,16 +284,16 @@ class Voter:
             return []
         if (proof.certificate.attempt, proof.certificate.absent) != (motion.attempt, motion.absent):
             return []
-        if self._proof != proof:
+        if self.proof != proof:
             try:
                 verify_votes(state.settings.run, state.base, motion.record, proof.certificate, Step.FIRST)
             except Malformed as error:
                 return [Reject(sender, Proof.KIND, str(error))]
-            self._proof = proof
+            self.proof = proof
         return self._cast_second(motion) if motion.record.result_root in state.obtained else []
 
     def _cast_second(self, motion: Motion) -> list[RoundEffect]:
-        state, proof = self._state, self._proof
+        state, proof = self._state, self.proof
         ballot = state.ballot(motion.attempt, motion.absent, motion.record.members)
         name = record_hash(motion.record)
         if proof is None or state.me not in ballot.voters or state.abstains:
@@ -358,7 +333,3 @@ class Voter:
         """Forget the motion if an average of its record is proven wrong, unless it is justified by a lock."""
         if self._motion is not None and not self._carried and self._state.doubts.is_false(self._motion.index):
             self._motion = None
-
-
-def _members(plan: Plan) -> list[PeerId]:
-    return [PeerId(member.peer) for member in plan.members]

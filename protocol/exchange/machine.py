@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protocol.exchange.assignment import plan_hash, takeover_order
+from protocol.exchange.debts import Debts
 from protocol.exchange.effects import Ask, Done, ExchangeEffect, Lost, Reduce, SendPart, SendResult
 from protocol.exchange.events import (
     Asked,
@@ -62,10 +63,7 @@ class ExchangeMachine:
         is not waited for at all: what it gives counts if it is here in time."""
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
-        self._heard = dict.fromkeys(self.members, now)
-        self._announced: set[PeerId] = set()
-        """Peers that have begun to push something since they last delivered."""
-        self._owing: dict[PeerId, float] = {}
+        self._debts = Debts(self.members, now)
         self._parts: dict[int, set[int]] = {}
         self._reducing: set[int] = set()
         self._sent: set[tuple[PeerId, int]] = set()
@@ -127,7 +125,7 @@ class ExchangeMachine:
             case Started():
                 return [effect for chunk in range(self.chunks) for effect in self._turn_to_owner(chunk)]
             case Heard(peer):
-                self._hear_of(peer, now)
+                self._debts.announced(peer, now)
                 return []
             case PartArrived(peer, chunk):
                 return self._part_arrived(peer, chunk, now)
@@ -144,24 +142,11 @@ class ExchangeMachine:
             case Tick():
                 return self._tick(now)
 
-    def _hear_of(self, peer: PeerId, now: float) -> None:
-        """A peer began to push something.  That counts once; then only what arrives and is new: else whoever pushes rubbish
-        would be waited for as long as it does."""
-        if peer in self._heard and peer not in self._announced:
-            self._announced.add(peer)
-            self._heard[peer] = now
-
-    def _hear(self, peer: PeerId, now: float) -> None:
-        """A peer delivered something new."""
-        if peer in self._heard:
-            self._announced.discard(peer)
-            self._heard[peer] = now
-
     def _part_arrived(self, peer: PeerId, chunk: int, now: float) -> list[ExchangeEffect]:
         if chunk in self.entries:
             return [SendResult(peer, chunk)]
         if self._index[peer] not in self._parts.get(chunk, set()):
-            self._hear(peer, now)
+            self._debts.delivered(peer, now)
         self._parts.setdefault(chunk, set()).add(self._index[peer])
         if self.owner(chunk) != self.me:
             self._want(peer, chunk)
@@ -171,7 +156,7 @@ class ExchangeMachine:
     def _result_arrived(self, peer: PeerId, chunk: int, entry: ChunkEntry, now: float) -> list[ExchangeEffect]:
         if chunk in self.entries:
             return []
-        self._hear(peer, now)
+        self._debts.delivered(peer, now)
         waiting = self._parts.get(chunk, set()) if self.owner(chunk) == self.me else set()
         to = [self.members[index] for index in sorted(waiting)]
         return self._hold(chunk, entry, [other for other in to if other not in (self.me, peer, *self._lost)])
@@ -274,8 +259,4 @@ class ExchangeMachine:
             else:
                 share = max(self.shares.get(owner, 1.0), OWNER_SHARE)
                 owing.setdefault(owner, RESULT_PATIENCE * self._stall_s * share)
-        self._owing = {peer: self._owing.get(peer, now) for peer in owing}
-        return sorted(peer for peer, patience in owing.items() if self._waited_s(peer, now) > patience)
-
-    def _waited_s(self, peer: PeerId, now: float) -> float:
-        return now - max(self._heard[peer], self._owing[peer])
+        return self._debts.overdue(owing, now)

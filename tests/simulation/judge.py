@@ -14,8 +14,6 @@ Progress, healing and the return from crashes are asserted by the scenarios: the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernels.aggregate import aggregate
 from kernels.codec import encoded_bytes
 from kernels.layout import chunk_layout
@@ -55,21 +53,14 @@ class Violation(AssertionError):
     """An invariant does not hold; the text says which and where."""
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A record that somebody committed."""
-
-    tip: str
-    is_full: bool
-
-
 class Judge:
     """Told of everything; raises `Violation`."""
 
     def __init__(self, manifest: RunManifest) -> None:
         self._rule = manifest.aggregation
         self._layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
-        self._records: dict[bytes, dict[str, Seen]] = {}
+        self._records: dict[bytes, dict[str, bool]] = {}
+        """What was committed after each tip, and whether anybody had a full certificate for it."""
         self._digests: dict[str, str] = {}
         self._contributions: dict[bytes, memoryview] = {}
         self._checked: dict[str, None] = {}
@@ -133,10 +124,10 @@ class Judge:
 
     def _agreement(self, peer: PeerId, event: RoundCommitted, commit: Commit) -> None:
         seen = self._records.setdefault(commit.record.previous, {})
-        seen.setdefault(event.tip, Seen(event.tip, is_full(commit.certificate)))
+        seen[event.tip] = seen.get(event.tip, False) or is_full(commit.certificate)
         if len(seen) == 1 or event.round == 0:
             return
-        if sum(record.is_full for record in seen.values()) > 1:
+        if sum(seen.values()) > 1:
             raise Violation(f"agreement: round {event.round} was committed as {sorted(seen)}, at last by {peer}")
 
     def _justice(self, accused: PeerId, judge: PeerId, now: float) -> None:
