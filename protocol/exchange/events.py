@@ -38,6 +38,16 @@ class ResultArrived:
     peer: PeerId
     chunk: int
     entry: ChunkEntry
+    signer: PeerId
+
+
+@dataclass(frozen=True)
+class ResultOffered:
+    """A peer has a result that was signed out of turn: its signer gave up an owner for which we still wait."""
+
+    peer: PeerId
+    chunk: int
+    signer: PeerId
 
 
 @dataclass(frozen=True)
@@ -75,4 +85,4 @@ class Tick:
     """Time has passed."""
 
 
-ExchangeEvent = Started | Heard | PartArrived | ResultArrived | Averaged | Asked | PeerDead | PeerBack | Tick
+ExchangeEvent = Started | Heard | PartArrived | ResultArrived | ResultOffered | Averaged | Asked | PeerDead | PeerBack | Tick

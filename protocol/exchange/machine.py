@@ -8,7 +8,9 @@ Policy
   of its unfinished chunks, only those, to the next one; that one also asks for what it misses, and whoever is asked
   answers with the result, if it holds one, else with its part.  Nothing else is sent again.
 * A member is lost when it is reported dead, when it owes us a part and nothing came from it for `stall_s`, or when it owes
-  us a result and nothing came from it for twice that (an owner may itself be waiting for somebody).
+  us a result and nothing came from it for twice that (an owner may itself be waiting for somebody); not twice, when the
+  owners of most chunks went on without it.
+* A successor may have given up an owner before we do.  Its result is not taken until we do, too, but then asked for at once.
 * Who is lost stays lost in this exchange: nobody waits for it any more.  What it still sends is taken.
 * The first valid result of a chunk is kept.  If two versions exist, the round's record decides (`adopt`).
 """
@@ -29,9 +31,11 @@ from protocol.exchange.events import (
     PeerBack,
     PeerDead,
     ResultArrived,
+    ResultOffered,
     Started,
     Tick,
 )
+from protocol.exchange.omissions import Omissions
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Plan
 
@@ -63,7 +67,9 @@ class ExchangeMachine:
         is not waited for at all: what it gives counts if it is here in time."""
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
-        self._debts = Debts(self.members, now)
+        self._debts, self._omissions = Debts(self.members, now), Omissions(self.members, self.chunks)
+        self._offers: dict[int, dict[PeerId, PeerId]] = {}
+        """Of each chunk: who has signed a result out of turn, and who offered it to us."""
         self._parts: dict[int, set[int]] = {}
         self._reducing: set[int] = set()
         self._sent: set[tuple[PeerId, int]] = set()
@@ -129,8 +135,12 @@ class ExchangeMachine:
                 return []
             case PartArrived(peer, chunk):
                 return self._part_arrived(peer, chunk, now)
-            case ResultArrived(peer, chunk, entry):
+            case ResultArrived(peer, chunk, entry, signer):
+                self._omissions.note(signer, chunk, entry)
                 return self._result_arrived(peer, chunk, entry, now)
+            case ResultOffered(peer, chunk, signer):
+                self._offers.setdefault(chunk, {})[signer] = peer
+                return []
             case Averaged(chunk, entry):
                 return self._averaged(chunk, entry)
             case Asked(peer, chunk):
@@ -194,8 +204,7 @@ class ExchangeMachine:
         if now - self._asked_at >= ASK_EVERY_S:
             self._asked_at = now
             for chunk in range(self.chunks):
-                if self._took_over(chunk):
-                    effects += [Ask(peer, chunk) for peer in self._missing(chunk)]
+                effects += [Ask(peer, chunk) for peer in self._asked_about(chunk)]
         return effects
 
     # -- the inside ---------------------------------------------------------------------------------------------------
@@ -205,15 +214,20 @@ class ExchangeMachine:
         owner = self.owner(chunk)
         if owner == self.me:
             self._parts.setdefault(chunk, set()).add(self._index[self.me])
-            asks = [Ask(peer, chunk) for peer in self._missing(chunk)] if self._took_over(chunk) else []
-            return [*asks, *self._reduce_if_complete(chunk)]
-        if (owner, chunk) in self._sent:
-            return []
+            return [*(Ask(peer, chunk) for peer in self._asked_about(chunk)), *self._reduce_if_complete(chunk)]
+        asked = self._asked_about(chunk)
+        if asked or (owner, chunk) in self._sent:
+            return [Ask(peer, chunk) for peer in asked]
         self._sent.add((owner, chunk))
         return [SendPart(owner, chunk)]
 
-    def _took_over(self, chunk: int) -> bool:
-        return chunk not in self.entries and self._orders[chunk][0] != self.me and self.owner(chunk) == self.me
+    def _asked_about(self, chunk: int) -> list[PeerId]:
+        """Who is asked for a chunk: by a successor, whose part it misses; by others, who offered the successor's result."""
+        owner = self.owner(chunk)
+        if chunk in self.entries or owner == self._orders[chunk][0]:
+            return []
+        offered_by = self._offers.get(chunk, {}).get(owner)
+        return self._missing(chunk) if owner == self.me else [offered_by] if offered_by is not None else []
 
     def _missing(self, chunk: int) -> list[PeerId]:
         have = self._parts.get(chunk, set())
@@ -257,6 +271,6 @@ class ExchangeMachine:
             if owner == self.me:
                 owing |= {peer: self._stall_s * self.shares.get(peer, 1.0) for peer in self._missing(chunk)}
             else:
-                share = max(self.shares.get(owner, 1.0), OWNER_SHARE)
-                owing.setdefault(owner, RESULT_PATIENCE * self._stall_s * share)
+                patience = 1.0 if self._omissions.is_left_out(owner) else RESULT_PATIENCE
+                owing.setdefault(owner, patience * self._stall_s * max(self.shares.get(owner, 1.0), OWNER_SHARE))
         return self._debts.overdue(owing, now)

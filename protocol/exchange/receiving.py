@@ -12,11 +12,12 @@ from protocol.events import Dropped, Event
 from protocol.exchange.averaging import examine
 from protocol.exchange.buffers import BufferPool, WaitingParts
 from protocol.exchange.chunks import Results
-from protocol.exchange.events import Heard, PartArrived, ResultArrived
+from protocol.exchange.events import Heard, PartArrived, ResultArrived, ResultOffered
 from protocol.exchange.machine import ExchangeMachine
 from protocol.exchange.messages import PushHeader, read_header
 from protocol.network.interface import Landing
 from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, verify_proof
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import members_in
@@ -56,13 +57,29 @@ class Receiver:
         if size != self._layout[header.chunk].size or self._results.released:
             return None
         self._machine.handle(Heard(peer), trio.current_time())
-        if header.statement is None:
-            if (header.chunk, peer) in self._parts:
+        if header.statement is not None:
+            if not self._is_due(peer, header):
                 return None
-            await self._parts.reserve(peer)
-        elif header.chunk in self._machine.entries:
+        elif (header.chunk, peer) in self._parts:
             return None
+        else:
+            await self._parts.reserve(peer)
         return Landing(self._pool.take(size), partial(examine, self._layout[header.chunk].count))
+
+    def _is_due(self, peer: PeerId, header: PushHeader) -> bool:
+        """Whether to take this result."""
+        machine = self._machine
+        if header.chunk in machine.entries:
+            return False
+        try:
+            signer, _, _ = self._signed(header)
+        except Malformed as error:
+            self._emit(Dropped(peer, "chunk", str(error)))
+            return False
+        if not machine.may_sign(signer, header.chunk):
+            machine.handle(ResultOffered(peer, header.chunk, signer), trio.current_time())
+            return False
+        return True
 
     def finish(self, peer: PeerId, raw: bytes, landing: Landing | None) -> PartArrived | ResultArrived | None:
         """The push that `open` accepted is complete; landing: None when it broke off.  Returns the event for the machine."""
@@ -97,13 +114,7 @@ class Receiver:
         return PartArrived(peer, chunk)
 
     def _take_result(self, peer: PeerId, header: PushHeader, landing: Landing) -> ResultArrived | None:
-        assert header.statement is not None
-        signer, body, envelope = unpack(header.statement, self._run)
-        if not isinstance(body, ChunkResult) or signer not in self._machine.members:
-            raise Malformed("a result that no member signed")
-        if body.plan != self._machine.name or body.chunk != header.chunk:
-            raise Malformed("a result of another exchange")
-        members_in(body.entry.mask, len(self._machine.members))
+        signer, body, envelope = self._signed(header)
         name, sane = landing.found
         if name != body.entry.hash:
             raise Malformed("a result that is not what its owner signed")
@@ -111,10 +122,19 @@ class Receiver:
             raise Malformed("a result whose numbers are not finite")
         if self._results.released or header.chunk in self._machine.entries:
             return None
-        if not self._machine.may_sign(signer, header.chunk):
-            return None
         self._results.put(header.chunk, landing.buffer, envelope)
         self._pool.give(landing.buffer)
         if not self._machine.is_reducing(header.chunk):  # else the averaging drops them when it is through
             self._parts.drop(header.chunk)
-        return ResultArrived(peer, header.chunk, body.entry)
+        return ResultArrived(peer, header.chunk, body.entry, signer)
+
+    def _signed(self, header: PushHeader) -> tuple[PeerId, ChunkResult, Envelope]:
+        """Who signed the result that this header announces, and what; raises `Malformed`."""
+        assert header.statement is not None
+        signer, body, envelope = unpack(header.statement, self._run)
+        if not isinstance(body, ChunkResult) or signer not in self._machine.members:
+            raise Malformed("a result that no member signed")
+        if body.plan != self._machine.name or body.chunk != header.chunk:
+            raise Malformed("a result of another exchange")
+        members_in(body.entry.mask, len(self._machine.members))
+        return signer, body, envelope

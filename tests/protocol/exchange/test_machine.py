@@ -15,6 +15,7 @@ from protocol.exchange.events import (
     PeerBack,
     PeerDead,
     ResultArrived,
+    ResultOffered,
     Started,
     Tick,
 )
@@ -37,7 +38,7 @@ def machine(me: PeerId, owners: bytes) -> ExchangeMachine:
 def finish(exchange: ExchangeMachine, chunk: int, now: float) -> None:
     """Its owner's average arrives."""
     entry = entry_of(chunk_hash(bytes([chunk])), range(4), 4)
-    exchange.handle(ResultArrived(exchange.owner(chunk), chunk, entry), now)
+    exchange.handle(ResultArrived(exchange.owner(chunk), chunk, entry, exchange.owner(chunk)), now)
 
 
 def lost_at(exchange: ExchangeMachine, now: float) -> list[PeerId]:
@@ -102,10 +103,10 @@ def test_a_successor_that_is_sent_the_dead_owners_average_hands_it_on() -> None:
     (successor,) = {exchange.owner(0) for exchange in exchanges.values()}
     served, waiting = [peer for peer in exchanges if peer != successor]
     entry = entry_of(chunk_hash(b"average"), range(4), 4)
-    exchanges[served].handle(ResultArrived(PEERS[3], 0, entry), 1.0)
+    exchanges[served].handle(ResultArrived(PEERS[3], 0, entry, PEERS[3]), 1.0)
     assert exchanges[served].handle(Asked(successor, 0), 0.0) == [SendResult(successor, 0)]
     assert exchanges[successor].handle(PartArrived(waiting, 0), 2.0) == []
-    assert SendResult(waiting, 0) in exchanges[successor].handle(ResultArrived(served, 0, entry), 3.0)
+    assert SendResult(waiting, 0) in exchanges[successor].handle(ResultArrived(served, 0, entry, PEERS[3]), 3.0)
 
 
 ENTRY = entry_of(chunk_hash(b"average"), range(4), 4)
@@ -126,7 +127,7 @@ STRANGER = Identity.from_seed(b"\xff" * 32).peer_id
         (PeerDead(PEERS[3]), [Lost(PEERS[3])]),
         (PeerBack(PEERS[3]), []),
         (Averaged(0, ENTRY), [SendResult(peer, 0) for peer in PEERS[1:]]),
-        (ResultArrived(PEERS[1], 1, ENTRY), []),
+        (ResultArrived(PEERS[1], 1, ENTRY, PEERS[1]), []),
         (Tick(), []),
     ],
     ids=str,
@@ -149,10 +150,10 @@ def test_a_lost_member_that_is_back_is_sent_what_we_averaged() -> None:
 
 def test_the_last_result_ends_the_exchange_and_later_ones_change_nothing() -> None:
     exchange = machine(PEERS[0], bytes([1, 1]))
-    assert exchange.handle(ResultArrived(PEERS[1], 0, ENTRY), 0.0) == []
-    assert exchange.handle(ResultArrived(PEERS[1], 1, ENTRY), 0.0) == [Done()]
+    assert exchange.handle(ResultArrived(PEERS[1], 0, ENTRY, PEERS[1]), 0.0) == []
+    assert exchange.handle(ResultArrived(PEERS[1], 1, ENTRY, PEERS[1]), 0.0) == [Done()]
     other = entry_of(chunk_hash(b"another"), range(4), 4)
-    assert exchange.handle(ResultArrived(PEERS[2], 1, other), 0.0) == []
+    assert exchange.handle(ResultArrived(PEERS[2], 1, other, PEERS[1]), 0.0) == []
     assert exchange.adopt([ENTRY, other]) == [1] and exchange.adopt([ENTRY, ENTRY]) == []
 
 
@@ -163,6 +164,38 @@ def test_only_the_owner_signs_an_average_and_its_successor_once_it_is_lost() -> 
     assert [peer for peer in PEERS if exchange.may_sign(peer, 1)] == [PEERS[0]]
     exchange.handle(PeerDead(PEERS[3]), 1.0)
     assert {peer for peer in PEERS if exchange.may_sign(peer, 0)} == {PEERS[3], exchange.owner(0)}
+
+
+def test_what_a_successor_signed_before_its_turn_is_asked_for_when_its_turn_comes() -> None:
+    exchange = machine(PEERS[0], bytes([3, 0]))
+    exchange.handle(Started(), 0.0)
+    early = {peer: ResultOffered(PEERS[1], 0, peer) for peer in PEERS[1:3]}
+    assert all(exchange.handle(offer, 1.0) == [] for offer in early.values())
+    effects = exchange.handle(PeerDead(PEERS[3]), 2.0)
+    owner = exchange.owner(0)
+    if owner == PEERS[0]:
+        assert set(effects) >= {Ask(PEERS[1], 0), Ask(PEERS[2], 0)}, "a successor asks all for their parts"
+        return
+    assert effects == [Lost(PEERS[3]), Ask(PEERS[1], 0)], "no part is sent for what is averaged"
+    assert exchange.handle(Tick(), 5.0) == [Ask(PEERS[1], 0)], "until it comes, or its signer is given up"
+    assert Lost(owner) in exchange.handle(Tick(), 2.5 + 2 * STALL_S)
+
+
+def test_an_owner_without_which_others_average_gets_no_more_time_than_for_a_part() -> None:
+    """Of four chunks we own none; the third peer is silent."""
+    without = entry_of(chunk_hash(b"average"), [0, 1, 3], 4)
+
+    def given_up(signers: list[PeerId]) -> bool:
+        exchange = machine(PEERS[0], bytes([1, 3, 3, 2]))
+        exchange.handle(Started(), 0.0)
+        for chunk, signer in enumerate(signers):
+            exchange.handle(ResultArrived(signer, chunk, without, signer), 0.0)
+        assert not lost_at(exchange, 0.1)
+        return PEERS[2] in lost_at(exchange, 1.1 * STALL_S)
+
+    assert given_up([PEERS[1], PEERS[3], PEERS[3]])
+    assert not given_up([PEERS[1], PEERS[3]]), "not more than half of the chunks"
+    assert not given_up([PEERS[3], PEERS[3], PEERS[3]]), "one alone can leave out whom it likes"
 
 
 def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in_time() -> None:

@@ -8,17 +8,21 @@ import pytest
 import trio
 
 from kernels.layout import chunk_layout, payload_bytes
+from protocol.events import Dropped, Event
+from protocol.exchange.assignment import plan_hash
+from protocol.exchange.averaging import entry_of
 from protocol.exchange.buffers import BufferPool, WaitingParts
 from protocol.exchange.chunks import Results
 from protocol.exchange.machine import ExchangeMachine
 from protocol.exchange.messages import PushHeader
 from protocol.exchange.receiving import Receiver
-from protocol.wire.hashes import ZERO_HASH, Hash
-from protocol.wire.identity import Identity
-from protocol.wire.messages import Plan
+from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import ChunkResult, Plan, pack
 from tests.protocol.members import a_member
 
-ME, OTHER, STRANGER = (Identity.from_seed(bytes([number]) * 32).peer_id for number in range(3))
+IDENTITIES = [Identity.from_seed(bytes([number]) * 32) for number in range(3)]
+ME, OTHER, STRANGER = (identity.peer_id for identity in IDENTITIES)
 LAYOUT = chunk_layout(2500, 1024)
 PLAN = Plan(
     round=0,
@@ -30,10 +34,11 @@ PLAN = Plan(
 )
 
 
-def receiver() -> Receiver:
-    machine, pool = ExchangeMachine(ME, PLAN, 10.0, now=0.0), BufferPool()
+def receiver(told: list[Event] | None = None, plan: Plan = PLAN) -> Receiver:
+    machine, pool = ExchangeMachine(ME, plan, 10.0, now=0.0), BufferPool()
     results = Results(memoryview(bytearray(payload_bytes(LAYOUT))), LAYOUT)
-    return Receiver(machine, LAYOUT, Hash(ZERO_HASH), WaitingParts(machine.others, pool), results, pool, lambda event: None)
+    emit = (told if told is not None else []).append
+    return Receiver(machine, LAYOUT, Hash(ZERO_HASH), WaitingParts(machine.others, pool), results, pool, emit)
 
 
 @pytest.mark.parametrize(
@@ -56,3 +61,30 @@ def test_a_part_is_taken_if_the_plan_has_it(changes: dict[str, Any], peer: Any, 
         assert (await receiver().open(peer, header, size) is not None) is taken
 
     trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("signer", "chunk", "taken", "reason"),
+    [
+        (OTHER, 1, True, None),
+        (OTHER, 0, False, None),
+        (STRANGER, 1, False, "a result that no member signed"),
+    ],
+    ids=["its owner's", "one made out of turn", "a stranger's"],
+)
+def test_a_result_is_taken_if_it_was_its_signers_turn(signer: PeerId, chunk: int, taken: bool, reason: str | None) -> None:
+    """We own the first and the last chunk, and the other member the one between them."""
+    identity = next(identity for identity in IDENTITIES if identity.peer_id == signer)
+    place = [member.peer for member in PLAN.members].index(OTHER)
+    plan = PLAN.model_copy(update={"owners": bytes([1 - place, place, 1 - place])})
+    told: list[Event] = []
+    taker = receiver(told, plan)
+    result = ChunkResult(plan=plan_hash(plan), chunk=chunk, entry=entry_of(chunk_hash(b"average"), range(2), 2))
+    statement = pack(identity, Hash(ZERO_HASH), result).raw
+    header = PushHeader(plan=plan_hash(plan), fragment=0, chunk=chunk, proof=[], statement=statement).encode()
+
+    async def main() -> None:
+        assert (await taker.open(OTHER, header, LAYOUT[chunk].size) is not None) is taken
+
+    trio.run(main)
+    assert [event.reason for event in told if isinstance(event, Dropped)] == ([reason] if reason is not None else [])
