@@ -30,7 +30,7 @@ is, and answers with effects; `protocol.node.round_runner` performs them.  It do
 
 from __future__ import annotations
 
-from protocol.consensus.effects import Committed, FinishCompute, ObtainResult, Reject, Repair, RoundEffect, Send
+from protocol.consensus.effects import Committed, FinishCompute, Forward, ObtainResult, Reject, Repair, RoundEffect, Send
 from protocol.consensus.events import (
     Arrived,
     AuditFailed,
@@ -276,6 +276,15 @@ class RoundMachine:
         proposer = state.ballot(certificate.attempt, certificate.absent, commit.record.members).proposer
         state.closing.patience.proposers.delivered(proposer, self.base.round)
         return [Committed(commit)]
+
+    def farewell(self) -> list[Send | Forward]:
+        """What others may not know, and must not be lost when we leave: the certified record, or what leads to one."""
+        commit = self.decided or self._certified
+        if commit is None:
+            return [*self._relay.farewell()]
+        members = [PeerId(member.peer) for member in commit.record.members]
+        others = dict.fromkeys([*self.base.electors, *members])
+        return [Send(tuple(peer for peer in others if peer != self.me), commit)]
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

@@ -64,10 +64,18 @@ class Relay:
         members = [PeerId(member.peer) for member in plan.members] if plan is not None else []
         return self._pass_on(peer, members, (Proposal,)) if peer in members else []
 
+    def farewell(self) -> list[Forward]:
+        """What is put to the vote, and its proof of lock: whoever votes may need them when we are gone."""
+        plan, voters = self._state.plan, self._state.ballot(self._attempt, ()).voters
+        members = [PeerId(member.peer) for member in plan.members] if plan is not None else []
+        others = [peer for peer in dict.fromkeys([*voters, *members]) if peer != self._state.me]
+        return [effect for peer in others for effect in self._tell(peer, (Motion, Proof))]
+
     def _pass_on(self, peer: PeerId, circle: Sequence[PeerId], kinds: Sequence[type[Body]]) -> list[Forward]:
         """What of these kinds this peer was not told by us, if we are among the helpers of its circle."""
-        if self._state.me not in helpers(self._state.base, peer, circle):
-            return []
+        return self._tell(peer, kinds) if self._state.me in helpers(self._state.base, peer, circle) else []
+
+    def _tell(self, peer: PeerId, kinds: Sequence[type[Body]]) -> list[Forward]:
         effects = []
         for kind in kinds:
             raw = self._said.get(kind)

@@ -10,6 +10,7 @@ from protocol.membership.liveness import Membership
 from protocol.network.interface import NetworkError, Unreachable
 from protocol.network.session import Session
 from protocol.node.inbox import Inbox
+from protocol.node.outlasting import Outlasting
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
 
@@ -20,10 +21,10 @@ RETRY_S = 0.5
 class Delivery:
     """For one round.  inbox: takes what we say to ourselves.
 
-    outlasting: where a commit is delivered from, for it ends the round here before it has arrived there.
+    outlasting: a commit is delivered there, for it ends the round here before it has arrived with others.
     """
 
-    def __init__(self, session: Session, membership: Membership, inbox: Inbox, outlasting: trio.Nursery) -> None:
+    def __init__(self, session: Session, membership: Membership, inbox: Inbox, outlasting: Outlasting) -> None:
         self._session, self._membership, self._inbox, self._outlasting = session, membership, inbox, outlasting
 
     def send(self, effect: Send, nursery: trio.Nursery) -> None:
@@ -33,7 +34,7 @@ class Delivery:
             if peer == self._session.me:
                 self._inbox.receive(peer, effect.body, envelope)
             else:
-                within = self._outlasting if isinstance(effect.body, Commit) else nursery
+                within = self._outlasting.nursery if isinstance(effect.body, Commit) else nursery
                 within.start_soon(self._deliver, peer, envelope.kind, envelope.raw)
 
     def forward(self, effect: Forward, nursery: trio.Nursery) -> None:
@@ -42,13 +43,14 @@ class Delivery:
 
     async def _deliver(self, peer: PeerId, what: str, raw: bytes) -> None:
         """Best effort: whatever matters is sent again by the machine."""
-        for attempt in range(2):
-            try:
-                await self._session.network.request(peer, "round", raw, timeout_s=TIMEOUT_S)
-                return
-            except Unreachable:
-                await trio.sleep(RETRY_S * (attempt + 1))
-            except NetworkError as error:
-                name = self._membership.name(peer)
-                self._session.emit(Notice("debug", f"{name} refused our {what}: {error}"))
-                return
+        with self._outlasting.delivery():
+            for attempt in range(2):
+                try:
+                    await self._session.network.request(peer, "round", raw, timeout_s=TIMEOUT_S)
+                    return
+                except Unreachable:
+                    await trio.sleep(RETRY_S * (attempt + 1))
+                except NetworkError as error:
+                    name = self._membership.name(peer)
+                    self._session.emit(Notice("debug", f"{name} refused our {what}: {error}"))
+                    return

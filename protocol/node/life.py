@@ -11,6 +11,7 @@ from protocol.network.session import Session
 from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
 from protocol.node.gathering import Gathering
+from protocol.node.outlasting import Outlasting
 from protocol.node.round_runner import Outcome, Wrong
 from protocol.node.rounds import Rounds
 from protocol.node.state_keeper import StateKeeper
@@ -18,6 +19,9 @@ from protocol.node.watch import Watch
 from protocol.state.history import History
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, WhyIdle
+
+HAND_OVER_S = 2.0
+"""Seconds that a leaver takes at most to pass on what others need of it."""
 
 
 class Life:
@@ -54,10 +58,13 @@ class Life:
             nursery.start_soon(self._heartbeats.run)
             nursery.start_soon(self._ejections.announce)
             nursery.start_soon(self._watch.run, nursery)
-            nursery.start_soon(self._live, nursery)
+            outlasting = Outlasting(nursery)
+            nursery.start_soon(self._live, outlasting)
             for peer in self._session.network.connected():
                 self._dispatcher.on_peer_connected(peer)
             await self._leaving.wait()
+            with trio.move_on_after(HAND_OVER_S):
+                await self._rounds.hand_over(outlasting)
             nursery.cancel_scope.cancel()
         return await self._heartbeats.say_goodbye()
 
@@ -71,7 +78,7 @@ class Life:
         self._finishing = True
         self._evaluator.stop()
 
-    async def _live(self, nursery: trio.Nursery) -> None:
+    async def _live(self, outlasting: Outlasting) -> None:
         self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "reading the state from disk")
         await self._keeper.restore()
         await self._gathering.listen()
@@ -85,8 +92,8 @@ class Life:
                 self.leave()
                 return
             if await self._gathering.may_begin():
-                outcome = await self._rounds.run_next(state_verified=self._keeper.is_verified, outlasting=nursery)
-                await self._conclude(outcome, nursery)
+                outcome = await self._rounds.run_next(state_verified=self._keeper.is_verified, outlasting=outlasting)
+                await self._conclude(outcome, outlasting.nursery)
 
     def _is_done(self) -> bool:
         return self._finishing or (self._stop_after is not None and self._history.length >= self._stop_after)

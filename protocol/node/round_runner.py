@@ -47,6 +47,7 @@ from protocol.node.delivery import Delivery
 from protocol.node.exchanges import Exchanges, RunningExchange
 from protocol.node.guard import Guard
 from protocol.node.inbox import Inbox
+from protocol.node.outlasting import Outlasting
 from protocol.node.result_obtainer import ResultObtainer
 from protocol.node.round_report import RoundReport
 from protocol.node.view import look_around
@@ -85,7 +86,7 @@ class RoundRunner:
 
     kept: what binds us at this tip.  abstains: it is lost.  patience: what we remember of earlier rounds.
     state_verified: the state was just made anew from certified data: peers that stand on another one are wrong.
-    outlasting: a nursery that goes on when the round is over.
+    outlasting: what does not end with the round.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class RoundRunner:
         abstains: bool,
         patience: Patience,
         state_verified: bool,
-        outlasting: trio.Nursery,
+        outlasting: Outlasting,
     ) -> None:
         self.session, self.base, self._guard = session, base, guard
         self._replica, self._offload, self._membership, self._patience = replica, offload, membership, patience
@@ -149,6 +150,14 @@ class RoundRunner:
     def deciding(self) -> bool:
         """A certified record is about to be committed: not the moment to catch up."""
         return self.machine.decided is not None
+
+    def hand_over(self, nursery: trio.Nursery) -> None:
+        """We leave: begin to pass on, in this nursery, what would be lost with us."""
+        for effect in self.machine.farewell():
+            if isinstance(effect, Send):
+                self._delivery.send(effect, nursery)
+            else:
+                self._delivery.forward(effect, nursery)
 
     def on_verdict(self, verdict: Verdict) -> None:
         """A peer is proven to have lied."""

@@ -14,6 +14,7 @@ from protocol.node.contributor import Contributor
 from protocol.node.current_round import CurrentRound
 from protocol.node.evaluator import Evaluator
 from protocol.node.guard import Guard
+from protocol.node.outlasting import Outlasting
 from protocol.node.readys import Readys
 from protocol.node.round_runner import Outcome, RoundRunner
 from protocol.offload import Offload
@@ -52,10 +53,10 @@ class Rounds:
         self._readys, self._current = readys, current
         self._patience = Patience()
 
-    async def run_next(self, *, state_verified: bool, outlasting: trio.Nursery) -> Outcome:
+    async def run_next(self, *, state_verified: bool, outlasting: Outlasting) -> Outcome:
         """Live the round on our tip; returns how it ended.  Raises `StoreFull`.
 
-        state_verified: the state was just made anew from certified data.  outlasting: goes on when the round is over.
+        state_verified: the state was just made anew from certified data.  outlasting: what does not end with the round.
         """
         base = self._replica.base
         raw = await self._offload(self._replica.store.votes.load, base.round, base.tip)
@@ -88,6 +89,12 @@ class Rounds:
                 outcome = await runner.run()
                 nursery.cancel_scope.cancel()
         return outcome
+
+    async def hand_over(self, outlasting: Outlasting) -> None:
+        """Before a goodbye: until others have what only we may know, and nothing of ours is on its way any more."""
+        if self._current.runner is not None:
+            self._current.runner.hand_over(outlasting.nursery)
+        await outlasting.delivered()
 
 
 def kept_on_disk(raw: bytes | None) -> Kept | None:

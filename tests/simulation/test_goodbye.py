@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.events import Event, PeerGone, PeerSuspected
+from protocol.events import Event, PeerGone, PeerSuspected, RoundCommitted
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
@@ -46,3 +46,28 @@ def test_who_leaves_says_nothing_about_those_whose_connections_it_closes() -> No
         assert not [event for event in said if isinstance(event, PeerSuspected)]
 
     holds(simulate(3, scenario))
+
+
+def test_who_leaves_with_the_only_certificate_leaves_it_with_the_others() -> None:
+    """The proposer leaves in the moment in which it commits, and four electors become three: nobody has to decide again."""
+
+    async def scenario(world: World) -> None:
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(3, within_s=60)
+        committed: list[tuple[Seat, RoundCommitted]] = []
+
+        def leave(seat: Seat, event: Event) -> None:
+            if isinstance(event, RoundCommitted):
+                committed.append((seat, event))
+                if len(committed) == 1:
+                    world.leave(seat)
+
+        world.listeners.append(leave)
+        await world.until("a certificate that one peer has", lambda: bool(committed), within_s=60)
+        leaver, decided = committed[0]
+        await world.until("the others have it", lambda: len({seat.number for seat, _ in committed}) == 4, within_s=1)
+        assert {event.tip for _, event in committed} == {decided.tip}
+        await world.until("the goodbye", lambda: not leaver.up, within_s=5)
+
+    holds(simulate(4, scenario))

@@ -104,3 +104,11 @@ def test_a_refusal_in_the_exchange_has_the_plan_passed_on() -> None:
     for seat in parliament.seats.values():
         parliament.tell(seat, PlanUnknown(needy))
     assert [each[2].KIND for each in parliament.queue if each[1] == needy].count(Proposal.KIND) == 2
+
+
+def test_a_leaver_leaves_what_is_put_to_the_vote_with_all_voters() -> None:
+    relay = a_relay(HELPER, PROPOSAL, MOTION)
+    farewell = relay.farewell()
+    assert {effect.to for effect in farewell} == {*PEERS[:4]} - {HELPER}
+    assert bodies(farewell) == [MOTION] * 3, "a plan alone is of no use to them"
+    assert a_relay(HELPER, PROPOSAL).farewell() == []

@@ -12,7 +12,8 @@ import trio.testing
 from protocol.events import Event
 from protocol.membership.activity import Activity
 from protocol.node.background import Background
-from protocol.node.life import Life
+from protocol.node.life import HAND_OVER_S, Life
+from protocol.node.outlasting import Outlasting
 from protocol.node.round_runner import Behind, Outcome, Wrong
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -25,6 +26,7 @@ COMMIT = Commit(record=RECORD, index=INDEX, certificate=votes_for(RECORD, PEERS[
 WRONG = Wrong(Hash(b"\x04" * 32))
 HEARD_BY = 3
 BEGIN = ["ejections.load", "keeper.load", "keeper.restore", "gathering.listen"]
+GOODBYE = ["rounds.hand_over", "heartbeats.say_goodbye"]
 REACH = ["keeper.reach_tip", "ejections.look_again"]
 ROUND = [*REACH, "gathering.may_begin", "rounds.run_next"]
 BESIDE = {"heartbeats.run", "ejections.announce", "watch.run"}
@@ -48,9 +50,12 @@ class Part:
 class Stage:
     """A life whose rounds end as `outcomes` says, in turn; after the last of them, a round never ends."""
 
-    def __init__(self, *outcomes: Outcome, stop_after: int | None = None, checkpoint_due: bool = False) -> None:
+    def __init__(
+        self, *outcomes: Outcome, stop_after: int | None = None, checkpoint_due: bool = False, hand_over_s: float = 0.0
+    ) -> None:
         self.log, self.greeted, self.events = list[str](), list[PeerId](), list[Event]()
         self.history, self.activity = SimpleNamespace(length=0), Activity(self.events.append)
+        self.hand_over_s = hand_over_s
         self.outcomes, self.refusals, self.repaired = list(outcomes), 0, list[Hash]()
         dispatcher: Any = SimpleNamespace(open=Background().open, on_peer_connected=self.greeted.append)
         evaluator: Any = Part("evaluator", self.log)
@@ -65,7 +70,7 @@ class Stage:
             "gathering": Part("gathering", self.log, may_begin=self._may_begin),
         }
         parts["keeper"].is_verified = True
-        rounds: Any = SimpleNamespace(run_next=self._run_next)
+        rounds: Any = SimpleNamespace(run_next=self._run_next, hand_over=self._hand_over)
         parts |= {"dispatcher": dispatcher, "rounds": rounds, "evaluator": evaluator, "activity": self.activity}
         self.life = Life(session, history, stop_after, **parts)
 
@@ -73,7 +78,7 @@ class Stage:
         self.refusals -= 1
         return self.refusals < 0
 
-    async def _run_next(self, *, state_verified: bool, outlasting: trio.Nursery) -> Outcome:
+    async def _run_next(self, *, state_verified: bool, outlasting: Outlasting) -> Outcome:
         self.log.append("rounds.run_next")
         await trio.sleep(10)
         if not self.outcomes:
@@ -81,6 +86,10 @@ class Stage:
         outcome = self.outcomes.pop(0)
         self.history.length += isinstance(outcome, Commit)
         return outcome
+
+    async def _hand_over(self, outlasting: Outlasting) -> None:
+        self.log.append("rounds.hand_over")
+        await trio.sleep(self.hand_over_s)
 
     def run(self, meanwhile: Callable[[], None] = lambda: None, after_s: float = 1000.0) -> int:
         """Live; `meanwhile` is called after so many seconds.  How many peers heard the goodbye."""
@@ -107,7 +116,7 @@ class Stage:
 def test_a_life_of_two_rounds() -> None:
     stage = Stage(COMMIT, COMMIT, stop_after=2)
     assert stage.run() == HEARD_BY
-    end = [*REACH, "evaluator.at_the_end", "gathering.linger", "heartbeats.say_goodbye"]
+    end = [*REACH, "evaluator.at_the_end", "gathering.linger", *GOODBYE]
     assert stage.steps == [*BEGIN, *[*ROUND, "keeper.advance"] * 2, *end]
     assert set(stage.log) > BESIDE and stage.activity.phase is Phase.STOPPING
     assert stage.greeted == [ANN.peer_id, BOB.peer_id], "they were connected already"
@@ -136,11 +145,29 @@ def test_no_round_begins_before_the_gathering_says_so() -> None:
 def test_to_finish_is_to_leave_after_the_running_round_with_nothing_left_to_measure() -> None:
     stage = Stage(COMMIT, COMMIT)
     stage.run(stage.life.finish, after_s=5)
-    end = [*REACH, "gathering.linger", "heartbeats.say_goodbye"]
+    end = [*REACH, "gathering.linger", *GOODBYE]
     assert stage.steps == [*BEGIN, *ROUND, "evaluator.stop", "keeper.advance", *end]
 
 
 def test_to_leave_is_to_break_the_running_round_off_with_a_goodbye() -> None:
     stage = Stage(COMMIT)
     assert stage.run(stage.life.leave, after_s=5) == HEARD_BY
-    assert stage.steps == [*BEGIN, *ROUND, "heartbeats.say_goodbye"]
+    assert stage.steps == [*BEGIN, *ROUND, *GOODBYE]
+
+
+def test_a_leaver_waits_for_what_it_hands_over_but_not_for_long() -> None:
+    """Whoever does not answer keeps nobody from leaving."""
+    began: list[float] = []
+    stage = Stage(COMMIT, hand_over_s=100 * HAND_OVER_S)
+
+    def leave() -> None:
+        began.append(trio.current_time())
+        stage.life.leave()
+
+    async def say_goodbye() -> int:
+        began.append(trio.current_time())
+        return HEARD_BY
+
+    stage.life._heartbeats.say_goodbye = say_goodbye  # type: ignore[method-assign]
+    stage.run(leave, after_s=5)
+    assert began[1] - began[0] == HAND_OVER_S

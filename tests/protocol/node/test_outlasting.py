@@ -1,0 +1,27 @@
+"""Deliveries that a leaver waits for."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.node.outlasting import Outlasting
+
+
+@pytest.mark.parametrize("durations", [[], [1.0], [1.0, 3.0, 2.0]])
+def test_it_is_over_when_the_last_delivery_is(durations: list[float]) -> None:
+    async def deliver(outlasting: Outlasting, seconds: float) -> None:
+        with outlasting.delivery():
+            await trio.sleep(seconds)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            outlasting, began = Outlasting(nursery), trio.current_time()
+            for seconds in durations:
+                nursery.start_soon(deliver, outlasting, seconds)
+            await trio.testing.wait_all_tasks_blocked()
+            await outlasting.delivered()
+            assert trio.current_time() - began == max(durations, default=0.0)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
