@@ -49,6 +49,11 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--up-limit", type=_rate, metavar="RATE", help="send at most so much, e.g. 10mbit or 1.5MB")
     parser.add_argument("--down-limit", type=_rate, metavar="RATE", help="receive at most so much")
+    parser.add_argument(
+        "--only-copy",
+        action="store_true",
+        help="vote at once with a data directory that was copied or put back: no other copy runs, and none is newer",
+    )
     parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
 
 
@@ -80,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
         ignore_closed_output=args.ignore_closed_output,
         up_limit=args.up_limit,
         down_limit=args.down_limit,
+        only_copy=args.only_copy,
     )
 
     _log_to(folder)

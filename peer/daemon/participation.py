@@ -20,6 +20,7 @@ from peer.discovery.address_book import AddressBook
 from peer.discovery.contacts import Contacts
 from peer.discovery.search import Search
 from peer.errors import ExitCode, PeerError
+from peer.files.original import is_original, mark_original
 from peer.joining.inviting import invite_command
 from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.run_source import store_manifest
@@ -30,7 +31,7 @@ from peer.resources.check import check_resources
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.open_files import raise_open_files
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
-from protocol.events import Event, PhaseChanged
+from protocol.events import Event, Notice, PhaseChanged, VotesAgain
 from protocol.network.interface import Network
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
 from protocol.network.libp2p.dialer import peer_of
@@ -51,6 +52,10 @@ from protocol.wire.presence import Phase, Role, WhyIdle
 
 MANIFEST_DEADLINE_S = 120.0
 """How long the peers of an invitation are tried before it is called unreachable."""
+COPIED = (
+    "this data directory was copied, or put back from a backup: the peer trains, and votes only when two more rounds are "
+    "committed; if no other copy of it runs and none is newer, join with --only-copy to vote at once"
+)
 
 
 class Participation:
@@ -216,14 +221,30 @@ class Participation:
         if trainer is not None:
             nursery.start_soon(self._keep_trainer, trainer)
             nursery.start_soon(keep_share, trainer, self._emit, chosen_threads(settings.threads))
-        session = Session(self._identity, signed.run, network, self._emit)
-        node = Node(session, Replica.open(signed, self.store, state), trainer, self._node_settings())
+        is_copy = await self._find_out_whether_copied()
+
+        def emit(event: Event) -> None:
+            self._emit(event)
+            if isinstance(event, VotesAgain):
+                nursery.start_soon(trio.to_thread.run_sync, mark_original, self._folder)
+
+        session = Session(self._identity, signed.run, network, emit)
+        node = Node(session, Replica.open(signed, self.store, state), trainer, self._node_settings(is_copy))
         self.node = node
         self._lobby.admit(node.dispatcher)
         spare_what_is_loaded()
         await node.run()
 
-    def _node_settings(self) -> NodeSettings:
+    async def _find_out_whether_copied(self) -> bool:
+        """Whether our folder lacks what we may have voted elsewhere or later; it is marked as ours where it does not."""
+        original = await trio.to_thread.run_sync(is_original, self._folder)
+        if original or self._settings.only_copy:
+            await trio.to_thread.run_sync(mark_original, self._folder)
+            return False
+        self._emit(Notice("warning", COPIED))
+        return True
+
+    def _node_settings(self, is_copy: bool) -> NodeSettings:
         settings = self._settings
         introduced = frozenset(peer for address in self.choice.addresses if (peer := peer_of(address)) is not None)
         return NodeSettings(
@@ -235,6 +256,7 @@ class Participation:
             stop_after=settings.rounds,
             admission=self.choice.admission,
             introduced=introduced,
+            is_copy=is_copy,
             wall_clock=time.time,
         )
 

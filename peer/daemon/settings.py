@@ -36,6 +36,7 @@ class DaemonSettings:
     local: meet only peers on this computer.  until_eof: leave when standard input ends.
     ignore_closed_output: go on when nobody reads standard output any more.
     up_limit, down_limit: bytes a second.
+    only_copy: vote at once, although the data directory was copied or put back.
     """
 
     data_dir: Path
@@ -50,3 +51,4 @@ class DaemonSettings:
     ignore_closed_output: bool = False
     up_limit: float | None = None
     down_limit: float | None = None
+    only_copy: bool = False

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
+def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replace: bool = True) -> None:
     """Write a file of mode 0600 whole or not at all, and durably.  Raises OSError.
 
+    data: the content, or what makes it of the file's inode.
     With `replace=False` raises FileExistsError when `path` exists, also if another process makes it meanwhile.
     """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            file.write(data if isinstance(data, bytes) else data(os.fstat(file.fileno()).st_ino))
             file.flush()
             os.fsync(file.fileno())
         if replace:

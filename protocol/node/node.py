@@ -137,6 +137,7 @@ class Node:
             self._evaluator,
             self._readys,
             current,
+            is_copy=settings.is_copy,
         )
         return Life(
             session,

@@ -33,7 +33,9 @@ class RoundReport:
                 f"waiting for {min_members - ready} more peers ({ready} of {min_members})",
             )
         else:
-            names = ", ".join(self._membership.name(peer) for peer in waiting[:4]) or "the proposer"
+            names = ", ".join(self._membership.name(peer) for peer in waiting[:4]) or (
+                "others' votes, for it abstains" if machine.abstains else "the proposer"
+            )
             self._activity.show(
                 Phase.READY, WhyIdle.WAITING_FOR_MEMBERS, f"round {machine.base.round}: {ready} ready, waiting for {names}"
             )

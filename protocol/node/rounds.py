@@ -6,7 +6,7 @@ import trio
 
 from protocol.audit.ejection import Ejections
 from protocol.consensus.patience import Patience
-from protocol.events import Notice
+from protocol.events import Notice, VotesAgain
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.network.session import Session
@@ -23,14 +23,19 @@ from protocol.sync.catch_up import CatchUp
 from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES
-from protocol.wire.messages import Kept
+from protocol.wire.messages import Commit, Kept
 
+ABSTENTIONS = 2
+"""Rounds that are committed before a peer votes whose data directory was copied or put back."""
 MAX_KEPT_BYTES = 3 * MAX_ENVELOPE_BYTES
 """Two locks, each as large as a motion."""
 
 
 class Rounds:
-    """Keeps what the rounds of one node share."""
+    """Keeps what the rounds of one node share.
+
+    is_copy: the data directory was copied or put back, so that what binds our votes may be missing in it.
+    """
 
     def __init__(
         self,
@@ -46,12 +51,15 @@ class Rounds:
         evaluator: Evaluator,
         readys: Readys,
         current: CurrentRound,
+        *,
+        is_copy: bool,
     ) -> None:
         self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
         self._membership, self._activity, self._catch_up = membership, activity, catch_up
         self._ejections, self._contributor, self._evaluator = ejections, contributor, evaluator
         self._readys, self._current = readys, current
         self._patience = Patience()
+        self._abstentions = ABSTENTIONS if is_copy else 0
 
     async def run_next(self, *, state_verified: bool, outlasting: Outlasting) -> Outcome:
         """Live the round on our tip; returns how it ended.  Raises `StoreFull`.
@@ -61,8 +69,8 @@ class Rounds:
         base = self._replica.base
         raw = await self._offload(self._replica.store.votes.load, base.round, base.tip)
         kept = kept_on_disk(raw)
-        abstains = kept is None and await self._offload(self._replica.store.votes.has_lost, base.round, base.tip)
-        if abstains:
+        lost = kept is None and await self._offload(self._replica.store.votes.has_lost, base.round, base.tip)
+        if lost:
             self._session.emit(Notice("warning", f"what we voted in round {base.round} cannot be read: no vote in it"))
         runner = RoundRunner(
             self._session,
@@ -76,7 +84,7 @@ class Rounds:
             self._ejections,
             self._contributor,
             kept=kept,
-            abstains=abstains,
+            abstains=lost or self._abstentions > 0,
             patience=self._patience,
             state_verified=state_verified,
             outlasting=outlasting,
@@ -88,7 +96,16 @@ class Rounds:
                 nursery.start_soon(self._evaluator.during_round, runner.work.training)
                 outcome = await runner.run()
                 nursery.cancel_scope.cancel()
+        if isinstance(outcome, Commit):
+            self._note_commit(base.round + 1)
         return outcome
+
+    def _note_commit(self, rounds: int) -> None:
+        """Those who go on without our vote leave behind what we may have said in a life that our disk does not know of."""
+        if self._abstentions:
+            self._abstentions -= 1
+            if not self._abstentions:
+                self._session.emit(VotesAgain(rounds))
 
     async def hand_over(self, outlasting: Outlasting) -> None:
         """Before a goodbye: until others have what only we may know, and nothing of ours is on its way any more."""

@@ -23,6 +23,7 @@ class NodeSettings:
     stop_after: leave after so many rounds of the run; None to go on.
     admission: the admission proof of this peer, to show at the door and in READYs; empty where the run asks for none.
     introduced: peers whose addresses the invitation names; they are heard until a chain says who is in.
+    is_copy: the data directory was copied, or put back from a backup: what it says about our votes may be too little.
     wall_clock: unix seconds, for the expiry of tokens alone.
     """
 
@@ -34,4 +35,5 @@ class NodeSettings:
     stop_after: int | None = None
     admission: bytes = b""
     introduced: frozenset[PeerId] = frozenset()
+    is_copy: bool = False
     wall_clock: Callable[[], float] = _no_clock

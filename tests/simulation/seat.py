@@ -38,6 +38,7 @@ class Seat:
     """How its node runs blocking work; a hostile peer has its own ways."""
     admission: bytes = b""
     introduced: frozenset[PeerId] = frozenset()
+    is_copy: bool = False
     disk_fault: str | None = None
     disk_operations: int = 0
     farewell: str = ""

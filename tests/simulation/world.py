@@ -154,6 +154,7 @@ class World:
             stop_after=seat.stop_after,
             admission=seat.admission,
             introduced=seat.introduced,
+            is_copy=seat.is_copy,
             wall_clock=self.now,
         )
         state = OuterState(self.signed.manifest)

@@ -1,0 +1,34 @@
+"""A peer whose data directory was set back does not know what it voted: it says nothing as a voter until that is past."""
+
+from __future__ import annotations
+
+from protocol.events import Event, RoundCommitted, RoundVoted, VotesAgain
+from protocol.node.rounds import ABSTENTIONS
+from tests.simulation.runs import holds, simulate
+from tests.simulation.seat import Seat
+from tests.simulation.world import World
+
+
+def test_a_peer_that_was_set_back_votes_again_after_two_rounds() -> None:
+    async def scenario(world: World) -> None:
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(4, within_s=60)
+        events: list[Event] = []
+        copy = world.seats[0]
+
+        def listen(seat: Seat, event: Event) -> None:
+            if seat is copy:
+                events.append(event)
+
+        world.faults.kill(copy)
+        copy.is_copy = True
+        world.listeners.append(listen)
+        world.start(copy)
+        await world.until("its vote", lambda: any(isinstance(event, RoundVoted) for event in events), within_s=120)
+        committed = [event.round for event in events if isinstance(event, RoundCommitted)]
+        [again] = [event.round for event in events if isinstance(event, VotesAgain)]
+        [voted, *_] = [event.round for event in events if isinstance(event, RoundVoted)]
+        assert voted == again == committed[ABSTENTIONS - 1] + 1, "it took part in both, and contributed"
+
+    holds(simulate(4, scenario))
