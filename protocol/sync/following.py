@@ -91,6 +91,8 @@ class Following:
         """Kinds of claimants (known or not) that are looked at now."""
         self._slots: dict[str, None] = {}
         """Of branches that are worked on."""
+        self._moving = False
+        """Files change their places: nothing is looked at that may be among them."""
 
     @classmethod
     def of(cls, session: Session, guard: Watching, catch_up: CatchUp, standpoints: Standpoints, claims: Claims) -> Following:
@@ -152,10 +154,10 @@ class Following:
             return
         self._busy[known] = None
         try:
-            if known and self.move is None:
+            if known and not self._moving and self.move is None:
                 await self._prepare_return()
             for peer in self._claims.ahead(known=known)[:FOLLOW_AT_ONCE]:
-                if self.move is not None:
+                if self._moving or self.move is not None:
                     return
                 await self._look_at(Look(peer, known))
         finally:
@@ -197,7 +199,7 @@ class Following:
         try:
             await self._follow_branch(look, branch, length)
         finally:
-            del self._slots[branch.slot]
+            self._slots.pop(branch.slot, None)
 
     async def _branch(self, look: Look, common: int, length: int) -> Branch:
         """Their branch: one that we hold, if their chain goes through it.
@@ -254,9 +256,10 @@ class Following:
 
         Otherwise our chain is what it was, and the state is to be restored.  Raises `WrongState` for a false state.
         """
-        self._move = None
         history, was = self._replica.history, self._replica.history.tip
-        taken = False
+        slots = (move.branch.slot, was.hex())
+        self._move, self._moving, taken = None, True, False
+        self._slots |= dict.fromkeys(slots)
         self._settled.lose(move.branch.common)
         try:
             taken = await self._catch_up.take(move.branch, move.rounds, move.leader)
@@ -267,8 +270,10 @@ class Following:
             raise
         finally:
             with trio.CancelScope(shield=True):
-                for slot in (move.branch.slot, was.hex()):
+                for slot in slots:
                     await self._held.note(slot)
+                    self._slots.pop(slot, None)
+                self._moving = False
         await self._held.trim(was.hex(), *self._in_use())
         await self._offload(self._replica.store.prune, history, history.final)
         return taken

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import trio
 
 from protocol.events import RolledBack, SecondHistory
 from protocol.run.manifest import SignedManifest
+from protocol.state.branch import Branch
 from protocol.state.history import History
 from protocol.state.store import Store
 from protocol.sync.catch_up import WrongState
 from protocol.sync.claims import DISBELIEF_S
 from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
 from protocol.wire.questions import CommitsReply
 from tests.protocol.chains import a_run, grow, next_commit, store_result
 from tests.protocol.peers import ANN, BOB, ME
@@ -35,6 +38,33 @@ def test_a_chain_that_is_further_is_taken_with_its_state(tmp_path: Path) -> None
         assert table.ours.history.tip == table.theirs.history.tip
         assert table.ours.state.digest() == table.theirs.state.digest() and not table.of(RolledBack)
         assert History(table.ours.rounds, Store(table.ours.store.root)).tip == table.theirs.history.tip
+
+    on_table(tmp_path, check)
+
+
+def test_nothing_is_looked_at_while_records_change_their_places(tmp_path: Path) -> None:
+    """The branch that is being taken over grows: what was added to its files now would be lost with them."""
+
+    async def check(table: Table) -> None:
+        grow(table.theirs, 2, [ANN], voters=FOUR)
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        move, take = table.following.move, table.catch_up.take
+        assert move is not None
+
+        async def take_slowly(branch: Branch, rounds: int, leader: PeerId) -> bool:
+            grow(table.theirs, 1, [ANN], voters=FOUR)
+            table.hear(ANN.peer_id, table.theirs)
+            await table.look()
+            return await take(branch, rounds, leader)
+
+        with patch.object(table.catch_up, "take", take_slowly):
+            assert await table.following.take(move)
+        assert table.ours.history.length == 2 and table.following.move is None
+        await table.look()
+        move = table.following.move
+        assert move is not None and await table.following.take(move)
+        assert table.ours.history.tip == table.theirs.history.tip
 
     on_table(tmp_path, check)
 
