@@ -51,7 +51,8 @@ class HeldOutStatus:
 class NodeStatus:
     """A peer as its node knows it.  The defaults are those of a peer whose node does not run yet.
 
-    round: rounds committed.  tip: hash of the last record.  state_rounds, state_digest: how many rounds the outer state
+    round: rounds committed.  tip: hash of the last record.  final_*: how many rounds are final, and the tip after them.
+    state_rounds, state_digest: how many rounds the outer state
     has applied, and its digest.  peers: live peers of the run besides this one; before the node runs, those connected.
     members, tokens, loss: of the last committed round; `loss` is the running round's once it has a step.
     steps, inner_steps: done and wanted in the running round.  round_left_s: until the last one; None when not training.
@@ -68,6 +69,8 @@ class NodeStatus:
     why_detail: str
     round: int = 0
     tip: str = ""
+    final_rounds: int = 0
+    final_tip: str = ""
     state_rounds: int = 0
     state_digest: str = ""
     peers: int = 0

@@ -127,7 +127,8 @@ def _choose(what: str | None, folder: Path, peer: PeerId) -> RunChoice:
     if not isinstance(found, Invitation):
         return RunChoice(found.run, PeerId(found.manifest.organiser), found)
     known = stored_manifest(Hash(found.run), folder)
-    return RunChoice(Hash(found.run), PeerId(found.organiser), known, tuple(found.addresses), found.proof_for(peer))
+    addresses, proof = tuple(found.addresses), found.proof_for(peer)
+    return RunChoice(Hash(found.run), PeerId(found.organiser), known, addresses, proof, found.anchor)
 
 
 def _port(text: str) -> int:

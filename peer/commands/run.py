@@ -15,6 +15,7 @@ from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
+    from protocol.run.anchor import Anchor
     from protocol.run.invitation import Invitation
     from protocol.run.manifest import SignedManifest
     from protocol.wire.hashes import Hash
@@ -74,7 +75,7 @@ def run_create(args: argparse.Namespace) -> int:
     data = data_dir(args.data_dir)
     signed = create_run(Path(args.file), data)
     manifest = signed.manifest
-    addresses = _addresses(args, signed.run, PeerId(manifest.organiser), data)
+    addresses, _ = _addresses(args, signed.run, PeerId(manifest.organiser), data)
     if args.out:
         write_atomically(Path(args.out).absolute(), signed.raw)
     print(f"run         {signed.run.hex()}")
@@ -135,8 +136,8 @@ def run_invite(args: argparse.Namespace) -> int:
     else:
         admits = "everybody" if found.manifest.admission is Admission.OPEN else "the peers of its list"
         print(f"peer: the run admits {admits}, so the invitation has no token", file=sys.stderr, flush=True)
-    addresses = _addresses(args, found.run, identity.peer_id, data)
-    print(_invitation(found, addresses, token, key.seed if key is not None else None))
+    addresses, anchor = _addresses(args, found.run, identity.peer_id, data)
+    print(_invitation(found, addresses, token, key.seed if key is not None else None, anchor))
     return ExitCode.OK
 
 
@@ -211,18 +212,18 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="name this computer's addresses with this port (PEER_PORT) instead")
 
 
-def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) -> list[str]:
-    """The addresses for an invitation; a person is told when nobody is known to have reached them."""
-    from peer.joining.inviting import find_addresses
+def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) -> tuple[list[str], Anchor | None]:
+    """The addresses and the anchor for an invitation; a person is told when nobody is known to have reached them."""
+    from peer.joining.inviting import find_addresses, find_anchor
     from peer.joining.run_source import DEFAULT_PORT, dialable
 
     given = args.port if args.port is not None else os.environ.get("PEER_PORT")
     if args.address or given:
-        return dialable(args.address, peer, _port(given or DEFAULT_PORT))
+        return dialable(args.address, peer, _port(given or DEFAULT_PORT)), find_anchor(run, data)
     found = find_addresses(run, peer, data)
     if found.remark:
         print(f"peer: {found.remark}", file=sys.stderr, flush=True)
-    return found.addresses
+    return found.addresses, found.anchor
 
 
 def _port(given: int | str) -> int:
@@ -239,13 +240,19 @@ def _duration_s(text: str) -> int:
     return int(match[1]) * _SECONDS[match[2]]
 
 
-def _invitation(signed: SignedManifest, addresses: list[str], token: bytes | None, secret: bytes | None = None) -> str:
+def _invitation(
+    signed: SignedManifest,
+    addresses: list[str],
+    token: bytes | None,
+    secret: bytes | None = None,
+    anchor: Anchor | None = None,
+) -> str:
     """The invitation as text; addresses that cannot be in one end the command with a sentence."""
     from protocol.run.invitation import make_invitation
     from protocol.wire.identity import PeerId
 
     try:
-        return make_invitation(signed.run, PeerId(signed.manifest.organiser), addresses, token, secret)
+        return make_invitation(signed.run, PeerId(signed.manifest.organiser), addresses, token, secret, anchor)
     except ValueError as error:
         raise PeerError(
             "an address is too long, has a character that cannot be in one, or there are more than 16; check --address",
@@ -268,11 +275,12 @@ def _print_manifest(signed: SignedManifest) -> None:
 
 
 def _print_invitation(invitation: Invitation) -> None:
-    from peer.joining.inviting import describe_token
+    from peer.joining.inviting import describe_anchor, describe_token
 
     print(f"# Invitation to run {invitation.run.hex()}")
     print(f"# organised by {invitation.organiser}")
     for address in invitation.addresses:
         print(f"# first peer {address}")
+    print(f"# {describe_anchor(invitation)}")
     for line in describe_token(invitation, time.time()):
         print(f"# {line}")

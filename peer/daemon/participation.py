@@ -21,7 +21,7 @@ from peer.discovery.contacts import Contacts
 from peer.discovery.search import Search
 from peer.errors import ExitCode, PeerError
 from peer.files.original import is_original, mark_original
-from peer.joining.inviting import invite_command
+from peer.joining.inviting import anchor_of, invite_command
 from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.run_source import store_manifest
 from peer.joining.standing import find_standing, keep_admission
@@ -41,6 +41,7 @@ from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
 from protocol.run.settings import NodeSettings
+from protocol.state.history import History
 from protocol.state.outer_state import OuterState
 from protocol.state.replica import Replica
 from protocol.state.store import Store
@@ -136,7 +137,8 @@ class Participation:
         signed = self.choice.signed
         if signed is None or signed.manifest.admission is not Admission.OPEN or self.contacts is None:
             return ""
-        return make_invitation(self.choice.run, self.choice.organiser, self.contacts.known().for_invitation())
+        addresses, anchor = self.contacts.known().for_invitation(), anchor_of(self.status())
+        return make_invitation(self.choice.run, self.choice.organiser, addresses, anchor=anchor)
 
     def invite_command(self) -> str:
         """How to make an invitation to a run that admits by token; empty at every peer but its organiser's."""
@@ -228,12 +230,23 @@ class Participation:
             if isinstance(event, VotesAgain):
                 nursery.start_soon(trio.to_thread.run_sync, mark_original, self._folder)
 
-        session = Session(self._identity, signed.run, network, emit)
-        node = Node(session, Replica.open(signed, self.store, state), trainer, self._node_settings(is_copy))
+        session, replica = Session(self._identity, signed.run, network, emit), Replica.open(signed, self.store, state)
+        self._compare_with_anchor(replica.history)
+        node = Node(session, replica, trainer, self._node_settings(is_copy))
         self.node = node
         self._lobby.admit(node.dispatcher)
         spare_what_is_loaded()
         await node.run()
+
+    def _compare_with_anchor(self, history: History) -> None:
+        """Raises PeerError when our disk has another final history than the one to which we are invited."""
+        anchor = self.choice.anchor
+        if anchor is not None and history.final >= anchor.rounds and history.tip_at(anchor.rounds) != anchor.tip:
+            raise PeerError(
+                f"the invitation is to a history with another round {anchor.rounds - 1} than the one on this disk; join "
+                f"with the run ID {self.choice.run.hex()[:12]} to stay with it, or follow it with another --data-dir",
+                ExitCode.INPUT,
+            )
 
     async def _find_out_whether_copied(self) -> bool:
         """Whether our folder lacks what we may have voted elsewhere or later; it is marked as ours where it does not."""
@@ -256,6 +269,7 @@ class Participation:
             stop_after=settings.rounds,
             admission=self.choice.admission,
             introduced=introduced,
+            anchor=self.choice.anchor,
             is_copy=is_copy,
             wall_clock=time.time,
         )

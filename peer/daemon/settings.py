@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.console.display import Style
+from protocol.run.anchor import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -14,13 +15,17 @@ from protocol.wire.presence import Role
 
 @dataclass(frozen=True)
 class RunChoice:
-    """Which run, and what an invitation added.  signed: None while only its hash is known.  admission: this peer's proof."""
+    """Which run, and what an invitation added.  signed: None while only its hash is known.  admission: this peer's proof.
+
+    anchor: a record that the run's chain goes through.
+    """
 
     run: Hash
     organiser: PeerId
     signed: SignedManifest | None
     addresses: tuple[str, ...] = ()
     admission: bytes = b""
+    anchor: Anchor | None = None
 
     @property
     def run_name(self) -> str:

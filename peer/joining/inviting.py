@@ -17,8 +17,10 @@ from peer.discovery.contacts import Known, is_loopback, read_contacts, read_know
 from peer.formatting import roughly
 from peer.joining.run_source import DEFAULT_PORT, own_addresses
 from peer.paths import data_dir, run_dir
+from protocol.run.anchor import Anchor
 from protocol.run.invitation import Invitation
 from protocol.run.tokens import read_token
+from protocol.status import NodeStatus
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -41,17 +43,22 @@ LAST_YEAR = 253_402_300_799
 
 @dataclass(frozen=True)
 class Found:
-    """remark: a sentence for the person, when nobody is known to have reached the addresses."""
+    """remark: a sentence for the person, when nobody is known to have reached the addresses.
+
+    anchor: the newest final record, as our running peer knows it.
+    """
 
     addresses: list[str]
     remark: str = ""
+    anchor: Anchor | None = None
 
 
 def find_addresses(run: Hash, peer: PeerId, data: Path) -> Found:
     """Where guests of `run` find a peer; `peer` is ours."""
     running = _ask_running(run, data)
     if running is not None:
-        return Found(running.for_invitation(), "" if running.here or running.there else UNREACHED)
+        remark = "" if running.here or running.there else UNREACHED
+        return Found(running.for_invitation(), remark, find_anchor(run, data))
     kept = read_contacts(run_dir(data, run))
     if kept.here or kept.there:
         return Found(kept.for_invitation(), REMEMBERED)
@@ -69,6 +76,28 @@ def _ask_running(run: Hash, data: Path) -> Known | None:
         return None
     known = read_known(answer)
     return known if answer.get("run") == run.hex() and known.for_invitation() else None
+
+
+def find_anchor(run: Hash, data: Path) -> Anchor | None:
+    """The newest final record, as our peer knows it; None when it takes part in another run, or does not run."""
+    try:
+        status = ControlClient(data).status()
+    except ControlError:
+        return None
+    return anchor_of(status) if status.run == run.hex() else None
+
+
+def anchor_of(status: NodeStatus) -> Anchor | None:
+    """The newest final record; None before there is one."""
+    return Anchor(rounds=status.final_rounds, tip=bytes.fromhex(status.final_tip)) if status.final_rounds else None
+
+
+def describe_anchor(invitation: Invitation) -> str:
+    """Which history the invitation is for, a line."""
+    anchor = invitation.anchor
+    if anchor is None:
+        return "to whatever chain its first peers have"
+    return f"to the chain whose tip after {anchor.rounds} rounds is {anchor.tip.hex()[:16]}"
 
 
 def invite_command(run: Hash, data: Path) -> str:

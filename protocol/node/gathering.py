@@ -47,10 +47,17 @@ class Gathering:
             await trio.sleep(settle_s)
 
     async def may_begin(self) -> bool:
-        """Whether to begin a round: at genesis not before there are enough peers, nor alone when an invitation named a peer.
+        """Whether to begin a round: not before the record that an invitation names; at genesis not before there are enough
+        peers, nor alone when an invitation named a peer.
 
         Waits a moment before it says no.
         """
+        anchor, length = self._settings.anchor, self._replica.history.length
+        if anchor is not None and length < anchor.rounds:
+            text = f"waiting for whoever has the record of the invitation ({length} of {anchor.rounds} rounds are here)"
+            self._show(WhyIdle.FETCHING_STATE, text)
+            await trio.sleep(TICK_S)
+            return False
         least = self._replica.rounds.min_members
         live = self._membership.live_peers()
         here = 1 + sum(self._is_trainer(peer) for peer in live)

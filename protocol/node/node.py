@@ -76,7 +76,7 @@ class Node:
         initialise = trainer.initialise if trainer is not None else None
         self._claims = claims = Claims(replica, membership)
         self._catch_up = CatchUp(session, replica, offload, Supplies(session, replica, offload), initialise)
-        self._following = Following.of(session, guard, self._catch_up, standpoints, claims)
+        self._following = Following.of(session, guard, self._catch_up, standpoints, claims, settings.anchor)
         self._ejections = Ejections(session, replica, membership, offload)
         self._readys = Readys(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
@@ -224,6 +224,8 @@ class Node:
             why_detail=self._activity.detail,
             round=self._history.length,
             tip=self._history.tip.hex(),
+            final_rounds=self._history.final,
+            final_tip=self._history.tip_at(self._history.final).hex(),
             state_rounds=self._state.rounds,
             state_digest=self.state_mark.digest.hex(),
             peers=len(self._membership.live_peers()),

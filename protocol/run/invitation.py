@@ -1,8 +1,8 @@
 """An invitation: one string to paste, enough to find a run and to be let in.
 
-`mh1` and base58 of a checksum and canonical msgpack `{run, organiser, addresses, token, secret}`.  It does not contain the
-manifest: that is asked of any peer and checked against the run ID.  The checksum is for mistyping; nothing here proves
-that the run is a good one, so an invitation is as trustworthy as whoever gave it.
+`mh1` and base58 of a checksum and canonical msgpack `{run, organiser, addresses, anchor, token, secret}`.  It does not
+contain the manifest: that is asked of any peer and checked against the run ID.  The checksum is for mistyping; nothing here
+proves that the run is a good one, so an invitation is as trustworthy as whoever gave it.
 
 With a bearer token it contains the token's private key, and is a secret: its holder makes the proofs that let peers in.
 """
@@ -17,6 +17,7 @@ import base58
 from pydantic import Field
 
 from protocol.run.admission import make_proof
+from protocol.run.anchor import Anchor
 from protocol.wire.body import MAX_TOKEN_BYTES, Body, HashField, PeerField, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, hash_bytes
@@ -36,14 +37,15 @@ Secret = Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
 class Invitation(Body):
-    """run: run ID.  addresses: where to ask first.  token: a signed `tokens.Token`, for runs that want one.
+    """run: run ID.  addresses: where to ask first.  anchor: a record of the chain, if whoever invites knows one.
 
-    secret: the seed of a bearer token's key.
+    token: a signed `tokens.Token`, for runs that want one.  secret: the seed of a bearer token's key.
     """
 
     run: HashField
     organiser: PeerField
     addresses: Annotated[list[Address], Field(min_length=1, max_length=MAX_ADDRESSES)]
+    anchor: Anchor | None
     token: Annotated[bytes, Field(max_length=MAX_TOKEN_BYTES)] | None
     secret: Annotated[Secret | None, Field(repr=False)]
 
@@ -61,10 +63,17 @@ def can_be_named(address: str) -> bool:
 
 
 def make_invitation(
-    run: Hash, organiser: PeerId, addresses: Sequence[str], token: bytes | None = None, secret: bytes | None = None
+    run: Hash,
+    organiser: PeerId,
+    addresses: Sequence[str],
+    token: bytes | None = None,
+    secret: bytes | None = None,
+    anchor: Anchor | None = None,
 ) -> str:
     """The invitation as text; raises ValueError for addresses or a token that cannot be in one."""
-    invitation = Invitation(run=run, organiser=organiser, addresses=list(addresses), token=token, secret=secret)
+    invitation = Invitation(
+        run=run, organiser=organiser, addresses=list(addresses), anchor=anchor, token=token, secret=secret
+    )
     body = invitation.encode()
     return PREFIX + base58.b58encode(_checksum(body) + body).decode()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from protocol.run.anchor import Anchor
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
 
@@ -23,6 +24,7 @@ class NodeSettings:
     stop_after: leave after so many rounds of the run; None to go on.
     admission: the admission proof of this peer, to show at the door and in READYs; empty where the run asks for none.
     introduced: peers whose addresses the invitation names; they are heard until a chain says who is in.
+    anchor: a record that our chain has to go through, as the invitation says; None when it names none.
     is_copy: the data directory was copied, or put back from a backup: what it says about our votes may be too little.
     wall_clock: unix seconds, for the expiry of tokens alone.
     """
@@ -35,5 +37,6 @@ class NodeSettings:
     stop_after: int | None = None
     admission: bytes = b""
     introduced: frozenset[PeerId] = frozenset()
+    anchor: Anchor | None = None
     is_copy: bool = False
     wall_clock: Callable[[], float] = _no_clock

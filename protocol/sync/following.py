@@ -18,6 +18,7 @@ from protocol.events import Dropped, Notice
 from protocol.network.interface import NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
+from protocol.run.anchor import Anchor
 from protocol.state.branch import Branch, Uprooted
 from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
@@ -95,10 +96,18 @@ class Following:
         """Files change their places: nothing is looked at that may be among them."""
 
     @classmethod
-    def of(cls, session: Session, guard: Watching, catch_up: CatchUp, standpoints: Standpoints, claims: Claims) -> Following:
-        """With a budget and branches of its own."""
+    def of(
+        cls,
+        session: Session,
+        guard: Watching,
+        catch_up: CatchUp,
+        standpoints: Standpoints,
+        claims: Claims,
+        anchor: Anchor | None,
+    ) -> Following:
+        """With a budget and branches of its own.  anchor: what our chain has to go through."""
         replica, offload = catch_up.replica, catch_up.offload
-        chains = RemoteChains(session, replica, offload, Budget(trio.current_time()))
+        chains = RemoteChains(session, replica, offload, Budget(trio.current_time()), anchor)
         settled = Settled(replica.rounds)
         choice = ForkChoice(session, replica, standpoints, settled)
         return cls(session, guard, replica, offload, claims, chains, choice, catch_up, Held(replica, offload), settled)

@@ -12,9 +12,10 @@ from typing import TypeVar
 import trio
 
 from protocol.events import SyncProgress
-from protocol.network.interface import MAX_REQUEST_BYTES
+from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
+from protocol.run.anchor import Anchor
 from protocol.state.branch import Branch
 from protocol.state.chain import verify_commit
 from protocol.state.replica import Replica
@@ -47,11 +48,14 @@ class Look:
 class RemoteChains:
     """Asks over `session`'s network.  Everything here raises `NetworkError` and `Malformed`.
 
-    progressed_at: when a record was verified last, in trio time.
+    anchor: what our chain has to go through.  progressed_at: when a record was verified last, in trio time.
     """
 
-    def __init__(self, session: Session, replica: Replica, offload: Offload, budget: Budget) -> None:
+    def __init__(
+        self, session: Session, replica: Replica, offload: Offload, budget: Budget, anchor: Anchor | None = None
+    ) -> None:
         self._session, self._replica, self._offload, self._budget = session, replica, offload, budget
+        self.anchor = anchor
         self.progressed_at = -1e9
 
     async def common(self, look: Look) -> tuple[int, int]:
@@ -69,6 +73,8 @@ class RemoteChains:
             if shared or start == 0:
                 if not shared:
                     raise Malformed("a chain that begins at another genesis")
+                if self._is_before_anchor(length) and self._is_before_anchor(reply.length):
+                    raise NetworkError("its chain does not reach the record that our invitation names")
                 return start + shared - 1, reply.length
             window *= 2
 
@@ -83,15 +89,27 @@ class RemoteChains:
 
     async def extend(self, look: Look, branch: Branch, length: int) -> None:
         """Append their records up to `length` to the branch, which their chain goes through."""
+        self._check_anchor(branch)
         while branch.length < length:
             for commit in await self._commits(look, branch.length, length - branch.length):
                 self._pay(look, 0, len(commit.record.members) + len(commit.certificate.votes))
                 await self._offload(verify_commit, self._replica.rounds, commit, branch.base)
                 await self._offload(branch.append, commit)
+                self._check_anchor(branch)
                 self.progressed_at = trio.current_time()
             if branch.size_bytes > self._most_bytes(branch):
                 raise Malformed("a branch of more records than we look at")
             self._session.emit(SyncProgress("records", branch.length, length))
+
+    def _is_before_anchor(self, length: int) -> bool:
+        return self.anchor is not None and length < self.anchor.rounds
+
+    def _check_anchor(self, branch: Branch) -> None:
+        anchor = self.anchor
+        if anchor is None or not branch.start < anchor.rounds <= branch.length:
+            return
+        if branch.tip_at(anchor.rounds) != anchor.tip:
+            raise Malformed("a history without the record that our invitation names")
 
     def _most_bytes(self, branch: Branch) -> float:
         if branch.start < self._replica.history.length:

@@ -39,6 +39,7 @@ from protocol.network.libp2p.link import FRAME_BYTES, HEAD, TAG_BYTES, FrameKind
 from protocol.network.libp2p.requests import decode_answer, decode_question, encode_question
 from protocol.network.libp2p.streams import BadFrame
 from protocol.run.admission import AdmissionProof, TokenUses, verify_admission
+from protocol.run.anchor import Anchor
 from protocol.run.invitation import MAX_INVITATION_BYTES, PREFIX, make_invitation, read_invitation
 from protocol.run.manifest import Admission, RunManifest, demo_manifest, open_manifest
 from protocol.run.tokens import Token, read_token
@@ -107,7 +108,7 @@ def _token_uses(proof: bytes) -> None:
 def _invitation_text(data: bytes) -> None:
     """Text has spaces to choose; what it says must come back."""
     found = read_invitation(data.decode("latin-1"))
-    again = make_invitation(Hash(found.run), ONE.peer_id, found.addresses, found.token, found.secret)
+    again = make_invitation(Hash(found.run), ONE.peer_id, found.addresses, found.token, found.secret, found.anchor)
     assert read_invitation(again) == found.model_copy(update={"organiser": ONE.peer_id})
 
 
@@ -220,7 +221,9 @@ def _frame_seed() -> bytes:
 
 _JSON = [json.dumps({"pid": 1, "addresses": [f"/ip4/127.0.0.1/tcp/1/p2p/{ONE.peer_id}"]}).encode(), b"[]", b'["/ip4"]']
 _TOKEN = Token(run=RUN, role=Role.TRAINER, expires=1, until_round=None, peer=GUEST, key=None, uses=1).encode()
-_INVITATION = make_invitation(RUN, ONE.peer_id, ["/ip4/127.0.0.1/tcp/4001"], b"token", bytes(32))
+_INVITATION = make_invitation(
+    RUN, ONE.peer_id, ["/ip4/127.0.0.1/tcp/4001"], b"token", bytes(32), Anchor(rounds=7, tip=bytes(32))
+)
 
 DOORS: list[Door] = [
     Door("canonical", _canonical, [body.encode() for body in BODIES]),

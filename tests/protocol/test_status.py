@@ -72,6 +72,8 @@ EARLY = {
     "why_detail": "",
     "round": 0,
     "tip": "",
+    "final_rounds": 0,
+    "final_tip": "",
     "state_rounds": 0,
     "state_digest": "",
     "peers": 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,11 +15,12 @@ import trio
 from trio.testing import MockClock
 
 from peer.discovery.contacts import FILE_NAME, Contacts, Known, read_contacts, read_known
-from peer.joining.inviting import NOBODY, REMEMBERED, describe_token, find_addresses
+from peer.joining.inviting import NOBODY, REMEMBERED, anchor_of, describe_anchor, describe_token, find_addresses
 from peer.joining.run_source import own_addresses
 from peer.paths import run_dir
 from protocol.run.invitation import Invitation
 from protocol.run.tokens import bearer_token, bound_token
+from protocol.status import NodeStatus
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
@@ -139,8 +141,18 @@ def test_this_computers_addresses_are_those_that_a_peer_listens_on(monkeypatch: 
 
 
 def said(token: bytes | None) -> str:
-    invitation = Invitation(run=RUN, organiser=ORGANISER.peer_id, addresses=[at(ME)], token=token, secret=None)
+    invitation = Invitation(run=RUN, organiser=ORGANISER.peer_id, addresses=[at(ME)], anchor=None, token=token, secret=None)
     return "\n".join(describe_token(invitation, NOW))
+
+
+def test_an_invitation_tells_to_which_history_it_is() -> None:
+    words = ("name", "run_name", "role", "phase", "why_idle", "why_detail", "version")
+    status = NodeStatus(peer=ME, run=RUN.hex(), **dict.fromkeys(words, ""))  # type: ignore[arg-type]
+    assert anchor_of(status) is None, "no record is final yet"
+    anchor = anchor_of(replace(status, final_rounds=7, final_tip="ab" * 32))
+    named = Invitation(run=RUN, organiser=ORGANISER.peer_id, addresses=[at(ME)], anchor=anchor, token=None, secret=None)
+    assert describe_anchor(named) == "to the chain whose tip after 7 rounds is abababababababab"
+    assert "whatever chain" in describe_anchor(named.model_copy(update={"anchor": None}))
 
 
 def test_an_invitation_tells_its_role_its_holder_and_its_end() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.run.admission import verify_admission
+from protocol.run.anchor import Anchor
 from protocol.run.invitation import looks_like_invitation, make_invitation, read_invitation
 from protocol.run.manifest import RunManifest, run_id
 from protocol.run.tokens import bearer_token, bound_token
@@ -18,12 +19,14 @@ from protocol.wire.identity import Identity
 ONE = Identity.from_seed(bytes(32))
 RUN = hash_bytes("manifest", b"run")
 ADDRESS = f"/ip4/127.0.0.1/tcp/4001/p2p/{ONE.peer_id}"
-GOOD = make_invitation(RUN, ONE.peer_id, [ADDRESS], b"token", bytes(31) + b"!")
+ANCHOR = Anchor(rounds=7, tip=bytes(32))
+GOOD = make_invitation(RUN, ONE.peer_id, [ADDRESS], b"token", bytes(31) + b"!", ANCHOR)
 
 
 def test_round_trip() -> None:
     found = read_invitation(GOOD)
     assert (found.run, found.organiser, found.addresses, found.token) == (RUN, ONE.peer_id, [ADDRESS], b"token")
+    assert found.anchor == ANCHOR
     assert found.secret == bytes(31) + b"!" and "!" not in repr(found)
     assert looks_like_invitation(GOOD) and not looks_like_invitation("run.toml")
 

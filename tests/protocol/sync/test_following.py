@@ -9,7 +9,8 @@ from unittest.mock import patch
 import pytest
 import trio
 
-from protocol.events import RolledBack, SecondHistory
+from protocol.events import Dropped, RolledBack, SecondHistory
+from protocol.run.anchor import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.state.branch import Branch
 from protocol.state.history import History
@@ -38,6 +39,30 @@ def test_a_chain_that_is_further_is_taken_with_its_state(tmp_path: Path) -> None
         assert table.ours.history.tip == table.theirs.history.tip
         assert table.ours.state.digest() == table.theirs.state.digest() and not table.of(RolledBack)
         assert History(table.ours.rounds, Store(table.ours.store.root)).tip == table.theirs.history.tip
+
+    on_table(tmp_path, check)
+
+
+@pytest.mark.parametrize(("rounds", "is_theirs", "taken"), [(2, True, 3), (2, False, 0), (3, False, 0), (4, True, 0)])
+def test_a_newcomer_takes_the_history_to_which_it_is_invited(
+    tmp_path: Path, rounds: int, is_theirs: bool, taken: int
+) -> None:
+    """Their chain has three records; the invitation names one that is in it, is another one, or comes after them."""
+
+    async def check(table: Table) -> None:
+        other = table.another("other")
+        grow(other, 4, [ANN], voters=FOUR, salt=1)
+        grow(table.theirs, 3, [ANN], voters=FOUR)
+        history = table.theirs.history if is_theirs and rounds <= 3 else other.history
+        table.chains.anchor = Anchor(rounds=rounds, tip=history.tip_at(rounds))
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        move = table.following.move
+        assert (move.rounds if move is not None else 0) == taken
+        assert taken or table.claims.ahead(known=False) == [], "its claimant is not looked at again at once"
+        dropped = [event.reason for event in table.of(Dropped)]
+        another = "a history without the record that our invitation names"
+        assert dropped == ([another] if not is_theirs else []), "who is only behind is not accused"
 
     on_table(tmp_path, check)
 

@@ -1,0 +1,33 @@
+"""No round begins before the record that an invitation names is here."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.membership.activity import Activity
+from protocol.node.gathering import Gathering
+from protocol.run.anchor import Anchor
+from protocol.run.settings import NodeSettings
+from protocol.wire.presence import Role, WhyIdle
+
+
+@pytest.mark.parametrize(("length", "begins"), [(0, False), (6, False), (7, True)])
+def test_a_round_begins_when_the_record_of_the_invitation_is_here(length: int, begins: bool) -> None:
+    settings = NodeSettings("me", Role.TRAINER, "0", 1, anchor=Anchor(rounds=7, tip=bytes(32)))
+    replica: Any = SimpleNamespace(rounds=SimpleNamespace(min_members=1), history=SimpleNamespace(length=length))
+    membership: Any = SimpleNamespace(live_peers=list, started=0.0)
+    session: Any = SimpleNamespace(network=SimpleNamespace(connected=list))
+    claims: Any = None
+    activity = Activity(lambda event: None)
+    gathering = Gathering(session, replica, settings, membership, claims, activity)
+
+    async def main() -> None:
+        assert await gathering.may_begin() is begins
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert begins or (activity.why is WhyIdle.FETCHING_STATE and f"{length} of 7" in activity.detail)
