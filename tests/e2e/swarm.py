@@ -21,6 +21,7 @@ from typing import Any, Self
 import psutil
 
 from peer.control.client import ControlClient, ControlError
+from peer.errors import ExitCode
 from protocol import events as ev
 
 PATIENCE_S = 300.0
@@ -85,6 +86,11 @@ class Peer:
     @property
     def up(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether its process ended by an error that nobody had foreseen: nothing more will come of it."""
+        return self.process is not None and self.process.poll() == ExitCode.FAILED
 
     @property
     def log(self) -> str:
@@ -233,10 +239,12 @@ class Swarm:
         return done.stdout
 
     def until(self, what: str, condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> None:
-        """Wait until it holds; AssertionError with everybody's last words when it does not."""
+        """Wait until it holds; AssertionError with everybody's last words when it does not, or a peer failed."""
         end = time.monotonic() + patience_s
         with self.happened:
             while not condition():
+                failed = [peer.name for peer in self.peers if peer.failed]
+                assert not failed, f"{failed} ended with an unexpected error\n{self.last_words()}"
                 left = end - time.monotonic()
                 assert left > 0, f"not within {patience_s:.0f} s: {what}\n{self.last_words()}"
                 self.happened.wait(min(left, 0.5))  # also looks again by itself: not all conditions are events
