@@ -1,6 +1,6 @@
 """One question, one answer, each on its own libp2p stream.
 
-Decides size limits, deadlines and how many questions of one peer are answered at once; `question_budget` decides how much
+Decides size limits, deadlines and how many questions of one peer are answered at once; `memory_budget` decides how much
 memory those of all peers take.  The handlers give the answers; an exception of theirs ends the one stream and nothing else.
 """
 
@@ -17,7 +17,7 @@ from protocol.events import Event
 from protocol.network.interface import MAX_REQUEST_BYTES, Handlers, NetworkError, Offence, Refused, Unreachable
 from protocol.network.libp2p.attempts import OTHER_RUN, is_foreign
 from protocol.network.libp2p.library import Host, Stream, library_id, peer_id_of
-from protocol.network.libp2p.question_budget import QuestionBudget
+from protocol.network.libp2p.memory_budget import MemoryBudget
 from protocol.network.libp2p.reputation import EXCESS, SLOWNESS, VIOLATION, Channel, Reputation
 from protocol.network.libp2p.streams import BadFrame, discard, finish, read_exactly, read_frame, read_length, write_frame
 from protocol.wire import canonical
@@ -32,6 +32,8 @@ MAX_KIND_CHARS = 64
 MAX_REASON_CHARS = 300
 READ_QUESTION_S = 5.0
 """Until a question begins; the rest of it may take what it takes at `SLOWEST_BYTES_PER_S`."""
+WRITE_ANSWER_S = 5.0
+"""Until an answer is taken, and as much more as it takes at `SLOWEST_BYTES_PER_S`."""
 SLOWEST_BYTES_PER_S = 32 << 10
 MAX_ANSWER_S = 120.0
 """The longest time spent on one question, however long its asker would wait."""
@@ -52,7 +54,7 @@ class Requests:
         self._host = host
         self._handlers = handlers
         self._reputation = reputation
-        self._budget = QuestionBudget(handlers, emit)
+        self._questions, self._answers = MemoryBudget(handlers, emit), MemoryBudget(handlers, emit)
         self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/request"
         self._open: Counter[PeerId] = Counter()
         self.up_bytes = 0
@@ -124,7 +126,7 @@ class Requests:
         self.down_bytes += len(data)
         with trio.fail_after(max(0.0, min(milliseconds / 1000, MAX_ANSWER_S))):
             try:
-                found = await self._handlers.on_request(peer, kind, data)
+                found = await self._find(peer, kind, data, held)
                 answer: dict[str, bytes | str] = {"data": found}
             except Refused as refusal:
                 if isinstance(refusal, Offence):
@@ -132,8 +134,24 @@ class Requests:
                 found, answer = b"", {"reason": str(refusal)[:MAX_REASON_CHARS]}
             if len(found) > MAX_REQUEST_BYTES:
                 answer = {"reason": f"the answer has {len(found)} bytes, more than {MAX_REQUEST_BYTES}"}
-            await write_frame(stream, canonical.encode(answer))
+            with trio.fail_after(WRITE_ANSWER_S + len(found) / SLOWEST_BYTES_PER_S):
+                await write_frame(stream, canonical.encode(answer))
         self.up_bytes += len(found)
+
+    async def _find(self, peer: PeerId, kind: str, data: bytes, held: ExitStack) -> bytes:
+        """The answer to a question; `held` keeps the room for it.
+
+        Where there is none, the answer is given up, and found again when there is: what waits for slow readers takes no
+        memory.
+        """
+        found = await self._handlers.on_request(peer, kind, data)
+        if self._answers.has_room(peer, len(found)):
+            held.enter_context(self._answers.hold(peer, len(found)))
+            return found
+        size = len(found)
+        del found
+        held.enter_context(await self._answers.room(peer, size))
+        return await self._handlers.on_request(peer, kind, data)
 
     async def _read_question(self, peer: PeerId, stream: Stream, held: ExitStack) -> bytes:
         """Read a question; `held` keeps the room for it.
@@ -142,7 +160,7 @@ class Requests:
         """
         with trio.move_on_after(READ_QUESTION_S) as scope:
             size = await read_length(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
-            held.enter_context(self._budget.hold(peer, size))
+            held.enter_context(self._questions.hold(peer, size))
             scope.deadline += size / SLOWEST_BYTES_PER_S
             return await read_exactly(stream, size)
         self._reputation.penalise(peer, SLOWNESS, "a question that did not come to its end")

@@ -1,4 +1,4 @@
-"""How much room questions get, who gets it, and what happens to those that find none."""
+"""How much room questions and answers get, who gets it, and what happens to those that find none."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import trio.testing
 from protocol.events import Dropped, Event
 from protocol.network.interface import Unreachable
 from protocol.network.libp2p import open_network
-from protocol.network.libp2p.question_budget import BUDGET_BYTES, EVENT_EVERY_S, SMALL_BYTES, QuestionBudget
+from protocol.network.libp2p.library import library_id
+from protocol.network.libp2p.memory_budget import BUDGET_BYTES, EVENT_EVERY_S, SMALL_BYTES, MemoryBudget
+from protocol.network.libp2p.requests import encode_question
+from protocol.network.libp2p.streams import write_frame
 from protocol.wire.identity import Identity, PeerId
-from tests.protocol.network.recorder import LOOPBACK, PATIENCE_S, RUN, Recorder, network
+from tests.protocol.network.recorder import LOOPBACK, PATIENCE_S, RUN, Recorder, network, stack
 from tests.protocol.peers import TheseMembers
 
 SIZE = 1 << 20
@@ -22,11 +25,11 @@ MEMBER, OTHER_MEMBER, STRANGER = PeerId("member"), PeerId("other member"), PeerI
 REASON = "too many large questions of all peers at once"
 
 
-def a_budget(events: list[Event], total_bytes: int = BUDGET_BYTES) -> QuestionBudget:
-    return QuestionBudget(TheseMembers(MEMBER, OTHER_MEMBER), events.append, total_bytes)
+def a_budget(events: list[Event], total_bytes: int = BUDGET_BYTES) -> MemoryBudget:
+    return MemoryBudget(TheseMembers(MEMBER, OTHER_MEMBER), events.append, total_bytes)
 
 
-def granted(budget: QuestionBudget, held: ExitStack, peer: PeerId, size: int = SIZE) -> int:
+def granted(budget: MemoryBudget, held: ExitStack, peer: PeerId, size: int = SIZE) -> int:
     """How many of 100 questions of one size find room, one after the other."""
     count = 0
     for _ in range(100):
@@ -123,5 +126,61 @@ def test_questions_hold_their_room_until_they_are_answered_and_others_are_refuse
                     await two.request(one.peer_id, "echo", bytes(2 * SIZE), timeout_s=PATIENCE_S)
                 assert len(held) == 8 and [type(event) for event in told] == [Dropped]
                 nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_who_finds_no_room_may_wait_for_it() -> None:
+    async def main() -> None:
+        budget, waited = a_budget([], total_bytes=4 * SIZE), list[float]()
+
+        async def wait(peer: PeerId) -> None:
+            with await budget.room(peer, SIZE):
+                waited.append(trio.current_time() - began)
+
+        async with trio.open_nursery() as nursery:
+            began = trio.current_time()
+            with ExitStack() as held:
+                assert granted(budget, held, STRANGER) == 1
+                nursery.start_soon(wait, STRANGER)
+                await trio.sleep(3)
+                assert budget.has_room(MEMBER, SIZE) and not budget.has_room(STRANGER, SIZE)
+        assert waited == [3.0] and budget.held_bytes == 0
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_answers_that_nobody_reads_hold_their_room_and_members_are_answered() -> None:
+    """Two strangers ask for 16 large answers each, and read none of them."""
+
+    async def main() -> None:
+        a, asked = Recorder(), list[str]()
+
+        async def give(kind: str, data: bytes) -> bytes:
+            asked.append(kind)
+            a.changed()
+            return bytes(SIZE) if kind == "large" else data
+
+        a.answer = give
+        member = Identity.generate()
+        a.members.add(member.peer_id)
+        async with network(a) as one, network(b := Recorder()) as two, network(c := Recorder(), member) as three:
+            answers = stack(one).requests._answers
+            async with network(d := Recorder()) as four:
+                for end, recorder in ((two, b), (three, c), (four, d)):
+                    end.remember(one.addresses())
+                    await recorder.greeted.wait()
+                for end in (two, four):
+                    for _ in range(16):
+                        requests = stack(end).requests
+                        stream = await stack(end).host.new_stream(library_id(one.peer_id), [requests._protocol])
+                        await write_frame(stream, encode_question("large", b"", 100_000))
+                with trio.fail_after(PATIENCE_S):
+                    while len(asked) < 32 or answers.held_bytes < 24 * SIZE:
+                        await trio.sleep(0.01)
+                assert answers.held_bytes == 24 * SIZE, "half of the strangers' room, and half of the rest"
+                assert len(await three.request(one.peer_id, "large", b"", timeout_s=PATIENCE_S)) == SIZE
+                assert len(asked) == 33, "those that wait are not found again before there is room"
+            await a.until(lambda: len(asked) > 33)
 
     trio.run(main)

@@ -1,8 +1,8 @@
-"""The memory for questions that are being read or answered: one budget over all peers.
+"""The memory for questions that are being read or answered, and for answers that are being sent: a budget over all peers.
 
 Strangers together get half of it, so that members always have the other half.  A peer may hold as much as is left free
-after it: one peer gets half of the room, two get a third each, and the next one that comes always finds a share.  Small
-questions are not counted: everybody can greet and catch up while the budget is used up.
+after it: one peer gets half of the room, two get a third each, and the next one that comes always finds a share.  What is
+small is not counted: everybody can greet and catch up while the budget is used up.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import trio
 
@@ -19,14 +19,14 @@ from protocol.network.interface import Members, Unreachable
 from protocol.wire.identity import PeerId
 
 BUDGET_BYTES = 64 << 20
-"""Of questions as they travelled."""
+"""Of questions, or answers, as they travel."""
 SMALL_BYTES = 4 << 10
-"""A question of at most this size is not counted."""
+"""What is at most this large is not counted."""
 EVENT_EVERY_S = 10.0
 
 
-class QuestionBudget:
-    """Grants room for questions.
+class MemoryBudget:
+    """Grants room for questions, or for answers.
 
     members: tells members from strangers.  emit: gets a `Dropped` for refused questions, at most one in `EVENT_EVERY_S`; its
     `times` counts those of all peers.
@@ -35,6 +35,7 @@ class QuestionBudget:
     def __init__(self, members: Members, emit: Callable[[Event], None], total_bytes: int = BUDGET_BYTES) -> None:
         self._members, self._emit, self._total = members, emit, total_bytes
         self._held: Counter[PeerId] = Counter()
+        self._released = trio.Event()
         self._refused = 0
         self._last_event_at = -math.inf
 
@@ -45,11 +46,11 @@ class QuestionBudget:
 
     @contextmanager
     def hold(self, peer: PeerId, size: int) -> Iterator[None]:
-        """Room for a question of `size` bytes, for the length of the block.  Raises `Unreachable` when there is none."""
+        """Room for `size` bytes, for the length of the block.  Raises `Unreachable` when there is none."""
         if size <= SMALL_BYTES:
             yield
             return
-        if self._held[peer] + size > self._free(peer):
+        if not self.has_room(peer, size):
             self._refuse(peer)
             raise Unreachable("no room for another question")
         self._held[peer] += size
@@ -59,6 +60,18 @@ class QuestionBudget:
             self._held[peer] -= size
             if not self._held[peer]:
                 del self._held[peer]
+            self._released.set()
+
+    def has_room(self, peer: PeerId, size: int) -> bool:
+        """Whether `hold` would find room now."""
+        return size <= SMALL_BYTES or self._held[peer] + size <= self._free(peer)
+
+    async def room(self, peer: PeerId, size: int) -> AbstractContextManager[None]:
+        """`hold`, when there is room: it may take until the caller's deadline."""
+        while not self.has_room(peer, size):
+            self._released = trio.Event()
+            await self._released.wait()
+        return self.hold(peer, size)
 
     def _free(self, peer: PeerId) -> int:
         """Bytes that are left for members, or for strangers, whichever `peer` is."""
