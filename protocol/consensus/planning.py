@@ -69,7 +69,7 @@ def plan_with(
     """The plan of these members.  bandwidths: bytes a second of each, 0 where it is not known.  digest: of our state."""
     members = sorted(members, key=lambda member: member.peer)
     peers = [PeerId(member.peer) for member in members]
-    most = most_chunks(settings.chunks, sum(peer in base.electors for peer in peers))
+    most = most_chunks(settings.chunks, len(base.electors), sum(peer in base.electors for peer in peers))
     able = _able(base, stalls, peers, -(-settings.chunks // most))
     owners = assign_owners(base.tip, able, settings.chunks, [bandwidths.get(peer, 0.0) for peer in able], most)
     return Plan(
@@ -82,12 +82,15 @@ def plan_with(
     )
 
 
-def most_chunks(chunks: int, electors: int) -> int:
-    """How many of the chunks one member may own in a plan with so many electors.
+def most_chunks(chunks: int, electors: int, members: int) -> int:
+    """How many of the chunks one member may own.  electors: of the tip; members: those of them that are in the plan.
 
-    `UNEQUAL` times the equal share, so that the liars that four or more electors bear own less than half.
+    `UNEQUAL` times the equal share of an elector, so that the liars that four or more electors bear own less than half,
+    whoever is missing; more only where the electors in the plan are too few to own all chunks.
     """
-    return chunks if electors < FEWEST else min(chunks, ceil(UNEQUAL * chunks / electors))
+    if electors < FEWEST or not members:
+        return chunks
+    return min(chunks, max(ceil(UNEQUAL * chunks / electors), ceil(chunks / members)))
 
 
 def _able(base: Base, stalls: Stalls, peers: Sequence[PeerId], needed: int) -> list[PeerId]:

@@ -59,7 +59,7 @@ def flaw_of_motion(
 def _is_unfair(settings: RoundSettings, base: Base, members: Sequence[Member], owners: bytes) -> bool:
     """Whether one of these members owns more chunks than one member may."""
     electors = sum(member.peer in base.electors for member in members)
-    return max(Counter(owners).values()) > most_chunks(settings.chunks, electors)
+    return max(Counter(owners).values()) > most_chunks(settings.chunks, len(base.electors), electors)
 
 
 def plan_of(record: Record, provenance: Provenance) -> Plan:

@@ -13,7 +13,7 @@ from protocol.consensus.planning import TRIED, choose_members, most_chunks, plan
 from protocol.consensus.validation import flaw_of_plan
 from protocol.run.admission import make_proof
 from protocol.run.tokens import bearer_token
-from protocol.state.electorate import tolerated
+from protocol.state.electorate import quorum_size, tolerated
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Member, Plan
@@ -141,19 +141,26 @@ def test_a_member_with_more_bandwidth_owns_more_chunks_but_not_much_more() -> No
     settings, bandwidths = replace(SETTINGS, chunks=100), {ELECTORS[0]: 4e6, **dict.fromkeys(ELECTORS[1:], 1e6)}
     plan = plan_with(settings, HERE, Stalls(), [a_member(peer) for peer in ELECTORS], bandwidths, STATE)
     counts = Counter(plan.members[owner].peer for owner in plan.owners)
-    assert counts[ELECTORS[0]] == most_chunks(100, 4) == 38 and sum(counts.values()) == 100
+    assert counts[ELECTORS[0]] == most_chunks(100, 4, 4) == 38 and sum(counts.values()) == 100
 
 
 @pytest.mark.parametrize("electors", range(4, 65))
 def test_the_liars_that_the_electors_bear_own_less_than_half(electors: int) -> None:
     for chunks in (1000, 4096):
-        assert tolerated(electors) * most_chunks(chunks, electors) < chunks / 2 + electors
+        for members in range(quorum_size(electors), electors + 1):
+            assert tolerated(electors) * most_chunks(chunks, electors, members) < chunks / 2 + electors
+            assert members * most_chunks(chunks, electors, members) >= chunks, "all chunks have an owner"
+
+
+@pytest.mark.parametrize(("electors", "members", "most"), [(3, 3, 100), (4, 0, 100), (4, 2, 50), (4, 1, 100), (4, 3, 38)])
+def test_who_is_missing_leaves_no_more_to_one_than_is_needed(electors: int, members: int, most: int) -> None:
+    assert most_chunks(100, electors, members) == most
 
 
 def test_where_too_few_have_a_good_name_others_own_chunks_too() -> None:
     stalls = out(*ELECTORS[1:])
     plan = plan_with(replace(SETTINGS, chunks=100), HERE, stalls, [a_member(peer) for peer in ELECTORS], {}, STATE)
-    assert max(Counter(plan.owners).values()) <= most_chunks(100, 4) and flaw_of_plan_owners(plan) is None
+    assert max(Counter(plan.owners).values()) <= most_chunks(100, 4, 4) and flaw_of_plan_owners(plan) is None
 
 
 def flaw_of_plan_owners(plan: Plan) -> str | None:
