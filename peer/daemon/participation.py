@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from importlib import import_module
 
@@ -31,7 +31,7 @@ from peer.resources.check import check_resources
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.open_files import raise_open_files
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
-from protocol.events import Event, Notice, PhaseChanged, VotesAgain
+from protocol.events import Event, Notice, PhaseChanged, RoundVoted, VotesAgain
 from protocol.network.interface import Network
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
 from protocol.network.libp2p.dialer import peer_of
@@ -227,8 +227,10 @@ class Participation:
 
         def emit(event: Event) -> None:
             self._emit(event)
-            if isinstance(event, VotesAgain):
-                nursery.start_soon(trio.to_thread.run_sync, mark_original, self._folder)
+            nonlocal is_copy
+            is_copy = is_copy and not isinstance(event, VotesAgain)
+            if isinstance(event, VotesAgain | RoundVoted) and not is_copy:
+                nursery.start_soon(trio.to_thread.run_sync, self._mark_again)
 
         session, replica = Session(self._identity, signed.run, network, emit), Replica.open(signed, self.store, state)
         self._compare_with_anchor(replica.history)
@@ -252,10 +254,15 @@ class Participation:
         """Whether our folder lacks what we may have voted elsewhere or later; it is marked as ours where it does not."""
         original = await trio.to_thread.run_sync(is_original, self._folder)
         if original or self._settings.only_copy:
-            await trio.to_thread.run_sync(mark_original, self._folder)
+            await trio.to_thread.run_sync(self._mark_again)
             return False
         self._emit(Notice("warning", COPIED))
         return True
+
+    def _mark_again(self) -> None:
+        """A backup from before has another mark now.  Where the disk fails the store says so."""
+        with suppress(OSError):
+            mark_original(self._folder)
 
     def _node_settings(self, is_copy: bool) -> NodeSettings:
         settings = self._settings

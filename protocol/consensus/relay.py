@@ -68,8 +68,9 @@ class Relay:
         """What is put to the vote, and its proof of lock: whoever votes may need them when we are gone."""
         plan, voters = self._state.plan, self._state.ballot(self._attempt, ()).voters
         members = [PeerId(member.peer) for member in plan.members] if plan is not None else []
-        others = [peer for peer in dict.fromkeys([*voters, *members]) if peer != self._state.me]
-        return [effect for peer in others for effect in self._tell(peer, (Motion, Proof))]
+        return [
+            effect for peer in voters or members if peer != self._state.me for effect in self._tell(peer, (Motion, Proof))
+        ]
 
     def _pass_on(self, peer: PeerId, circle: Sequence[PeerId], kinds: Sequence[type[Body]]) -> list[Forward]:
         """What of these kinds this peer was not told by us, if we are among the helpers of its circle."""

@@ -42,12 +42,11 @@ class ResultArrived:
 
 
 @dataclass(frozen=True)
-class ResultOffered:
-    """A peer has a result that was signed out of turn: its signer gave up an owner for which we still wait."""
+class SignedEarly:
+    """A member signed a result out of turn: it gave up an owner for which we still wait."""
 
-    peer: PeerId
-    chunk: int
     signer: PeerId
+    chunk: int
 
 
 @dataclass(frozen=True)
@@ -85,4 +84,4 @@ class Tick:
     """Time has passed."""
 
 
-ExchangeEvent = Started | Heard | PartArrived | ResultArrived | ResultOffered | Averaged | Asked | PeerDead | PeerBack | Tick
+ExchangeEvent = Started | Heard | PartArrived | ResultArrived | SignedEarly | Averaged | Asked | PeerDead | PeerBack | Tick

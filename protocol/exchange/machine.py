@@ -31,7 +31,7 @@ from protocol.exchange.events import (
     PeerBack,
     PeerDead,
     ResultArrived,
-    ResultOffered,
+    SignedEarly,
     Started,
     Tick,
 )
@@ -68,8 +68,8 @@ class ExchangeMachine:
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
         self._debts, self._omissions = Debts(self.members, now), Omissions(self.members, self.chunks)
-        self._offers: dict[int, dict[PeerId, PeerId]] = {}
-        """Of each chunk: who has signed a result out of turn, and who offered it to us."""
+        self._signed_early: dict[int, dict[PeerId, None]] = {}
+        """Of each chunk: who has signed a result out of turn.  Whoever passes it on may not have it; its signer does."""
         self._parts: dict[int, set[int]] = {}
         self._reducing: set[int] = set()
         self._sent: set[tuple[PeerId, int]] = set()
@@ -138,8 +138,8 @@ class ExchangeMachine:
             case ResultArrived(peer, chunk, entry, signer):
                 self._omissions.note(signer, chunk, entry)
                 return self._result_arrived(peer, chunk, entry, now)
-            case ResultOffered(peer, chunk, signer):
-                self._offers.setdefault(chunk, {})[signer] = peer
+            case SignedEarly(signer, chunk):
+                self._signed_early.setdefault(chunk, {})[signer] = None
                 return []
             case Averaged(chunk, entry):
                 return self._averaged(chunk, entry)
@@ -222,12 +222,13 @@ class ExchangeMachine:
         return [SendPart(owner, chunk)]
 
     def _asked_about(self, chunk: int) -> list[PeerId]:
-        """Who is asked for a chunk: by a successor, whose part it misses; by others, who offered the successor's result."""
+        """Who is asked for a chunk: by a successor, whose part it misses; by others, a successor that signed early."""
         owner = self.owner(chunk)
         if chunk in self.entries or owner == self._orders[chunk][0]:
             return []
-        offered_by = self._offers.get(chunk, {}).get(owner)
-        return self._missing(chunk) if owner == self.me else [offered_by] if offered_by is not None else []
+        if owner == self.me:
+            return self._missing(chunk)
+        return [owner] if owner in self._signed_early.get(chunk, ()) else []
 
     def _missing(self, chunk: int) -> list[PeerId]:
         have = self._parts.get(chunk, set())
@@ -270,7 +271,7 @@ class ExchangeMachine:
             owner = self.owner(chunk)
             if owner == self.me:
                 owing |= {peer: self._stall_s * self.shares.get(peer, 1.0) for peer in self._missing(chunk)}
-            else:
+            elif owner not in owing:
                 patience = 1.0 if self._omissions.is_left_out(owner) else RESULT_PATIENCE
-                owing.setdefault(owner, patience * self._stall_s * max(self.shares.get(owner, 1.0), OWNER_SHARE))
+                owing[owner] = patience * self._stall_s * max(self.shares.get(owner, 1.0), OWNER_SHARE)
         return self._debts.overdue(owing, now)

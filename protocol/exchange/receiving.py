@@ -12,7 +12,7 @@ from protocol.events import Dropped, Event
 from protocol.exchange.averaging import examine
 from protocol.exchange.buffers import BufferPool, WaitingParts
 from protocol.exchange.chunks import Results
-from protocol.exchange.events import Heard, PartArrived, ResultArrived, ResultOffered
+from protocol.exchange.events import Heard, PartArrived, ResultArrived, SignedEarly
 from protocol.exchange.machine import ExchangeMachine
 from protocol.exchange.messages import PushHeader, read_header
 from protocol.network.interface import Landing
@@ -77,7 +77,7 @@ class Receiver:
             self._emit(Dropped(peer, "chunk", str(error)))
             return False
         if not machine.may_sign(signer, header.chunk):
-            machine.handle(ResultOffered(peer, header.chunk, signer), trio.current_time())
+            machine.handle(SignedEarly(signer, header.chunk), trio.current_time())
             return False
         return True
 

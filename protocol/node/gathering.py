@@ -52,10 +52,12 @@ class Gathering:
 
         Waits a moment before it says no.
         """
-        anchor, length = self._settings.anchor, self._replica.history.length
-        if anchor is not None and length < anchor.rounds:
-            text = f"waiting for whoever has the record of the invitation ({length} of {anchor.rounds} rounds are here)"
-            self._show(WhyIdle.FETCHING_STATE, text)
+        if not self._is_anchored():
+            self._show(
+                WhyIdle.FETCHING_STATE,
+                "waiting for a peer that has the record which the invitation names; "
+                "if none comes, ask for a new invitation, or join with the run's ID",
+            )
             await trio.sleep(TICK_S)
             return False
         least = self._replica.rounds.min_members
@@ -73,6 +75,11 @@ class Gathering:
             self._show(WhyIdle.WAITING_FOR_PEERS, f"waiting for {least - here} more peers ({here} of {least})")
         await trio.sleep(TICK_S)
         return False
+
+    def _is_anchored(self) -> bool:
+        """Whether our chain goes through the record that the invitation names, if it names one."""
+        anchor, history = self._settings.anchor, self._replica.history
+        return anchor is None or (history.length >= anchor.rounds and history.tip_at(anchor.rounds) == anchor.tip)
 
     def _show(self, why: WhyIdle, text: str) -> None:
         self._activity.show(Phase.STARTING, why, text)

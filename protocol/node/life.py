@@ -91,6 +91,8 @@ class Life:
                 await self._gathering.linger()
                 self.leave()
                 return
+            if self._leaving.is_set():
+                await trio.sleep_forever()  # what we would begin now, others would wait for in vain
             if await self._gathering.may_begin():
                 outcome = await self._rounds.run_next(state_verified=self._keeper.is_verified, outlasting=outlasting)
                 await self._conclude(outcome, outlasting.nursery)

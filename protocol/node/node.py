@@ -40,6 +40,7 @@ from protocol.status import NodeStatus
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.claims import Claims
 from protocol.sync.following import Following
+from protocol.sync.fork_choice import YOUNG_ROUNDS
 from protocol.sync.standpoints import Standpoints
 from protocol.sync.supplies import Supplies
 from protocol.trainer_link import StateMark, TrainerLink
@@ -208,11 +209,16 @@ class Node:
             return None
         return self._pace.left_s(self._replica.manifest.rounds.inner_steps - work.steps)
 
+    def _final_rounds(self) -> int:
+        """Rounds that this peer gives up for nothing that it may be shown."""
+        is_young = self._replica.rounds.founders is None and self._history.length < YOUNG_ROUNDS
+        return 0 if is_young else self._history.final
+
     def status(self) -> NodeStatus:
         """What `peer status` shows, as far as the protocol knows it."""
         work = self._round.work
         traffic, held_out = self._session.network.traffic(), self._evaluator.status()
-        last = self._history.last
+        last, final = self._history.last, self._final_rounds()
         return NodeStatus(
             peer=self._session.me,
             name=self._settings.name,
@@ -224,8 +230,8 @@ class Node:
             why_detail=self._activity.detail,
             round=self._history.length,
             tip=self._history.tip.hex(),
-            final_rounds=self._history.final,
-            final_tip=self._history.tip_at(self._history.final).hex(),
+            final_rounds=final,
+            final_tip="".join(tip.hex() for tip in self._history.tips(final, 1)),
             state_rounds=self._state.rounds,
             state_digest=self.state_mark.digest.hex(),
             peers=len(self._membership.live_peers()),

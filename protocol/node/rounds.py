@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import trio
 
 from protocol.audit.ejection import Ejections
@@ -18,11 +20,13 @@ from protocol.node.outlasting import Outlasting
 from protocol.node.readys import Readys
 from protocol.node.round_runner import Outcome, RoundRunner
 from protocol.offload import Offload
+from protocol.state.electorate import tolerated
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp
 from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES
+from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Kept
 
 ABSTENTIONS = 2
@@ -97,12 +101,17 @@ class Rounds:
                 outcome = await runner.run()
                 nursery.cancel_scope.cancel()
         if isinstance(outcome, Commit):
-            self._note_commit(base.round + 1)
+            self._note_commit(base.electors, base.round + 1)
         return outcome
 
-    def _note_commit(self, rounds: int) -> None:
-        """Those who go on without our vote leave behind what we may have said in a life that our disk does not know of."""
-        if self._abstentions:
+    def _note_commit(self, electors: Sequence[PeerId], rounds: int) -> None:
+        """Those who go on without our vote leave behind what we may have said in a life that our disk does not know of.
+
+        Not by a round that they have left long ago, and of which somebody shows us the record.
+        """
+        beats = [known.heartbeat for peer in electors if (known := self._membership.get(peer)) is not None]
+        is_old = sum(beat.round > rounds for beat in beats) > tolerated(len(electors))
+        if self._abstentions and not is_old:
             self._abstentions -= 1
             if not self._abstentions:
                 self._session.emit(VotesAgain(rounds))

@@ -45,7 +45,7 @@ class Invitation(Body):
     run: HashField
     organiser: PeerField
     addresses: Annotated[list[Address], Field(min_length=1, max_length=MAX_ADDRESSES)]
-    anchor: Anchor | None
+    anchor: Anchor | None = None
     token: Annotated[bytes, Field(max_length=MAX_TOKEN_BYTES)] | None
     secret: Annotated[Secret | None, Field(repr=False)]
 

@@ -25,7 +25,7 @@ from protocol.state.replica import Replica
 from protocol.sync.budget import Budget, OverBudget
 from protocol.sync.catch_up import CatchUp, WrongState
 from protocol.sync.claims import Claims
-from protocol.sync.fork_choice import ForkChoice
+from protocol.sync.fork_choice import Choice, ForkChoice
 from protocol.sync.held import Held
 from protocol.sync.remote_chains import Look, RemoteChains
 from protocol.sync.settled import Settled
@@ -92,6 +92,8 @@ class Following:
         """Kinds of claimants (known or not) that are looked at now."""
         self._slots: dict[str, None] = {}
         """Of branches that are worked on."""
+        self._chain_in_use = trio.Lock()
+        """Held while our chain changes its records, or is compared with a branch in another thread."""
         self._moving = False
         """Files change their places: nothing is looked at that may be among them."""
 
@@ -217,7 +219,7 @@ class Following:
         """
         for held in self._held.leaving_at(common):
             if await self._chains.shares(look, held, length):
-                choice = await self._offload(self._choice.judge, held, look.peer)
+                choice = await self._judge(held, look.peer)
                 if not choice.lost and held.slot not in self._in_use():
                     return held
         slot = self._held.slot_of(look.peer, known=look.known)
@@ -227,6 +229,11 @@ class Following:
         await self._held.trim(slot, *self._in_use())
         return branch
 
+    async def _judge(self, branch: Branch, peer: PeerId) -> Choice:
+        async with self._chain_in_use:
+            choice: Choice = await self._offload(self._choice.judge, branch, peer)
+            return choice
+
     def _in_use(self) -> list[str]:
         """Slots of branches that are worked on, or about to be taken over."""
         return [*self._slots, *([self._move.branch.slot] if self._move is not None else [])]
@@ -234,12 +241,12 @@ class Following:
     async def _follow_branch(self, look: Look, branch: Branch, length: int) -> None:
         peer, claims = look.peer, self._claims
         await self._chains.extend(look, branch, branch.common + 1)
-        choice = await self._offload(self._choice.judge, branch, peer)
+        choice = await self._judge(branch, peer)
         if choice.lost:
             claims.disbelieve(peer)
             return
         await self._chains.extend(look, branch, length)
-        choice = await self._offload(self._choice.judge, branch, peer)
+        choice = await self._judge(branch, peer)
         if choice.rounds <= branch.common:
             claims.postpone(peer)
             return
@@ -271,7 +278,8 @@ class Following:
         self._slots |= dict.fromkeys(slots)
         self._settled.lose(move.branch.common)
         try:
-            taken = await self._catch_up.take(move.branch, move.rounds, move.leader)
+            async with self._chain_in_use:
+                taken = await self._catch_up.take(move.branch, move.rounds, move.leader)
             if not taken:
                 self._claims.disbelieve(move.leader)
         except WrongState:
@@ -282,7 +290,9 @@ class Following:
                 for slot in slots:
                     await self._held.note(slot)
                     self._slots.pop(slot, None)
-                self._moving = False
+                self._chain_in_use = trio.Lock()
+        """Held while our chain changes its records, or is compared with a branch in another thread."""
+        self._moving = False
         await self._held.trim(was.hex(), *self._in_use())
         await self._offload(self._replica.store.prune, history, history.final)
         return taken

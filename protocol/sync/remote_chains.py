@@ -73,7 +73,7 @@ class RemoteChains:
             if shared or start == 0:
                 if not shared:
                     raise Malformed("a chain that begins at another genesis")
-                if self._is_before_anchor(length) and self._is_before_anchor(reply.length):
+                if self.anchor is not None and reply.length < self.anchor.rounds:
                     raise NetworkError("its chain does not reach the record that our invitation names")
                 return start + shared - 1, reply.length
             window *= 2
@@ -100,9 +100,6 @@ class RemoteChains:
             if branch.size_bytes > self._most_bytes(branch):
                 raise Malformed("a branch of more records than we look at")
             self._session.emit(SyncProgress("records", branch.length, length))
-
-    def _is_before_anchor(self, length: int) -> bool:
-        return self.anchor is not None and length < self.anchor.rounds
 
     def _check_anchor(self, branch: Branch) -> None:
         anchor = self.anchor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.files.original import MARK, SLACK_S, is_original, mark_original
+from peer.files.original import MARK, is_original, mark_original
 
 
 def copied(folder: Path) -> Path:
@@ -21,16 +22,24 @@ def altered(folder: Path) -> Path:
     return folder
 
 
-def written_over(folder: Path) -> Path:
-    """The same inode, with a content and times of earlier: its status was changed now, which nobody can hide."""
+def put_back_in_place(folder: Path) -> Path:
+    """The mark of an earlier vote is written over the newest one, as `cp` does."""
     path = folder / MARK
-    marked = path.stat().st_mtime - 10 * SLACK_S
-    path.write_text(path.read_text().replace(path.read_text().split()[-1], f"{marked}}}"))
-    os.utime(path, (marked, marked))
+    mark = json.loads(path.read_text())
+    path.write_text(json.dumps({**mark, "changed": mark["changed"] - 3600}))
     return folder
 
 
-@pytest.mark.parametrize("change", [copied, altered, written_over])
+def put_back_by_renaming(folder: Path) -> Path:
+    """The mark of an earlier vote takes the place of the newest one, with its times, as `rsync` does."""
+    path, earlier = folder / MARK, folder / "earlier"
+    shutil.copy2(path, earlier)
+    mark_original(folder)
+    earlier.replace(path)
+    return folder
+
+
+@pytest.mark.parametrize("change", [copied, altered, put_back_in_place, put_back_by_renaming])
 def test_what_is_not_as_it_was_marked_is_no_original(tmp_path: Path, change: Callable[[Path], Path]) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -43,9 +52,14 @@ def test_what_is_not_as_it_was_marked_is_no_original(tmp_path: Path, change: Cal
     assert is_original(changed)
 
 
-def test_a_folder_that_moves_within_its_disk_stays_the_original(tmp_path: Path) -> None:
+def test_what_happens_to_a_folder_every_day_makes_no_copy_of_it(tmp_path: Path) -> None:
+    """It moves within its disk, gets other permissions, is read by a backup, or linked by one."""
     folder = tmp_path / "run"
     folder.mkdir()
     mark_original(folder)
     folder.rename(tmp_path / "elsewhere")
+    path = tmp_path / "elsewhere" / MARK
+    path.chmod(0o640)
+    path.read_bytes()
+    os.link(path, tmp_path / "snapshot")
     assert is_original(tmp_path / "elsewhere")

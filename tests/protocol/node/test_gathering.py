@@ -16,10 +16,15 @@ from protocol.run.settings import NodeSettings
 from protocol.wire.presence import Role, WhyIdle
 
 
-@pytest.mark.parametrize(("length", "begins"), [(0, False), (6, False), (7, True)])
-def test_a_round_begins_when_the_record_of_the_invitation_is_here(length: int, begins: bool) -> None:
+@pytest.mark.parametrize(
+    ("length", "tip", "begins"), [(0, 0, False), (6, 0, False), (7, 0, True), (9, 0, True), (7, 1, False)]
+)
+def test_a_round_begins_when_the_record_of_the_invitation_is_here(length: int, tip: int, begins: bool) -> None:
     settings = NodeSettings("me", Role.TRAINER, "0", 1, anchor=Anchor(rounds=7, tip=bytes(32)))
-    replica: Any = SimpleNamespace(rounds=SimpleNamespace(min_members=1), history=SimpleNamespace(length=length))
+    replica: Any = SimpleNamespace(
+        rounds=SimpleNamespace(min_members=1),
+        history=SimpleNamespace(length=length, tip_at=lambda rounds: bytes([tip]) * 32),
+    )
     membership: Any = SimpleNamespace(live_peers=list, started=0.0)
     session: Any = SimpleNamespace(network=SimpleNamespace(connected=list))
     claims: Any = None
@@ -30,4 +35,4 @@ def test_a_round_begins_when_the_record_of_the_invitation_is_here(length: int, b
         assert await gathering.may_begin() is begins
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert begins or (activity.why is WhyIdle.FETCHING_STATE and f"{length} of 7" in activity.detail)
+    assert begins or (activity.why is WhyIdle.FETCHING_STATE and "ask for a new invitation" in activity.detail)
