@@ -314,13 +314,6 @@ class RolledBack(Event):
 
 
 @dataclass(frozen=True)
-class VotesAgain(Event):
-    """From `round` on this peer votes again: its data directory was copied or put back, and enough rounds went by since."""
-
-    round: int
-
-
-@dataclass(frozen=True)
 class SecondHistory(Event):
     """There is another record of `round`, certified as well by the whole electorate: a third of it or more has lied.
 

@@ -47,8 +47,6 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
                 f"ALARM: {name(shown_by)} shows a second certified record of round {round} ({theirs[:8]}; we keep "
                 f"{ours[:8]}): a third of the electors or more lied; {_listed(signers, name) or 'nobody'} signed both"
             )
-        case ev.VotesAgain(round):
-            return f"votes again, from round {round} on"
         case ev.Desynced(round, mine, theirs):
             return f"state differs from the swarm's before round {round} ({mine[:8]}, not {theirs[:8]}); repairing"
         case ev.Dropped(peer, what, reason, times):

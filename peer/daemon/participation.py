@@ -31,7 +31,7 @@ from peer.resources.check import check_resources
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.open_files import raise_open_files
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
-from protocol.events import Event, Notice, PhaseChanged, RoundVoted, VotesAgain
+from protocol.events import Event, Notice, PhaseChanged, RoundVoted
 from protocol.network.interface import Network
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
 from protocol.network.libp2p.dialer import peer_of
@@ -227,9 +227,7 @@ class Participation:
 
         def emit(event: Event) -> None:
             self._emit(event)
-            nonlocal is_copy
-            is_copy = is_copy and not isinstance(event, VotesAgain)
-            if isinstance(event, VotesAgain | RoundVoted) and not is_copy:
+            if isinstance(event, RoundVoted):
                 nursery.start_soon(trio.to_thread.run_sync, self._mark_again)
 
         session, replica = Session(self._identity, signed.run, network, emit), Replica.open(signed, self.store, state)

@@ -110,11 +110,6 @@ class RoundMachine:
         return self._state.kept
 
     @property
-    def abstains(self) -> bool:
-        """Whether we say nothing as a voter."""
-        return self._state.abstains
-
-    @property
     def decided(self) -> Commit | None:
         """The certified record once its result is on disk: the round is over."""
         return self._state.decided

@@ -16,10 +16,10 @@ from protocol.wire.presence import Phase, WhyIdle
 
 
 class RoundReport:
-    """For one round.  Changes nothing but what is shown."""
+    """For one round.  Changes nothing but what is shown.  abstains: we say nothing as a voter."""
 
-    def __init__(self, session: Session, membership: Membership, activity: Activity) -> None:
-        self._session, self._membership, self._activity = session, membership, activity
+    def __init__(self, session: Session, membership: Membership, activity: Activity, *, abstains: bool) -> None:
+        self._session, self._membership, self._activity, self._abstains = session, membership, activity, abstains
         self._complained: dict[str, None] = {}
         self._proposed = -1
 
@@ -34,7 +34,7 @@ class RoundReport:
             )
         else:
             names = ", ".join(self._membership.name(peer) for peer in waiting[:4]) or (
-                "others' votes, for it abstains (see --only-copy)" if machine.abstains else "the proposer"
+                "others' votes, for it abstains (see --only-copy)" if self._abstains else "the proposer"
             )
             self._activity.show(
                 Phase.READY, WhyIdle.WAITING_FOR_MEMBERS, f"round {machine.base.round}: {ready} ready, waiting for {names}"

@@ -117,7 +117,7 @@ class RoundRunner:
         self._delivery = Delivery(session, membership, self.inbox, outlasting)
         auditor = Auditor(session, replica, offload, membership, self.work)
         self._obtainer = ResultObtainer(replica, offload, catch_up, auditor, self.exchanges)
-        self._report = RoundReport(session, membership, activity)
+        self._report = RoundReport(session, membership, activity, abstains=abstains)
         self._over = trio.Event()
         self._outcome: Outcome | None = None
         self._nursery: trio.Nursery | None = None

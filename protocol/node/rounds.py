@@ -8,7 +8,7 @@ import trio
 
 from protocol.audit.ejection import Ejections
 from protocol.consensus.patience import Patience
-from protocol.events import Notice, VotesAgain
+from protocol.events import Notice
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.network.session import Session
@@ -114,7 +114,7 @@ class Rounds:
         if self._abstentions and not is_old:
             self._abstentions -= 1
             if not self._abstentions:
-                self._session.emit(VotesAgain(rounds))
+                self._session.emit(Notice("info", f"votes again, from round {rounds} on"))
 
     async def hand_over(self, outlasting: Outlasting) -> None:
         """Before a goodbye: until others have what only we may know, and nothing of ours is on its way any more."""
