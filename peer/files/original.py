@@ -5,7 +5,9 @@ over has another time.  The mark is made anew after every vote, so a backup from
 only the files that differ puts back that, too.
 
 What leaves no trace is not noticed: a snapshot of a whole file system or machine that is restored, single files that are put
-back without the mark, and one folder that two computers use.
+back without the mark, one folder that two computers use, and a mark that is put back with its time where the file system
+gives it its old inode number again (ext4 does so often).  The time of the last change of its status would show that, but
+permissions and links change it, too, every day.
 """
 
 from __future__ import annotations

@@ -30,5 +30,6 @@ class Outlasting:
     async def delivered(self) -> None:
         """Until nothing is on its way any more."""
         while self._under_way:
-            self._idle = trio.Event()
+            if self._idle.is_set():
+                self._idle = trio.Event()
             await self._idle.wait()

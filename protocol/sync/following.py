@@ -290,9 +290,7 @@ class Following:
                 for slot in slots:
                     await self._held.note(slot)
                     self._slots.pop(slot, None)
-                self._chain_in_use = trio.Lock()
-        """Held while our chain changes its records, or is compared with a branch in another thread."""
-        self._moving = False
+            self._moving = False
         await self._held.trim(was.hex(), *self._in_use())
         await self._offload(self._replica.store.prune, history, history.final)
         return taken

@@ -69,7 +69,8 @@ class MemoryBudget:
     async def room(self, peer: PeerId, size: int) -> AbstractContextManager[None]:
         """`hold`, when there is room: it may take until the caller's deadline."""
         while not self.has_room(peer, size):
-            self._released = trio.Event()
+            if self._released.is_set():
+                self._released = trio.Event()
             await self._released.wait()
         return self.hold(peer, size)
 

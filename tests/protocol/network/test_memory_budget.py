@@ -131,8 +131,10 @@ def test_questions_hold_their_room_until_they_are_answered_and_others_are_refuse
 
 
 def test_who_finds_no_room_may_wait_for_it() -> None:
+    """Three that wait get it when it is released, all of them."""
+
     async def main() -> None:
-        budget, waited = a_budget([], total_bytes=4 * SIZE), list[float]()
+        budget, waited = a_budget([], total_bytes=16 * SIZE), list[float]()
 
         async def wait(peer: PeerId) -> None:
             with await budget.room(peer, SIZE):
@@ -141,11 +143,12 @@ def test_who_finds_no_room_may_wait_for_it() -> None:
         async with trio.open_nursery() as nursery:
             began = trio.current_time()
             with ExitStack() as held:
-                assert granted(budget, held, STRANGER) == 1
-                nursery.start_soon(wait, STRANGER)
+                assert granted(budget, held, STRANGER) == 4
+                for _ in range(3):
+                    nursery.start_soon(wait, STRANGER)
                 await trio.sleep(3)
                 assert budget.has_room(MEMBER, SIZE) and not budget.has_room(STRANGER, SIZE)
-        assert waited == [3.0] and budget.held_bytes == 0
+        assert waited == [3.0] * 3 and budget.held_bytes == 0
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 

@@ -17,6 +17,7 @@ from protocol.state.history import History
 from protocol.state.store import Store
 from protocol.sync.catch_up import WrongState
 from protocol.sync.claims import DISBELIEF_S
+from protocol.trainer_link import TrainerDied
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.questions import CommitsReply
@@ -86,6 +87,30 @@ def test_nothing_is_looked_at_while_records_change_their_places(tmp_path: Path) 
         with patch.object(table.catch_up, "take", take_slowly):
             assert await table.following.take(move)
         assert table.ours.history.length == 2 and table.following.move is None
+        await table.look()
+        move = table.following.move
+        assert move is not None and await table.following.take(move)
+        assert table.ours.history.tip == table.theirs.history.tip
+
+    on_table(tmp_path, check)
+
+
+@pytest.mark.parametrize("error", [WrongState, TrainerDied])
+def test_a_move_that_fails_keeps_nobody_from_looking_again(tmp_path: Path, error: type[Exception]) -> None:
+    async def fail(branch: Branch, rounds: int, leader: PeerId) -> bool:
+        raise error("nothing of what follows is tried")
+
+    async def check(table: Table) -> None:
+        grow(table.theirs, 2, [ANN], voters=FOUR)
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        move = table.following.move
+        assert move is not None
+        with patch.object(table.catch_up, "take", fail), pytest.raises(error):
+            await table.following.take(move)
+        table.serve(BOB.peer_id, table.theirs)
+        table.hear(BOB.peer_id, table.theirs)
+        await trio.sleep(1000)
         await table.look()
         move = table.following.move
         assert move is not None and await table.following.take(move)
