@@ -6,6 +6,7 @@ decided in it; here is decided what happens when one cannot go on: a sentence, a
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
@@ -74,6 +75,7 @@ class Participation:
         self._lobby = Lobby()
         self._search: Search | None = None
         self._waiting = ""
+        self._marking = threading.Lock()
         self._trainer_problem: PeerError | None = None
         self.leaving = False
         self.choice = choice
@@ -259,7 +261,7 @@ class Participation:
 
     def _mark_again(self) -> None:
         """A backup from before has another mark now.  Where the disk fails the store says so."""
-        with suppress(OSError):
+        with suppress(OSError), self._marking:
             mark_original(self._folder)
 
     def _node_settings(self, is_copy: bool) -> NodeSettings:

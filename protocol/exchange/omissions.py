@@ -27,7 +27,8 @@ class Omissions:
     def is_left_out(self, peer: PeerId) -> bool:
         """Whether others average more than half of the chunks without this member, and are more than one.
 
-        Those of four or more electors that may lie own less than half (`protocol.consensus.planning`).
+        Those of four or more electors that may lie own less than half (`protocol.consensus.planning`).  Members that are no
+        electors may own more; what they can do to an owner by this is no more than to take its double time.
         """
         signers = [signer for signer in self._without.get(peer, {}).values() if signer != peer]
         return 2 * len(signers) > self._chunks and len(set(signers)) > 1

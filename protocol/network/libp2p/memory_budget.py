@@ -1,7 +1,7 @@
 """The memory for questions that are being read or answered, and for answers that are being sent: a budget over all peers.
 
 Strangers together get half of it, so that members always have the other half.  A peer may hold as much as is left free
-after it: one peer gets half of the room, two get a third each, and the next one that comes always finds a share.  What is
+after it: one peer gets half of the room, two get a third each, and a few more find a share of what is left.  What is
 small is not counted: everybody can greet and catch up while the budget is used up.
 """
 
