@@ -34,7 +34,7 @@ class RoundReport:
             )
         else:
             names = ", ".join(self._membership.name(peer) for peer in waiting[:4]) or (
-                "others' votes, for it abstains (see --only-copy)" if self._abstains else "the proposer"
+                "the others' votes; this peer does not vote yet (see --only-copy)" if self._abstains else "the proposer"
             )
             self._activity.show(
                 Phase.READY, WhyIdle.WAITING_FOR_MEMBERS, f"round {machine.base.round}: {ready} ready, waiting for {names}"
