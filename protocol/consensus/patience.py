@@ -12,7 +12,7 @@ MAX_STALLED = 1024
 FIRST_ROUNDS, MAX_ROUNDS = 4, 64
 """Rounds that the first stall costs, and the most that one costs."""
 WINDOW = 16
-"""Rounds for which it counts that a peer's parts were missing somewhere."""
+"""Rounds for which it counts that a peer's parts were missing somewhere, or late."""
 HURRIED = 0.2
 """Of the time that others get, for a peer on probation."""
 STRANGERS = PeerId("strangers")
@@ -102,13 +102,44 @@ class Missed:
         return [peer for peer, by in self._missed.items() if sum(last > lately for last in by.values()) > liars]
 
 
+class Slowness:
+    """For how long peers that were never given up kept us waiting in the last `WINDOW` rounds.
+
+    Whoever comes a little less than `stall_s` late each time costs as much as who stalls.  All but the electors count as
+    one: else ever new keys could each be late once.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[PeerId, dict[int, float]] = {}
+
+    def note(self, delays: Mapping[PeerId, float], base: Base, fair_s: float) -> None:
+        """Members kept us waiting for so many seconds in the round on `base`; `fair_s` of them are nobody's fault."""
+        for peer, seconds in delays.items():
+            name = peer if peer in base.electors else STRANGERS
+            if seconds > fair_s:
+                rounds = self._seconds.setdefault(name, {})
+                rounds[base.round] = max(rounds.get(base.round, 0.0), seconds - fair_s)
+        self._seconds = {
+            name: kept
+            for name, rounds in self._seconds.items()
+            if (kept := {round: seconds for round, seconds in rounds.items() if round > base.round - WINDOW})
+        }
+
+    def take_beyond(self, most_s: float) -> list[PeerId]:
+        """Those that kept us waiting for longer than this in all: that is a stall, and counts as one once."""
+        late = [name for name, rounds in self._seconds.items() if sum(rounds.values()) > most_s]
+        for name in late:
+            del self._seconds[name]
+        return late
+
+
 class Patience:
     """What one peer remembers from round to round.  trainers: that kept a round from being closed; proposers: under whom
     nothing moved; members: that owed something in an exchange.  Who is late as one of them may be in time as another."""
 
     def __init__(self) -> None:
         self.trainers, self.proposers, self.members = Stalls(), Stalls(lenient=False), Stalls()
-        self.missed = Missed()
+        self.missed, self.slowness = Missed(), Slowness()
 
 
 def is_tenured(base: Base, peer: PeerId) -> bool:

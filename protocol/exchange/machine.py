@@ -11,6 +11,8 @@ Policy
   us a result and nothing came from it for twice that (an owner may itself be waiting for somebody); not twice, when the
   owners of most chunks went on without it.
 * A successor may have given up an owner before we do.  Its result is not taken until we do, too, but then asked for at once.
+* Who is never lost may still be late each time: what a member keeps us waiting for as an owner is counted (`delays`), and
+  `protocol.consensus.patience` remembers it.
 * Who is lost stays lost in this exchange: nobody waits for it any more.  What it still sends is taken.
 * The first valid result of a chunk is kept.  If two versions exist, the round's record decides (`adopt`).
 """
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 
 from protocol.exchange.assignment import plan_hash, takeover_order
 from protocol.exchange.debts import Debts
+from protocol.exchange.delays import Delays
 from protocol.exchange.effects import Ask, Done, ExchangeEffect, Lost, Reduce, SendPart, SendResult
 from protocol.exchange.events import (
     Asked,
@@ -67,6 +70,7 @@ class ExchangeMachine:
         is not waited for at all: what it gives counts if it is here in time."""
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
+        self.delays = Delays(now)
         self._debts, self._omissions = Debts(self.members, now), Omissions(self.members, self.chunks)
         self._signed_early: dict[int, dict[PeerId, None]] = {}
         """Of each chunk: who has signed a result out of turn.  Whoever passes it on may not have it; its signer does."""
@@ -198,6 +202,7 @@ class ExchangeMachine:
 
     def _tick(self, now: float) -> list[ExchangeEffect]:
         effects: list[ExchangeEffect] = []
+        self.delays.note(self._delaying(), now)
         for peer in self._stalled(now):
             self.stalled[peer] = None
             effects += self._lose(peer)
@@ -237,6 +242,12 @@ class ExchangeMachine:
             for peer in self.others
             if self._is_awaited(peer) and peer not in self._lost and self._index[peer] not in have
         ]
+
+    def _delaying(self) -> set[PeerId]:
+        """Members whose parts alone a chunk of ours lacks: those of more than half are here."""
+        mine = [chunk for chunk in self._parts if chunk not in self._reducing and self.owner(chunk) == self.me]
+        nearly = [chunk for chunk in mine if 2 * len(self._parts[chunk]) > len(self.members)]
+        return {peer for chunk in nearly for peer in self._missing(chunk)}
 
     def _is_awaited(self, peer: PeerId) -> bool:
         return self.shares.get(peer, 1.0) > 0

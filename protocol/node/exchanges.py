@@ -117,6 +117,14 @@ class Exchanges:
         """Members that kept one of the exchanges waiting."""
         return [peer for running in self._running.values() for peer in running.exchange.machine.stalled]
 
+    def delays(self) -> dict[PeerId, float]:
+        """How long (s) members kept our averages of this round waiting."""
+        delays: dict[PeerId, float] = {}
+        for running in self._running.values():
+            for peer, seconds in running.exchange.machine.delays.seconds.items():
+                delays[peer] = delays.get(peer, 0.0) + seconds
+        return delays
+
     def peer_dead(self, peer: PeerId) -> None:
         """This peer is not waited for any more."""
         for running in self._running.values():

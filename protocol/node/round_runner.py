@@ -38,6 +38,7 @@ from protocol.consensus.events import (
 )
 from protocol.consensus.machine import RoundMachine
 from protocol.consensus.patience import STRANGERS, Patience, judge, share_of
+from protocol.consensus.policy import fair_time
 from protocol.consensus.terms import View
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
@@ -121,6 +122,7 @@ class RoundRunner:
         self._over = trio.Event()
         self._outcome: Outcome | None = None
         self._nursery: trio.Nursery | None = None
+        self._begun, self._computed_s = trio.current_time(), 0.0
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -234,6 +236,7 @@ class RoundRunner:
             self.end(Wrong(effect.digest))
 
     async def _begin_exchange(self, plan: Plan, nursery: trio.Nursery) -> None:
+        self._computed_s = self._computed_s or trio.current_time() - self._begun
         running = await self.exchanges.begin(plan, self.work)
         if running is not None:
             view = self._view()
@@ -256,6 +259,9 @@ class RoundRunner:
         patience, round = self._patience, self.base.round
         members = {PeerId(member.peer) for member in self._outcome.record.members}
         late = members & {*self.exchanges.stalled(), *self.machine.followed_owners()}
+        fair_s = fair_time(self._replica.rounds, self._computed_s, len(members))
+        patience.slowness.note(self.exchanges.delays(), self.base, fair_s)
+        late |= {*patience.slowness.take_beyond(self._replica.rounds.stall_s)}
         judge(patience.members, self.base, late, members, each=True)
         patience.missed.note(self.machine.missed(), round)
         for peer in patience.missed.by_more_than(tolerated(len(self.base.electors)), round):

@@ -10,6 +10,9 @@ from tests.simulation.adversaries import ATTACKS as HARMFUL
 from tests.simulation.adversaries import turn as turn_trainer
 from tests.simulation.exchange_liars import (
     Bogus,
+    Delaying,
+    DelayingAverages,
+    DelayingSome,
     KeepingBack,
     KeepingParts,
     KeepingResults,
@@ -43,6 +46,21 @@ async def pushes_bogus_parts(stage: Stage) -> None:
 
 async def trickles(stage: Stage) -> None:
     with exchanging(Trickling, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+async def always_late(stage: Stage) -> None:
+    with exchanging(Delaying, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+async def averages_always_late(stage: Stage) -> None:
+    with exchanging(DelayingAverages, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+async def late_for_each(stage: Stage) -> None:
+    with exchanging(DelayingSome, {seat.peer for seat in stage.liars}):
         await trio.sleep_forever()
 
 
@@ -109,6 +127,10 @@ ATTACKS = [
     Attack("withholds averages", "and gives its parts", withholds_averages),
     Attack("bogus parts", "every 2 s, and nothing else", pushes_bogus_parts),
     Attack("trickles", "one chunk every 4.5 s", trickles),
+    Attack("parts always late", "by 4.5 s, in every exchange", always_late),
+    Attack("two always late", "of seven", always_late, 7, 2, window_s=300),
+    Attack("averages always late", "by 9 s, in every exchange", averages_always_late),
+    Attack("late for each", "by 4.5 s, for one after the other", late_for_each, window_s=300),
     Attack("destructive averages", "times 1000", destructive_averages),
     Attack("slightly wrong averages", "by one in one value", slightly_wrong_averages),
     Attack("two averages of one chunk", "for different members", two_averages),

@@ -63,6 +63,45 @@ class Bogus(KeepingBack):
             await trio.sleep(self.every_s)
 
 
+class Delaying(ExchangeRunner):
+    """Gives all it owes, each thing `part_s` or `result_s` after it should.  to: whom parts come late to; None for all."""
+
+    part_s = 4.5
+    result_s = 0.0
+
+    def _perform(self, effect: ExchangeEffect) -> None:
+        delay_s = 0.0
+        if isinstance(effect, SendPart) and self._is_deceived(effect.to):
+            delay_s = self.part_s
+        elif isinstance(effect, SendResult):
+            delay_s = self.result_s
+        if not delay_s:
+            super()._perform(effect)
+        elif self._nursery is not None:
+            self._nursery.start_soon(self._later, effect, delay_s)
+
+    def _is_deceived(self, peer: PeerId) -> bool:
+        return True
+
+    async def _later(self, effect: ExchangeEffect, delay_s: float) -> None:
+        await trio.sleep(delay_s)
+        super()._perform(effect)
+
+
+class DelayingAverages(Delaying):
+    """Gives its parts in time, and its averages a moment before it would be given up."""
+
+    part_s, result_s = 0.0, 4.5
+
+
+class DelayingSome(Delaying):
+    """Is late for one member after the other."""
+
+    def _is_deceived(self, peer: PeerId) -> bool:
+        others = sorted(self.machine.others)
+        return peer == others[self.machine.plan.round % len(others)]
+
+
 class Trickling(ExchangeRunner):
     """Sends what it owes one by one, a moment before it would be given up."""
 

@@ -12,6 +12,7 @@ from protocol.consensus.patience import (
     STRANGERS,
     WINDOW,
     Missed,
+    Slowness,
     Stalls,
     judge,
     share_of,
@@ -125,3 +126,29 @@ def test_a_peer_is_missed_when_more_miss_it_than_may_lie_each_within_the_window(
     assert missed.by_more_than(1, 1 + WINDOW) == [], "the others are too long ago"
     missed.note({LATE: {PEERS[1]}}, 2 + WINDOW)
     assert missed.by_more_than(1, 2 + WINDOW) == [LATE]
+
+
+def test_who_is_never_given_up_but_late_each_time_has_stalled_when_it_adds_up() -> None:
+    slowness, judged = Slowness(), []
+    for round in range(12):
+        slowness.note({LATE: 5.0, PEERS[1]: 1.0}, replace(BASE, round=round), fair_s=1.0)
+        if slowness.take_beyond(10.0):
+            judged.append(round)
+    assert judged == [2, 5, 8, 11], "4 s too late three times; a second of it is fair"
+
+
+def test_lateness_is_forgotten_after_some_rounds() -> None:
+    slowness = Slowness()
+    for round in range(0, 20 * WINDOW, WINDOW):
+        slowness.note({LATE: 10.0}, replace(BASE, round=round), fair_s=0.0)
+        assert slowness.take_beyond(10.0) == []
+    slowness.note({LATE: 1.0}, replace(BASE, round=20 * WINDOW - 1), fair_s=0.0)
+    assert slowness.take_beyond(10.0) == [LATE]
+
+
+def test_the_lateness_of_ever_new_strangers_adds_up_and_that_of_many_at_a_time_counts_once() -> None:
+    slowness = Slowness()
+    slowness.note({PeerId(f"stranger {number}"): 4.0 for number in range(100)}, replace(BASE, round=0), fair_s=0.0)
+    slowness.note({PeerId("another"): 4.0}, replace(BASE, round=1), fair_s=0.0)
+    assert slowness.take_beyond(8.0) == []
+    assert slowness.take_beyond(7.9) == [STRANGERS]

@@ -213,3 +213,36 @@ def test_who_is_on_probation_gets_its_part_of_the_time_and_an_owner_always_some(
     exchange.handle(Started(), 0.0)
     given_up = {now: lost_at(exchange, now) for now in (0.1, 0.3 * STALL_S, 0.45 * STALL_S, 0.55 * STALL_S, 1.1 * STALL_S)}
     assert [*given_up.values()] == [[], [], [PEERS[3]], [PEERS[1]], [PEERS[2]]]
+
+
+def delayed(exchange: ExchangeMachine, parts: dict[PeerId, float], seconds: int) -> dict[PeerId, float]:
+    """Who delayed our first chunk how long, when these members give their part of it at such times, and others never."""
+    for second in range(seconds):
+        for peer, at in parts.items():
+            if at == second:
+                exchange.handle(PartArrived(peer, 0), float(second))
+        exchange.handle(Tick(), float(second))
+    return exchange.delays.seconds
+
+
+def test_who_comes_last_delays_an_owner_that_has_the_parts_of_more_than_half() -> None:
+    exchange = machine(PEERS[0], bytes([0, 0]))
+    exchange.handle(Started(), 0.0)
+    assert delayed(exchange, {PEERS[1]: 3.0, PEERS[2]: 4.0, PEERS[3]: 9.0}, 20) == {PEERS[3]: 5.0}
+
+
+def test_who_waits_for_half_of_the_members_cannot_say_who_is_late() -> None:
+    exchange = machine(PEERS[0], bytes([0]))
+    exchange.handle(Started(), 0.0)
+    assert delayed(exchange, {PEERS[1]: 3.0}, 9) == {}
+
+
+def test_nobody_delays_an_average_of_others_or_while_we_sleep() -> None:
+    exchange = machine(PEERS[0], bytes([1]))
+    exchange.handle(Started(), 0.0)
+    assert delayed(exchange, {PEERS[2]: 3.0}, 9) == {}
+    exchange = machine(PEERS[0], bytes([0]))
+    exchange.handle(Started(), 0.0)
+    delayed(exchange, {PEERS[1]: 0.0, PEERS[2]: 0.0}, 2)
+    exchange.handle(Tick(), 3600.0)
+    assert exchange.delays.seconds == {PEERS[3]: 2.0}
