@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from peer.files.atomic import write_atomically
+from peer.files.atomic import remove_left_overs, write_atomically
 from peer.files.lock import LockHeld, locked
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity
@@ -148,6 +148,7 @@ def identity_lock(data_dir: Path) -> Iterator[None]:
                 f"the identity in {data_dir} is in use by {who}; stop that one with `peer leave`, "
                 "or give this one its own folder with --data-dir"
             ) from error
+        remove_left_overs(data_dir)
         yield
 
 

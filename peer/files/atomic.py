@@ -3,14 +3,21 @@
 No library: `os.replace` is atomic, and what is left to do is four calls; the packages for it are not maintained, and none of
 them refuses to replace a file that another process makes meanwhile.  The store of a run has writes of its own, for tests
 make each of them fail (`protocol.state.disk`).
+
+Whoever is killed while it writes leaves a temporary file, `.<name>.<anything>.new`: the store of a run removes those in its
+folder when it is opened, `remove_left_overs` those in another one.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+SUFFIX = ".new"
 
 
 def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replace: bool = True) -> None:
@@ -19,7 +26,7 @@ def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replac
     data: the content, or what makes it of the file's inode.
     With `replace=False` raises FileExistsError when `path` exists, also if another process makes it meanwhile.
     """
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, temporary = _temporary(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data if isinstance(data, bytes) else data(os.fstat(file.fileno()).st_ino))
@@ -32,6 +39,33 @@ def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replac
     finally:
         Path(temporary).unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def remove_left_overs(folder: Path) -> None:
+    """Remove what writers that were killed left in this folder.  What a living one writes is locked, and stays."""
+    for path in folder.glob(f".*{SUFFIX}"):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
+
+
+def _temporary(path: Path) -> tuple[int, str]:
+    """A new file beside `path`, locked; another one, when it was taken for a left-over just before it was locked."""
+    while True:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=SUFFIX)
+        with suppress(OSError):  # some file servers lock nothing
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, temporary
+        os.close(descriptor)
 
 
 def _place_new(temporary: Path, path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from peer.files.atomic import write_atomically
+from peer.files.atomic import remove_left_overs, write_atomically
 
 
 def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
@@ -41,3 +43,40 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space"):
         write_atomically(tmp_path / "file", b"two")
     assert (tmp_path / "file").read_bytes() == b"one" and os.listdir(tmp_path) == ["file"]
+
+
+def test_what_a_killed_writer_left_goes_and_what_another_one_writes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+
+    def look(descriptor: int) -> None:
+        remove_left_overs(tmp_path)
+        seen.append(os.listdir(tmp_path))
+
+    (tmp_path / ".other.x.new").write_bytes(b"hal")
+    (tmp_path / ".hidden").write_bytes(b"somebody's own")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", look)
+        write_atomically(tmp_path / "file", b"one")
+    being_written = [name for name in seen[0] if name.startswith(".file.") and name.endswith(".new")]
+    assert sorted(seen[0]) == sorted([".hidden", *being_written]) and len(being_written) == 1
+    assert sorted(os.listdir(tmp_path)) == [".hidden", "file"]
+
+
+def test_a_file_taken_for_a_left_over_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make: Callable[..., tuple[int, str]] = tempfile.mkstemp
+    made: list[str] = []
+
+    def make_and_lose(*args: object, **names: object) -> tuple[int, str]:
+        descriptor, path = make(*args, **names)
+        made.append(path)
+        if len(made) == 1:
+            remove_left_overs(tmp_path)
+        return descriptor, path
+
+    monkeypatch.setattr(tempfile, "mkstemp", make_and_lose)
+    write_atomically(tmp_path / "file", b"one")
+    assert len(made) == 2 and os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_bytes() == b"one"
