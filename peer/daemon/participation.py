@@ -225,7 +225,7 @@ class Participation:
         if trainer is not None:
             nursery.start_soon(self._keep_trainer, trainer)
             nursery.start_soon(keep_share, trainer, self._emit, chosen_threads(settings.threads))
-        is_copy = await self._find_out_whether_copied()
+        is_copy = await self._find_out_whether_copied(self.store)
 
         def emit(event: Event) -> None:
             self._emit(event)
@@ -250,10 +250,12 @@ class Participation:
                 ExitCode.INPUT,
             )
 
-    async def _find_out_whether_copied(self) -> bool:
+    async def _find_out_whether_copied(self, store: Store) -> bool:
         """Whether our folder lacks what we may have voted elsewhere or later; it is marked as ours where it does not."""
         original = await trio.to_thread.run_sync(is_original, self._folder)
         if original or self._settings.only_copy:
+            if not original:
+                await trio.to_thread.run_sync(store.votes.set_complete_from, store.records.length())
             await trio.to_thread.run_sync(self._mark_again)
             return False
         self._emit(Notice("warning", COPIED))

@@ -1,6 +1,7 @@
 """What this peer says of itself to the others: its heartbeats, and its goodbye.
 
-A heartbeat goes out every few seconds, and at once when something changed that others wait for.
+A heartbeat goes out every few seconds, and soon when something changed that others wait for; not at once again, for
+everybody reads each, and who greets us a hundred times must not make us speak a hundred times to all.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from protocol.status import SwarmPeer
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Goodbye, Heartbeat, Phase
 
+SOONEST = 0.1
+"""Of the time between two heartbeats: this much at least, whatever changes."""
 GOODBYE_S = 2.0
 """For the goodbye, to all together: peers that do not confirm it by then miss our heartbeats later."""
 
@@ -67,7 +70,9 @@ class Heartbeats:
             await self._session.publish(self._heartbeat())
             if self._progress.ready_raw:
                 await self._session.network.publish(self._progress.ready_raw)
-            await self._activity.until_urgent(self._membership.beat_s)
+            beat_s = self._membership.beat_s
+            await trio.sleep(SOONEST * beat_s)
+            await self._activity.until_urgent((1 - SOONEST) * beat_s)
 
     async def say_goodbye(self) -> int:
         """To everybody by gossip; to those we are connected to also as a question, for the connections close next and

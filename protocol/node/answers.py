@@ -12,13 +12,14 @@ from protocol.membership.handshake import Handshake
 from protocol.network.interface import Refused
 from protocol.network.session import Session
 from protocol.node.current_round import CurrentRound
+from protocol.node.ratifier import Ratifier
 from protocol.node.statements import Statements
 from protocol.run.greeting import Hello
 from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.questions import EvidenceRequest, PartReply, PartRequest
+from protocol.wire.questions import EvidenceRequest, PartReply, PartRequest, RatificationRequest
 from protocol.wire.shape import largest
 
 QUESTIONS: dict[str, type[Body] | None] = {
@@ -28,6 +29,7 @@ QUESTIONS: dict[str, type[Body] | None] = {
     "goodbye": None,
     "part": PartRequest,
     "evidence": EvidenceRequest,
+    "ratification": RatificationRequest,
     **SERVED,
 }
 """Each question that is answered, and how it is asked; None: with a signed statement, which is taken in."""
@@ -45,6 +47,7 @@ class Answers:
         ejections: Ejections,
         serving: Serving,
         statements: Statements,
+        ratifier: Ratifier,
         current: CurrentRound,
     ) -> None:
         self._network, self._handshake, self._ejections = session.network, handshake, ejections
@@ -56,6 +59,7 @@ class Answers:
             "goodbye": self._goodbye,
             "part": self._part,
             "evidence": self._evidence,
+            "ratification": ratifier.answer,
         }
         assert {*self._answers, *SERVED} == set(QUESTIONS)
 

@@ -12,6 +12,7 @@ from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
 from protocol.node.gathering import Gathering
 from protocol.node.outlasting import Outlasting
+from protocol.node.ratifier import Ratifier
 from protocol.node.round_runner import Outcome, Wrong
 from protocol.node.rounds import Rounds
 from protocol.node.state_keeper import StateKeeper
@@ -38,6 +39,7 @@ class Life:
         ejections: Ejections,
         watch: Watch,
         keeper: StateKeeper,
+        ratifier: Ratifier,
         gathering: Gathering,
         rounds: Rounds,
         evaluator: Evaluator,
@@ -46,7 +48,7 @@ class Life:
         self._session, self._history, self._stop_after = session, history, stop_after
         self._dispatcher, self._heartbeats, self._ejections, self._watch = dispatcher, heartbeats, ejections, watch
         self._keeper, self._gathering, self._rounds, self._evaluator = keeper, gathering, rounds, evaluator
-        self._activity = activity
+        self._activity, self._ratifier = activity, ratifier
         self._leaving = trio.Event()
         self._finishing = False
 
@@ -58,6 +60,7 @@ class Life:
             nursery.start_soon(self._heartbeats.run)
             nursery.start_soon(self._ejections.announce)
             nursery.start_soon(self._watch.run, nursery)
+            nursery.start_soon(self._ratifier.run)
             outlasting = Outlasting(nursery)
             nursery.start_soon(self._live, outlasting)
             for peer in self._session.network.connected():

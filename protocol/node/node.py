@@ -27,6 +27,7 @@ from protocol.node.evaluator import Evaluator
 from protocol.node.gathering import Gathering
 from protocol.node.guard import Guard, Thinned
 from protocol.node.life import Life
+from protocol.node.ratifier import Ratifier
 from protocol.node.readys import Readys
 from protocol.node.rounds import Rounds
 from protocol.node.state_keeper import StateKeeper
@@ -81,6 +82,7 @@ class Node:
         self._ejections = Ejections(session, replica, membership, offload)
         self._readys = Readys(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
+        self._ratifier = Ratifier(session, guard, replica, offload, self._keeper.strengthen, is_copy=settings.is_copy)
         self.dispatcher = self._make_dispatcher(offload)
         self._life = self._make_life(offload)
         self.goodbye_heard_by: int | None = None
@@ -118,7 +120,7 @@ class Node:
             self._activity,
             self._ejections,
             statements,
-            Answers(session, self._handshake, self._ejections, serving, statements, current),
+            Answers(session, self._handshake, self._ejections, serving, statements, self._ratifier, current),
             current,
         )
 
@@ -149,6 +151,7 @@ class Node:
             ejections=self._ejections,
             watch=Watch(session, replica.rounds, membership, activity, following, current),
             keeper=self._keeper,
+            ratifier=self._ratifier,
             gathering=Gathering(session, replica, settings, membership, self._claims, activity),
             rounds=rounds,
             evaluator=self._evaluator,

@@ -8,6 +8,7 @@ import trio
 
 from protocol.audit.ejection import Ejections
 from protocol.consensus.patience import Patience
+from protocol.consensus.ratification import has_ratified
 from protocol.events import Notice
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
@@ -88,7 +89,7 @@ class Rounds:
             self._ejections,
             self._contributor,
             kept=kept,
-            abstains=lost or self._abstentions > 0,
+            abstains=lost or self._abstentions > 0 or has_ratified(kept),
             patience=self._patience,
             state_verified=state_verified,
             outlasting=outlasting,
@@ -101,10 +102,10 @@ class Rounds:
                 outcome = await runner.run()
                 nursery.cancel_scope.cancel()
         if isinstance(outcome, Commit):
-            self._note_commit(base.electors, base.round + 1)
+            await self._note_commit(base.electors, base.round + 1)
         return outcome
 
-    def _note_commit(self, electors: Sequence[PeerId], rounds: int) -> None:
+    async def _note_commit(self, electors: Sequence[PeerId], rounds: int) -> None:
         """Those who go on without our vote leave behind what we may have said in a life that our disk does not know of.
 
         Not by a round that they have left long ago, and of which somebody shows us the record.
@@ -112,6 +113,8 @@ class Rounds:
         beats = [known.heartbeat for peer in electors if (known := self._membership.get(peer)) is not None]
         is_old = sum(beat.round > rounds for beat in beats) > tolerated(len(electors))
         if self._abstentions and not is_old:
+            if self._abstentions == 1:
+                await self._offload(self._replica.store.votes.set_complete_from, rounds)
             self._abstentions -= 1
             if not self._abstentions:
                 self._session.emit(Notice("info", f"votes again, from round {rounds} on"))

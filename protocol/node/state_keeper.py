@@ -20,7 +20,7 @@ from protocol.sync.claims import Claims
 from protocol.sync.following import Following, Move
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash
-from protocol.wire.messages import Commit
+from protocol.wire.messages import Certificate, Commit
 from protocol.wire.presence import Phase, WhyIdle
 
 TICK_S = 0.1
@@ -186,6 +186,16 @@ class StateKeeper:
             await self._offload(store.checkpoints.write, rounds, history.tip_at(rounds), leaves, state.view)
             await self._offload(store.prune, history, history.final)
         self._session.emit(CheckpointWritten(rounds, state.size_bytes))
+
+    async def strengthen(self, round: int, record: Hash, certificate: Certificate) -> bool:
+        """Put a full certificate, which the caller has verified, in place of the provisional one of this record; False when
+        it is not in our chain any more, or is full already.  Raises `StoreFull`."""
+        history = self._replica.history
+        async with self._changing:
+            if round not in history.provisional or history.tip_at(round + 1) != record:
+                return False
+            await self._offload(history.strengthen, round, certificate)
+        return True
 
     # -- repair -------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from protocol.state.roster import Roster, base_on
 from protocol.state.store import Store
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit, Record
+from protocol.wire.messages import Certificate, Commit, Record
 
 ROSTERS_KEPT = 256
 """Tips whose roster is known without reading records again."""
@@ -133,8 +133,15 @@ class History:
     def append(self, commit: Commit) -> None:
         """Add the next record; it is on disk when this returns.  The caller has verified it."""
         assert commit.record.previous == self.tip and commit.record.round == self.length, "not the next record"
-        self._store.records.append(commit)
+        self._store.records.write(commit)
         self._take(commit)
+
+    def strengthen(self, round: int, certificate: Certificate) -> None:
+        """A provisional record of our chain becomes full, by this certificate; on disk when this returns.  Verified by the
+        caller."""
+        assert round in self._provisional and is_full(certificate)
+        self._store.records.write(self.commit_at(round).model_copy(update={"certificate": certificate}))
+        self._provisional.remove(round)
 
     def switch(self, common: int, slot: str, length: int) -> str:
         """Keep the first `common` records, and go on with those in the branch `slot` up to `length` rounds.

@@ -27,8 +27,8 @@ class Records:
             length += 1
         return length
 
-    def append(self, commit: Commit) -> None:
-        """Write the record of its round.  Raises `StoreFailed`."""
+    def write(self, commit: Commit) -> None:
+        """Write the record of its round, or write it anew with another certificate.  Raises `StoreFailed`."""
         write_guarded(self._disk, self._path(commit.record.round), commit.encode())
 
     def at(self, round: int) -> Commit | None:

@@ -9,6 +9,7 @@ from protocol.state.disk import Disk
 from protocol.state.guarded import corrupt_name, read_guarded, write_guarded
 from protocol.wire.hashes import Hash
 
+NEVER = 1 << 62
 _NAME = re.compile(r"(\d{8})-[0-9a-f]{64}")
 
 
@@ -16,10 +17,12 @@ class VoteFiles:
     """One encoded `Kept` a tip.  Blocking.
 
     A tip's file outlives the branch that the tip is on: a peer that comes back to it is bound by what it said there.
+    `complete-from` says since when they are complete.
     """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk, self._folder = disk, folder
+        self._complete = folder / "complete-from"
 
     def save(self, round: int, tip: Hash, raw: bytes) -> None:
         """Replace what is kept for the round on this tip, for good when this returns.  Raises `StoreFailed`."""
@@ -33,6 +36,17 @@ class VoteFiles:
         """Whether there is, or was, a file for the round on this tip; asked when `load` gave none that can be read."""
         path = self._path(round, tip)
         return path.exists() or corrupt_name(path).exists()
+
+    def complete_from(self) -> int:
+        """The first round from which on we know all that we voted: 0, unless our files were put back or copied."""
+        raw = read_guarded(self._disk, self._complete)
+        if raw is not None:
+            return int.from_bytes(raw)
+        return NEVER if corrupt_name(self._complete).exists() else 0
+
+    def set_complete_from(self, round: int) -> None:
+        """What we may have voted before this round is not all here.  For good when this returns.  Raises `StoreFailed`."""
+        write_guarded(self._disk, self._complete, round.to_bytes(8))
 
     def any(self) -> bool:
         """Whether this peer has ever voted."""

@@ -48,6 +48,13 @@ class CommitsReply(Body):
     commits: Annotated[list[bytes], Field(max_length=MAX_COMMITS)]
 
 
+class RatificationRequest(Body):
+    """Asks for the votes to ratify a record, the one of this round: answered with a `Certificate`, whole or not yet."""
+
+    round: Count
+    record_hash: HashField
+
+
 class HaveRequest(Body):
     """Asks what a peer can serve."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from protocol.consensus import ballot, justification, policy, roll_call, voter, voting
+from protocol.consensus import ballot, justification, policy, ratification, roll_call, voter, voting
 from protocol.consensus.justification import Justification, highest
 from protocol.state import chain, electorate
 from protocol.state.base import Base
@@ -107,6 +107,10 @@ def _reduced_as_full() -> Sequence[Any]:
     return [patch.object(Justification, "highest_locks", highest_locks)]
 
 
+def _ratifying() -> Sequence[Any]:
+    return [patch.object(ratification, "objection_to_ratify", lambda kept, record: None)]
+
+
 def _coming() -> Sequence[Any]:
     return [patch.object(Candidate, "_wins", lambda self, other: False)]
 
@@ -117,7 +121,7 @@ def _all() -> Sequence[Any]:
 
 def _liar(seat: int, *absences: Seats) -> Config:
     """The liar proposes in attempt 0 or in attempt 1."""
-    return Config((seat,), 2, (WHOLE, *absences), progress=False)
+    return Config((seat,), 2, (WHOLE, *absences), progress=False, ratifying=False)
 
 
 MUTATIONS = (
@@ -130,6 +134,7 @@ MUTATIONS = (
     Mutation(
         "reduced-as-full", "locks of a part count as locks of the whole electorate", _liar(1, (0, 2, 3)), _reduced_as_full
     ),
+    Mutation("ratifying", "who is locked on another record ratifies one", Config((0,), 2, progress=False), _ratifying),
 )
 
 RETURNS = (

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from protocol.consensus import ratification
 from protocol.state.chain import is_full, prefer
+from protocol.state.electorate import quorum_size
 from protocol.wire.messages import Certificate, Commit, Motion, Step
 from tests.explore.certificates import Assembled, Certificates
 from tests.explore.council import NAMES, SEATS, BallotKey, Council, LockKey, RollKey, Seats, VoteKey
@@ -38,7 +40,7 @@ class Config:
 
     in_order: whether states are left out that differ only in the order of independent steps (`Search.moves`).
     symmetric: whether of states that differ only in who is who one is explored.
-    progress: whether it is looked at that nobody is stuck.
+    progress: whether it is looked at that nobody is stuck.  ratifying: and which records could be ratified in each state.
     max_states, max_s: the search stops there, and is then not exhaustive.
     """
 
@@ -48,6 +50,7 @@ class Config:
     in_order: bool = False
     symmetric: bool = True
     progress: bool = True
+    ratifying: bool = True
     max_states: int = 10_000_000
     max_s: float = 3600.0
 
@@ -97,6 +100,7 @@ class Search:
         self._progress = Progress(self.council, self.electors, self.motions, self.honest, config.liars, config.attempts)
         self._pasts: dict[int, Past] = {}
         self._flaws: dict[int, str | None] = {}
+        self._ratifies: dict[tuple[int, int], bool] = {}
         self._said: dict[int, tuple[dict[BallotKey, frozenset[RollKey]], frozenset[VoteKey]]] = {}
 
     # -- the search ---------------------------------------------------------------------------------------------------
@@ -255,7 +259,10 @@ class Search:
         assembled = self.assembled(state)
         if id(assembled) not in self._flaws:
             self._flaws[id(assembled)] = self._flaw_of(assembled)
-        return self._flaws[id(assembled)] or (self._progress.flaw(state) if self.config.progress else None)
+        flaw = self._flaws[id(assembled)]
+        if flaw is None and self.config.ratifying:
+            flaw = self._flaw_of_ratification(state, assembled)
+        return flaw or (self._progress.flaw(state) if self.config.progress else None)
 
     def _flaw_of(self, assembled: Assembled) -> str | None:
         council = self.council
@@ -278,6 +285,26 @@ class Search:
                 if prefer(council.base.electors, commit, rival):
                     return f"a provisional certificate beats a full one: {pair}"
         return None
+
+    def _flaw_of_ratification(self, state: State, assembled: Assembled) -> str | None:
+        """Whether a record can be ratified beside another one that is certified by all.
+
+        Whoever ratifies says nothing afterwards, and nothing that others do follows from it: so it is as if all that do
+        had done so last.  Liars ratify everything.
+        """
+        for certified in {claim.record for claim in assembled.second if not claim.absent}:
+            for record in set(range(len(NAMES))) - {certified}:
+                ready = sum(self._may_ratify(number, record) for number in state) + len(self.config.liars)
+                if ready >= quorum_size(SEATS):
+                    return f"{NAMES[record]} can be ratified beside a full certificate for {NAMES[certified]}"
+        return None
+
+    def _may_ratify(self, number: int, record: int) -> bool:
+        known = self._ratifies.get((number, record))
+        if known is None:
+            objection = ratification.objection_to_ratify(self.electors.kept(number), self.council.hash(record))
+            known = self._ratifies[number, record] = objection is None
+        return known
 
     # -- how it came about --------------------------------------------------------------------------------------------
 

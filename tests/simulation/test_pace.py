@@ -1,8 +1,12 @@
-"""The rate and the time to the end of a round, as status and heartbeats tell them from the first moment of a round."""
+"""What heartbeats tell, the rate and the time to the end of a round from its first moment on; and how often they do."""
 
 from __future__ import annotations
 
+import trio
+
 from protocol.events import ComputeProgress, Event, RoundCommitted
+from protocol.membership.heartbeats import SOONEST
+from protocol.membership.liveness import BEAT_S
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
@@ -37,5 +41,27 @@ def test_the_rate_outlives_its_round() -> None:
             ),
             20,
         )
+
+    holds(simulate(2, scenario))
+
+
+def test_who_is_greeted_again_and_again_does_not_speak_to_all_each_time() -> None:
+    async def scenario(world: World) -> None:
+        first, second = world.seats
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=60)
+
+        async def heard_in_a_minute(tell_every_s: float) -> int:
+            before = world.wire.arrivals["gossip", second.peer]
+            until = world.now() + 60
+            while world.now() < until:
+                assert first.node is not None
+                first.node._activity.tell_now()
+                await trio.sleep(tell_every_s)
+            return world.wire.arrivals["gossip", second.peer] - before
+
+        seldom, often = await heard_in_a_minute(60.0), await heard_in_a_minute(0.01)
+        assert often <= seldom + 2 * 60 / (SOONEST * BEAT_S), "a heartbeat and the READY, a tenth of the time apart"
 
     holds(simulate(2, scenario))

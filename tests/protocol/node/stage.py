@@ -24,13 +24,15 @@ from protocol.node.current_round import CurrentRound
 from protocol.node.dispatcher import Dispatcher
 from protocol.node.evaluator import Evaluator
 from protocol.node.guard import Guard
+from protocol.node.ratifier import Ratifier
 from protocol.node.readys import Readys
 from protocol.node.statements import Statements
 from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
 from protocol.wire.body import Body
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Ready, pack
+from protocol.wire.messages import Certificate, Ready, pack
 from protocol.wire.presence import Role
 from tests.protocol.chains import a_replica, a_run
 from tests.protocol.peers import ANN, ME, TableNetwork, a_first_ready, a_session, at_once
@@ -42,6 +44,9 @@ class StageNetwork(TableNetwork):
     def __init__(self) -> None:
         super().__init__()
         self.welcomed: list[PeerId] = []
+
+    def connected(self) -> list[PeerId]:
+        return list(self.answers)
 
     def welcome(self, peer: PeerId) -> None:
         self.welcomed.append(peer)
@@ -79,7 +84,8 @@ class Stage:
             current,
         )
         serving = Serving(replica, at_once)
-        self.answers = Answers(session, handshake, self.ejections, serving, self.statements, current)
+        self.ratifier = Ratifier(session, guard, replica, at_once, self._strengthen, is_copy=False)
+        self.answers = Answers(session, handshake, self.ejections, serving, self.statements, self.ratifier, current)
         self.dispatcher = Dispatcher(
             session,
             guard,
@@ -92,6 +98,10 @@ class Stage:
             self.answers,
             current,
         )
+
+    async def _strengthen(self, round: int, record: Hash, certificate: Certificate) -> bool:
+        self.replica.history.strengthen(round, certificate)
+        return True
 
     def said(self, author: Identity, body: Body) -> bytes:
         """A statement of `author` in this run."""

@@ -29,7 +29,7 @@ BEGIN = ["ejections.load", "keeper.load", "keeper.restore", "gathering.listen"]
 GOODBYE = ["rounds.hand_over", "heartbeats.say_goodbye"]
 REACH = ["keeper.reach_tip", "ejections.look_again"]
 ROUND = [*REACH, "gathering.may_begin", "rounds.run_next"]
-BESIDE = {"heartbeats.run", "ejections.announce", "watch.run"}
+BESIDE = {"heartbeats.run", "ejections.announce", "watch.run", "ratifier.run"}
 
 
 class Part:
@@ -66,6 +66,7 @@ class Stage:
             "heartbeats": Part("heartbeats", self.log, say_goodbye=lambda: HEARD_BY),
             "ejections": Part("ejections", self.log),
             "watch": Part("watch", self.log),
+            "ratifier": Part("ratifier", self.log),
             "keeper": Part("keeper", self.log, advance=lambda commit: checkpoint_due, repair=self.repaired.append),
             "gathering": Part("gathering", self.log, may_begin=self._may_begin),
         }

@@ -44,7 +44,7 @@ def write_result(store: Store, round: int, root: Hash, data: bytes = b"result") 
 def test_records_are_counted_up_to_the_first_gap(tmp_path: Path, commits: list[Commit]) -> None:
     store = Store(tmp_path)
     for round in (0, 1, 3):
-        store.records.append(commits[round])
+        store.records.write(commits[round])
     again = Store(tmp_path).records
     assert (again.length(), again.at(1), again.at(2), again.at(3)) == (2, commits[1], None, commits[3])
 
@@ -53,7 +53,7 @@ def test_records_are_counted_up_to_the_first_gap(tmp_path: Path, commits: list[C
 def test_a_damaged_record_counts_as_absent_and_is_set_aside(tmp_path: Path, damage: bytes, commits: list[Commit]) -> None:
     store = Store(tmp_path)
     for commit in commits[:3]:
-        store.records.append(commit)
+        store.records.write(commit)
     (tmp_path / "records" / "00000001").write_bytes(damage)
     assert History(SETTINGS, Store(tmp_path)).length == 1, "what stands on it leads nowhere"
     assert sorted(path.name for path in (tmp_path / "records").iterdir()) == ["00000000", "00000001.corrupt"]

@@ -1,0 +1,149 @@
+"""Votes to ratify are asked for, and whatever is answered changes the chain only by a quorum of true ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trio
+
+from protocol.consensus.ratification import RATIFYING, vote_to_ratify
+from protocol.network.interface import Refused
+from protocol.node.rounds import kept_on_disk
+from protocol.state.base import Base
+from protocol.state.history import History
+from protocol.wire.body import decode_body
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Certificate, Kept, Signature, Step, Vote, pack
+from protocol.wire.questions import RatificationRequest
+from tests.protocol.chains import FIVE, a_run, grow
+from tests.protocol.node.stage import Stage, on_stage
+from tests.protocol.peers import ME
+
+OTHERS = FIVE[:3]
+FOUNDERS = sorted([*OTHERS, ME], key=lambda each: each.peer_id)
+RUN = a_run(*FOUNDERS)
+ASKING_S = 60.0
+
+
+def provisional(stage: Stage, *, built_upon: bool = True) -> tuple[Base, Hash]:
+    """A chain whose second record was made without two electors, and whose third one may be full; where the second stands,
+    and its hash."""
+    replica = stage.replica
+    grow(replica, 1, FOUNDERS, voters=FOUNDERS)
+    away = [peer for peer in FOUNDERS if peer != ME][:2]
+    grow(replica, 1, FOUNDERS, voters=FOUNDERS, absent=away)
+    grow(replica, 1, FOUNDERS, voters=FOUNDERS, absent=() if built_upon else away)
+    base = replica.history.base_at(1, replica.history.tip_at(1))
+    assert base is not None
+    return base, replica.history.tip_at(2)
+
+
+def signed(voters: Sequence[Identity], vote: Vote) -> list[Signature]:
+    found = [Signature(peer=each.peer_id, signature=pack(each, RUN.run, vote).signature) for each in voters]
+    return sorted(found, key=lambda each: each.peer)
+
+
+def says(stage: Stage, peer: Identity, data: bytes) -> None:
+    """From now on this neighbour answers every question in this way."""
+
+    async def answer(kind: str, question: bytes) -> bytes:
+        assert kind == "ratification"
+        return data
+
+    stage.network.answers[peer.peer_id] = answer
+
+
+async def run_for(stage: Stage, seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        await stage.ratifier.run()
+
+
+def kept_at(stage: Stage, base: Base) -> Kept | None:
+    return kept_on_disk(stage.replica.store.votes.load(base.round, base.tip))
+
+
+def test_our_vote_is_on_disk_and_shown_and_with_a_quorum_of_others_the_record_is_full(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        base, record = provisional(stage)
+        question = RatificationRequest(round=1, record_hash=record).encode()
+        with pytest.raises(Refused):
+            await stage.ratifier.answer(OTHERS[0].peer_id, question)
+        await run_for(stage, ASKING_S)
+        kept = kept_at(stage, base)
+        assert kept is not None and (kept.attempt, kept.second) == (RATIFYING, record)
+        shown = decode_body(Certificate, await stage.ratifier.answer(OTHERS[0].peer_id, question))
+        assert [each.peer for each in shown.votes] == [ME.peer_id] and stage.replica.history.final == 1
+        for peer in OTHERS[:2]:
+            votes = signed([peer], vote_to_ratify(base, record))
+            says(stage, peer, Certificate(attempt=RATIFYING, absent=[], votes=votes).encode())
+        await run_for(stage, ASKING_S)
+        replica = stage.replica
+        assert replica.history.final == replica.history.length == 3
+        assert History(replica.rounds, replica.store).final == 3, "on disk, too"
+        shown = decode_body(Certificate, await stage.ratifier.answer(OTHERS[0].peer_id, question))
+        assert len(shown.votes) == 3 and shown == replica.history.commit_at(1).certificate
+
+    on_stage(tmp_path, check, RUN)
+
+
+def test_a_full_certificate_of_another_attempt_does_as_well(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        base, record = provisional(stage, built_upon=False)
+        for round in (1, 2):
+            tip, name = stage.replica.history.tip_at(round), stage.replica.history.tip_at(round + 1)
+            vote = Vote(round=round, base=tip, attempt=7, step=Step.SECOND, absent=[], record_hash=name)
+            says(stage, OTHERS[0], Certificate(attempt=7, absent=[], votes=signed(OTHERS, vote)).encode())
+            await run_for(stage, ASKING_S)
+        assert stage.replica.history.final == 3
+        assert kept_at(stage, base) is None, "nothing full stood on it, so we did not vote"
+
+    on_stage(tmp_path, check, RUN)
+
+
+def test_hostile_answers_change_nothing(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        base, record = provisional(stage)
+        other = Hash(bytes(32))
+        vote = vote_to_ratify(base, record)
+        strangers = [Identity.from_seed(bytes([number]) * 32) for number in range(100, 160)]
+        certificates = [
+            Certificate(attempt=RATIFYING, absent=[], votes=signed(OTHERS, vote_to_ratify(base, other))),
+            Certificate(attempt=RATIFYING, absent=[], votes=signed(strangers, vote)),
+            Certificate(attempt=RATIFYING, absent=[], votes=[signed(OTHERS[:1], vote)[0]] * 4),
+            Certificate(attempt=RATIFYING, absent=[OTHERS[0].peer_id], votes=signed(OTHERS, vote)),
+            Certificate(attempt=3, absent=[], votes=signed(OTHERS, vote)),
+            stage.replica.history.commit_at(1).certificate,
+        ]
+        for data in [b"", b"\xff" * 100_000, *(each.encode() for each in certificates)]:
+            says(stage, OTHERS[0], data)
+            await run_for(stage, ASKING_S)
+            assert stage.replica.history.final == 1 and stage.guard.failures == 0
+
+    on_stage(tmp_path, check, RUN)
+
+
+@pytest.mark.parametrize("what", ["nothing stands on it", "locked", "lost", "incomplete", "copied"])
+def test_who_may_have_said_something_else_does_not_ratify(tmp_path: Path, what: str) -> None:
+    async def check(stage: Stage) -> None:
+        base, _ = provisional(stage, built_upon=what != "nothing stands on it")
+        votes = stage.replica.store.votes
+        if what == "locked":
+            kept = Kept(
+                round=1, base=base.tip, attempt=RATIFYING, absent=[], first=None, second=bytes(32), lock=None, reduced=None
+            )
+            votes.save(1, base.tip, kept.encode())
+        elif what == "lost":
+            votes.save(1, base.tip, b"no Kept")
+        elif what == "incomplete":
+            votes.set_complete_from(2)
+        elif what == "copied":
+            stage.ratifier._is_copy = True
+        await run_for(stage, ASKING_S)
+        question = RatificationRequest(round=1, record_hash=stage.replica.history.tip_at(2)).encode()
+        with pytest.raises(Refused):
+            await stage.ratifier.answer(PeerId(OTHERS[0].peer_id), question)
+
+    on_stage(tmp_path, check, RUN)
