@@ -12,6 +12,7 @@ from tests.attacks import (
     histories,
     newcomers,
     proposers,
+    ratifying,
     resources,
     standing,
     voters,
@@ -30,6 +31,7 @@ MODULES = (
     cabals,
     standing,
     newcomers,
+    ratifying,
 )
 SIMULATED: dict[str, Attack] = {attack.name: attack for module in MODULES for attack in module.ATTACKS}
 
