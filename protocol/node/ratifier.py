@@ -6,8 +6,6 @@ not told: whoever lacks some asks another peer every few seconds, and gets all t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import trio
 
 from protocol.consensus.ratification import RATIFYING, Tally, objection_to_ratify, ratify
@@ -31,22 +29,21 @@ EVERY_S = 5.0
 """Seconds between two questions to others."""
 ANSWER_S = 5.0
 
-Strengthen = Callable[[int, Hash, Certificate], Awaitable[bool]]
-
 
 class Ratifier:
     """Votes, collects votes and answers for one node.
 
-    strengthen: puts a full certificate in place of a provisional one, for this round and record; whether it did.
+    changing: held while the chain changes.  We vote while it does not: else it could go back to the tip on which the record
+    stands, and a round there would not know of the vote.
     is_copy: the data directory was copied or put back.  Until the rounds vote again nothing is ratified, and never a record
     of before: what we said there may be missing.
     """
 
     def __init__(
-        self, session: Session, guard: Guard, replica: Replica, offload: Offload, strengthen: Strengthen, *, is_copy: bool
+        self, session: Session, guard: Guard, replica: Replica, offload: Offload, changing: trio.Lock, *, is_copy: bool
     ) -> None:
         self._session, self._guard, self._replica = session, guard, replica
-        self._offload, self._strengthen, self._is_copy = offload, strengthen, is_copy
+        self._offload, self._changing, self._is_copy = offload, changing, is_copy
         self._tally: Tally | None = None
         """Of the first provisional record."""
         self._asked = 0
@@ -57,14 +54,24 @@ class Ratifier:
             await self._offload(self._replica.store.votes.set_complete_from, NEVER)
         while True:
             await trio.sleep(EVERY_S)
-            tally = self._tally = self._current()
-            if tally is None:
-                continue
-            await self._vote(tally)
-            found = tally.certificate if tally.is_enough else await self._ask(tally)
-            if found is not None and await self._strengthen(tally.base.round, tally.record, found):
-                final = self._replica.history.final
-                self._session.emit(Notice("info", f"the electors are back and agree: {final} rounds are final now"))
+            async with self._changing:
+                tally = self._tally = self._current()
+                if tally is not None:
+                    await self._vote(tally)
+            if tally is not None:
+                found = tally.certificate if tally.is_enough else await self._ask(tally)
+                if found is not None:
+                    await self._strengthen(tally, found)
+
+    async def _strengthen(self, tally: Tally, certificate: Certificate) -> None:
+        """Put a full certificate in place of the provisional one, if the record is still in our chain."""
+        history = self._replica.history
+        async with self._changing:
+            current = self._current()
+            if current is None or current.record != tally.record:
+                return
+            await self._offload(history.strengthen, tally.base.round, certificate)
+        self._session.emit(Notice("info", f"the electors are back and agree: {history.final} rounds are final now"))
 
     def _current(self) -> Tally | None:
         """The votes for the first provisional record of our chain; None when there is none, or nobody could ratify it."""

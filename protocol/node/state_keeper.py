@@ -20,7 +20,7 @@ from protocol.sync.claims import Claims
 from protocol.sync.following import Following, Move
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash
-from protocol.wire.messages import Certificate, Commit
+from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, WhyIdle
 
 TICK_S = 0.1
@@ -42,8 +42,8 @@ class StateKeeper:
     ) -> None:
         self._session, self._replica, self._offload, self._activity = session, replica, offload, activity
         self._catch_up, self._following, self._claims = catch_up, following, claims
-        self._changing = trio.Lock()
-        """Held while the state changes, or must not."""
+        self.changing = trio.Lock()
+        """Held while the chain or the state changes, or must not."""
         self._digest = b""
         self._second_thoughts = SecondThoughts()
 
@@ -106,7 +106,7 @@ class StateKeeper:
 
     async def _make(self, move: Move) -> None:
         """Another branch, or the same one further on; our own state again when that fails."""
-        async with self._changing:
+        async with self.changing:
             taken = False
             try:
                 taken = await self._following.take(move)
@@ -123,7 +123,7 @@ class StateKeeper:
         we have; the records beyond are kept as a branch, and followed as any other when their state is there.
         """
         history, catch_up = self._replica.history, self._catch_up
-        async with self._changing:
+        async with self.changing:
             try:
                 await catch_up.supplies.bring(history, catch_up.present(history.length), self._claims.sources())
                 await catch_up.replay()
@@ -153,7 +153,7 @@ class StateKeeper:
         """The record to disk, then its result into the state.  Whether a checkpoint is due.  Raises `StoreFull`."""
         record, history = commit.record, self._replica.history
         self._activity.show(Phase.APPLYING, WhyIdle.COMMITTING, f"applying round {record.round}")
-        async with self._changing:
+        async with self.changing:
             await self._offload(history.append, commit)
             self._following.go_on(was_away=self._activity.was_away)
             self._activity.was_away = False
@@ -180,22 +180,12 @@ class StateKeeper:
     async def checkpoint(self) -> None:
         """Write the state while the trainer computes: nobody changes it before the next commit.  Raises `StoreFull`."""
         state, store, history = self._replica.state, self._replica.store, self._replica.history
-        async with self._changing:
+        async with self.changing:
             rounds = state.rounds
             leaves = await self._offload(state.leaves)
             await self._offload(store.checkpoints.write, rounds, history.tip_at(rounds), leaves, state.view)
             await self._offload(store.prune, history, history.final)
         self._session.emit(CheckpointWritten(rounds, state.size_bytes))
-
-    async def strengthen(self, round: int, record: Hash, certificate: Certificate) -> bool:
-        """Put a full certificate, which the caller has verified, in place of the provisional one of this record; False when
-        it is not in our chain any more, or is full already.  Raises `StoreFull`."""
-        history = self._replica.history
-        async with self._changing:
-            if round not in history.provisional or history.tip_at(round + 1) != record:
-                return False
-            await self._offload(history.strengthen, round, certificate)
-        return True
 
     # -- repair -------------------------------------------------------------------------------------------------------
 
@@ -206,7 +196,7 @@ class StateKeeper:
         """
         history, before = self._replica.history, self._digest
         self._session.emit(Desynced(history.length, before.hex(), right.hex()))
-        async with self._changing:
+        async with self.changing:
             await self.restore()
             if self._digest == before and len(history.roster.electorate.electors) >= FEWEST_SEATED:
                 await self._catch_up.supplies.fetch_newest_checkpoint(history, self._claims.sources(), at_least=0)

@@ -30,9 +30,8 @@ from protocol.node.statements import Statements
 from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
 from protocol.wire.body import Body
-from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Certificate, Ready, pack
+from protocol.wire.messages import Ready, pack
 from protocol.wire.presence import Role
 from tests.protocol.chains import a_replica, a_run
 from tests.protocol.peers import ANN, ME, TableNetwork, a_first_ready, a_session, at_once
@@ -83,8 +82,8 @@ class Stage:
             self.readys,
             current,
         )
-        serving = Serving(replica, at_once)
-        self.ratifier = Ratifier(session, guard, replica, at_once, self._strengthen, is_copy=False)
+        serving, self.changing = Serving(replica, at_once), trio.Lock()
+        self.ratifier = Ratifier(session, guard, replica, at_once, self.changing, is_copy=False)
         self.answers = Answers(session, handshake, self.ejections, serving, self.statements, self.ratifier, current)
         self.dispatcher = Dispatcher(
             session,
@@ -98,10 +97,6 @@ class Stage:
             self.answers,
             current,
         )
-
-    async def _strengthen(self, round: int, record: Hash, certificate: Certificate) -> bool:
-        self.replica.history.strengthen(round, certificate)
-        return True
 
     def said(self, author: Identity, body: Body) -> bytes:
         """A statement of `author` in this run."""

@@ -147,3 +147,20 @@ def test_who_may_have_said_something_else_does_not_ratify(tmp_path: Path, what: 
             await stage.ratifier.answer(PeerId(OTHERS[0].peer_id), question)
 
     on_stage(tmp_path, check, RUN)
+
+
+def test_we_vote_only_while_the_chain_does_not_change(tmp_path: Path) -> None:
+    """It goes back to the tip on which the record stands, while we wait: a round there is bound by what it has read."""
+
+    async def check(stage: Stage) -> None:
+        base, _ = provisional(stage)
+        async with stage.changing, trio.open_nursery() as nursery:
+            nursery.start_soon(run_for, stage, ASKING_S)
+            await trio.sleep(ASKING_S / 2)
+            stage.replica.history.switch(1, "", 1)
+            stage.changing.release()
+            await trio.sleep(ASKING_S)
+            await stage.changing.acquire()
+        assert kept_at(stage, base) is None
+
+    on_stage(tmp_path, check, RUN)
