@@ -1,8 +1,8 @@
 """The one stream of events: everything a person or a test can learn about a running peer.
 
 Small frozen dataclasses that import nothing heavy, so that the live view, the TUI and the tests can read them.
-`to_fields` and `from_fields` are the form on the control socket and in the event log: a flat map with the class's name
-under "event"; docs/events.md is its schema.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes, times are
+`to_fields` and `protocol.event_reading` are the form on the control socket and in the event log: a flat map with the class's
+name under "event"; docs/events.md is its schema.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes, times are
 seconds, losses are nats a token.
 """
 
@@ -239,6 +239,15 @@ class RoundVoted(Event):
 
 
 @dataclass(frozen=True)
+class RecordRatified(Event):
+    """This peer votes to make a provisional record full, or has a quorum of such votes.  final: rounds that are final."""
+
+    round: int
+    record: str
+    final: int
+
+
+@dataclass(frozen=True)
 class RoundCommitted(Event):
     """A record is on disk, about to be applied.  tip: its hash.  tokens, loss: of all members.  mine: whether we are one."""
 
@@ -385,15 +394,3 @@ class Notice(Event):
 
 PROGRESS = (ComputeProgress, EvalProgress, ExchangeProgress, SyncProgress)
 """Events that the next one of their kind makes stale: there are many, and only the newest is worth keeping."""
-EVENTS: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasses__()}
-
-
-def from_fields(fields: dict[str, Any]) -> Event:
-    """The event in `fields`; raises ValueError when there is no such event or its fields are wrong."""
-    cls = EVENTS.get(fields.get("event", ""))
-    if cls is None:
-        raise ValueError(f"no such event: {fields.get('event')!r}")
-    try:
-        return cls(**{name: value for name, value in fields.items() if name != "event"})
-    except TypeError as error:
-        raise ValueError(f"event {cls.__name__} with wrong fields") from error

@@ -127,6 +127,8 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
             return f"round {round}: {checked} averages of others computed again{missing}"
         case ev.RoundVoted(round, attempt, _):
             return f"round {round}: voted"
+        case ev.RecordRatified(round, _, final):
+            return f"round {round}: {'final now that its electors are back' if final > round else 'voted to make it final'}"
         case ev.RoundCommitted(round, tip, members, tokens, loss, mine):
             part = "" if mine else ", without us"
             return (

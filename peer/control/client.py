@@ -21,7 +21,8 @@ from typing import Any, Self
 
 import msgpack
 
-from protocol.events import Event, from_fields
+from protocol.event_reading import from_fields
+from protocol.events import Event
 from protocol.status import PeerStatus
 
 SOCKET_NAME = "control.sock"

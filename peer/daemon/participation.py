@@ -32,7 +32,7 @@ from peer.resources.check import check_resources
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.open_files import raise_open_files
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
-from protocol.events import Event, Notice, PhaseChanged, RoundVoted
+from protocol.events import Event, Notice, PhaseChanged, RecordRatified, RoundVoted
 from protocol.network.interface import Network
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
 from protocol.network.libp2p.dialer import peer_of
@@ -229,7 +229,7 @@ class Participation:
 
         def emit(event: Event) -> None:
             self._emit(event)
-            if isinstance(event, RoundVoted):
+            if isinstance(event, RoundVoted | RecordRatified):
                 nursery.start_soon(trio.to_thread.run_sync, self._mark_again)
 
         session, replica = Session(self._identity, signed.run, network, emit), Replica.open(signed, self.store, state)

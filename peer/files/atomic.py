@@ -32,10 +32,10 @@ def write_atomically(path: Path, data: bytes | Callable[[int], bytes], *, replac
             file.write(data if isinstance(data, bytes) else data(os.fstat(file.fileno()).st_ino))
             file.flush()
             os.fsync(file.fileno())
-        if replace:
-            os.replace(temporary, path)
-        else:
-            _place_new(Path(temporary), path)
+            if replace:  # while it is locked
+                os.replace(temporary, path)
+            else:
+                _place_new(Path(temporary), path)
     finally:
         Path(temporary).unlink(missing_ok=True)
     _sync_folder(path.parent)

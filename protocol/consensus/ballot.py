@@ -11,6 +11,9 @@ from protocol.state.electorate import tolerated
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import mask_of
 
+RATIFYING = 1 << 40
+"""The last attempt of every tip: in it electors ratify a record (`protocol.consensus.ratification`), and hold no ballot."""
+
 
 @dataclass(frozen=True)
 class Ballot:
@@ -54,8 +57,9 @@ class Ballot:
 
     @property
     def is_sound(self) -> bool:
-        """Whether `absent` names electors, sorted, each once."""
-        return list(self.absent) == sorted(set(self.absent)) and set(self.absent) <= set(self.base.electors)
+        """Whether there may be such a ballot: `absent` names electors, sorted, each once."""
+        names = list(self.absent) == sorted(set(self.absent)) and set(self.absent) <= set(self.base.electors)
+        return names and self.attempt < RATIFYING
 
 
 def held_mask(electors: Sequence[PeerId], held: Sequence[PeerId]) -> bytes:

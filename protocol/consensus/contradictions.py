@@ -147,7 +147,7 @@ def _unjustified(run: Hash, sender: PeerId, body: Proposal | Motion, base: Base,
     if sender not in base.electors:
         return None
     if not ballot.is_sound:
-        return "it takes others than electors for absent"
+        return "it takes others than electors for absent, or is of an attempt that has no ballot"
     if not ballot.may_propose(sender):
         return "it was not its turn"
     try:

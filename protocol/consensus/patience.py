@@ -125,6 +125,11 @@ class Slowness:
             if (kept := {round: seconds for round, seconds in rounds.items() if round > base.round - WINDOW})
         }
 
+    def forget(self, peers: Collection[PeerId]) -> None:
+        """These have stalled, and that is remembered elsewhere."""
+        for peer in peers:
+            self._seconds.pop(peer, None)
+
     def take_beyond(self, most_s: float) -> list[PeerId]:
         """Those that kept us waiting for longer than this in all: that is a stall, and counts as one once."""
         late = [name for name, rounds in self._seconds.items() if sum(rounds.values()) > most_s]

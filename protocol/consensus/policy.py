@@ -42,14 +42,12 @@ ANSWER_S = 0.5
 """Seconds to answer a request to finish."""
 
 
-def fair_time(settings: RoundSettings, took_s: float, members: int) -> float:
+def fair_time(took_s: float, members: int) -> float:
     """For how long (s) a round of so many members may wait for one of them: what it brings is worth that.
 
     took_s: the time that the others took for their work.
     """
-    if took_s < ANSWER_S:
-        return settings.grace_s  # we came late ourselves, and know nothing
-    return min(settings.grace_s, LATE * took_s / members)
+    return LATE * took_s / members
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,9 @@ class ClosingPolicy:
         took_s: until a quorum was ready.  Strangers and peers that are gone do not make it shorter.
         """
         ready = sum(peer in self.readys for peer in self.base.electors) or len(self.readys)
-        return fair_time(self.settings, took_s, ready)
+        if took_s < ANSWER_S:
+            return self.settings.grace_s  # we came late ourselves, and know nothing
+        return min(self.settings.grace_s, fair_time(took_s, ready))
 
     def _hurry(self, late: Collection[PeerId], now: float) -> list[RoundEffect]:
         """Ask these trainers to finish."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from protocol.consensus.ballot import RATIFYING
 from protocol.consensus.voting import blank, enter
 from protocol.state.base import Base
 from protocol.state.chain import quorum_of, record_hash
@@ -22,13 +23,10 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Kept, Signature, Step, Vote
 
-RATIFYING = 1 << 40
-"""The number of the last attempt of every tip.  No round comes near it: attempts are begun one by one."""
-
 
 def has_ratified(kept: Kept | None) -> bool:
     """Whether an elector has said its last word at this tip."""
-    return kept is not None and kept.attempt >= RATIFYING
+    return kept is not None and kept.attempt == RATIFYING
 
 
 def objection_to_ratify(kept: Kept | None, record: Hash) -> str | None:

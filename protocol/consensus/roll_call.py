@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.consensus.ballot import Ballot, held_in
+from protocol.consensus.ballot import RATIFYING, Ballot, held_in
 from protocol.consensus.justification import Justification, check_lock, check_roll, demanded
 from protocol.consensus.round_state import RoundState
 from protocol.wire.canonical import Malformed
@@ -40,6 +40,8 @@ class RollCall:
             return None
         if sender not in electors and (sender not in state.closing.readys or set(roll.absent) != set(electors)):
             return "its sender does not vote"
+        if roll.attempt >= RATIFYING:
+            return "there is no such attempt"
         known = self._rolls.get(sender)
         if known is not None and known[0].attempt > roll.attempt:
             return None

@@ -9,6 +9,7 @@ from protocol.consensus.effects import BeginExchange, ObtainResult, Persist, Rej
 from protocol.consensus.justification import Justification, carries_lock, justify
 from protocol.consensus.policy import CALL_S, RESEND_S
 from protocol.consensus.reports import reminder, result_for_planner
+from protocol.consensus.roll_call import MAX_LEAD
 from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
 from protocol.consensus.validation import flaw_of_motion, flaw_of_plan, is_in, plan_of
@@ -204,6 +205,8 @@ class Voter:
             return f"it is of attempt {ballot.attempt}, and attempt {state.attempt} was entered"
         if not state.closing.may_be_absent(ballot.absent, view):
             return "it goes on without an elector that we do not take for gone"
+        if ballot.absent and ballot.attempt > state.attempt + MAX_LEAD:
+            return "it is far ahead, and a quorum of a part may be liars"
         return None
 
     def _answered(self, attempt: int) -> None:

@@ -244,10 +244,14 @@ class ExchangeMachine:
         ]
 
     def _delaying(self) -> set[PeerId]:
-        """Members whose parts alone a chunk of ours lacks: those of more than half are here."""
-        mine = [chunk for chunk in self._parts if chunk not in self._reducing and self.owner(chunk) == self.me]
-        nearly = [chunk for chunk in mine if 2 * len(self._parts[chunk]) > len(self.members)]
-        return {peer for chunk in nearly for peer in self._missing(chunk)}
+        """Members for whose parts alone we wait: of every chunk of ours that is not averaged, more than half are here.
+
+        Before that they cost nothing, however far behind the others they are.
+        """
+        mine = [chunk for chunk in range(self.chunks) if chunk not in self.entries and self.owner(chunk) == self.me]
+        if any(2 * len(self._parts.get(chunk, ())) <= len(self.members) for chunk in mine):
+            return set()
+        return {peer for chunk in mine if chunk not in self._reducing for peer in self._missing(chunk)}
 
     def _is_awaited(self, peer: PeerId) -> bool:
         return self.shares.get(peer, 1.0) > 0

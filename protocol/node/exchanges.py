@@ -118,11 +118,12 @@ class Exchanges:
         return [peer for running in self._running.values() for peer in running.exchange.machine.stalled]
 
     def delays(self) -> dict[PeerId, float]:
-        """How long (s) members kept our averages of this round waiting."""
+        """How long (s) members that were not given up kept our averages of this round waiting."""
         delays: dict[PeerId, float] = {}
-        for running in self._running.values():
-            for peer, seconds in running.exchange.machine.delays.seconds.items():
-                delays[peer] = delays.get(peer, 0.0) + seconds
+        for machine in [running.exchange.machine for running in self._running.values()]:
+            for peer, seconds in machine.delays.seconds.items():
+                if not machine.is_lost(peer):
+                    delays[peer] = max(delays.get(peer, 0.0), seconds)
         return delays
 
     def peer_dead(self, peer: PeerId) -> None:

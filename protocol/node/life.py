@@ -57,6 +57,7 @@ class Life:
         async with self._dispatcher.open() as nursery:
             await self._ejections.load()
             await self._keeper.load()
+            await self._ratifier.load()
             nursery.start_soon(self._heartbeats.run)
             nursery.start_soon(self._ejections.announce)
             nursery.start_soon(self._watch.run, nursery)

@@ -82,7 +82,9 @@ class Node:
         self._ejections = Ejections(session, replica, membership, offload)
         self._readys = Readys(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
-        self._ratifier = Ratifier(session, guard, replica, offload, self._keeper.changing, is_copy=settings.is_copy)
+        self._ratifier = Ratifier(
+            session, guard, replica, offload, self._following, self._keeper.changing, is_copy=settings.is_copy
+        )
         self.dispatcher = self._make_dispatcher(offload)
         self._life = self._make_life(offload)
         self.goodbye_heard_by: int | None = None

@@ -1,15 +1,21 @@
 """Making the provisional records of our chain full, beside the rounds: from the first one on, for what is final is a prefix.
 
-We vote for one when a full record stands on it: then a quorum of the electors has gone on from it.  The votes are asked for,
-not told: whoever lacks some asks another peer every few seconds, and gets all that it knows.
+We vote for one that is settled for us and on which a full one stands.  From then on we do not go back before it, other than
+for a full record: an elector that did could say nothing there any more, and too many of them would leave that tip without a
+quorum.
+
+The votes are asked for, not told: whoever lacks some asks another peer every few seconds, and gets all that it knows.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import trio
 
-from protocol.consensus.ratification import RATIFYING, Tally, objection_to_ratify, ratify
-from protocol.events import Notice
+from protocol.consensus.ballot import RATIFYING
+from protocol.consensus.ratification import Tally, has_ratified, objection_to_ratify, ratify
+from protocol.events import RecordRatified
 from protocol.network.interface import NetworkError, Refused
 from protocol.network.session import Session
 from protocol.node.guard import Guard
@@ -18,6 +24,7 @@ from protocol.offload import Offload
 from protocol.state.chain import is_full, verify_quorum
 from protocol.state.replica import Replica
 from protocol.state.vote_files import NEVER
+from protocol.sync.settled import Settled
 from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
@@ -30,6 +37,16 @@ EVERY_S = 5.0
 ANSWER_S = 5.0
 
 
+class OurChain(Protocol):
+    """What changes our chain and knows how far it is settled (`protocol.sync.following.Following`)."""
+
+    settled: Settled
+
+    async def strengthen(self, round: int, certificate: Certificate) -> None:
+        """A provisional record becomes full by this certificate, which is verified."""
+        ...
+
+
 class Ratifier:
     """Votes, collects votes and answers for one node.
 
@@ -40,38 +57,54 @@ class Ratifier:
     """
 
     def __init__(
-        self, session: Session, guard: Guard, replica: Replica, offload: Offload, changing: trio.Lock, *, is_copy: bool
+        self,
+        session: Session,
+        guard: Guard,
+        replica: Replica,
+        offload: Offload,
+        chain: OurChain,
+        changing: trio.Lock,
+        *,
+        is_copy: bool,
     ) -> None:
         self._session, self._guard, self._replica = session, guard, replica
-        self._offload, self._changing, self._is_copy = offload, changing, is_copy
+        self._offload, self._chain, self._changing, self._is_copy = offload, chain, changing, is_copy
         self._tally: Tally | None = None
         """Of the first provisional record."""
         self._asked = 0
 
+    async def load(self) -> None:
+        """What we ratified in an earlier life still binds us."""
+        history, votes = self._replica.history, self._replica.store.votes
+        if self._is_copy:
+            await self._offload(votes.set_complete_from, NEVER)
+        for round in history.provisional:
+            kept = kept_on_disk(await self._offload(votes.load, round, history.tip_at(round)))
+            if kept is not None and has_ratified(kept) and kept.second == history.tip_at(round + 1):
+                self._chain.settled.bind(round + 1)
+
     async def run(self) -> None:
         """Until cancelled."""
-        if self._is_copy:
-            await self._offload(self._replica.store.votes.set_complete_from, NEVER)
         while True:
-            await trio.sleep(EVERY_S)
             async with self._changing:
                 tally = self._tally = self._current()
                 if tally is not None:
                     await self._vote(tally)
-            if tally is not None:
-                found = tally.certificate if tally.is_enough else await self._ask(tally)
-                if found is not None:
-                    await self._strengthen(tally, found)
+            found = tally.certificate if tally is not None and tally.is_enough else None
+            if tally is None or (found is None and (found := await self._ask(tally)) is None):
+                await trio.sleep(EVERY_S)
+            else:
+                await self._strengthen(tally, found)
 
     async def _strengthen(self, tally: Tally, certificate: Certificate) -> None:
         """Put a full certificate in place of the provisional one, if the record is still in our chain."""
-        history = self._replica.history
+        round = tally.base.round
         async with self._changing:
             current = self._current()
             if current is None or current.record != tally.record:
                 return
-            await self._offload(history.strengthen, tally.base.round, certificate)
-        self._session.emit(Notice("info", f"the electors are back and agree: {history.final} rounds are final now"))
+            await self._chain.strengthen(round, certificate)
+        self._session.emit(RecordRatified(round, tally.record.hex(), self._replica.history.final))
 
     def _current(self) -> Tally | None:
         """The votes for the first provisional record of our chain; None when there is none, or nobody could ratify it."""
@@ -89,12 +122,14 @@ class Ratifier:
     # -- our own vote -------------------------------------------------------------------------------------------------
 
     async def _vote(self, tally: Tally) -> None:
-        """For a record on which a full one stands, if we are an elector and nothing that we said forbids it.
+        """For a settled record on which a full one stands, if we are an elector and nothing that we said forbids it.
 
         It is on disk before anybody can ask for it.  Where it may be lost what we said there, we say nothing.
         """
-        me, base, votes = self._session.me, tally.base, self._replica.store.votes
+        me, base, votes, settled = self._session.me, tally.base, self._replica.store.votes, self._chain.settled
         if me not in base.electors or tally.has(me) or not self._is_built_upon(base.round):
+            return
+        if base.round >= settled.rounds:
             return
         if base.round < await self._offload(votes.complete_from):
             return
@@ -106,6 +141,8 @@ class Ratifier:
         bound, vote = ratify(kept, base, tally.record)
         if bound != kept:
             await self._offload(votes.save, base.round, base.tip, bound.encode())
+            settled.bind(base.round + 1)
+            self._session.emit(RecordRatified(base.round, tally.record.hex(), self._replica.history.final))
         tally.add([Signature(peer=me, signature=self._session.seal(vote).signature)])
 
     def _is_built_upon(self, round: int) -> bool:
@@ -116,13 +153,15 @@ class Ratifier:
     # -- the votes of others ------------------------------------------------------------------------------------------
 
     async def _ask(self, tally: Tally) -> Certificate | None:
-        """Ask the next of our neighbours, first electors whose vote we lack; a full certificate, if there is one now."""
+        """Ask the next of our neighbours, in turns any and an elector whose vote we lack; returns a full certificate, if
+        there is one now."""
         peers = sorted(self._session.network.connected())
-        peers = [peer for peer in peers if peer in tally.base.electors and not tally.has(peer)] or peers
         if not peers:
             return None
         self._asked += 1
-        peer = peers[self._asked % len(peers)]
+        lacking = [peer for peer in peers if peer in tally.base.electors and not tally.has(peer)]
+        chosen = lacking if lacking and self._asked % 2 else peers
+        peer = chosen[self._asked // 2 % len(chosen)]
         with self._guard.watch(peer, "ratification"):
             question = RatificationRequest(round=tally.base.round, record_hash=tally.record)
             try:

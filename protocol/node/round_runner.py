@@ -259,8 +259,8 @@ class RoundRunner:
         patience, round = self._patience, self.base.round
         members = {PeerId(member.peer) for member in self._outcome.record.members}
         late = members & {*self.exchanges.stalled(), *self.machine.followed_owners()}
-        fair_s = fair_time(self._replica.rounds, self._computed_s, len(members))
-        patience.slowness.note(self.exchanges.delays(), self.base, fair_s)
+        patience.slowness.forget(late)
+        patience.slowness.note(self.exchanges.delays(), self.base, fair_time(self._computed_s, len(members)))
         late |= {*patience.slowness.take_beyond(self._replica.rounds.stall_s)}
         judge(patience.members, self.base, late, members, each=True)
         patience.missed.note(self.machine.missed(), round)

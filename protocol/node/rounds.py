@@ -88,7 +88,7 @@ class Rounds:
             self._catch_up,
             self._ejections,
             self._contributor,
-            kept=kept,
+            kept=None if has_ratified(kept) else kept,
             abstains=lost or self._abstentions > 0 or has_ratified(kept),
             patience=self._patience,
             state_verified=state_verified,

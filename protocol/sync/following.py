@@ -34,7 +34,7 @@ from protocol.trainer_link import TrainerDied, TrainerGaveUp
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit
+from protocol.wire.messages import Certificate, Commit
 
 FOLLOW_AT_ONCE = 4
 PATIENCE_S = 15.0
@@ -86,7 +86,7 @@ class Following:
     ) -> None:
         self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
         self._claims, self._chains, self._choice, self._catch_up = claims, chains, choice, catch_up
-        self._held, self._settled = held, settled
+        self._held, self.settled = held, settled
         self._move: Move | None = None
         self._busy: dict[bool, None] = {}
         """Kinds of claimants (known or not) that are looked at now."""
@@ -120,12 +120,12 @@ class Following:
     def move(self) -> Move | None:
         """What to do once the round is left; None when there is nothing."""
         move, history = self._move, self._replica.history
-        if move is not None and move.tip != history.tip:
+        if move is not None and (move.tip != history.tip or move.branch.common < history.final):
             self._move = move = self._judged_again(move)
         return move
 
     def _judged_again(self, move: Move) -> Move | None:
-        """Our chain has changed since: what is left of the move."""
+        """Our chain has changed since, or more of it is final: what is left of the move."""
         if not move.branch.is_rooted or move.leader == self._session.me:
             return None
         rounds = min(self._choice.judge(move.branch, move.leader).rounds, move.rounds)
@@ -276,7 +276,7 @@ class Following:
         slots = (move.branch.slot, was.hex())
         self._move, self._moving, taken = None, True, False
         self._slots |= dict.fromkeys(slots)
-        self._settled.lose(move.branch.common)
+        self.settled.lose(move.branch.common)
         try:
             async with self._chain_in_use:
                 taken = await self._catch_up.take(move.branch, move.rounds, move.leader)
@@ -295,6 +295,11 @@ class Following:
         await self._offload(self._replica.store.prune, history, history.final)
         return taken
 
+    async def strengthen(self, round: int, certificate: Certificate) -> None:
+        """A provisional record of our chain becomes full, by this certificate, which the caller has verified."""
+        async with self._chain_in_use:
+            await self._offload(self._replica.history.strengthen, round, certificate)
+
     async def load(self) -> None:
         """Branches that an earlier life left; before the first look."""
         await self._held.load()
@@ -303,8 +308,8 @@ class Following:
         """We were there when the newest record was made; unless we were away before it, as when the one before was."""
         rounds = self._replica.history.length
         if was_away:
-            self._settled.lose(rounds)
-        self._settled.follow(rounds, trio.current_time())
+            self.settled.lose(rounds)
+        self.settled.follow(rounds, trio.current_time())
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,16 @@ from protocol.state.base import RoundSettings
 
 
 class Settled:
-    """`now` is trio time."""
+    """`now` is trio time.
+
+    What we ratified is settled for good: we can say nothing else on that tip, and going back to it would help nobody.
+    """
 
     def __init__(self, settings: RoundSettings) -> None:
         self._settings = settings
         self._followed: deque[tuple[int, float]] = deque()
         """Rounds after records that we followed, with the times; those that are not settled yet."""
-        self._rounds = 0
+        self._rounds = self._bound = 0
 
     def follow(self, rounds: int, now: float) -> None:
         """We were there when the record after which there are `rounds` rounds was made."""
@@ -32,10 +35,14 @@ class Settled:
 
     def lose(self, rounds: int) -> None:
         """Our chain changed after `rounds` rounds, or we were away: what came after is not settled."""
-        self._rounds = min(self._rounds, rounds)
+        self._rounds, self._bound = min(self._rounds, rounds), min(self._bound, rounds)
         self._followed.clear()
+
+    def bind(self, rounds: int) -> None:
+        """We have ratified the record after which there are `rounds` rounds."""
+        self._bound = max(self._bound, rounds)
 
     @property
     def rounds(self) -> int:
         """Records below this one are settled, if they were followed."""
-        return self._rounds
+        return max(self._rounds, self._bound)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from unittest.mock import patch
 
-from protocol.consensus.ratification import RATIFYING, vote_to_ratify
+from protocol.consensus.ballot import RATIFYING
+from protocol.consensus.ratification import vote_to_ratify
 from protocol.node.ratifier import Ratifier
 from protocol.state.base import Base
 from protocol.wire.body import decode_body
@@ -14,7 +15,7 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Certificate, Signature
 from protocol.wire.questions import RatificationRequest
 from tests.attacks.attack import Attack, Conduct
-from tests.attacks.stage import Stage
+from tests.attacks.stage import Stage, soon_settled_run
 from tests.simulation.seat import Seat
 
 Answer = Callable[[Ratifier, RatificationRequest], list[Signature]]
@@ -65,12 +66,21 @@ def _parted(say: Answer) -> Conduct:
             stage.world.faults.partition(stage.world.seats[:2], stage.world.seats[2:])
             await stage.world.until("rounds of the parts", lambda: stage.rounds() >= 5, 240)
             stage.world.faults.heal()
-            await stage.world.until("all is final", lambda: all(map(_is_final, stage.honest)), 240)
+            await stage.world.until("all is final", lambda: all(map(_is_final, stage.honest)), 400)
 
     return conduct
 
 
 ATTACKS = [
-    Attack(f"ratifies {name}", "after two parts of two went on alone", _parted(say), 4, 1, begun=False, paced=False)
+    Attack(
+        f"ratifies {name}",
+        "after two parts of two went on alone",
+        _parted(say),
+        4,
+        1,
+        run=soon_settled_run,
+        begun=False,
+        paced=False,
+    )
     for name, say in (("anything", anything), ("by forged votes", forged), ("nothing", nothing))
 ]

@@ -39,6 +39,14 @@ def founded_run(peers: int) -> SignedManifest:
 
 
 @lru_cache(maxsize=16)
+def soon_settled_run(peers: int) -> SignedManifest:
+    """The same, where what two records stand on is settled after a minute."""
+    manifest = founded_run(peers).manifest
+    rounds = manifest.rounds.model_copy(update={"settle_rounds": 2, "settle_s": 60.0})
+    return sign(ORGANISER, manifest.model_copy(update={"rounds": rounds}))
+
+
+@lru_cache(maxsize=16)
 def listed_run(peers: int) -> SignedManifest:
     """Founded by its seats, who are the only ones that it admits."""
     founders = sorted(identity_of(number).peer_id for number in range(peers))

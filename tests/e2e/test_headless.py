@@ -22,6 +22,7 @@ import pytest
 from peer.control.client import ControlClient, NotRunning
 from peer.errors import ExitCode
 from protocol import events as ev
+from protocol.event_reading import from_fields
 from protocol.status import PeerStatus
 from tests.e2e.swarm import CONNECT_EVERY_S, PATIENCE_S, TINY_RUN, Swarm
 
@@ -71,7 +72,7 @@ def line(stream: IO[str] | None) -> str:
 
 
 def event(text: str) -> ev.Event:
-    return ev.from_fields({key: value for key, value in json.loads(text).items() if key not in ("at", "mono")})
+    return from_fields({key: value for key, value in json.loads(text).items() if key not in ("at", "mono")})
 
 
 def test_the_first_line_says_who_and_where_and_the_last_how_it_ended(swarm: Swarm) -> None:

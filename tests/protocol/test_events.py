@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.events import EVENTS, PROGRESS, Event, Notice, from_fields
+from protocol.event_reading import EVENTS, from_fields
+from protocol.events import PROGRESS, Event, Notice
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
 ROWS = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| .+ \|$", DOCUMENT, re.MULTILINE))

@@ -26,6 +26,7 @@ from protocol.events import (
     PeerGone,
     PeerJoined,
     PeerSuspected,
+    RecordRatified,
     RolledBack,
     RoundCommitted,
     RoundProposed,
@@ -98,9 +99,11 @@ class Judge:
             raise Violation(f"calm: a {event.what} of {event.peer} at {peer}: {event.reason}")
         if isinstance(event, RoundCommitted):
             commit = node.commit_at(event.round)
-            self._agreement(peer, event, commit)
+            self._agreement(peer, event.round, event.tip, commit)
             self._mass(commit, event.tip)
             self._no_loss(peer, event, now)
+        elif isinstance(event, RecordRatified):
+            self._agreement(peer, event.round, event.record, node.commit_at(event.round))
         elif isinstance(event, StateApplied):
             self._order(peer, event)
             if event.rounds:
@@ -122,13 +125,13 @@ class Judge:
         elif isinstance(event, PeerJoined):
             self._alive[peer][PeerId(event.peer)] = None
 
-    def _agreement(self, peer: PeerId, event: RoundCommitted, commit: Commit) -> None:
+    def _agreement(self, peer: PeerId, round: int, tip: str, commit: Commit) -> None:
         seen = self._records.setdefault(commit.record.previous, {})
-        seen[event.tip] = seen.get(event.tip, False) or is_full(commit.certificate)
-        if len(seen) == 1 or event.round == 0:
+        seen[tip] = seen.get(tip, False) or is_full(commit.certificate)
+        if len(seen) == 1 or round == 0:
             return
         if sum(seen.values()) > 1:
-            raise Violation(f"agreement: round {event.round} was committed as {sorted(seen)}, at last by {peer}")
+            raise Violation(f"agreement: round {round} was committed as {sorted(seen)}, at last by {peer}")
 
     def _justice(self, accused: PeerId, judge: PeerId, now: float) -> None:
         if accused not in self.liars:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from protocol.consensus.ratification import RATIFYING
+from protocol.consensus.ballot import RATIFYING
 from protocol.state.vote_files import NEVER
-from tests.attacks.stage import founded_run
+from tests.attacks.stage import soon_settled_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
@@ -46,7 +46,7 @@ def test_provisional_records_become_full_when_the_absent_are_back() -> None:
         assert node is not None and final(world.seats[3]) == was < node.rounds
         provisional = node.commit_at(was)
         assert provisional.certificate.absent
-        await world.until("all is final", lambda: all(map(all_is_final, world.seats[:4])), within_s=120)
+        await world.until("all is final", lambda: all(map(all_is_final, world.seats[:4])), within_s=300)
         for seat in world.seats[:4]:
             assert seat.node is not None
             commit = seat.node.commit_at(was)
@@ -59,7 +59,7 @@ def test_provisional_records_become_full_when_the_absent_are_back() -> None:
             "who comes later believes it", lambda: all(final(s) > was + 3 for s in world.seats[3:]), within_s=60
         )
 
-    holds(simulate(5, scenario, signed=founded_run(4)))
+    holds(simulate(5, scenario, signed=soon_settled_run(4)))
 
 
 def test_a_copy_ratifies_nothing_of_before() -> None:
@@ -69,7 +69,7 @@ def test_a_copy_ratifies_nothing_of_before() -> None:
         copy, asked = world.seats[0], list[int]()
         was = await lose_and_regain(world, world.seats[:2], copies=[copy])
         here = world.seats[3]
-        await world.until("all is final", lambda: all_is_final(here), within_s=240)
+        await world.until("all is final", lambda: all_is_final(here), within_s=400)
         assert here.node is not None and copy.node is not None
         for round in range(was, was + 3):
             certificate = here.node.commit_at(round).certificate
@@ -80,4 +80,4 @@ def test_a_copy_ratifies_nothing_of_before() -> None:
         await world.until("its own votes are known again", lambda: votes.complete_from() < NEVER, within_s=60)
         assert votes.complete_from() > was + 3
 
-    holds(simulate(4, scenario, signed=founded_run(4)))
+    holds(simulate(4, scenario, signed=soon_settled_run(4)))

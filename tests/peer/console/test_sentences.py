@@ -7,6 +7,7 @@ from typing import Any
 from peer.console.sentences import level, sentence
 from peer.formatting import naming, short
 from protocol import events as ev
+from protocol.event_reading import EVENTS
 from tests.protocol.example_status import OTHER
 
 
@@ -39,7 +40,7 @@ def test_every_event_has_a_sentence_and_a_level() -> None:
         "int | None": 1,
         "list[dict[str, Any]]": [{"address": "/ip4/192.0.2.1/tcp/1", "times": 1, "problem": "x"}],
     }
-    for cls in ev.EVENTS.values():
+    for cls in EVENTS.values():
         event = cls(*[values[str(field.type)] for field in cls.__dataclass_fields__.values()])
         assert sentence(event) and level(event), cls
 

@@ -10,7 +10,8 @@ from trio.testing import MockClock
 
 from peer.console.sentences import level, sentence
 from peer.discovery.search import LEAST_GAP_S, MOST_GAP_S, OTHERWISE, TRYING, Search, check
-from protocol.events import Event, NobodyAnswers, from_fields
+from protocol.event_reading import from_fields
+from protocol.events import Event, NobodyAnswers
 from protocol.network.libp2p.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt
 from protocol.wire.identity import Identity, PeerId
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.consensus.ballot import RATIFYING
 from protocol.consensus.ratification import (
-    RATIFYING,
     Tally,
     has_ratified,
     objection_to_ratify,

@@ -29,9 +29,11 @@ from protocol.node.readys import Readys
 from protocol.node.statements import Statements
 from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
+from protocol.state.replica import Replica
+from protocol.sync.settled import Settled
 from protocol.wire.body import Body
 from protocol.wire.identity import Identity, PeerId
-from protocol.wire.messages import Ready, pack
+from protocol.wire.messages import Certificate, Ready, pack
 from protocol.wire.presence import Role
 from tests.protocol.chains import a_replica, a_run
 from tests.protocol.peers import ANN, ME, TableNetwork, a_first_ready, a_session, at_once
@@ -52,6 +54,17 @@ class StageNetwork(TableNetwork):
 
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
         pass
+
+
+class StageChain:
+    """Our chain; everything in it is settled, unless a test says otherwise."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica, self.settled = replica, Settled(replica.rounds)
+        self.settled.bind(1000)
+
+    async def strengthen(self, round: int, certificate: Certificate) -> None:
+        self._replica.history.strengthen(round, certificate)
 
 
 class Stage:
@@ -83,7 +96,8 @@ class Stage:
             current,
         )
         serving, self.changing = Serving(replica, at_once), trio.Lock()
-        self.ratifier = Ratifier(session, guard, replica, at_once, self.changing, is_copy=False)
+        self.chain = StageChain(replica)
+        self.ratifier = Ratifier(session, guard, replica, at_once, self.chain, self.changing, is_copy=False)
         self.answers = Answers(session, handshake, self.ejections, serving, self.statements, self.ratifier, current)
         self.dispatcher = Dispatcher(
             session,

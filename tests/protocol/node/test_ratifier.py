@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.consensus.ratification import RATIFYING, vote_to_ratify
+from protocol.consensus.ballot import RATIFYING
+from protocol.consensus.ratification import vote_to_ratify
 from protocol.network.interface import Refused
 from protocol.node.rounds import kept_on_disk
 from protocol.state.base import Base
 from protocol.state.history import History
+from protocol.sync.settled import Settled
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
@@ -125,7 +127,7 @@ def test_hostile_answers_change_nothing(tmp_path: Path) -> None:
     on_stage(tmp_path, check, RUN)
 
 
-@pytest.mark.parametrize("what", ["nothing stands on it", "locked", "lost", "incomplete", "copied"])
+@pytest.mark.parametrize("what", ["nothing stands on it", "not settled", "locked", "lost", "incomplete", "copied"])
 def test_who_may_have_said_something_else_does_not_ratify(tmp_path: Path, what: str) -> None:
     async def check(stage: Stage) -> None:
         base, _ = provisional(stage, built_upon=what != "nothing stands on it")
@@ -141,6 +143,9 @@ def test_who_may_have_said_something_else_does_not_ratify(tmp_path: Path, what: 
             votes.set_complete_from(2)
         elif what == "copied":
             stage.ratifier._is_copy = True
+            await stage.ratifier.load()
+        elif what == "not settled":
+            stage.chain.settled.lose(1)
         await run_for(stage, ASKING_S)
         question = RatificationRequest(round=1, record_hash=stage.replica.history.tip_at(2)).encode()
         with pytest.raises(Refused):
@@ -162,5 +167,20 @@ def test_we_vote_only_while_the_chain_does_not_change(tmp_path: Path) -> None:
             await trio.sleep(ASKING_S)
             await stage.changing.acquire()
         assert kept_at(stage, base) is None
+
+    on_stage(tmp_path, check, RUN)
+
+
+def test_what_we_ratified_stays_settled_over_a_restart_and_until_our_chain_is_another(tmp_path: Path) -> None:
+    async def check(stage: Stage) -> None:
+        provisional(stage)
+        await run_for(stage, ASKING_S)
+        stage.chain.settled = settled = Settled(stage.replica.rounds)
+        await stage.ratifier.load()
+        assert settled.rounds == 2
+        settled.lose(3)
+        assert settled.rounds == 2
+        settled.lose(1)
+        assert settled.rounds == 1
 
     on_stage(tmp_path, check, RUN)
