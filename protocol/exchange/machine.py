@@ -70,7 +70,8 @@ class ExchangeMachine:
         is not waited for at all: what it gives counts if it is here in time."""
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
-        self.delays = Delays(now)
+        self.delays, self.jury = Delays(now), self.members
+        """jury: by the parts of more than half of these we know who is late."""
         self._debts, self._omissions = Debts(self.members, now), Omissions(self.members, self.chunks)
         self._signed_early: dict[int, dict[PeerId, None]] = {}
         """Of each chunk: who has signed a result out of turn.  Whoever passes it on may not have it; its signer does."""
@@ -244,12 +245,12 @@ class ExchangeMachine:
         ]
 
     def _delaying(self) -> set[PeerId]:
-        """Members for whose parts alone we wait: of every chunk of ours that is not averaged, more than half are here.
-
-        Before that they cost nothing, however far behind the others they are.
+        """Members for whose parts alone we wait: of every chunk of ours that is not averaged, more than half of the jury's
+        are here.  Before that they cost nothing, however far behind the others they are.
         """
         mine = [chunk for chunk in range(self.chunks) if chunk not in self.entries and self.owner(chunk) == self.me]
-        if any(2 * len(self._parts.get(chunk, ())) <= len(self.members) for chunk in mine):
+        jury = {self._index[peer] for peer in self.jury}
+        if any(2 * len(jury & self._parts.get(chunk, set())) <= len(jury) for chunk in mine):
             return set()
         return {peer for chunk in mine if chunk not in self._reducing for peer in self._missing(chunk)}
 

@@ -127,9 +127,12 @@ class Ratifier:
         It is on disk before anybody can ask for it.  Where it may be lost what we said there, we say nothing.
         """
         me, base, votes, settled = self._session.me, tally.base, self._replica.store.votes, self._chain.settled
-        if me not in base.electors or tally.has(me) or not self._is_built_upon(base.round):
+        if me not in base.electors:
             return
-        if base.round >= settled.rounds:
+        if tally.has(me):
+            settled.bind(base.round + 1)  # our chain may have been another one meanwhile
+            return
+        if base.round >= settled.rounds or not self._is_built_upon(base.round):
             return
         if base.round < await self._offload(votes.complete_from):
             return
@@ -141,8 +144,8 @@ class Ratifier:
         bound, vote = ratify(kept, base, tally.record)
         if bound != kept:
             await self._offload(votes.save, base.round, base.tip, bound.encode())
-            settled.bind(base.round + 1)
             self._session.emit(RecordRatified(base.round, tally.record.hex(), self._replica.history.final))
+        settled.bind(base.round + 1)
         tally.add([Signature(peer=me, signature=self._session.seal(vote).signature)])
 
     def _is_built_upon(self, round: int) -> bool:

@@ -38,6 +38,7 @@ from protocol.consensus.events import (
 )
 from protocol.consensus.machine import RoundMachine
 from protocol.consensus.patience import STRANGERS, Patience, judge, share_of
+from protocol.consensus.planning import FEWEST
 from protocol.consensus.policy import fair_time
 from protocol.consensus.terms import View
 from protocol.membership.activity import Activity
@@ -239,10 +240,12 @@ class RoundRunner:
         self._computed_s = self._computed_s or trio.current_time() - self._begun
         running = await self.exchanges.begin(plan, self.work)
         if running is not None:
-            view = self._view()
+            view, machine = self._view(), running.exchange.machine
+            electors = [peer for peer in machine.members if peer in self.base.electors]
+            machine.jury = electors if len(electors) >= FEWEST else machine.members  # keys of strangers cost nothing
             for member in plan.members:
                 peer = PeerId(member.peer)
-                running.exchange.machine.shares[peer] = share_of(self._patience.members, self.base, peer)
+                machine.shares[peer] = share_of(self._patience.members, self.base, peer)
                 if peer in view and not view[peer].live:
                     running.exchange.peer_dead(peer)
             self._report.exchanging(plan)
