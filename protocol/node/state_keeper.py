@@ -107,7 +107,7 @@ class StateKeeper:
     async def _make(self, move: Move) -> None:
         """Another branch, or the same one further on; our own state again when that fails."""
         async with self.changing:
-            if self._following.move is not move:
+            if self._following.move != move:
                 return
             taken = False
             try:
