@@ -28,9 +28,9 @@ def test_the_simulator_finds(name: str) -> None:
 
 
 FINDERS = {
-    "own-average-kept": (4,),
+    "own-average-kept": (22,),
     "lock-ignored": (16,),
-    "ready-member-dropped": (5,),
+    "ready-member-dropped": (26,),
     "fork-choice-keeps-ours": range(7, 13),
 }
 """Where to begin to look, when it is not at the first seed."""
