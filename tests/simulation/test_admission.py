@@ -253,6 +253,7 @@ def test_a_newcomer_that_only_the_proposer_has_met_is_known_to_the_voters_by_its
         for seat in (two, three):
             assert seat.node is not None
             seat.node._handshake.answer_hello = unheard  # type: ignore[method-assign]
+        newcomer.step_s = 0.05  # those that have not met it do not wait for it
         world.start(newcomer)
         await world.until("it is a member", lambda: newcomer.peer in newest(two), within_s=200)
 
