@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -38,7 +39,9 @@ def test_only_what_passed_whole_counts_as_passed(tmp_path: Path) -> None:
 
 def test_busy_loops_end_with_their_run_and_with_their_parent() -> None:
     with busy_loops(2):
-        loops = [child for child in psutil.Process().children() if BUSY_LOOP in child.cmdline()]
+        deadline, loops = time.monotonic() + PATIENCE_S, list[psutil.Process]()
+        while len(loops) < 2 and time.monotonic() < deadline:  # a program that has just begun has no command line yet
+            loops = [child for child in psutil.Process().children() if BUSY_LOOP in child.cmdline()]
         assert len(loops) == 2
     assert psutil.wait_procs(loops, timeout=PATIENCE_S)[1] == []
     parent = f"""
