@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from tests.attacks.attack import Attack
+from protocol.exchange.runner import ExchangeRunner
+from tests.attacks.attack import Attack, Conduct
 from tests.attacks.stage import Stage
 from tests.simulation.adversaries import ATTACKS as HARMFUL
 from tests.simulation.adversaries import turn as turn_trainer
@@ -23,45 +24,17 @@ from tests.simulation.exchange_liars import (
 from tests.simulation.liars import Corrupt, blow_up, flip_one, turn
 
 
-async def withholds_everything(stage: Stage) -> None:
-    with exchanging(KeepingBack, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
+def lying_as(kind: type[ExchangeRunner]) -> Conduct:
+    """The liars' exchanges are of this kind."""
+
+    async def conduct(stage: Stage) -> None:
+        with exchanging(kind, {seat.peer for seat in stage.liars}):
+            await trio.sleep_forever()
+
+    return conduct
 
 
-async def withholds_parts(stage: Stage) -> None:
-    with exchanging(KeepingParts, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
-
-
-async def withholds_averages(stage: Stage) -> None:
-    with exchanging(KeepingResults, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
-
-
-async def pushes_bogus_parts(stage: Stage) -> None:
-    """Withholds everything, and sends a worthless part every two seconds (simK)."""
-    with exchanging(Bogus, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
-
-
-async def trickles(stage: Stage) -> None:
-    with exchanging(Trickling, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
-
-
-async def always_late(stage: Stage) -> None:
-    with exchanging(Delaying, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
-
-
-async def averages_always_late(stage: Stage) -> None:
-    with exchanging(DelayingAverages, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
-
-
-async def late_for_each(stage: Stage) -> None:
-    with exchanging(DelayingSome, {seat.peer for seat in stage.liars}):
-        await trio.sleep_forever()
+always_late, late_for_each = lying_as(Delaying), lying_as(DelayingSome)
 
 
 async def averaging_wrongly(stage: Stage, corrupt: Corrupt) -> None:
@@ -121,15 +94,15 @@ async def slow_trainer(stage: Stage) -> None:
 
 
 ATTACKS = [
-    Attack("withholds everything", "parts and averages", withholds_everything),
-    Attack("two withhold everything", "of seven", withholds_everything, 7, 2),
-    Attack("withholds parts", "and averages what it gets", withholds_parts),
-    Attack("withholds averages", "and gives its parts", withholds_averages),
-    Attack("bogus parts", "every 2 s, and nothing else", pushes_bogus_parts),
-    Attack("trickles", "one chunk every 4.5 s", trickles),
+    Attack("withholds everything", "parts and averages", lying_as(KeepingBack)),
+    Attack("two withhold everything", "of seven", lying_as(KeepingBack), 7, 2),
+    Attack("withholds parts", "and averages what it gets", lying_as(KeepingParts)),
+    Attack("withholds averages", "and gives its parts", lying_as(KeepingResults)),
+    Attack("bogus parts", "withhold everything, and push a worthless part every 2 s (simK)", lying_as(Bogus)),
+    Attack("trickles", "one chunk every 4.5 s", lying_as(Trickling)),
     Attack("parts always late", "by 4.5 s, in every exchange", always_late),
     Attack("two always late", "of seven", always_late, 7, 2, window_s=300),
-    Attack("averages always late", "by 9 s, in every exchange", averages_always_late),
+    Attack("averages always late", "by 4.5 s, in every exchange", lying_as(DelayingAverages)),
     Attack("late for each", "by 4.5 s, for one after the other", late_for_each, window_s=300),
     Attack("destructive averages", "times 1000", destructive_averages),
     Attack("slightly wrong averages", "by one in one value", slightly_wrong_averages),

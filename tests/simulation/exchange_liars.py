@@ -89,7 +89,7 @@ class Delaying(ExchangeRunner):
 
 
 class DelayingAverages(Delaying):
-    """Gives its parts in time, and its averages a moment before it would be given up."""
+    """Gives its parts in time, and its averages late."""
 
     part_s, result_s = 0.0, 4.5
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import trio
@@ -13,6 +15,7 @@ from protocol.events import CheckpointWritten, Desynced, RolledBack, RoundCommit
 from protocol.node.state_keeper import StateKeeper
 from protocol.run.manifest import SignedManifest
 from protocol.state.replica import Replica
+from protocol.sync.following import Following, Move
 from protocol.trainer_link import StateMark, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
@@ -95,6 +98,26 @@ def test_a_trainer_that_died_is_waited_for_and_one_that_gave_up_ends_the_restori
         with trio.move_on_after(1e6) as scope:
             await keeper.restore()
         assert scope.cancelled_caught and table.activity.detail == "no trainer any more: out of memory"
+
+    on_keeper(tmp_path, check)
+
+
+def test_a_move_that_was_judged_again_is_made_though_it_is_another_object(tmp_path: Path) -> None:
+    async def check(keeper: StateKeeper, table: Table) -> None:
+        grow(table.theirs, 3, [ANN], voters=FOUR)
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        move = table.following.move
+        assert move is not None
+        reads = iter(range(100))
+
+        def judged_again(following: Following) -> Move | None:
+            assert next(reads, None) is not None, "never made"
+            return following._move and replace(following._move)
+
+        with patch.object(Following, "move", property(judged_again)):
+            await keeper.reach_tip()
+        assert table.ours.history.tip == table.theirs.history.tip
 
     on_keeper(tmp_path, check)
 

@@ -24,6 +24,7 @@ from protocol.wire.questions import CommitsReply
 from tests.protocol.chains import a_run, grow, next_commit, store_result
 from tests.protocol.peers import ANN, BOB, ME
 from tests.protocol.sync.table import CYN, DAN, EVE, FOUR, Table, fork, on_table
+from tests.simulation.forgeries import certificate
 
 ANYONES = a_run()
 
@@ -294,6 +295,18 @@ def test_a_move_is_judged_again_when_our_chain_has_changed(tmp_path: Path) -> No
         assert table.following.move is None
 
     on_table(tmp_path, check)
+
+
+def test_a_move_ends_where_our_record_has_become_full_meanwhile(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        fork(table, 1, {"absent": [BOB, CYN]}, {"absent": [DAN]}, rounds=1)
+        await table.look()
+        assert table.following.move is not None
+        record = table.ours.history.commit_at(1).record
+        await table.following.strengthen(1, certificate(table.signed.run, record, FOUR))
+        assert table.ours.history.final == table.ours.history.length and table.following.move is None
+
+    on_table(tmp_path, check, a_run(*FOUR))
 
 
 # -- two beginnings -------------------------------------------------------------------------------------------------------
