@@ -1,7 +1,7 @@
 """How a provisional record becomes full: the electors that were away vote for it, too.
 
 Pure.  A record that was certified without the absent may be given up for a full one on the same tip, and so may all that
-stands on it.  When the electors are back and have gone on from it together, each ratifies it: a second vote for it, of the
+stands on it.  When it is settled, and a full record stands on it, each elector ratifies it: a second vote for it, of the
 whole electorate, in the attempt `RATIFYING` of its tip.  That attempt is above all others, has no proposer, no first votes
 and no proof.  A quorum of such votes is a full certificate like any other, for the same record; nothing is exchanged again.
 
