@@ -58,6 +58,11 @@ def register(subparsers: Subparsers) -> None:
         help="how long it lets somebody in: 30m, 12h, 7d (default); members stay in",
     )
     invite.add_argument("--until-round", type=int, metavar="N", help="no record after round N may have it as a new member")
+    invite.add_argument(
+        "--choose",
+        action="store_true",
+        help="choose your peer's history, though it is not final: who joins with it leaves another one for it",
+    )
     _add_addresses(invite)
 
 
@@ -115,6 +120,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 def run_invite(args: argparse.Namespace) -> int:
     """Print an invitation with a token that this data directory's identity signs."""
+    from peer.joining.inviting import newest_record
     from peer.keyfile import load_identity
     from peer.paths import data_dir
     from protocol.run.manifest import Admission
@@ -137,6 +143,8 @@ def run_invite(args: argparse.Namespace) -> int:
         admits = "everybody" if found.manifest.admission is Admission.OPEN else "the peers of its list"
         print(f"peer: the run admits {admits}, so the invitation has no token", file=sys.stderr, flush=True)
     addresses, anchor = _addresses(args, found.run, identity.peer_id, data)
+    if args.choose:
+        anchor = newest_record(found.run, data)
     print(_invitation(found, addresses, token, key.seed if key is not None else None, anchor))
     return ExitCode.OK
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from peer.control.client import ControlClient, ControlError
 from peer.discovery.contacts import Known, is_loopback, read_contacts, read_known
+from peer.errors import ExitCode, PeerError
 from peer.formatting import roughly
 from peer.joining.run_source import DEFAULT_PORT, own_addresses
 from peer.paths import data_dir, run_dir
@@ -76,6 +77,21 @@ def _ask_running(run: Hash, data: Path) -> Known | None:
         return None
     known = read_known(answer)
     return known if answer.get("run") == run.hex() and known.for_invitation() else None
+
+
+def newest_record(run: Hash, data: Path) -> Anchor:
+    """The newest record of our peer's chain, final or not, for whom we invite to that chain.  Raises `PeerError`."""
+    try:
+        status = ControlClient(data).status()
+    except ControlError:
+        status = None
+    if status is None or status.run != run.hex() or not status.round:
+        raise PeerError(
+            "no peer of yours that has a record runs for this run now; start it, and wait until its history is the one that "
+            "you choose",
+            ExitCode.INPUT,
+        )
+    return Anchor(rounds=status.round, tip=bytes.fromhex(status.tip))
 
 
 def find_anchor(run: Hash, data: Path) -> Anchor | None:

@@ -78,8 +78,8 @@ class Gathering:
 
     def _is_anchored(self) -> bool:
         """Whether our chain goes through the record that the invitation names, if it names one."""
-        anchor, history = self._settings.anchor, self._replica.history
-        return anchor is None or (history.length >= anchor.rounds and history.tip_at(anchor.rounds) == anchor.tip)
+        anchor = self._settings.anchor
+        return anchor is None or anchor.holds(self._replica.history)
 
     def _show(self, why: WhyIdle, text: str) -> None:
         self._activity.show(Phase.STARTING, why, text)

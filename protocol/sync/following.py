@@ -111,7 +111,7 @@ class Following:
         replica, offload = catch_up.replica, catch_up.offload
         chains = RemoteChains(session, replica, offload, Budget(trio.current_time()), anchor)
         settled = Settled(replica.rounds)
-        choice = ForkChoice(session, replica, standpoints, settled)
+        choice = ForkChoice(session, replica, standpoints, settled, anchor)
         return cls(session, guard, replica, offload, claims, chains, choice, catch_up, Held(replica, offload), settled)
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Following:
 
     async def _follow_branch(self, look: Look, branch: Branch, length: int) -> None:
         peer, claims = look.peer, self._claims
-        await self._chains.extend(look, branch, branch.common + 1)
+        await self._chains.begin(look, branch, length)
         choice = await self._judge(branch, peer)
         if choice.lost:
             claims.disbelieve(peer)

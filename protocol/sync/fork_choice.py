@@ -3,7 +3,8 @@
 At the first record that differs a full one beats a provisional one; then more signers; then the lower hash
 (`protocol.state.chain.prefer`).  A final record yields to nothing, and a settled one only to a full one.  Two full records
 on one tip are the work of a third of liars among the electors: we keep ours, and say so.  Provisional records are taken
-over as far as the electors, as they are heard now, stand on them.
+over as far as the electors, as they are heard now, stand on them.  A branch through the record that our invitation names
+wins over one without it, unless final records would be given up: that is how a person chooses.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from protocol.events import SecondHistory
 from protocol.network.session import Session
+from protocol.run.anchor import Anchor, Chain
 from protocol.state.branch import Branch
 from protocol.state.chain import is_full, prefer, rank, record_hash
 from protocol.state.replica import Replica
@@ -39,8 +41,16 @@ class Choice:
 class ForkChoice:
     """Judges branches that are rooted in our chain.  Blocking: it reads a record of each."""
 
-    def __init__(self, session: Session, replica: Replica, standpoints: Standpoints, settled: Settled) -> None:
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        standpoints: Standpoints,
+        settled: Settled,
+        anchor: Anchor | None = None,
+    ) -> None:
         self._session, self._replica, self._standpoints, self._settled = session, replica, standpoints, settled
+        self._anchor = anchor
         self._alarms: dict[Hash, None] = {}
 
     def judge(self, branch: Branch, shown_by: PeerId) -> Choice:
@@ -68,6 +78,9 @@ class ForkChoice:
             return prefer(electors, ours, theirs)
         if is_theirs_full and is_ours_full:
             self._alarm(ours, theirs, shown_by)
+        if self._chosen(branch) and not self._chosen(history):
+            return common >= history.final
+        if is_theirs_full and is_ours_full:
             return False
         if common < history.final or (common < self._settled.rounds and not is_theirs_full):
             return False
@@ -76,6 +89,10 @@ class ForkChoice:
     def _is_second_beginning(self, common: int) -> bool:
         """Whether two peers began a run that anybody may begin, and ours is young enough to be given up for the other."""
         return common == 0 and self._replica.rounds.founders is None and self._replica.history.length < YOUNG_ROUNDS
+
+    def _chosen(self, chain: Chain) -> int:
+        """Rounds up to the record that our invitation names; 0 when the chain lacks it, or none is named."""
+        return self._anchor.rounds if self._anchor is not None and self._anchor.holds(chain) else 0
 
     def _alarm(self, ours: Commit, theirs: Commit, shown_by: PeerId) -> None:
         tip = record_hash(theirs.record)
@@ -90,6 +107,7 @@ class ForkChoice:
 
     def _followed(self, branch: Branch, start: int) -> int:
         """The round of the first provisional record from `start` on that the electors do not stand on; else all."""
+        start = max(start, self._chosen(branch))
         for round, electors in branch.provisional.items():
             if round < start:
                 continue
@@ -104,4 +122,4 @@ class ForkChoice:
 
     def back_to(self) -> int | None:
         """The round whose provisional record, and all after it, we should give up; None when those we have hold."""
-        return self._standpoints.back_to(self._settled.rounds)
+        return self._standpoints.back_to(max(self._settled.rounds, self._chosen(self._replica.history)))

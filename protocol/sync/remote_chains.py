@@ -87,6 +87,12 @@ class RemoteChains:
     async def _tips(self, look: Look, start: int, count: int) -> TipsReply:
         return await self._ask(look, "tips", TipsRequest(start=start, count=count), TipsReply)
 
+    async def begin(self, look: Look, branch: Branch, length: int) -> None:
+        """Append what the choice needs: the first record that differs; all up to the one that our invitation names."""
+        anchor, history = self.anchor, self._replica.history
+        named = anchor.rounds if anchor is not None and not anchor.holds(history) else 0
+        await self.extend(look, branch, min(max(branch.common + 1, named), length))
+
     async def extend(self, look: Look, branch: Branch, length: int) -> None:
         """Append their records up to `length` to the branch, which their chain goes through."""
         self._check_anchor(branch)

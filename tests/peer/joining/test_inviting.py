@@ -14,10 +14,21 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from peer.control.client import ControlClient
 from peer.discovery.contacts import FILE_NAME, Contacts, Known, read_contacts, read_known
-from peer.joining.inviting import NOBODY, REMEMBERED, anchor_of, describe_anchor, describe_token, find_addresses
+from peer.errors import PeerError
+from peer.joining.inviting import (
+    NOBODY,
+    REMEMBERED,
+    anchor_of,
+    describe_anchor,
+    describe_token,
+    find_addresses,
+    newest_record,
+)
 from peer.joining.run_source import own_addresses
 from peer.paths import run_dir
+from protocol.run.anchor import Anchor
 from protocol.run.invitation import Invitation
 from protocol.run.tokens import bearer_token, bound_token
 from protocol.status import NodeStatus
@@ -153,6 +164,20 @@ def test_an_invitation_tells_to_which_history_it_is() -> None:
     named = Invitation(run=RUN, organiser=ORGANISER.peer_id, addresses=[at(ME)], anchor=anchor, token=None, secret=None)
     assert describe_anchor(named) == "to the chain whose tip after 7 rounds is abababababababab"
     assert "whatever chain" in describe_anchor(named.model_copy(update={"anchor": None}))
+
+
+@pytest.mark.parametrize(("run", "rounds", "named"), [(RUN.hex(), 9, True), (RUN.hex(), 0, False), ("00" * 32, 9, False)])
+def test_an_organiser_chooses_the_history_of_its_running_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, rounds: int, named: bool
+) -> None:
+    words = ("name", "run_name", "role", "phase", "why_idle", "why_detail", "version")
+    status = NodeStatus(peer=ME, run=run, round=rounds, tip="ab" * 32, **dict.fromkeys(words, ""))  # type: ignore[arg-type]
+    monkeypatch.setattr(ControlClient, "status", lambda client: status)
+    if named:
+        assert newest_record(RUN, tmp_path) == Anchor(rounds=9, tip=b"\xab" * 32)
+    else:
+        with pytest.raises(PeerError, match="start it, and wait"):
+            newest_record(RUN, tmp_path)
 
 
 def test_an_invitation_tells_its_role_its_holder_and_its_end() -> None:

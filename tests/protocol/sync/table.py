@@ -14,6 +14,7 @@ from protocol.content.serving import Serving
 from protocol.events import Event
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
+from protocol.run.anchor import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.state.replica import Replica
 from protocol.sync.budget import Budget
@@ -67,6 +68,7 @@ class Table:
         self.claims = Claims(self.ours, self.membership)
         self.budget, self.settled = Budget(trio.current_time()), Settled(self.ours.rounds)
         self.chains = RemoteChains(session, self.ours, at_once, self.budget)
+        self.standpoints = standpoints
         self.choice = ForkChoice(session, self.ours, standpoints, self.settled)
         self.held = Held(self.ours, at_once)
         self.following = Following(
@@ -90,6 +92,12 @@ class Table:
         """One more replica of the run."""
         self.others.append(a_replica(self.signed, self.folder / name))
         return self.others[-1]
+
+    def invite(self, anchor: Anchor) -> None:
+        """We join with an invitation that names this record."""
+        self.chains.anchor = anchor
+        self.choice = ForkChoice(self.session, self.ours, self.standpoints, self.settled, anchor)
+        self.following._choice = self.choice
 
     def hear(self, peer: PeerId, replica: Replica | None = None, **changes: Any) -> None:
         """A heartbeat of `peer`, with the tip of `replica`."""

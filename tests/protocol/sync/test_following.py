@@ -56,7 +56,7 @@ def test_a_newcomer_takes_the_history_to_which_it_is_invited(
         grow(other, 4, [ANN], voters=FOUR, salt=1)
         grow(table.theirs, 3, [ANN], voters=FOUR)
         history = table.theirs.history if is_theirs and rounds <= 3 else other.history
-        table.chains.anchor = Anchor(rounds=rounds, tip=history.tip_at(rounds))
+        table.invite(Anchor(rounds=rounds, tip=history.tip_at(rounds)))
         table.hear(ANN.peer_id, table.theirs)
         await table.look()
         move = table.following.move
@@ -251,6 +251,41 @@ def test_a_settled_record_does_not_yield_to_a_provisional_one(tmp_path: Path) ->
         table.settled.follow(rounds + settings.settle_rounds, trio.current_time() + settings.settle_s)
         await table.look()
         assert table.following.move is None
+
+    on_table(tmp_path, check, a_run(*FOUR))
+
+
+@pytest.mark.parametrize(("ours", "rounds"), [(1, 2), (4, 2), (4, 3)])
+def test_a_settled_record_yields_to_the_history_that_a_person_chose(tmp_path: Path, ours: int, rounds: int) -> None:
+    """Ours has as many rounds or more, and more signers; theirs goes through the record that the invitation names."""
+
+    async def check(table: Table) -> None:
+        fork(table, 1, {"absent": [DAN]}, {"absent": [BOB, CYN]}, rounds=ours)
+        grow(table.theirs, 2, [ANN], voters=FOUR, absent=[BOB, CYN], salt=1)
+        length, settings = table.ours.history.length, table.ours.rounds
+        table.settled.follow(length, trio.current_time())
+        table.settled.follow(length + settings.settle_rounds, trio.current_time() + settings.settle_s)
+        table.settled.bind(length)
+        table.invite(Anchor(rounds=rounds, tip=table.theirs.history.tip_at(rounds)))
+        for peer in (BOB, CYN, DAN):
+            table.hear(peer.peer_id, round=1, tip=table.ours.history.tip_at(1))
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        move = table.following.move
+        assert move is not None and move.rounds >= rounds and await table.following.take(move)
+        assert table.ours.history.tip == table.theirs.history.tip_at(move.rounds)
+        back = table.choice.back_to()
+        assert back is None or back >= rounds, "what was chosen is not given up again"
+
+    on_table(tmp_path, check, a_run(*FOUR))
+
+
+def test_final_records_are_not_given_up_for_a_history_that_a_person_chose(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        fork(table, 1, {}, {"absent": [BOB]}, rounds=1)
+        table.invite(Anchor(rounds=2, tip=table.theirs.history.tip_at(2)))
+        await table.look()
+        assert table.ours.history.final == 2 and table.following.move is None
 
     on_table(tmp_path, check, a_run(*FOUR))
 
