@@ -313,9 +313,11 @@ class RoundMachine:
 
     def _is_accompanied(self) -> bool:
         """Whether a quorum is in our attempt, as far as we know: before that nothing can come of it, and whoever is ahead
-        waits for the others (as PBFT's view change timer does)."""
-        called = self._voter.called
+        waits for the others (as PBFT's view change timer does).  Who is locked in it needs no rolls to know: a quorum voted."""
+        called, kept = self._voter.called, self._state.kept
         if called is None or called.ballot.attempt != self._state.attempt or called.ballot.members:
+            return True
+        if any(lock is not None and lock.proof.attempt == called.ballot.attempt for lock in (kept.lock, kept.reduced)):
             return True
         return called.answered or self._calls.present_in(called.ballot) >= called.ballot.quorum
 

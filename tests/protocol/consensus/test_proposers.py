@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from protocol.consensus.effects import Reject
+from protocol.consensus.events import Tick
 from protocol.state.chain import index_root, record_hash
 from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
@@ -93,6 +94,33 @@ def test_a_lock_is_carried_on_by_the_next_proposer(told: int) -> None:
     assert not parliament.undecided()
     assert parliament.records() == {motion.record.encode()}
     assert parliament.commits()[0].certificate.attempt > 0
+
+
+def test_voters_locked_in_one_attempt_go_on_though_none_hears_that_the_other_is_in_it() -> None:
+    """The proposer of attempt 0 has left.  That of attempt 1 is away for a moment, in which a ballot without the absent is
+    called; and a voter that is locked calls the whole one no more, so the others never hear that it is there, too."""
+    parliament = Parliament(4, versions=True)
+    parliament.ready()
+    parliament.leave(first_proposer(parliament))
+    leader = first_proposer(parliament, 1)
+    parliament.queue.clear()
+    alive = [seat for seat in parliament.seats.values() if seat.alive]
+    for seat in alive:
+        parliament.tell(seat, Tick())
+    for kind in (Roll, Proposal, Motion, Vote, Proof):
+        assert parliament.pass_on(kind)
+    parliament.queue.clear()
+    locks = [seat.kept.lock for seat in alive if seat.kept is not None and seat.kept.lock is not None]
+    assert [lock.proof.attempt for lock in locks] == [1, 1, 1]
+    parliament.crash(leader)
+    for seat in alive:
+        if seat.me != leader:
+            parliament.tell(seat, Tick())
+    parliament.queue.clear()
+    parliament.restart(leader)
+    parliament.ready(leader, life=2)
+    parliament.run(60)
+    assert not parliament.undecided() and parliament.records() == {locks[0].record.encode()}
 
 
 def test_what_nobody_is_locked_on_may_be_followed_by_another_record() -> None:
