@@ -52,6 +52,7 @@ class NodeStatus:
     """A peer as its node knows it.  The defaults are those of a peer whose node does not run yet.
 
     round: rounds committed.  tip: hash of the last record.  final_*: how many rounds are final, and the tip after them.
+    settled_*: the same of those that are settled for this peer, at least the final ones.
     state_rounds, state_digest: how many rounds the outer state
     has applied, and its digest.  peers: live peers of the run besides this one; before the node runs, those connected.
     members, tokens, loss: of the last committed round; `loss` is the running round's once it has a step.
@@ -71,6 +72,8 @@ class NodeStatus:
     tip: str = ""
     final_rounds: int = 0
     final_tip: str = ""
+    settled_rounds: int = 0
+    settled_tip: str = ""
     state_rounds: int = 0
     state_digest: str = ""
     peers: int = 0

@@ -120,7 +120,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 def run_invite(args: argparse.Namespace) -> int:
     """Print an invitation with a token that this data directory's identity signs."""
-    from peer.joining.inviting import newest_record
+    from peer.joining.inviting import chosen_record
     from peer.keyfile import load_identity
     from peer.paths import data_dir
     from protocol.run.manifest import Admission
@@ -144,7 +144,7 @@ def run_invite(args: argparse.Namespace) -> int:
         print(f"peer: the run admits {admits}, so the invitation has no token", file=sys.stderr, flush=True)
     addresses, anchor = _addresses(args, found.run, identity.peer_id, data)
     if args.choose:
-        anchor = newest_record(found.run, data)
+        anchor = chosen_record(found.run, data)
     print(_invitation(found, addresses, token, key.seed if key is not None else None, anchor))
     return ExitCode.OK
 

@@ -79,19 +79,21 @@ def _ask_running(run: Hash, data: Path) -> Known | None:
     return known if answer.get("run") == run.hex() and known.for_invitation() else None
 
 
-def newest_record(run: Hash, data: Path) -> Anchor:
-    """The newest record of our peer's chain, final or not, for whom we invite to that chain.  Raises `PeerError`."""
+def chosen_record(run: Hash, data: Path) -> Anchor:
+    """The newest settled record of our peer's chain, final or not, to invite others to that chain.  Raises `PeerError`."""
     try:
         status = ControlClient(data).status()
     except ControlError:
         status = None
-    if status is None or status.run != run.hex() or not status.round:
+    if status is None or status.run != run.hex():
+        raise PeerError("no peer of yours runs for this run now; start the one whose history you choose", ExitCode.INPUT)
+    if status.settled_rounds <= status.final_rounds:
         raise PeerError(
-            "no peer of yours that has a record runs for this run now; start it, and wait until its history is the one that "
-            "you choose",
+            "your peer has settled on nothing that is not final, so there is nothing to choose: its history becomes one "
+            "with others by itself, or has already; invite without --choose",
             ExitCode.INPUT,
         )
-    return Anchor(rounds=status.round, tip=bytes.fromhex(status.tip))
+    return Anchor(rounds=status.settled_rounds, tip=bytes.fromhex(status.settled_tip))
 
 
 def find_anchor(run: Hash, data: Path) -> Anchor | None:

@@ -313,7 +313,7 @@ class RoundMachine:
 
     def _is_accompanied(self) -> bool:
         """Whether a quorum is in our attempt, as far as we know: before that nothing can come of it, and whoever is ahead
-        waits for the others (as PBFT's view change timer does).  Who is locked in it needs no rolls to know: a quorum voted."""
+        waits for the others (as PBFT's view change timer does).  A lock in it says that a quorum voted there."""
         called, kept = self._voter.called, self._state.kept
         if called is None or called.ballot.attempt != self._state.attempt or called.ballot.members:
             return True

@@ -78,7 +78,8 @@ class Node:
         initialise = trainer.initialise if trainer is not None else None
         self._claims = claims = Claims(replica, membership)
         self._catch_up = CatchUp(session, replica, offload, Supplies(session, replica, offload), initialise)
-        self._following = Following.of(session, guard, self._catch_up, standpoints, claims, settings.anchor)
+        anchor = settings.anchor or replica.store.chosen()
+        self._following = Following.of(session, guard, self._catch_up, standpoints, claims, anchor)
         self._ejections = Ejections(session, replica, membership, offload)
         self._readys = Readys(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
@@ -216,14 +217,18 @@ class Node:
 
     def _final_rounds(self) -> int:
         """Rounds that this peer gives up for nothing that it may be shown."""
-        is_young = self._replica.rounds.founders is None and self._history.length < YOUNG_ROUNDS
-        return 0 if is_young else self._history.final
+        return 0 if self._is_young() else self._history.final
+
+    def _is_young(self) -> bool:
+        """Whether all that we have may still be given up for another beginning."""
+        return self._replica.rounds.founders is None and self._history.length < YOUNG_ROUNDS
 
     def status(self) -> NodeStatus:
         """What `peer status` shows, as far as the protocol knows it."""
         work = self._round.work
         traffic, held_out = self._session.network.traffic(), self._evaluator.status()
         last, final = self._history.last, self._final_rounds()
+        settled = max(final, min(self._following.settled.rounds, self._history.length)) if not self._is_young() else 0
         return NodeStatus(
             peer=self._session.me,
             name=self._settings.name,
@@ -237,6 +242,8 @@ class Node:
             tip=self._history.tip.hex(),
             final_rounds=final,
             final_tip="".join(tip.hex() for tip in self._history.tips(final, 1)),
+            settled_rounds=settled,
+            settled_tip="".join(tip.hex() for tip in self._history.tips(settled, 1)),
             state_rounds=self._state.rounds,
             state_digest=self.state_mark.digest.hex(),
             peers=len(self._membership.live_peers()),

@@ -132,11 +132,12 @@ class Ratifier:
         if tally.has(me):
             settled.bind(base.round + 1)  # our chain may have been another one meanwhile
             return
-        if base.round >= settled.rounds or not self._is_built_upon(base.round):
+        kept = kept_on_disk(await self._offload(votes.load, base.round, base.tip))
+        is_bound = kept is not None and has_ratified(kept) and kept.second == tally.record
+        if not is_bound and (base.round >= settled.rounds or not self._is_built_upon(base.round)):
             return
         if base.round < await self._offload(votes.complete_from):
             return
-        kept = kept_on_disk(await self._offload(votes.load, base.round, base.tip))
         if kept is None and await self._offload(votes.has_lost, base.round, base.tip):
             return
         if objection_to_ratify(kept, tally.record) is not None:

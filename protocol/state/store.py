@@ -7,6 +7,7 @@
     checkpoints/00000012-<tip>  outer state after 12 rounds on this tip, and ….leaves with the hashes of its pieces
     votes/00000012-<tip>        what binds this peer in the round on this tip
     evidence/<hash>             proofs that peers lied
+    chosen                      the record of an invitation to whose history this peer came over
 
 Write, fsync, rename; then act.  A file that is torn or altered counts as absent and is moved out of the way.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.run.anchor import Anchor
 from protocol.state.branch_files import BranchFiles
 from protocol.state.chain_view import Chain
 from protocol.state.checkpoints import Checkpoints
@@ -26,6 +28,7 @@ from protocol.state.records import Records
 from protocol.state.results import Results
 from protocol.state.vote_files import VoteFiles
 from protocol.wire import canonical
+from protocol.wire.body import decode_body
 
 CHECKPOINTS_KEPT = 2
 OTHERS_KEPT = 2
@@ -67,9 +70,20 @@ class Store:
         self.votes = VoteFiles(self.disk, votes)
         self.evidence = EvidenceFiles(self.disk, evidence)
         self._records, self._branches, self._journal = records, branches, root / "switch"
+        self._chosen = root / "chosen"
         begun = read_guarded(self.disk, self._journal)
         if begun is not None:
             self._carry_out(_Switch(*canonical.decode(begun, max_bytes=JOURNAL_BYTES)))
+
+    def choose(self, anchor: Anchor) -> None:
+        """Our history is the one through this record, also after a restart.  Raises `StoreFailed`."""
+        if self.chosen() != anchor:
+            write_guarded(self.disk, self._chosen, anchor.encode())
+
+    def chosen(self) -> Anchor | None:
+        """The record to whose history we came over last."""
+        raw = read_guarded(self.disk, self._chosen)
+        return decode_body(Anchor, raw) if raw is not None else None
 
     def switch(self, common: int, slot: str, length: int, kept: str) -> None:
         """Exchange our records from `common` on for those in `slot` up to `length`; ours are in the slot `kept` then.

@@ -42,7 +42,7 @@ class VoteFiles:
         raw = read_guarded(self._disk, self._complete)
         if raw is not None:
             return int.from_bytes(raw)
-        return NEVER if corrupt_name(self._complete).exists() else 0
+        return NEVER if self._complete.exists() or corrupt_name(self._complete).exists() else 0
 
     def set_complete_from(self, round: int) -> None:
         """What we may have voted before this round is not all here.  For good when this returns.  Raises `StoreFailed`."""

@@ -220,7 +220,7 @@ class Following:
         for held in self._held.leaving_at(common):
             if await self._chains.shares(look, held, length):
                 choice = await self._judge(held, look.peer)
-                if not choice.lost and held.slot not in self._in_use():
+                if (not choice.lost or not self._chains.is_judgeable(held, length)) and held.slot not in self._in_use():
                     return held
         slot = self._held.slot_of(look.peer, known=look.known)
         if slot in self._in_use():
@@ -293,6 +293,9 @@ class Following:
             self._moving = False
         await self._held.trim(was.hex(), *self._in_use())
         await self._offload(self._replica.store.prune, history, history.final)
+        anchor = self._chains.anchor
+        if taken and anchor is not None and anchor.holds(history):
+            await self._offload(self._replica.store.choose, anchor)
         return taken
 
     async def strengthen(self, round: int, certificate: Certificate) -> None:
@@ -308,7 +311,7 @@ class Following:
         """We were there when the newest record was made; unless we were away before it, as when the one before was."""
         rounds = self._replica.history.length
         if was_away:
-            self.settled.lose(rounds)
+            self.settled.begin_anew()
         self.settled.follow(rounds, trio.current_time())
 
 

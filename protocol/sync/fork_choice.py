@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.events import SecondHistory
+from protocol.events import Notice, SecondHistory
 from protocol.network.session import Session
 from protocol.run.anchor import Anchor, Chain
 from protocol.state.branch import Branch
@@ -28,6 +28,10 @@ from protocol.wire.messages import Commit
 YOUNG_ROUNDS = 100
 """A run that anybody may begin may have been begun twice.  After so many rounds a beginning is not given up for another."""
 MAX_ALARMS = 256
+STAYING = (
+    "the history of the invitation differs from ours from round {round} on, and {final} rounds of ours are final; join with "
+    "the run's ID to stay with ours, or follow the other one with another --data-dir"
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class ForkChoice:
         self._session, self._replica, self._standpoints, self._settled = session, replica, standpoints, settled
         self._anchor = anchor
         self._alarms: dict[Hash, None] = {}
+        self._told = False
 
     def judge(self, branch: Branch, shown_by: PeerId) -> Choice:
         """How much of it we take over."""
@@ -74,12 +79,14 @@ class ForkChoice:
         is_ours_full, is_theirs_full = is_full(ours.certificate), is_full(theirs.certificate)
         if ours.record.state_digest != theirs.record.state_digest and is_ours_full >= is_theirs_full:
             return False  # both stand on the same state, and ours names it
+        if common < self._chosen(history):
+            return False
         if self._is_second_beginning(common):
             return prefer(electors, ours, theirs)
         if is_theirs_full and is_ours_full:
             self._alarm(ours, theirs, shown_by)
         if self._chosen(branch) and not self._chosen(history):
-            return common >= history.final
+            return self._may_come_over(common)
         if is_theirs_full and is_ours_full:
             return False
         if common < history.final or (common < self._settled.rounds and not is_theirs_full):
@@ -93,6 +100,14 @@ class ForkChoice:
     def _chosen(self, chain: Chain) -> int:
         """Rounds up to the record that our invitation names; 0 when the chain lacks it, or none is named."""
         return self._anchor.rounds if self._anchor is not None and self._anchor.holds(chain) else 0
+
+    def _may_come_over(self, common: int) -> bool:
+        """To the history that our invitation names: not where final records would be given up, which a person is told."""
+        final = self._replica.history.final
+        if common < final and not self._told:
+            self._told = True
+            self._session.emit(Notice("warning", STAYING.format(round=common, final=final)))
+        return common >= final
 
     def _alarm(self, ours: Commit, theirs: Commit, shown_by: PeerId) -> None:
         tip = record_hash(theirs.record)

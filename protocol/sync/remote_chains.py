@@ -88,10 +88,18 @@ class RemoteChains:
         return await self._ask(look, "tips", TipsRequest(start=start, count=count), TipsReply)
 
     async def begin(self, look: Look, branch: Branch, length: int) -> None:
-        """Append what the choice needs: the first record that differs; all up to the one that our invitation names."""
-        anchor, history = self.anchor, self._replica.history
-        named = anchor.rounds if anchor is not None and not anchor.holds(history) else 0
-        await self.extend(look, branch, min(max(branch.common + 1, named), length))
+        """Append what the choice needs."""
+        await self.extend(look, branch, self._needed(branch, length))
+
+    def is_judgeable(self, branch: Branch, length: int) -> bool:
+        """Whether the branch, of a chain of `length` rounds, has all that the choice needs."""
+        return branch.length >= self._needed(branch, length)
+
+    def _needed(self, branch: Branch, length: int) -> int:
+        """Rounds up to the first record that differs; up to the one that our invitation names, where our chain lacks it."""
+        anchor = self.anchor
+        named = anchor.rounds if anchor is not None and not anchor.holds(self._replica.history) else 0
+        return min(max(branch.common + 1, named), length)
 
     async def extend(self, look: Look, branch: Branch, length: int) -> None:
         """Append their records up to `length` to the branch, which their chain goes through."""
@@ -109,14 +117,12 @@ class RemoteChains:
 
     def _check_anchor(self, branch: Branch) -> None:
         anchor = self.anchor
-        if anchor is None or not branch.start < anchor.rounds <= branch.length:
-            return
-        if branch.tip_at(anchor.rounds) != anchor.tip:
+        if anchor is not None and branch.length >= anchor.rounds and not anchor.holds(branch):
             raise Malformed("a history without the record that our invitation names")
 
     def _most_bytes(self, branch: Branch) -> float:
         if branch.start < self._replica.history.length:
-            return FORK_BYTES
+            return FORK_BYTES if self.anchor is None or self.anchor.holds(self._replica.history) else BEGINNING_BYTES
         is_anyones = branch.start == 0 and self._replica.rounds.founders is None
         return BEGINNING_BYTES if is_anyones else float("inf")
 

@@ -34,8 +34,12 @@ class Settled:
             self._followed.popleft()
 
     def lose(self, rounds: int) -> None:
-        """Our chain changed after `rounds` rounds, or we were away: what came after is not settled."""
+        """Our chain changed after `rounds` rounds: we did not follow what comes after as it was made."""
         self._rounds, self._bound = min(self._rounds, rounds), min(self._bound, rounds)
+        self._followed = deque((then, at) for then, at in self._followed if then <= rounds)
+
+    def begin_anew(self) -> None:
+        """We were away: what we followed before was not all there was to follow."""
         self._followed.clear()
 
     def bind(self, rounds: int) -> None:

@@ -74,6 +74,8 @@ EARLY = {
     "tip": "",
     "final_rounds": 0,
     "final_tip": "",
+    "settled_rounds": 0,
+    "settled_tip": "",
     "state_rounds": 0,
     "state_digest": "",
     "peers": 0,

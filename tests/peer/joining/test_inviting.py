@@ -21,10 +21,10 @@ from peer.joining.inviting import (
     NOBODY,
     REMEMBERED,
     anchor_of,
+    chosen_record,
     describe_anchor,
     describe_token,
     find_addresses,
-    newest_record,
 )
 from peer.joining.run_source import own_addresses
 from peer.paths import run_dir
@@ -166,18 +166,22 @@ def test_an_invitation_tells_to_which_history_it_is() -> None:
     assert "whatever chain" in describe_anchor(named.model_copy(update={"anchor": None}))
 
 
-@pytest.mark.parametrize(("run", "rounds", "named"), [(RUN.hex(), 9, True), (RUN.hex(), 0, False), ("00" * 32, 9, False)])
+@pytest.mark.parametrize(
+    ("run", "settled", "remedy"),
+    [(RUN.hex(), 9, ""), (RUN.hex(), 7, "invite without --choose"), ("00" * 32, 9, "start the one")],
+)
 def test_an_organiser_chooses_the_history_of_its_running_peer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, rounds: int, named: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, settled: int, remedy: str
 ) -> None:
     words = ("name", "run_name", "role", "phase", "why_idle", "why_detail", "version")
-    status = NodeStatus(peer=ME, run=run, round=rounds, tip="ab" * 32, **dict.fromkeys(words, ""))  # type: ignore[arg-type]
+    known = NodeStatus(peer=ME, run=run, **dict.fromkeys(words, ""))  # type: ignore[arg-type]
+    status = replace(known, round=12, final_rounds=7, settled_rounds=settled, settled_tip="ab" * 32)
     monkeypatch.setattr(ControlClient, "status", lambda client: status)
-    if named:
-        assert newest_record(RUN, tmp_path) == Anchor(rounds=9, tip=b"\xab" * 32)
+    if not remedy:
+        assert chosen_record(RUN, tmp_path) == Anchor(rounds=9, tip=b"\xab" * 32)
     else:
-        with pytest.raises(PeerError, match="start it, and wait"):
-            newest_record(RUN, tmp_path)
+        with pytest.raises(PeerError, match=remedy):
+            chosen_record(RUN, tmp_path)
 
 
 def test_an_invitation_tells_its_role_its_holder_and_its_end() -> None:

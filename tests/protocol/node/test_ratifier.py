@@ -182,5 +182,8 @@ def test_what_we_ratified_stays_settled_over_a_restart_and_until_our_chain_is_an
         assert settled.rounds == 2
         settled.lose(1)
         assert settled.rounds == 1
+        stage.ratifier._tally = None
+        await run_for(stage, ASKING_S)
+        assert settled.rounds == 2, "our chain goes through it again"
 
     on_stage(tmp_path, check, RUN)

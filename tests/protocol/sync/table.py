@@ -108,6 +108,17 @@ class Table:
         self.membership.on_connected(peer, trio.current_time())
         self.membership.on_heartbeat(peer, a_heartbeat(**{**fields, **changes}), trio.current_time(), peer)
 
+    def count_questions(self, peer: PeerId) -> list[str]:
+        """The kinds of questions that `peer` is asked from now on."""
+        answer, asked = self.network.answers[peer], list[str]()
+
+        async def count(kind: str, data: bytes) -> bytes:
+            asked.append(kind)
+            return await answer(kind, data)
+
+        self.network.answers[peer] = count
+        return asked
+
     async def look(self) -> None:
         """At everybody's claims."""
         for known in (True, False):

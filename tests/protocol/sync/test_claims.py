@@ -127,7 +127,10 @@ def test_a_record_is_settled_long_after_it_was_followed() -> None:
     settled.follow(200, day + 50)
     assert settled.rounds == 50
     settled.lose(80)
-    settled.follow(400, 10 * day)
-    assert settled.rounds == 50, "we were away in between"
+    settled.follow(400, day + 90)
+    assert settled.rounds == 80, "what came before the change was followed all the same"
+    settled.begin_anew()
+    settled.follow(800, 10 * day)
+    assert settled.rounds == 80, "we were away in between"
     settled.lose(20)
     assert settled.rounds == 20

@@ -9,12 +9,13 @@ from unittest.mock import patch
 import pytest
 import trio
 
-from protocol.events import Dropped, RolledBack, SecondHistory
+from protocol.events import Dropped, Notice, RolledBack, SecondHistory
 from protocol.run.anchor import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.state.branch import Branch
 from protocol.state.history import History
 from protocol.state.store import Store
+from protocol.sync.budget import CHECKS_PER_MINUTE
 from protocol.sync.catch_up import WrongState
 from protocol.sync.claims import DISBELIEF_S
 from protocol.trainer_link import TrainerDied
@@ -276,18 +277,56 @@ def test_a_settled_record_yields_to_the_history_that_a_person_chose(tmp_path: Pa
         assert table.ours.history.tip == table.theirs.history.tip_at(move.rounds)
         back = table.choice.back_to()
         assert back is None or back >= rounds, "what was chosen is not given up again"
+        assert Store(table.ours.store.root).chosen() == table.chains.anchor, "and not after a restart"
 
     on_table(tmp_path, check, a_run(*FOUR))
 
 
-def test_final_records_are_not_given_up_for_a_history_that_a_person_chose(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_final_records_are_not_given_up_for_a_history_that_a_person_chose(tmp_path: Path, rounds: int) -> None:
     async def check(table: Table) -> None:
         fork(table, 1, {}, {"absent": [BOB]}, rounds=1)
-        table.invite(Anchor(rounds=2, tip=table.theirs.history.tip_at(2)))
+        grow(table.theirs, 2, [ANN], voters=FOUR, absent=[BOB], salt=1)
+        table.invite(Anchor(rounds=rounds, tip=table.theirs.history.tip_at(rounds)))
+        table.hear(ANN.peer_id, table.theirs)
         await table.look()
         assert table.ours.history.final == 2 and table.following.move is None
+        [notice] = [notice for notice in table.of(Notice) if notice.level == "warning"]
+        assert "2 rounds of ours are final" in notice.text
 
     on_table(tmp_path, check, a_run(*FOUR))
+
+
+def test_a_long_history_that_a_person_chose_is_fetched_in_pieces(tmp_path: Path) -> None:
+    """No look may cost more than the purse has; ours ranks better as long as the record of the invitation is not there."""
+
+    async def check(table: Table) -> None:
+        fork(table, 1, {"absent": [DAN]}, {"absent": [BOB, CYN]}, rounds=1)
+        grow(table.theirs, 80, [ANN], voters=FOUR, absent=[BOB, CYN], salt=1)
+        table.invite(Anchor(rounds=82, tip=table.theirs.history.tip_at(82)))
+        table.hear(ANN.peer_id, table.theirs)
+        asked = table.count_questions(ANN.peer_id)
+        while table.following.move is None:
+            table.budget.pay(0, int(CHECKS_PER_MINUTE * 0.97))
+            await table.look()
+            await trio.sleep(60)
+            table.hear(ANN.peer_id, table.theirs)
+        assert asked.count("commits") == 2, "no record is fetched twice"
+
+    on_table(tmp_path, check, a_run(*FOUR))
+
+
+def test_a_history_without_the_record_of_the_invitation_is_not_followed_from_beyond_it(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        for replica in (table.ours, table.theirs):
+            grow(replica, 3, [ANN], voters=FOUR)
+        grow(table.theirs, 1, [ANN], voters=FOUR)
+        table.invite(Anchor(rounds=2, tip=Hash(bytes(32))))
+        table.hear(ANN.peer_id, table.theirs)
+        await table.look()
+        assert table.following.move is None
+
+    on_table(tmp_path, check)
 
 
 def test_a_state_that_is_not_what_its_records_say_gives_our_chain_back(tmp_path: Path) -> None:

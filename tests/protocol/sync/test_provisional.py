@@ -25,13 +25,7 @@ def test_coming_back_to_a_branch_that_was_given_up_needs_no_records_again(tmp_pa
         assert move is not None and move.rounds == 1
         assert await table.following.take(move)
         assert (ours.length, table.ours.state.rounds) == (1, 1)
-        answer, asked = table.network.answers[ANN.peer_id], list[str]()
-
-        async def count(kind: str, data: bytes) -> bytes:
-            asked.append(kind)
-            return await answer(kind, data)
-
-        table.network.answers[ANN.peer_id] = count
+        asked = table.count_questions(ANN.peer_id)
         for peer in (ANN, CYN, DAN):
             table.hear(peer.peer_id, table.theirs)
         await table.look()
