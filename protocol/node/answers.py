@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from protocol.audit.ejection import Ejections
+from protocol.content.messages import QUESTIONS as ABOUT_BLOBS
 from protocol.content.serving import QUESTIONS as SERVED
 from protocol.content.serving import Serving
+from protocol.content.swarm import Swarm
 from protocol.exchange.messages import ExchangeAsk
 from protocol.membership.handshake import Handshake
 from protocol.network.interface import Refused
@@ -30,6 +32,7 @@ QUESTIONS: dict[str, type[Body] | None] = {
     "part": PartRequest,
     "evidence": EvidenceRequest,
     "ratification": RatificationRequest,
+    **ABOUT_BLOBS,
     **SERVED,
 }
 """Each question that is answered, and how it is asked; None: with a signed statement, which is taken in."""
@@ -46,12 +49,13 @@ class Answers:
         handshake: Handshake,
         ejections: Ejections,
         serving: Serving,
+        swarm: Swarm,
         statements: Statements,
         ratifier: Ratifier,
         current: CurrentRound,
     ) -> None:
         self._network, self._handshake, self._ejections = session.network, handshake, ejections
-        self._serving, self._statements, self._round = serving, statements, current
+        self._serving, self._swarm, self._statements, self._round = serving, swarm, statements, current
         self._answers: dict[str, Callable[[PeerId, bytes], Awaitable[bytes]]] = {
             "hello": self._hello,
             "round": self._round_statement,
@@ -61,7 +65,7 @@ class Answers:
             "evidence": self._evidence,
             "ratification": ratifier.answer,
         }
-        assert {*self._answers, *SERVED} == set(QUESTIONS)
+        assert {*self._answers, *ABOUT_BLOBS, *SERVED} == set(QUESTIONS)
 
     async def answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         """The answer for `peer`.  Raises `Refused`, or `Offence` where the question breaks the protocol."""
@@ -74,6 +78,8 @@ class Answers:
             raise Refused("the question is too long")
         if kind not in BEFORE_HELLO and not self._handshake.may_speak(peer):
             raise Refused(f"not without a hello: {kind:.40}")
+        if kind in ABOUT_BLOBS:
+            return await self._swarm.answer(peer, kind, data)
         return await self._serving.answer(kind, data) if kind in SERVED else await self._answers[kind](peer, data)
 
     async def _hello(self, peer: PeerId, data: bytes) -> bytes:

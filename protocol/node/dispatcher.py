@@ -1,8 +1,8 @@
 """The entrance of a node: the handlers that the network calls.
 
 Statements are taken in by `protocol.node.statements`, questions answered by `protocol.node.answers`; pushes go to the
-exchange that they belong to, and connections to the membership.  Each handler runs under the guard, so nothing here raises,
-except the refusals that `on_request` may.
+exchange or the swarm that they belong to, and connections to the membership.  Each handler runs under the guard, so nothing
+here raises, except the refusals that `on_request` may.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from contextlib import AbstractAsyncContextManager
 import trio
 
 from protocol.audit.ejection import Ejections
+from protocol.content.messages import read_chunk_header
+from protocol.content.swarm import Swarm
 from protocol.events import Notice
 from protocol.exchange.messages import push_plan
 from protocol.membership.activity import Activity
@@ -41,11 +43,13 @@ class Dispatcher:
         ejections: Ejections,
         statements: Statements,
         answers: Answers,
+        swarm: Swarm,
         current: CurrentRound,
     ) -> None:
         self._session, self._guard, self._background = session, guard, background
         self._membership, self._handshake, self._activity = membership, handshake, activity
-        self._ejections, self._statements, self._answers, self._round = ejections, statements, answers, current
+        self._ejections, self._statements, self._answers = ejections, statements, answers
+        self._swarm, self._round = swarm, current
 
     def open(self) -> AbstractAsyncContextManager[trio.Nursery]:
         """Within, what arrives is handled, in the nursery that this gives."""
@@ -72,8 +76,13 @@ class Dispatcher:
     async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
         """Where a pushed chunk goes; None when it is not wanted."""
         with self._guard.watch(peer, "push"):
+            if not self._handshake.may_speak(peer) or peer in self._ejections:
+                return None
+            chunk = read_chunk_header(header)
+            if chunk is not None:
+                return self._swarm.open_push(peer, chunk, size)
             plan, exchanges = push_plan(header), self._round.exchanges
-            if plan is None or exchanges is None or not self._handshake.may_speak(peer) or peer in self._ejections:
+            if plan is None or exchanges is None:
                 return None
             exchange = await exchanges.find(plan)
             return await exchange.open_push(peer, header, size) if exchange is not None else None
@@ -82,6 +91,9 @@ class Dispatcher:
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         """A pushed chunk is complete, or was broken off."""
         with self._guard.watch(peer, "push"):
+            chunk = read_chunk_header(header)
+            if chunk is not None and landing is not None:
+                self._swarm.finish_push(peer, chunk, landing)
             plan, exchanges = push_plan(header), self._round.exchanges
             if plan is not None and exchanges is not None:
                 await exchanges.finish_push(plan, peer, header, landing)
@@ -108,6 +120,7 @@ class Dispatcher:
         if not self._background.is_open:
             return  # we close the connections ourselves, and nobody is silent for that
         with self._guard.watch(peer, "disconnection"):
+            self._swarm.gone(peer)
             for event in self._membership.on_disconnected(peer, trio.current_time()):
                 self._session.emit(event)
                 self._round.peer_dead(peer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 
 from protocol.audit.ejection import Ejections
+from protocol.content.swarm import Swarm
 from protocol.membership.activity import Activity
 from protocol.membership.heartbeats import Heartbeats
 from protocol.network.session import Session
@@ -40,6 +41,7 @@ class Life:
         watch: Watch,
         keeper: StateKeeper,
         ratifier: Ratifier,
+        swarm: Swarm,
         gathering: Gathering,
         rounds: Rounds,
         evaluator: Evaluator,
@@ -48,7 +50,7 @@ class Life:
         self._session, self._history, self._stop_after = session, history, stop_after
         self._dispatcher, self._heartbeats, self._ejections, self._watch = dispatcher, heartbeats, ejections, watch
         self._keeper, self._gathering, self._rounds, self._evaluator = keeper, gathering, rounds, evaluator
-        self._activity, self._ratifier = activity, ratifier
+        self._activity, self._ratifier, self._swarm = activity, ratifier, swarm
         self._leaving = trio.Event()
         self._finishing = False
 
@@ -62,6 +64,7 @@ class Life:
             nursery.start_soon(self._ejections.announce)
             nursery.start_soon(self._watch.run, nursery)
             nursery.start_soon(self._ratifier.run)
+            nursery.start_soon(self._swarm.run)
             outlasting = Outlasting(nursery)
             nursery.start_soon(self._live, outlasting)
             for peer in self._session.network.connected():

@@ -11,7 +11,9 @@ import trio
 
 from protocol.audit.ejection import Ejections
 from protocol.audit.witness import Witness
+from protocol.content.replica_shelf import ReplicaShelf
 from protocol.content.serving import Serving
+from protocol.content.swarm import Swarm
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
 from protocol.membership.heartbeats import Heartbeats
@@ -77,7 +79,9 @@ class Node:
         standpoints = Standpoints(session.me, self._history, membership, activity, replica.rounds.listen_s)
         initialise = trainer.initialise if trainer is not None else None
         self._claims = claims = Claims(replica, membership)
-        self._catch_up = CatchUp(session, replica, offload, Supplies(session, replica, offload), initialise)
+        self._swarm = Swarm(session, membership, ReplicaShelf(replica), offload)
+        supplies = Supplies(session, replica, offload, self._swarm)
+        self._catch_up = CatchUp(session, replica, offload, supplies, initialise)
         anchor = settings.anchor or replica.store.chosen()
         self._following = Following.of(session, guard, self._catch_up, standpoints, claims, anchor)
         self._ejections = Ejections(session, replica, membership, offload)
@@ -123,7 +127,8 @@ class Node:
             self._activity,
             self._ejections,
             statements,
-            Answers(session, self._handshake, self._ejections, serving, statements, self._ratifier, current),
+            Answers(session, self._handshake, self._ejections, serving, self._swarm, statements, self._ratifier, current),
+            self._swarm,
             current,
         )
 
@@ -155,6 +160,7 @@ class Node:
             watch=Watch(session, replica.rounds, membership, activity, following, current),
             keeper=self._keeper,
             ratifier=self._ratifier,
+            swarm=self._swarm,
             gathering=Gathering(session, replica, settings, membership, self._claims, activity),
             rounds=rounds,
             evaluator=self._evaluator,

@@ -9,7 +9,7 @@ from pathlib import Path
 from protocol.state.disk import Disk, map_file
 from protocol.wire.hashes import Hash
 
-_NAME = re.compile(r"(\d{8})-\d{2}-[0-9a-f]{64}")
+_NAME = re.compile(r"(\d{8})-\d{2}-([0-9a-f]{64})")
 
 
 class ResultFile:
@@ -50,6 +50,12 @@ class Results:
     def open(self, round: int, fragment: int, root: Hash) -> memoryview | None:
         """The bytes of a result, read-only; None when it is not here.  Their hashes are the reader's to check."""
         return map_file(self.path(round, fragment, root))
+
+    def find(self, root: Hash) -> tuple[int, memoryview] | None:
+        """(its round, its bytes) of the result with this root, read-only; None when it is not here."""
+        match = next((match for match in self._names() if match[2] == root.hex()), None)
+        view = map_file(self._folder / match[0]) if match is not None else None
+        return (int(match[1]), view) if match is not None and view is not None else None
 
     def path(self, round: int, fragment: int, root: Hash) -> Path:
         """Where a result lies."""

@@ -1,4 +1,4 @@
-"""What leads to the state of a chain, fetched onto the disk: results of rounds, and checkpoints.
+"""What leads to the state of a chain, fetched onto the disk: results of rounds, and checkpoints, each a blob of the swarm.
 
 Every byte is checked against a root in a certified record.  Fetching touches neither our chain nor our outer state, so it
 goes on beside a round.
@@ -12,7 +12,9 @@ from typing import TypeVar
 import trio
 
 from kernels.layout import payload_bytes
-from protocol.content.blobs import BlobChunk, fetch_blob
+from protocol.content.blob import Blob, set_of
+from protocol.content.messages import LeavesRequest
+from protocol.content.swarm import Swarm
 from protocol.events import CheckpointWritten, Dropped, Notice, SyncProgress
 from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError
 from protocol.network.session import Session
@@ -25,7 +27,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Commit
-from protocol.wire.questions import HaveReply, HaveRequest, LeavesReply, LeavesRequest
+from protocol.wire.questions import HaveReply, HaveRequest, LeavesReply
 
 ASK_TIMEOUT_S = 10.0
 CHECKPOINT_WORTH_ROUNDS = 8
@@ -37,8 +39,8 @@ R = TypeVar("R", bound=Body)
 class Supplies:
     """Fetches from peers into the store of `replica`.  progressed_at: when something checked arrived last, in trio time."""
 
-    def __init__(self, session: Session, replica: Replica, offload: Offload) -> None:
-        self._session, self._replica, self._offload = session, replica, offload
+    def __init__(self, session: Session, replica: Replica, offload: Offload, swarm: Swarm) -> None:
+        self._session, self._replica, self._offload, self._swarm = session, replica, offload, swarm
         self.progressed_at = -1e9
 
     async def bring(self, chain: Chain, present: int | None, sources: Sequence[PeerId]) -> int | None:
@@ -81,7 +83,7 @@ class Supplies:
         complete, root = False, Hash(record.result_root)
         try:
             missing = range(len(self._replica.layout))
-            complete = await self.fetch_chunks(record.round, root, commit.index, missing, file.view, sources)
+            complete = await self.fetch_chunks(root, commit.index, missing, file.view, sources)
             if complete:
                 await self._offload(file.commit, root)
         finally:
@@ -91,7 +93,6 @@ class Supplies:
 
     async def fetch_chunks(
         self,
-        round: int,
         root: Hash,
         index: Sequence[ChunkEntry],
         missing: Sequence[int],
@@ -99,20 +100,9 @@ class Supplies:
         sources: Sequence[PeerId],
     ) -> bool:
         """Fetch the named chunks of a result into its buffer; True when all are there and checked."""
-        layout = self._replica.layout
-        wanted = [BlobChunk(chunk, layout[chunk].offset, layout[chunk].size, Hash(index[chunk].hash)) for chunk in missing]
-        return await fetch_blob(
-            self._session.network,
-            sources,
-            "result",
-            round,
-            root,
-            wanted,
-            into,
-            offload=self._offload,
-            emit=self._session.emit,
-            on_progress=lambda done, total: self._progress(),
-        )
+        blob = Blob(root, tuple(Hash(entry.hash) for entry in index), tuple(span.size for span in self._replica.layout))
+        here = blob.all & ~set_of(missing)
+        return await self._swarm.fetch(blob, into, sources, here=here, on_progress=lambda done, total: self._progress())
 
     def _progress(self) -> None:
         self.progressed_at = trio.current_time()
@@ -138,39 +128,29 @@ class Supplies:
     async def _fetch_checkpoint(self, chain: Chain, rounds: int, sources: Sequence[PeerId]) -> bool:
         commit = await self._offload(chain.commit_at, rounds)
         digest, tip = Hash(commit.record.state_digest), chain.tip_at(rounds)
-        leaves = await self._fetch_leaves(rounds, digest, sources)
+        leaves = await self._fetch_leaves(digest, sources)
         if leaves is None:
             return False
         step, size = self._replica.manifest.checkpoint_chunk_bytes, self._replica.state.size_bytes
         download = await self._offload(self._replica.store.checkpoints.download, rounds, tip, leaves, size, step)
-        wanted = [BlobChunk(i, i * step, min(step, size - i * step), leaves[i]) for i in download.missing()]
+        blob = Blob.even(digest, leaves, size, step)
+        here = blob.all & ~set_of(await self._offload(download.missing))
 
         def on_progress(done: int, total: int) -> None:
             self._progress()
             self._session.emit(SyncProgress("checkpoint", done, total))
 
-        complete = await fetch_blob(
-            self._session.network,
-            sources,
-            "checkpoint",
-            rounds,
-            digest,
-            wanted,
-            download.view,
-            offload=self._offload,
-            emit=self._session.emit,
-            on_progress=on_progress,
-        )
+        complete = await self._swarm.fetch(blob, download.view, sources, here=here, on_progress=on_progress)
         if complete:
             await self._offload(download.commit)
             self._session.emit(CheckpointWritten(rounds, size))
         return complete
 
-    async def _fetch_leaves(self, rounds: int, digest: Hash, sources: Sequence[PeerId]) -> list[Hash] | None:
+    async def _fetch_leaves(self, digest: Hash, sources: Sequence[PeerId]) -> list[Hash] | None:
         count = self._replica.state.leaf_count
         for peer in sources:
             try:
-                reply = await self._ask(peer, "leaves", LeavesRequest(rounds=rounds), LeavesReply)
+                reply = await self._ask(peer, "leaves", LeavesRequest(blob=digest), LeavesReply)
             except (NetworkError, Malformed) as error:
                 self._session.emit(Notice("debug", f"no checkpoint hashes from {peer}: {error}"))
                 continue

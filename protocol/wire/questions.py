@@ -67,12 +67,6 @@ class HaveReply(Body):
     checkpoints: Annotated[list[Count], Field(max_length=16)]
 
 
-class LeavesRequest(Body):
-    """Asks for the hashes of the chunks of the checkpoint after so many rounds."""
-
-    rounds: Count
-
-
 class PartRequest(Body):
     """Bytes [offset, offset + length) of a chunk of the contribution `root`, which the asked peer made in this round."""
 
@@ -98,6 +92,6 @@ class EvidenceRequest(Body):
 
 
 class LeavesReply(Body):
-    """The hashes of the chunks of a checkpoint, in order."""
+    """The hashes of the chunks of a blob, in order."""
 
     leaves: Annotated[list[HashField], Field(min_length=1, max_length=MAX_LEAVES)]

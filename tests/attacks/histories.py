@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import trio
 
+from protocol.content.messages import QUESTIONS as ABOUT_BLOBS
 from protocol.events import Event, RoundCommitted
 from protocol.network.interface import NetworkError
 from protocol.state.base import Base
@@ -255,7 +256,7 @@ async def crowd_at_the_beginning(stage: Stage) -> None:
 async def answers_with_garbage(stage: Stage) -> None:
     """Claims a longer chain, and answers questions about it with anything."""
     ghost = stage.stranger()
-    for kind in ("tips", "commits", "have", "leaves", "chunk"):
+    for kind in ("tips", "commits", "have", *ABOUT_BLOBS):
         ghost.answers[kind] = b"\x00" * 1000
     seq = 0
     while True:

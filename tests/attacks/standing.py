@@ -215,7 +215,7 @@ def show_no_parts(stage: Stage, seat: Seat) -> None:
     answer = handlers.on_request
 
     async def refuse(peer: PeerId, kind: str, data: bytes) -> bytes:
-        if kind in ("part", "chunk"):
+        if kind in ("part", "want"):
             raise Refused("no")
         return await answer(peer, kind, data)  # type: ignore[no-any-return]
 

@@ -10,7 +10,15 @@ from protocol.audit.evidence import (
     WrongAverage,
     encode_evidence,
 )
-from protocol.content.blobs import ChunkRequest
+from protocol.content.messages import (
+    BlobReply,
+    BlobRequest,
+    ChunkHeader,
+    ChunkNews,
+    ChunksReply,
+    ChunksRequest,
+    LeavesRequest,
+)
 from protocol.exchange.messages import ExchangeAsk, PushHeader
 from protocol.run.admission import make_proof
 from protocol.run.greeting import HelloReply, make_hello
@@ -49,7 +57,6 @@ from protocol.wire.questions import (
     HaveReply,
     HaveRequest,
     LeavesReply,
-    LeavesRequest,
     PartReply,
     PartRequest,
     TipsReply,
@@ -119,9 +126,14 @@ QUESTIONS: list[Body] = [
     CommitsReply(commits=[next(body for body in BODIES if isinstance(body, Commit)).encode()]),
     HaveRequest(),
     HaveReply(length=3, oldest_result=1, checkpoints=[0, 3]),
-    LeavesRequest(rounds=4),
+    LeavesRequest(blob=TIP),
     LeavesReply(leaves=[TIP, RUN]),
-    ChunkRequest(what="result", round=1, root=TIP, index=0, offset=0, length=9),
+    BlobRequest(blob=TIP, chunks=b"\x03"),
+    BlobReply(chunks=b"\x07", neighbours=[ONE.peer_id]),
+    ChunkNews(blob=TIP, chunks=[2]),
+    ChunksRequest(blob=TIP, chunks=[0, 1]),
+    ChunksReply(chunks=[1]),
+    ChunkHeader(blob=TIP, chunk=1),
     ExchangeAsk(plan=TIP, fragment=0, chunk=1),
     PartRequest(root=TIP, chunk=0, offset=0, length=9),
     PartReply(proof=[TIP], data=b"data"),

@@ -13,6 +13,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.content.messages import QUESTIONS as ABOUT_BLOBS
 from protocol.membership.liveness import Liveness
 from protocol.network.interface import Acceptance, Handlers, Landing, Refused
 from protocol.wire.canonical import Malformed
@@ -41,8 +42,7 @@ KINDS = (
     "tips",
     "commits",
     "have",
-    "leaves",
-    "chunk",
+    *ABOUT_BLOBS,
     "manifest",
     "",
     "nothing",

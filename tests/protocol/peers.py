@@ -90,6 +90,9 @@ class TableNetwork:
         await trio.lowlevel.checkpoint()
         self.published.append(data)
 
+    def connected(self) -> list[PeerId]:
+        return [*self.answers]
+
     def forget(self, peer: PeerId) -> None:
         self.forgotten.append(peer)
 

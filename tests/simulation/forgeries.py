@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import trio
 
 from kernels.codec import encode
-from kernels.layout import chunk_layout, payload_bytes
-from protocol.content.blobs import ChunkRequest
+from kernels.layout import Layout, chunk_layout, payload_bytes
+from protocol.content.blob import to_bitmap
+from protocol.content.messages import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest
+from protocol.network.interface import NetworkError
 from protocol.run.manifest import RunManifest
 from protocol.state.base import Base, fragment_of
 from protocol.state.chain import genesis_tip, index_root, record_hash
@@ -191,16 +194,26 @@ class Historian(Ghost):
             return CommitsReply(commits=[commit.encode() for commit in shown]).encode()
         if kind == "have":
             return HaveReply(length=len(self.chain), oldest_result=0, checkpoints=list(self.checkpoints)).encode()
-        if kind == "chunk":
-            return self._chunk(decode_body(ChunkRequest, data)) or await super().on_request(peer, kind, data)
+        if kind == "blob":
+            count = len(self._layout) if self._bytes_of(decode_body(BlobRequest, data).blob) is not None else 0
+            return BlobReply(chunks=to_bitmap((1 << count) - 1, count), neighbours=[]).encode()
+        if kind == "want":
+            self._world.spawn(self._push, peer, decode_body(ChunksRequest, data))
+            return ChunksReply(chunks=[]).encode()
         return await super().on_request(peer, kind, data)
 
-    def _chunk(self, question: ChunkRequest) -> bytes:
+    @property
+    def _layout(self) -> Layout:
         manifest = self._world.signed.manifest
-        layout = chunk_layout(manifest.parameters, manifest.chunk_parameters)
-        for invention in self.inventions:
-            if invention.record.result_root == question.root and invention.data is not None:
-                span = layout[question.index]
-                begin = span.offset + question.offset
-                return bytes(invention.data[begin : begin + question.length])
-        return b""
+        return chunk_layout(manifest.parameters, manifest.chunk_parameters)
+
+    def _bytes_of(self, root: bytes) -> memoryview | None:
+        return next((each.data for each in self.inventions if each.record.result_root == root), None)
+
+    async def _push(self, peer: PeerId, wanted: ChunksRequest) -> None:
+        data = self._bytes_of(wanted.blob)
+        for chunk in wanted.chunks:
+            if data is not None and chunk < len(self._layout):
+                header = ChunkHeader(blob=wanted.blob, chunk=chunk).encode()
+                with suppress(NetworkError):
+                    await self.network.push(peer, header, memoryview(data)[self._layout[chunk].encoded], timeout_s=60)

@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 import trio
 
+from protocol.content.messages import QUESTIONS as ABOUT_BLOBS
+from protocol.content.replica_shelf import ReplicaShelf
 from protocol.content.serving import Serving
+from protocol.content.swarm import Swarm
+from protocol.network.session import Session
 from protocol.run.manifest import SignedManifest, sign
 from protocol.state.replica import Replica
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.chains import a_replica, grow
+from tests.protocol.peers import TheseMembers
 from tests.simulation.determinism import inline
 from tests.simulation.liars import Ghost
 from tests.simulation.runs import begin, holds, simulate
@@ -30,7 +35,10 @@ class Storyteller(Ghost):
     def __init__(self, world: World, seed: bytes, replica: Replica) -> None:
         super().__init__(world, seed)
         self.replica, self._serving = replica, Serving(replica, inline)
+        session = Session(self.identity, world.signed.run, self.network, lambda event: None)
+        self._swarm = Swarm(session, TheseMembers(), ReplicaShelf(replica), inline)
         world.spawn(self._beat)
+        world.spawn(self._swarm.run)
 
     async def _beat(self) -> None:
         seq = 0
@@ -40,7 +48,10 @@ class Storyteller(Ghost):
             await trio.sleep(2.0)
 
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
-        if kind in ("tips", "commits", "have", "leaves", "chunk"):
+        if kind in ABOUT_BLOBS:
+            self.asked.append((kind, data))
+            return await self._swarm.answer(peer, kind, data)
+        if kind in ("tips", "commits", "have"):
             self.asked.append((kind, data))
             return await self._serving.answer(kind, data)
         return await super().on_request(peer, kind, data)

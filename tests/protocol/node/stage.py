@@ -12,7 +12,9 @@ import trio.testing
 from protocol.audit.ejection import Ejections
 from protocol.audit.evidence import TwoStatements
 from protocol.audit.witness import Witness
+from protocol.content.replica_shelf import ReplicaShelf
 from protocol.content.serving import Serving
+from protocol.content.swarm import Swarm
 from protocol.events import Event
 from protocol.membership.activity import Activity
 from protocol.membership.handshake import Handshake
@@ -45,9 +47,6 @@ class StageNetwork(TableNetwork):
     def __init__(self) -> None:
         super().__init__()
         self.welcomed: list[PeerId] = []
-
-    def connected(self) -> list[PeerId]:
-        return list(self.answers)
 
     def welcome(self, peer: PeerId) -> None:
         self.welcomed.append(peer)
@@ -98,7 +97,8 @@ class Stage:
         serving, self.changing = Serving(replica, at_once), trio.Lock()
         self.chain = StageChain(replica)
         self.ratifier = Ratifier(session, guard, replica, at_once, self.chain, self.changing, is_copy=False)
-        self.answers = Answers(session, handshake, self.ejections, serving, self.statements, self.ratifier, current)
+        swarm = Swarm(session, self.membership, ReplicaShelf(replica), at_once)
+        self.answers = Answers(session, handshake, self.ejections, serving, swarm, self.statements, self.ratifier, current)
         self.dispatcher = Dispatcher(
             session,
             guard,
@@ -109,6 +109,7 @@ class Stage:
             self.ejections,
             self.statements,
             self.answers,
+            swarm,
             current,
         )
 

@@ -29,7 +29,7 @@ BEGIN = ["ejections.load", "keeper.load", "ratifier.load", "keeper.restore", "ga
 GOODBYE = ["rounds.hand_over", "heartbeats.say_goodbye"]
 REACH = ["keeper.reach_tip", "ejections.look_again"]
 ROUND = [*REACH, "gathering.may_begin", "rounds.run_next"]
-BESIDE = {"heartbeats.run", "ejections.announce", "watch.run", "ratifier.run"}
+BESIDE = {"heartbeats.run", "ejections.announce", "watch.run", "ratifier.run", "swarm.run"}
 
 
 class Part:
@@ -67,6 +67,7 @@ class Stage:
             "ejections": Part("ejections", self.log),
             "watch": Part("watch", self.log),
             "ratifier": Part("ratifier", self.log),
+            "swarm": Part("swarm", self.log),
             "keeper": Part("keeper", self.log, advance=lambda commit: checkpoint_due, repair=self.repaired.append),
             "gathering": Part("gathering", self.log, may_begin=self._may_begin),
         }

@@ -10,10 +10,15 @@ from typing import Any, Literal
 import trio
 import trio.testing
 
+from protocol.content.messages import QUESTIONS as ABOUT_BLOBS
+from protocol.content.messages import read_chunk_header
+from protocol.content.replica_shelf import ReplicaShelf
 from protocol.content.serving import Serving
+from protocol.content.swarm import Swarm
 from protocol.events import Event
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
+from protocol.network.interface import Refused
 from protocol.run.anchor import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.state.replica import Replica
@@ -29,7 +34,7 @@ from protocol.sync.standpoints import Standpoints
 from protocol.sync.supplies import Supplies
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.chains import a_replica, a_run, grow, initialise
-from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_heartbeat, a_session, at_once
+from tests.protocol.peers import ANN, BOB, ME, TableNetwork, TheseMembers, a_heartbeat, a_session, at_once
 
 CYN, DAN, EVE = (Identity.from_seed(bytes([number]) * 32) for number in (4, 5, 6))
 FOUR = (ANN, BOB, CYN, DAN)
@@ -42,6 +47,25 @@ class Passing(AbstractContextManager[object, Literal[False]]):
         return False
 
 
+class Pushing(TableNetwork):
+    """The network of another peer, which pushes chunks to us, and reaches nobody."""
+
+    def __init__(self, table: Table, peer: PeerId) -> None:
+        super().__init__()
+        self._table, self._peer = table, peer
+
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float) -> None:
+        await trio.lowlevel.checkpoint()
+        chunk = read_chunk_header(header)
+        assert chunk is not None
+        landing = self._table.swarm.open_push(self._peer, chunk, len(data))
+        if landing is None:
+            raise Refused("not wanted")
+        landing.buffer[:] = data
+        landing.complete()
+        self._table.swarm.finish_push(self._peer, chunk, landing)
+
+
 class Unguarded:
     """A `Watching` that catches nothing."""
 
@@ -52,8 +76,8 @@ class Unguarded:
 class Table:
     """ours: our replica.  theirs: the one that Ann serves.  network: where others may be put."""
 
-    def __init__(self, folder: Path, signed: SignedManifest | None = None) -> None:
-        self.signed = signed or a_run(ANN)
+    def __init__(self, folder: Path, nursery: trio.Nursery, signed: SignedManifest | None = None) -> None:
+        self.signed, self._nursery = signed or a_run(ANN), nursery
         self.folder, self.events = folder, list[Event]()
         self.ours, self.theirs = a_replica(self.signed, folder / "ours"), a_replica(self.signed, folder / "theirs")
         self.others: list[Replica] = []
@@ -63,7 +87,8 @@ class Table:
         self.membership = Membership(ME.peer_id, trio.current_time(), self.ours.history)
         self.activity = Activity(self.events.append)
         standpoints = Standpoints(ME.peer_id, self.ours.history, self.membership, self.activity, 0.0)
-        self.supplies = Supplies(session, self.ours, at_once)
+        self.swarm = Swarm(session, self.membership, ReplicaShelf(self.ours), at_once)
+        self.supplies = Supplies(session, self.ours, at_once, self.swarm)
         self.catch_up = CatchUp(session, self.ours, at_once, self.supplies, initialise)
         self.claims = Claims(self.ours, self.membership)
         self.budget, self.settled = Budget(trio.current_time()), Settled(self.ours.rounds)
@@ -85,8 +110,17 @@ class Table:
         )
 
     def serve(self, peer: PeerId, replica: Replica) -> None:
-        """What this replica holds, `peer` answers."""
-        self.network.answers[peer] = Serving(replica, at_once).answer
+        """What this replica holds, `peer` answers, and pushes to us."""
+        serving = Serving(replica, at_once)
+        swarm = Swarm(a_session(self.signed.run, Pushing(self, peer), []), TheseMembers(), ReplicaShelf(replica), at_once)
+        self._nursery.start_soon(swarm.run)
+
+        async def answer(kind: str, data: bytes) -> bytes:
+            if kind in ABOUT_BLOBS:
+                return await swarm.answer(ME.peer_id, kind, data)
+            return await serving.answer(kind, data)
+
+        self.network.answers[peer] = answer
 
     def another(self, name: str) -> Replica:
         """One more replica of the run."""
@@ -142,11 +176,13 @@ def on_table(folder: Path, check: Callable[[Table], Awaitable[None]], signed: Si
     """Run `check` in virtual time."""
 
     async def main() -> None:
-        table = Table(folder, signed)
-        try:
-            await check(table)
-        finally:
-            for replica in (table.ours, table.theirs, *table.others):
-                replica.state.close()
+        async with trio.open_nursery() as nursery:
+            table = Table(folder, nursery, signed)
+            try:
+                await check(table)
+            finally:
+                for replica in (table.ours, table.theirs, *table.others):
+                    replica.state.close()
+            nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -1,0 +1,188 @@
+"""One blob on its way to us: the trio shell around `protocol.content.download.Download`.
+
+A chunk is received into memory, checked, and only then written to its place.  From that moment on it is offered to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from protocol.content.blob import Blob, ChunkSet, chunks_in, from_bitmap, set_of, to_bitmap
+from protocol.content.download import (
+    MOST_SOURCES,
+    Came,
+    Download,
+    DownloadEvent,
+    SourceGone,
+    SourceGot,
+    SourceHas,
+    Tick,
+    TurnedDown,
+    Unanswered,
+    Want,
+    Wrong,
+)
+from protocol.content.messages import BlobReply, BlobRequest, ChunksReply, ChunksRequest
+from protocol.content.offers import OpenOffer
+from protocol.events import Dropped
+from protocol.network.interface import Landing, NetworkError
+from protocol.network.session import Session
+from protocol.wire.body import decode_body
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash, chunk_hash
+from protocol.wire.identity import PeerId
+
+TICK_S = 0.25
+ASK_TIMEOUT_S = 10.0
+ASK_AGAIN_S = 5.0
+"""Until a peer that did not answer, or had nothing, is asked again what it has."""
+HOPE_S = 3.0
+"""A download of which nobody has what is missing is given up after so long without any news."""
+
+
+class Fetch:
+    """Fetches the chunks of `blob` that are missing into `into`.  here: those that are there.
+
+    on_progress: told of chunks that are here and of all, after each.
+    """
+
+    def __init__(
+        self, session: Session, blob: Blob, into: memoryview, here: ChunkSet, on_progress: Callable[[int, int], None]
+    ) -> None:
+        self.blob, self.offer = blob, OpenOffer(here)
+        self._session, self._into, self._on_progress = session, into, on_progress
+        self._download = Download(blob, here, session.me.encode() + blob.name)
+        self._asked: dict[PeerId, float] = {}
+        self._moved_at = trio.current_time()
+        self._over = trio.Event()
+        self._nursery: trio.Nursery | None = None
+
+    # -- what is here (`protocol.content.shelf.Held`) -----------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """Chunks of the whole blob."""
+        return len(self.blob)
+
+    @property
+    def here(self) -> ChunkSet:
+        """Those that can be read."""
+        return self._download.here
+
+    def leaves(self) -> Sequence[Hash]:
+        """The hashes of all chunks."""
+        return self.blob.leaves
+
+    def read(self, chunk: int) -> bytes | None:
+        """The bytes of a chunk that is here."""
+        return bytes(self._into[self.blob.span(chunk)]) if self.here >> chunk & 1 else None
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self, sources: Sequence[PeerId]) -> bool:
+        """Until all is here, or nobody has what is missing; whether all is here."""
+        self._moved_at = trio.current_time()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for peer in sources[:MOST_SOURCES]:
+                    self._ask(peer)
+                while self._download.missing and not self._is_hopeless():
+                    with trio.move_on_after(TICK_S):
+                        await self._over.wait()
+                    self._handle(Tick())
+                    self._ask_again()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._nursery = None
+        return not self._download.missing
+
+    def _is_hopeless(self) -> bool:
+        return not self._download.has_hope() and trio.current_time() - self._moved_at > HOPE_S
+
+    # -- sources ------------------------------------------------------------------------------------------------------
+
+    def met(self, peer: PeerId, chunks: ChunkSet) -> None:
+        """A peer asks us for this blob, and has some of it itself."""
+        if peer not in self._asked and len(self._asked) < MOST_SOURCES:
+            self._ask(peer)  # so that it tells us what comes to it, too
+        if chunks:
+            self._handle(SourceHas(peer, chunks))
+
+    def got(self, peer: PeerId, chunks: ChunkSet) -> None:
+        """A source has these, too, now."""
+        self._moved_at = trio.current_time()
+        self._handle(SourceGot(peer, chunks))
+
+    def gone(self, peer: PeerId) -> None:
+        """A peer is not connected any more."""
+        self._handle(SourceGone(peer))
+
+    def _ask(self, peer: PeerId) -> None:
+        if self._nursery is not None and peer != self._session.me and peer not in self._download.barred:
+            self._asked[peer] = trio.current_time()
+            self._nursery.start_soon(self._ask_what_it_has, peer)
+
+    def _ask_again(self) -> None:
+        now = trio.current_time()
+        for peer, at in list(self._asked.items()):
+            if now - at > ASK_AGAIN_S and not self._download.has_use_of(peer):
+                self._ask(peer)
+
+    async def _ask_what_it_has(self, peer: PeerId) -> None:
+        question = BlobRequest(blob=self.blob.name, chunks=to_bitmap(self.here, self.count))
+        try:
+            raw = await self._session.network.request(peer, "blob", question.encode(), timeout_s=ASK_TIMEOUT_S)
+            reply = decode_body(BlobReply, raw)
+            chunks = from_bitmap(reply.chunks, self.count)
+        except NetworkError:
+            return
+        except Malformed as error:
+            self._session.emit(Dropped(peer, "answer about a blob", str(error)))
+            return
+        self._handle(SourceHas(peer, chunks))
+        connected = self._session.network.connected()
+        for other in map(PeerId, reply.neighbours):
+            if other in connected and other not in self._asked and len(self._asked) < MOST_SOURCES:
+                self._ask(other)
+
+    # -- chunks -------------------------------------------------------------------------------------------------------
+
+    def landing(self, peer: PeerId, chunk: int, size: int) -> Landing | None:
+        """Memory for a chunk that we asked this peer for; None for others."""
+        if chunk >= self.count or size != self.blob.sizes[chunk] or not self._download.expects(peer, chunk):
+            return None
+        return Landing(memoryview(bytearray(size)), chunk_hash)
+
+    def landed(self, peer: PeerId, chunk: int, landing: Landing) -> None:
+        """A chunk has arrived; it is written to its place if it is right, and not here yet."""
+        if landing.found != self.blob.leaves[chunk]:
+            self._session.emit(Dropped(peer, "chunk", "its bytes are not those that were certified"))
+            self._handle(Wrong(peer, chunk))
+        elif not self.here >> chunk & 1:
+            self._into[self.blob.span(chunk)] = landing.buffer
+            self._moved_at = trio.current_time()
+            self.offer.add(chunk)
+            self._handle(Came(peer, chunk))
+            self._on_progress(self.here.bit_count(), self.count)
+
+    def _handle(self, event: DownloadEvent) -> None:
+        wants = self._download.handle(event, trio.current_time())
+        if self._nursery is not None:
+            for want in wants:
+                self._nursery.start_soon(self._want, want)
+        if not self._download.missing:
+            self._over.set()
+
+    async def _want(self, want: Want) -> None:
+        question = ChunksRequest(blob=self.blob.name, chunks=list(want.chunks))
+        try:
+            raw = await self._session.network.request(want.peer, "want", question.encode(), timeout_s=ASK_TIMEOUT_S)
+            refused = set_of(decode_body(ChunksReply, raw).chunks) & set_of(want.chunks)
+        except (NetworkError, Malformed):
+            self._handle(Unanswered(want.peer, want.chunks))
+            return
+        if refused:
+            self._handle(TurnedDown(want.peer, tuple(chunks_in(refused))))

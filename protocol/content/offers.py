@@ -1,0 +1,137 @@
+"""What we offer of a blob to peers that fetch it, and what they are told of it.
+
+Pure.  A peer that asks for a blob is told what it may ask us for, and from then on what comes to it: a peer that fetches a
+blob itself offers each chunk as soon as it has it.  An origin shows different peers different chunks
+(`protocol.content.superseeding`); everybody else shows all that is here.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+from protocol.content.blob import ChunkSet
+from protocol.content.superseeding import Superseeding
+from protocol.wire.identity import PeerId
+
+MAX_GUESTS = 64
+"""Peers that are told what comes to a blob; the others have to ask again."""
+
+
+class Offer(Protocol):
+    """`now` is trio time."""
+
+    def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
+        """A peer fetches the blob, and has this much of it; returns what it may ask us for."""
+        ...
+
+    def got(self, peer: PeerId, chunks: ChunkSet) -> None:
+        """It has these, too."""
+        ...
+
+    def fed(self, peer: PeerId, now: float) -> None:
+        """It has fetched a chunk from us."""
+        ...
+
+    def leave(self, peer: PeerId) -> None:
+        """It is gone."""
+        ...
+
+    def guests(self) -> list[PeerId]:
+        """The peers that fetch the blob, as far as we are told."""
+        ...
+
+    def news(self, now: float) -> dict[PeerId, ChunkSet]:
+        """What is to be told to whom now."""
+        ...
+
+
+class OpenOffer:
+    """All that is here is open to everybody."""
+
+    def __init__(self, here: ChunkSet) -> None:
+        self._here = here
+        self._untold: dict[PeerId, ChunkSet] = {}
+        """Of each guest, what came since it was told."""
+        self._has: dict[PeerId, ChunkSet] = {}
+
+    def add(self, chunk: int) -> None:
+        """A chunk is here now."""
+        self._here |= 1 << chunk
+        for peer in self._untold:
+            self._untold[peer] |= 1 << chunk
+
+    def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
+        """As `Offer.join`."""
+        if peer in self._has or len(self._has) < MAX_GUESTS:
+            self._has[peer], self._untold[peer] = has, 0
+        return self._here
+
+    def got(self, peer: PeerId, chunks: ChunkSet) -> None:
+        """As `Offer.got`."""
+        if peer in self._has:
+            self._has[peer] |= chunks
+
+    def fed(self, peer: PeerId, now: float) -> None:
+        """As `Offer.fed`."""
+
+    def leave(self, peer: PeerId) -> None:
+        """As `Offer.leave`."""
+        self._has.pop(peer, None)
+        self._untold.pop(peer, None)
+
+    def guests(self) -> list[PeerId]:
+        """As `Offer.guests`."""
+        return [*self._has]
+
+    def news(self, now: float) -> dict[PeerId, ChunkSet]:
+        """As `Offer.news`: only what they do not have."""
+        news = {peer: chunks & ~self._has[peer] for peer, chunks in self._untold.items()}
+        self._untold = dict.fromkeys(self._untold, 0)
+        return {peer: chunks for peer, chunks in news.items() if chunks}
+
+
+class OriginOffer:
+    """Of a blob of `count` chunks that nobody else has, or few."""
+
+    def __init__(self, count: int, random_: random.Random) -> None:
+        self._showing, self._all = Superseeding(count, random_), (1 << count) - 1
+        self._guests: dict[PeerId, None] = {}
+        self._untold: dict[PeerId, ChunkSet] = {}
+
+    def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
+        """As `Offer.join`."""
+        if peer in self._guests or len(self._guests) < MAX_GUESTS:
+            self._guests[peer] = None
+            self._showing.join(peer, has)
+            self._note(now)
+        self._untold.pop(peer, None)
+        return self._showing.shown_to(peer)
+
+    def got(self, peer: PeerId, chunks: ChunkSet) -> None:
+        """As `Offer.got`."""
+        self._showing.got(peer, chunks & self._all)
+
+    def fed(self, peer: PeerId, now: float) -> None:
+        """As `Offer.fed`."""
+        self._showing.fed(peer, now)
+
+    def leave(self, peer: PeerId) -> None:
+        """As `Offer.leave`."""
+        self._showing.leave(peer)
+        self._guests.pop(peer, None)
+        self._untold.pop(peer, None)
+
+    def guests(self) -> list[PeerId]:
+        """As `Offer.guests`."""
+        return [*self._guests]
+
+    def news(self, now: float) -> dict[PeerId, ChunkSet]:
+        """As `Offer.news`."""
+        self._note(now)
+        news, self._untold = self._untold, {}
+        return news
+
+    def _note(self, now: float) -> None:
+        for peer, chunks in self._showing.show(now).items():
+            self._untold[peer] = self._untold.get(peer, 0) | chunks

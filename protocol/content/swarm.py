@@ -1,0 +1,218 @@
+"""SHARDCAST: everything large moves through one swarm of checked chunks.
+
+A peer's part in it: what it fetches, what it offers, and what others ask it for.  Whoever fetches a blob asks peers which
+chunks they have, is told of further ones as they come, and asks for chunks, which are pushed over the bulk data plane.  It
+offers what it has meanwhile.  There is no other way for checkpoints, results and weights to move.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+
+from protocol.content.blob import Blob, ChunkSet, chunks_in, from_bitmap, set_of, to_bitmap
+from protocol.content.fetching import Fetch
+from protocol.content.messages import (
+    MAX_NEIGHBOURS,
+    MAX_NEWS,
+    BlobReply,
+    BlobRequest,
+    ChunkHeader,
+    ChunkNews,
+    ChunksReply,
+    ChunksRequest,
+    LeavesRequest,
+)
+from protocol.content.offers import Offer, OriginOffer
+from protocol.content.shelf import Held, Shelf
+from protocol.content.uploads import Uploads
+from protocol.network.interface import Landing, Members, NetworkError, Refused
+from protocol.network.session import Session
+from protocol.offload import Offload
+from protocol.wire.body import decode_body
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.questions import LeavesReply
+
+NEWS_S = 0.1
+"""What came is told to others so often: many small statements cost more than they gain."""
+NEWS_TIMEOUT_S = 10.0
+MAX_ASKERS = 64
+"""Peers remembered as fetching a blob that is here whole, of all blobs together: they are told of each other."""
+
+
+class Swarm:
+    """Of one node; `run` it.  shelf: what is on its disk."""
+
+    def __init__(self, session: Session, members: Members, shelf: Shelf, offload: Offload) -> None:
+        self._session, self._shelf, self._offload = session, shelf, offload
+        self._uploads = Uploads(session.network, members, offload, self._fed)
+        self._random = random.Random(session.me)
+        self._fetches: dict[Hash, list[Fetch]] = {}
+        self._origins: dict[Hash, OriginOffer] = {}
+        self._askers: deque[tuple[Hash, PeerId]] = deque(maxlen=MAX_ASKERS)
+        self._answers: dict[str, Callable[[PeerId, bytes], Awaitable[bytes]]] = {
+            "blob": self._blob,
+            "news": self._news,
+            "want": self._want,
+            "leaves": self._leaves,
+        }
+
+    @property
+    def up_bytes(self) -> int:
+        """Bytes of chunks that others got from us."""
+        return self._uploads.up_bytes
+
+    async def run(self) -> None:
+        """Serve and tell others what comes, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._uploads.run)
+            while True:
+                now = trio.current_time()
+                for name, offer in self._offers():
+                    for peer, chunks in offer.news(now).items():
+                        nursery.start_soon(self._tell, peer, name, chunks)
+                await trio.sleep(NEWS_S)
+
+    # -- fetching and offering ----------------------------------------------------------------------------------------
+
+    async def fetch(
+        self,
+        blob: Blob,
+        into: memoryview,
+        sources: Sequence[PeerId],
+        *,
+        here: ChunkSet = 0,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> bool:
+        """Fetch what is missing of a blob into `into`; True when all is there, False when nobody has some of it.
+
+        here: chunks that are there already.  sources: peers to ask first; they name others.
+        """
+        fetch = Fetch(self._session, blob, into, here, on_progress)
+        others = self._fetches.setdefault(blob.name, [])
+        others.append(fetch)
+        try:
+            return await fetch.run(sources)
+        finally:
+            others.remove(fetch)
+            if not others:
+                del self._fetches[blob.name]
+
+    def originate(self, name: Hash, count: int) -> None:
+        """We alone have this blob, of `count` chunks: show it so that each chunk leaves us once."""
+        self._origins[name] = OriginOffer(count, self._random)
+
+    def gone(self, peer: PeerId) -> None:
+        """A peer is not connected any more."""
+        self._uploads.forget(peer)
+        for _, offer in self._offers():
+            offer.leave(peer)
+        for fetches in [*self._fetches.values()]:
+            for fetch in [*fetches]:
+                fetch.gone(peer)
+
+    def _offers(self) -> list[tuple[Hash, Offer]]:
+        fetched = [(name, fetch.offer) for name, fetches in self._fetches.items() for fetch in fetches]
+        return [*fetched, *self._origins.items()]
+
+    def _fed(self, peer: PeerId, name: Hash, chunk: int) -> None:
+        for offered, offer in self._offers():
+            if offered == name:
+                offer.got(peer, 1 << chunk)
+                offer.fed(peer, trio.current_time())
+
+    async def _tell(self, peer: PeerId, name: Hash, chunks: ChunkSet) -> None:
+        told = list(chunks_in(chunks))
+        for at in range(0, len(told), MAX_NEWS):
+            news = ChunkNews(blob=name, chunks=told[at : at + MAX_NEWS])
+            try:
+                await self._session.network.request(peer, "news", news.encode(), timeout_s=NEWS_TIMEOUT_S)
+            except NetworkError:
+                return  # it asks again what we have when it has nothing better
+
+    # -- what others ask ----------------------------------------------------------------------------------------------
+
+    async def answer(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        """The answer to a question about a blob.  Raises `Refused` with the reason when there is none."""
+        try:
+            return await self._answers[kind](peer, data)
+        except Malformed as error:
+            raise Refused(str(error)) from error
+
+    async def _blob(self, peer: PeerId, data: bytes) -> bytes:
+        question = decode_body(BlobRequest, data)
+        name, now = Hash(question.blob), trio.current_time()
+        fetches, origin = self._fetches.get(name, []), self._origins.get(name)
+        held = fetches[0] if fetches else await self._find(name)
+        has = from_bitmap(question.chunks, held.count)
+        neighbours = [other for asked, other in self._askers if asked == name]
+        if fetches:
+            shown = fetches[0].offer.join(peer, has, now)
+            neighbours = fetches[0].offer.guests()
+            fetches[0].met(peer, has)
+        elif origin is not None:
+            shown = origin.join(peer, has, now)
+            neighbours = origin.guests()
+        else:
+            shown = held.here
+            if (name, peer) not in self._askers:
+                self._askers.append((name, peer))
+        others = [other for other in neighbours if other != peer]
+        self._random.shuffle(others)
+        return BlobReply(chunks=to_bitmap(shown, held.count), neighbours=[*others[:MAX_NEIGHBOURS]]).encode()
+
+    async def _news(self, peer: PeerId, data: bytes) -> bytes:
+        news = decode_body(ChunkNews, data)
+        name = Hash(news.blob)
+        for fetch in [*self._fetches.get(name, [])]:
+            if max(news.chunks) < fetch.count:
+                fetch.offer.got(peer, set_of(news.chunks))
+                fetch.got(peer, set_of(news.chunks))
+        if name in self._origins:
+            self._origins[name].got(peer, set_of(news.chunks))
+        return b""
+
+    async def _want(self, peer: PeerId, data: bytes) -> bytes:
+        wanted = decode_body(ChunksRequest, data)
+        name = Hash(wanted.blob)
+        fetches = self._fetches.get(name, [])
+        held: Held = fetches[0] if fetches else await self._find(name)
+        here = held.here
+        refused = [
+            chunk for chunk in wanted.chunks if not here >> chunk & 1 or not self._uploads.want(peer, name, chunk, held)
+        ]
+        return ChunksReply(chunks=refused).encode()
+
+    async def _leaves(self, peer: PeerId, data: bytes) -> bytes:
+        held = await self._find(Hash(decode_body(LeavesRequest, data).blob))
+        leaves = await self._offload(held.leaves)
+        if leaves is None:
+            raise Refused("its hashes are not here")
+        return LeavesReply(leaves=list(leaves)).encode()
+
+    async def _find(self, name: Hash) -> Held:
+        held: Held | None = await self._offload(self._shelf.find, name)
+        if held is None:
+            raise Refused("that blob is not here")
+        return held
+
+    # -- pushes -------------------------------------------------------------------------------------------------------
+
+    def open_push(self, peer: PeerId, header: ChunkHeader, size: int) -> Landing | None:
+        """Where a chunk goes that we asked this peer for; None for others."""
+        for fetch in self._fetches.get(Hash(header.blob), []):
+            landing = fetch.landing(peer, header.chunk, size)
+            if landing is not None:
+                return landing
+        return None
+
+    def finish_push(self, peer: PeerId, header: ChunkHeader, landing: Landing) -> None:
+        """A chunk is complete."""
+        for fetch in [*self._fetches.get(Hash(header.blob), [])]:
+            if header.chunk < fetch.count and len(landing.buffer) == fetch.blob.sizes[header.chunk]:
+                fetch.landed(peer, header.chunk, landing)
