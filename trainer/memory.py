@@ -63,11 +63,14 @@ def _saved_values(model: ModelConfig) -> int:
     """Values that the forward pass keeps for the backward pass, a token.
 
     A layer keeps, in values of its width: its input and that of its feed-forward, each also normed, with and without
-    weight; query, and key and value as often as there are heads; their mixture.  Of the feed-forward's width: gate, its
-    activation, the other branch, their product.  A value a head and a norm.  After the layers: the last input, normed
-    with and without weight, and its gradient.
+    weight.  Of its queries' width: query, and key and value as often as there are heads; their mixture.  Where queries and
+    keys are normed: both before, and normed without weight.  Of the feed-forward's width: gate, its activation, the other
+    branch, their product.  A value a head and a norm.  After the layers: the last input, normed with and without weight,
+    and its gradient.
     """
-    return model.layers * (10 * model.dim + 4 * model.ffn + model.heads + 2) + 4 * model.dim
+    normed = 2 * (model.query_width + model.kv_width) + model.heads + model.kv_heads if model.qk_norm else 0
+    layer = 6 * model.dim + 4 * model.query_width + normed + 4 * model.ffn + model.heads + 2
+    return model.layers * layer + 4 * model.dim
 
 
 def _step_bytes(model: ModelConfig, tokens: int, width: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Self
 
 
@@ -15,10 +15,11 @@ class Section:
     def from_mapping(cls, section: Mapping[str, Any]) -> Self:
         """The section that these fields describe.
 
-        Raises ValueError for fields that are missing, and for unknown ones: they would change the run.
+        Raises ValueError for fields that are missing and have no default, and for unknown ones: they would change the run.
         """
-        known = {field.name for field in fields(cls)}
-        unknown, missing = sorted(set(section) - known), sorted(known - set(section))
+        known = {field.name: field.default is MISSING for field in fields(cls)}
+        needed = {name for name, is_needed in known.items() if is_needed}
+        unknown, missing = sorted(set(section) - set(known)), sorted(needed - set(section))
         if unknown or missing:
             raise ValueError(f"{cls.__name__}: unknown fields {unknown}, missing fields {missing}")
         return cls(**section)

@@ -1,4 +1,4 @@
-"""The shape of a decoder of the Llama family, and where each of its tensors lies in the flat vector.
+"""The shape of a decoder of the Llama family (Llama 3, Qwen2, Qwen3), and where its tensors lie in the flat vector.
 
 Decides the order, names and offsets of the parameters: the flat fp32 vector that peers exchange, hash and keep is this
 layout, so it is part of the protocol.  Imports nothing outside the standard library, so that the peer process can count
@@ -8,6 +8,7 @@ parameters without loading torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainer.section import Section
@@ -15,7 +16,13 @@ from trainer.section import Section
 
 @dataclass(frozen=True)
 class ModelConfig(Section):
-    """A Llama-style decoder.  ffn: width of the SwiGLU layer.  tied: output weights are the embedding's."""
+    """A Llama-style decoder, as the manifest's model section has it; what has a default came later than the first runs.
+
+    ffn: width of the SwiGLU layer.  tied: output weights are the embedding's.  head_dim: width of an attention head, 0 for
+    dim / heads.  qkv_bias: query, key and value have biases (Qwen2).  qk_norm: queries and keys are normed, each head by
+    itself (Qwen3).  rope_factor and what follows: how Llama 3 stretches the rotary positions; 1 does not.  context: tokens
+    that an exported model says it reads, 0 for the run's windows.
+    """
 
     vocab: int
     dim: int
@@ -26,17 +33,35 @@ class ModelConfig(Section):
     rope_base: float
     norm_eps: float
     tied: bool
+    head_dim: int = 0
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    rope_factor: float = 1.0
+    rope_low_freq_factor: float = 1.0
+    rope_high_freq_factor: float = 4.0
+    rope_original_context: int = 8192
+    context: int = 0
 
     def __post_init__(self) -> None:
         if min(self.vocab, self.dim, self.layers, self.heads, self.kv_heads, self.ffn) < 1:
             raise ValueError("model sizes must be at least 1")
-        if self.dim % self.heads or self.heads % self.kv_heads or (self.dim // self.heads) % 2:
-            raise ValueError("dim must be heads times an even number, and heads a multiple of kv_heads")
+        if self.dim % self.heads or self.heads % self.kv_heads or self.head_width % 2:
+            raise ValueError("dim and heads must be multiples of heads and kv_heads, and the width of a head even")
 
     @property
-    def head_dim(self) -> int:
+    def head_width(self) -> int:
         """Width of an attention head."""
-        return self.dim // self.heads
+        return self.head_dim or self.dim // self.heads
+
+    @property
+    def query_width(self) -> int:
+        """Width of all queries together; dim unless head_dim says otherwise."""
+        return self.heads * self.head_width
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all keys together, and of all values."""
+        return self.kv_heads * self.head_width
 
     @property
     def parameters(self) -> int:
@@ -60,22 +85,11 @@ class ParameterPlace:
 
 
 def parameter_layout(config: ModelConfig) -> list[ParameterPlace]:
-    """The tensors in their order, named as in Hugging Face checkpoints of Llama; they fill the vector without gaps."""
-    kv_dim = config.kv_heads * config.head_dim
+    """The tensors in their order, named as in Hugging Face checkpoints; they fill the vector without gaps."""
     shapes: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (config.vocab, config.dim))]
     for layer in range(config.layers):
         prefix = f"model.layers.{layer}."
-        shapes += [
-            (prefix + "input_layernorm.weight", (config.dim,)),
-            (prefix + "self_attn.q_proj.weight", (config.dim, config.dim)),
-            (prefix + "self_attn.k_proj.weight", (kv_dim, config.dim)),
-            (prefix + "self_attn.v_proj.weight", (kv_dim, config.dim)),
-            (prefix + "self_attn.o_proj.weight", (config.dim, config.dim)),
-            (prefix + "post_attention_layernorm.weight", (config.dim,)),
-            (prefix + "mlp.gate_proj.weight", (config.ffn, config.dim)),
-            (prefix + "mlp.up_proj.weight", (config.ffn, config.dim)),
-            (prefix + "mlp.down_proj.weight", (config.dim, config.ffn)),
-        ]
+        shapes += [(prefix + name, shape) for name, shape in _layer_shapes(config)]
     shapes.append(("model.norm.weight", (config.dim,)))
     if not config.tied:
         shapes.append(("lm_head.weight", (config.vocab, config.dim)))
@@ -84,3 +98,21 @@ def parameter_layout(config: ModelConfig) -> list[ParameterPlace]:
         layout.append(ParameterPlace(name, shape, offset))
         offset += layout[-1].count
     return layout
+
+
+def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors of one layer, without the layer in their names."""
+    dim, ffn = config.dim, config.ffn
+    yield "input_layernorm.weight", (dim,)
+    for name, width in (("q", config.query_width), ("k", config.kv_width), ("v", config.kv_width)):
+        yield f"self_attn.{name}_proj.weight", (width, dim)
+        if config.qkv_bias:
+            yield f"self_attn.{name}_proj.bias", (width,)
+    if config.qk_norm:
+        yield "self_attn.q_norm.weight", (config.head_width,)
+        yield "self_attn.k_norm.weight", (config.head_width,)
+    yield "self_attn.o_proj.weight", (dim, config.query_width)
+    yield "post_attention_layernorm.weight", (dim,)
+    yield "mlp.gate_proj.weight", (ffn, dim)
+    yield "mlp.up_proj.weight", (ffn, dim)
+    yield "mlp.down_proj.weight", (dim, ffn)

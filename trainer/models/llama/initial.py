@@ -5,7 +5,7 @@ distribution comes from a table: Philox's counter-based bits (a published, fixed
 rounded to a grid so coarse that no processor's rounding can show.  Truncation is the range of the quantiles.
 
 Embeddings are normal with deviation 1 (0.02 when tied, since they are then output weights too); matrices are truncated
-normal 0.02; those that write into the residual stream have 0.02 / sqrt(2 (layer + 1)); norms are 1 (as torchtitan has it).
+normal 0.02; those that write into the residual stream have 0.02 / sqrt(2 (layer + 1)); norms are 1 (as torchtitan has it), biases 0.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def initial_parameters(config: ModelConfig, seed: int, out: F32) -> None:
         part = out[place.offset : place.offset + place.count]
         if place.name.endswith("norm.weight"):
             part[:] = 1.0
+        elif place.name.endswith(".bias"):
+            part[:] = 0.0
         else:
             std, truncated = _distribution(config, place)
             _fill(part, np.float32(std), _quantiles(truncated), _stream(seed, index))

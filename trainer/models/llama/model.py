@@ -1,4 +1,4 @@
-"""The decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU (Llama's shape).
+"""The decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU (Llama's shape, with Qwen2's and Qwen3's switches).
 
 All parameters are views of one flat fp32 tensor, and their gradients of another, in the order of `parameter_layout`: taking
 over the swarm's parameters and taking the difference are each one vector operation.  Which numbers lie there is
@@ -6,6 +6,8 @@ over the swarm's parameters and taking the difference are each one vector operat
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -59,12 +61,17 @@ class Decoder(nn.Module):
 
     def _attention(self, layer: int, hidden_btd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         config, prefix = self.config, f"model.layers.{layer}."
-        batch, length, dim = hidden_btd.shape
+        batch, length, _ = hidden_btd.shape
         normed = self._norm(prefix + "input_layernorm.weight", hidden_btd)
 
         def heads(name: str, count: int) -> Tensor:
-            projected = F.linear(normed, self.tensors[f"{prefix}self_attn.{name}_proj.weight"])
-            return projected.view(batch, length, count, config.head_dim).transpose(1, 2)
+            """(B, heads, T, width of a head)"""
+            weight = self.tensors[f"{prefix}self_attn.{name}_proj.weight"]
+            bias = self.tensors[f"{prefix}self_attn.{name}_proj.bias"] if config.qkv_bias else None
+            projected = F.linear(normed, weight, bias).view(batch, length, count, config.head_width)
+            if config.qk_norm and name != "v":
+                projected = self._norm(f"{prefix}self_attn.{name}_norm.weight", projected).to(projected.dtype)
+            return projected.transpose(1, 2)
 
         query = _rotate(heads("q", config.heads), cos, sin)
         key = _rotate(heads("k", config.kv_heads), cos, sin)
@@ -73,7 +80,7 @@ class Decoder(nn.Module):
             key = key.repeat_interleave(config.heads // config.kv_heads, dim=1)
             value = value.repeat_interleave(config.heads // config.kv_heads, dim=1)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        mixed = mixed.transpose(1, 2).reshape(batch, length, dim)
+        mixed = mixed.transpose(1, 2).reshape(batch, length, config.query_width)
         return F.linear(mixed, self.tensors[f"{prefix}self_attn.o_proj.weight"])
 
     def _feed_forward(self, layer: int, hidden_btd: Tensor) -> Tensor:
@@ -89,11 +96,23 @@ class Decoder(nn.Module):
 
 
 def _rotations(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (length, head_dim), fp32, each half repeated as in Llama's Hugging Face form."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
-    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), config.rope_base**-half)
+    """Cosines and sines (length, width of a head), fp32, each half repeated as in Llama's Hugging Face form."""
+    half = torch.arange(0, config.head_width, 2, dtype=torch.float32, device=device) / config.head_width
+    frequencies = _stretched(config, 1.0 / config.rope_base**half)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies)
     both = torch.cat([angles, angles], dim=-1)
     return both.cos(), both.sin()
+
+
+def _stretched(config: ModelConfig, frequencies: Tensor) -> Tensor:
+    """Llama 3.1's positions beyond the context it was trained on: low frequencies divided by the factor, high ones kept,
+    and in between a mixture (transformers: `_compute_llama3_parameters`)."""
+    if config.rope_factor == 1.0:
+        return frequencies
+    low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+    turns = config.rope_original_context * frequencies / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / config.rope_factor + kept * frequencies
 
 
 def _rotate(heads_bhtd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
