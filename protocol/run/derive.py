@@ -12,7 +12,8 @@ from typing import Any, TypeGuard
 from pydantic import ValidationError
 
 from protocol.run.fitting import checkpoint_chunk_size, chunk_size, ffn_width, head_count, kv_head_count
-from protocol.run.manifest import STATE_BYTES_PER_PARAMETER, ModelSection
+from protocol.run.manifest import STATE_BYTES_PER_PARAMETER
+from protocol.run.model_section import ModelSection
 
 DERIVED = {
     "founders": "the organiser",

@@ -63,12 +63,18 @@ class ModelShape:
     kv_heads: int
     ffn: int
     tied: bool
+    head_dim: int = 0
+    qkv_bias: bool = False
+    qk_norm: bool = False
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer."""
-        kv_dim = self.kv_heads * (self.dim // self.heads)
-        return 2 * self.dim + 2 * self.dim * self.dim + 2 * kv_dim * self.dim + 3 * self.ffn * self.dim
+        """Parameters of one layer: norms, attention, SwiGLU."""
+        head = self.head_dim or self.dim // self.heads
+        query_dim, kv_dim = self.heads * head, self.kv_heads * head
+        biases = query_dim + 2 * kv_dim if self.qkv_bias else 0
+        norms = 2 * self.dim + (2 * head if self.qk_norm else 0)
+        return norms + biases + (2 * query_dim + 2 * kv_dim + 3 * self.ffn) * self.dim
 
     @property
     def other_parameters(self) -> int:
@@ -118,7 +124,10 @@ def checkpoint_chunk_size(state_bytes: int) -> int:
 def model_problems(shape: ModelShape) -> Iterator[Problem]:
     """What does not fit in the model's numbers, a sentence each."""
     dim, heads, kv_heads = shape.dim, shape.heads, shape.kv_heads
-    if dim % (2 * heads):
+    if shape.head_dim and dim % heads:
+        above = -(-dim // heads) * heads
+        yield Problem(("dim", "heads"), f"dim ({dim}) must be a multiple of heads ({heads}); dim = {above} would do")
+    elif not shape.head_dim and dim % (2 * heads):
         below = dim // (2 * heads) * 2 * heads
         fitting = [f"dim = {value}" for value in (below, below + 2 * heads) if value >= 8]
         fitting += [f"heads = {count}"] if (count := head_count(dim)) else []
@@ -130,11 +139,25 @@ def model_problems(shape: ModelShape) -> Iterator[Problem]:
             ("heads", "kv_heads"),
             f"heads ({heads}) must be a multiple of kv_heads ({kv_heads}); kv_heads = {kv_head_count(heads)} would do",
         )
+    if shape.qkv_bias and shape.qk_norm:
+        yield Problem(
+            ("qkv_bias", "qk_norm"),
+            "qkv_bias and qk_norm are both true, which no family of models has; qkv_bias = false would do",
+        )
     if shape.parameters > MAX_PARAMETERS:
         yield Problem(
-            ("vocab", "dim", "layers", "heads", "kv_heads", "ffn", "tied"),
+            ("vocab", "dim", "layers", "heads", "kv_heads", "ffn", "tied", "head_dim"),
             f"the model has {_giga(shape.parameters)} parameters, and at most {_giga(MAX_PARAMETERS)} are "
             f"allowed; {_smaller(shape)}",
+        )
+
+
+def rope_problems(low: float, high: float) -> Iterator[Problem]:
+    """What does not fit in the numbers of stretched positions."""
+    if not low < high:
+        yield Problem(
+            ("rope_low_freq_factor", "rope_high_freq_factor"),
+            f"rope_low_freq_factor ({low:g}) must be less than rope_high_freq_factor ({high:g}); 1 and 4 would do",
         )
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from kernels.aggregate import Rule
 from kernels.codec import BLOCK
@@ -23,18 +23,18 @@ from kernels.outer_step import OuterStep, automatic
 from protocol.run.fitting import (
     MAX_CHECKPOINT_CHUNK_BYTES,
     MAX_CHUNK_PARAMETERS,
-    ModelShape,
     Problem,
     chunk_problems,
     data_problems,
     founder_problems,
     fragment_problems,
     member_problems,
-    model_problems,
     refuse,
     schedule_problems,
 )
-from protocol.wire.body import MAX_FRAGMENTS, MAX_MEMBERS, Body, PeerField, decode_body
+from protocol.run.model_section import ModelSection
+from protocol.run.section import Section
+from protocol.wire.body import MAX_FRAGMENTS, MAX_MEMBERS, PeerField, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import open_envelope
 from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
@@ -57,49 +57,6 @@ PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$"
 Positive = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Steps = Annotated[int, Field(ge=0, le=2**40)]
-
-
-class Section(Body):
-    """A part of the manifest.  The docstring below a field is its description in messages and documentation."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
-
-
-class ModelSection(Section):
-    """A decoder of the Llama family; the defaults are the demo's."""
-
-    vocab: Annotated[int, Field(ge=2, le=1 << 20)] = 256
-    """Size of the vocabulary in tokens (256: bytes)."""
-    dim: Annotated[int, Field(ge=8, le=1 << 15)] = 128
-    """Width of the residual stream."""
-    layers: Annotated[int, Field(ge=1, le=256)] = 4
-    """Number of decoder layers."""
-    heads: Annotated[int, Field(ge=1, le=512)] = 4
-    """Attention heads; dim / heads must be an even number."""
-    kv_heads: Annotated[int, Field(ge=1, le=512)] = 2
-    """Key and value heads; heads must be a multiple."""
-    ffn: Annotated[int, Field(ge=8, le=1 << 18)] = 384
-    """Width of the SwiGLU layer."""
-    rope_base: Annotated[float, Field(ge=1, le=1e9, allow_inf_nan=False)] = 10_000.0
-    """Base of the rotary position frequencies."""
-    norm_eps: Annotated[float, Field(gt=0, le=0.1, allow_inf_nan=False)] = 1e-5
-    """Epsilon of RMSNorm."""
-    tied: bool = True
-    """Whether the output weights are the embedding's."""
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        refuse(model_problems(self._shape))
-        return self
-
-    @property
-    def _shape(self) -> ModelShape:
-        return ModelShape(self.vocab, self.dim, self.layers, self.heads, self.kv_heads, self.ffn, self.tied)
-
-    @property
-    def parameters(self) -> int:
-        """Parameters in the flat vector that peers exchange."""
-        return self._shape.parameters
 
 
 class DataSection(Section):
@@ -236,6 +193,7 @@ class RunManifest(Section):
     """A run.  Two runs that differ in any field are different runs."""
 
     KIND: ClassVar[str] = "manifest"
+    LATER: ClassVar[frozenset[str]] = frozenset({"initial_state"})
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
     """What people call the run."""
@@ -245,6 +203,8 @@ class RunManifest(Section):
     """A list of the peer IDs that vote until four peers have earned a vote, sorted; or "anyone": the last members vote."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial parameters and of the order of the data."""
+    initial_state: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$", max_length=64)] = ""
+    """Digest of the outer state before the first round, in hex; empty where the seed says what that is."""
     protocol_min: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION
     """Oldest protocol version that may take part."""
     protocol_max: Annotated[int, Field(ge=1, le=1_000_000)] = PROTOCOL_VERSION
@@ -303,6 +263,11 @@ class RunManifest(Section):
     def parameters(self) -> int:
         """Parameters of the model."""
         return self.model.parameters
+
+    @property
+    def genesis(self) -> Hash | None:
+        """Digest of the outer state before the first round; None where the initial parameters follow from the seed."""
+        return Hash(bytes.fromhex(self.initial_state)) if self.initial_state else None
 
     @property
     def tokens_per_round(self) -> int:

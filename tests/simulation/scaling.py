@@ -14,7 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from protocol.events import Event, ReadySent, RoundCommitted
-from protocol.run.manifest import DataSection, ModelSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.run.manifest import DataSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.run.model_section import ModelSection
 from protocol.wire.identity import Identity
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat

@@ -21,7 +21,8 @@ from protocol.network.simulated.network import MemoryNetwork
 from protocol.network.simulated.weather import Weather
 from protocol.network.simulated.wire import MemoryWire
 from protocol.node.node import Node
-from protocol.run.manifest import DataSection, ModelSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.run.manifest import DataSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.run.model_section import ModelSection
 from protocol.run.settings import NodeSettings
 from protocol.state.disk import StoreFailed
 from protocol.state.electorate import quorum_size

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from kernels.layout import chunk_layout
 from protocol.run.derive import derived
 from protocol.run.fitting import MAX_PARAMETERS, ModelShape, ffn_width, head_count, kv_head_count
-from protocol.run.manifest import ModelSection, RunManifest, demo_manifest
+from protocol.run.manifest import RunManifest, demo_manifest
+from protocol.run.model_section import ModelSection
 from protocol.run.run_file import RunFileError, dump, parse_run_file
 from protocol.wire.body import MAX_CHUNKS
 from protocol.wire.identity import Identity, PeerId

@@ -5,7 +5,8 @@ distribution comes from a table: Philox's counter-based bits (a published, fixed
 rounded to a grid so coarse that no processor's rounding can show.  Truncation is the range of the quantiles.
 
 Embeddings are normal with deviation 1 (0.02 when tied, since they are then output weights too); matrices are truncated
-normal 0.02; those that write into the residual stream have 0.02 / sqrt(2 (layer + 1)); norms are 1 (as torchtitan has it), biases 0.
+normal 0.02; those that write into the residual stream have 0.02 / sqrt(2 (layer + 1)); norms are 1 (as torchtitan has it);
+biases are 0.
 """
 
 from __future__ import annotations

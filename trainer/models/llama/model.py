@@ -1,4 +1,4 @@
-"""The decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU (Llama's shape, with Qwen2's and Qwen3's switches).
+"""The decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU (Llama's shape, with the switches of Qwen).
 
 All parameters are views of one flat fp32 tensor, and their gradients of another, in the order of `parameter_layout`: taking
 over the swarm's parameters and taking the difference are each one vector operation.  Which numbers lie there is

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.run.manifest import ModelSection
+from protocol.run.model_section import ModelSection
 from tests.trainer import small
 from trainer.models.llama.config import ModelConfig, parameter_layout
 
