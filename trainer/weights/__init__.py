@@ -1,0 +1,1 @@
+"""Weights in Hugging Face folders: reading, writing, and the formats of both.  Imports numpy, and never torch."""
