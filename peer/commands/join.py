@@ -123,7 +123,7 @@ def _choose(what: str | None, folder: Path, peer: PeerId) -> RunChoice:
     from protocol.wire.hashes import Hash
     from protocol.wire.identity import PeerId
 
-    found = demo_manifest() if what is None else find_run(what, folder)
+    found = demo_manifest() if what is None else find_run(what, folder, founding=True)
     if not isinstance(found, Invitation):
         return RunChoice(found.run, PeerId(found.manifest.organiser), found)
     known = stored_manifest(Hash(found.run), folder)

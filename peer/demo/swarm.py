@@ -27,10 +27,11 @@ from peer.console.live import View
 from peer.control.client import ControlClient, ControlError, EventStream, NotRunning, Stamped
 from peer.errors import ExitCode, PeerError
 from peer.installation import child_environment
+from peer.joining.run_source import start_of
 from peer.resources.check import check_together
 from protocol import events as ev
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, sign
-from protocol.run.run_file import load_run_file
+from protocol.run.run_file import Start, load_run_file
 from protocol.wire.identity import Identity
 
 CONNECT_EVERY_S = 0.1
@@ -107,10 +108,13 @@ class Summary:
         return len(set(self.state_digests.values())) == 1
 
 
-def demo_run(run_file: Path | None, peers: int) -> SignedManifest:
-    """The run of a demo: the built-in one's recipe or a run file's, of a new organiser, that waits for all peers."""
+def demo_run(run_file: Path | None, peers: int, start: Start | None) -> SignedManifest:
+    """The run of a demo: the built-in one's recipe or a run file's, of a new organiser, that waits for all peers.
+
+    start: what the run file begins with.
+    """
     organiser = Identity.generate()
-    base = demo_manifest().manifest if run_file is None else load_run_file(run_file, organiser.peer_id)
+    base = demo_manifest().manifest if run_file is None else load_run_file(run_file, organiser.peer_id, start)
     rounds = base.rounds.model_copy(update={"min_members": peers, "max_members": max(peers, base.rounds.max_members)})
     fields = {**base.model_dump(), "organiser": organiser.peer_id, "founders": "anyone", "rounds": rounds.model_dump()}
     return sign(organiser, RunManifest.model_validate(fields))
@@ -133,7 +137,8 @@ class Demo:
         self._started = time.monotonic()
         self._moved = self._started
         try:
-            self.signed = demo_run(run_file, peers)
+            self._begins_with = start_of(run_file) if run_file is not None else None
+            self.signed = demo_run(run_file, peers, self._begins_with)
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
@@ -216,6 +221,8 @@ class Demo:
     def _spawn(self, number: int, manifest: Path) -> Member:
         folder = self.folder / f"peer-{number}"
         folder.mkdir(mode=0o700)
+        if number == 1 and self._begins_with is not None:
+            self._begins_with.keep(self.signed, folder)  # the others fetch it from this one
         command = [
             sys.executable,
             "-m",

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import psutil
 
+from peer.control.client import ControlClient, ControlError
 from peer.errors import ExitCode, PeerError
 from peer.files.atomic import write_atomically
 from peer.joining.mistaken_words import remedy_for
 from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
+from peer.weights.start import FolderStart
 from protocol.run.invitation import Invitation, looks_like_invitation, read_invitation
 from protocol.run.manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest, sign
-from protocol.run.run_file import load_run_file
+from protocol.run.run_file import load_run_file, starting_folder
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import HASH_BYTES, Hash
 from protocol.wire.identity import PeerId
@@ -31,11 +33,25 @@ MAX_OWN_ADDRESSES = 8
 
 
 def create_run(path: Path, data: Path) -> SignedManifest:
-    """Sign the run file with this peer's identity as organiser, and keep the manifest in the data directory."""
-    identity = load_or_create_identity(data)
-    signed = sign(identity, load_run_file(path, identity.peer_id))
+    """Sign the run file with this peer's identity as organiser, and keep the manifest in the data directory, with the
+    weights that the run begins with."""
+    signed, start = _signed_run(path, data)
     store_manifest(signed, data)
+    if start is not None:
+        start.keep(signed, data)
     return signed
+
+
+def _signed_run(path: Path, data: Path) -> tuple[SignedManifest, FolderStart | None]:
+    """The run of a run file as ours, and what it begins with, where that is a folder."""
+    identity, start = load_or_create_identity(data), start_of(path)
+    return sign(identity, load_run_file(path, identity.peer_id, start)), start
+
+
+def start_of(path: Path) -> FolderStart | None:
+    """The folder of weights that a run file begins with, if it names one.  Raises `PeerError` or `RunFileError`."""
+    folder = starting_folder(path)
+    return FolderStart(folder) if folder is not None else None
 
 
 def store_manifest(signed: SignedManifest, data: Path) -> None:
@@ -70,10 +86,11 @@ def read_manifest(path: Path) -> SignedManifest:
         ) from error
 
 
-def find_run(word: str, data: Path) -> SignedManifest | Invitation:
+def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest | Invitation:
     """What `word` names: an invitation, a run file (signed as ours, not stored), a manifest, or a stored run's ID.
 
-    A run ID may be shortened to its first 8 or more digits.  Raises `PeerError`, `Malformed` or `RunFileError`.
+    A run ID may be shortened to its first 8 or more digits.  founding: the run is about to be joined, so the weights that a
+    run file begins with are kept in the data directory.  Raises `PeerError`, `Malformed` or `RunFileError`.
     """
     if looks_like_invitation(word):
         return read_invitation(word)
@@ -81,8 +98,10 @@ def find_run(word: str, data: Path) -> SignedManifest | Invitation:
         raise PeerError(remedy, ExitCode.INPUT)
     path = Path(word)
     if path.suffix == ".toml":
-        identity = load_or_create_identity(data)
-        return sign(identity, load_run_file(path, identity.peer_id))
+        signed, start = _signed_run(path, data)
+        if founding and start is not None:
+            start.keep(signed, data)
+        return signed
     if path.is_file():
         return read_manifest(path)
     found = _stored_runs(word, data)
@@ -95,6 +114,20 @@ def find_run(word: str, data: Path) -> SignedManifest | Invitation:
         "it, or create a run with `peer run create RUN.toml`",
         ExitCode.INPUT,
     )
+
+
+def chosen_run(word: str | None, data: Path) -> SignedManifest:
+    """The stored run whose ID begins with `word`; by default the running one, else the latest here.  Raises `PeerError`."""
+    running = ""
+    if word is None:
+        with suppress(ControlError):
+            running = ControlClient(data).status().run
+    runs = [path.parent for path in data.glob("runs/*/manifest") if path.parent.name.startswith(word or running)]
+    if not runs:
+        raise PeerError(f"there is no {'such run' if word else 'run'} in {data}; join one with `peer join`", ExitCode.INPUT)
+    if word is not None and len(runs) > 1:
+        raise PeerError(f"{len(runs)} runs begin with {word}; give more of the run ID", ExitCode.INPUT)
+    return read_manifest(max(runs, key=lambda path: path.stat().st_mtime) / "manifest")
 
 
 def dialable(addresses: Sequence[str], peer: PeerId, port: int) -> list[str]:

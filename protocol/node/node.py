@@ -77,7 +77,7 @@ class Node:
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
         self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity)
         standpoints = Standpoints(session.me, self._history, membership, activity, replica.rounds.listen_s)
-        initialise = trainer.initialise if trainer is not None else None
+        initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         self._swarm = Swarm(session, membership, ReplicaShelf(replica), offload)
         supplies = Supplies(session, replica, offload, self._swarm)

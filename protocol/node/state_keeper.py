@@ -92,6 +92,8 @@ class StateKeeper:
                 self._show_catching_up()
                 await self._make(move)
                 begun = mending_since = trio.current_time()
+            elif history.length == 0 and self._lacks_genesis():
+                await self._begin()
             elif self._replica.state.rounds < history.length:
                 self._show_catching_up()
                 await self._mend(trio.current_time() - mending_since)
@@ -100,6 +102,19 @@ class StateKeeper:
                 await trio.sleep(TICK_S)
             else:
                 return
+
+    def _lacks_genesis(self) -> bool:
+        """Whether the manifest names a state before the first round that is not ours yet."""
+        return self._replica.manifest.genesis not in (None, self._digest)
+
+    async def _begin(self) -> None:
+        """Fetch the state before the first round from whoever is here; waits a moment where nobody has it."""
+        self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "waiting for a peer that has the run's initial weights")
+        async with self.changing:
+            has_begun = await self._catch_up.begin(self._claims.sources())
+            await self._take_digest()
+        if not has_begun:
+            await trio.sleep(RETRY_S)
 
     def _show_catching_up(self) -> None:
         self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "catching up with the swarm")

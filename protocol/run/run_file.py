@@ -11,9 +11,10 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Protocol, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -21,6 +22,7 @@ from pydantic_core import ErrorDetails
 from protocol.run.derive import DERIVED, derived
 from protocol.run.fitting import Misfit
 from protocol.run.manifest import FOUNDERS_FORMS, OUTER_FORMS, RunManifest
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 MAX_RUN_FILE_BYTES = 1 << 20
@@ -37,15 +39,41 @@ class RunFileError(Exception):
     """A run file that cannot be used; the text is one sentence, or one a line for several mistakes."""
 
 
-def load_run_file(path: Path, organiser: PeerId) -> RunManifest:
+class Start(Protocol):
+    """Weights that a run begins with, where they do not follow from its seed."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The manifest's model section."""
+        ...
+
+    def digest(self, piece_bytes: int) -> Hash:
+        """Of the outer state before the first round, in pieces of so many bytes."""
+        ...
+
+
+def starting_folder(path: Path) -> Path | None:
+    """The folder that `[model] from` in a run file names, seen from the file's; None where it names none.
+
+    Raises `RunFileError` for a file that cannot be read; other mistakes are `load_run_file`'s to tell.
+    """
+    with suppress(ValueError, RecursionError):
+        model = tomllib.loads(_text(path)).get("model")
+        if isinstance(model, dict) and isinstance(folder := model.get("from"), str) and folder:
+            return path.parent / Path(folder).expanduser()
+    return None
+
+
+def load_run_file(path: Path, organiser: PeerId, start: Start | None = None) -> RunManifest:
     """The manifest that `path` describes, with `organiser` as its organiser; raises `RunFileError`.
 
     A file need not name its organiser; one that does (a manifest written out by `dump`) must name this one.
+    start: what is in the folder that the file names as its model's.
     """
-    return parse_run_file(_text(path), organiser, path.name)
+    return parse_run_file(_text(path), organiser, path.name, start)
 
 
-def parse_run_file(text: str, organiser: PeerId, name: str = "run file") -> RunManifest:
+def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: Start | None = None) -> RunManifest:
     """As `load_run_file`, from the text of a file called `name`."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > MAX_DOTS:
@@ -63,6 +91,8 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file") -> RunM
         peers = fields.get(name_of_list)
         if isinstance(peers, list) and all(isinstance(peer, str) for peer in peers):
             fields[name_of_list] = sorted(set(peers))
+    if start is not None:
+        fields["model"] = _begun_with(start, fields, name)
     mistakes = _mistakes(fields)
     if len(mistakes) == 1:
         raise RunFileError(f"{name}: {mistakes[0]}")
@@ -72,12 +102,24 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file") -> RunM
         raise RunFileError(f"{name} has {len(mistakes)} mistakes:\n  {told}")
     try:
         manifest = RunManifest.model_validate(derived(fields))
+        if start is not None:
+            manifest = manifest.model_copy(update={"initial_state": start.digest(manifest.checkpoint_chunk_bytes).hex()})
         manifest.encode()
     except (ValueError, OverflowError) as error:
         raise RunFileError(
             f"{name}: a value cannot be written in a manifest ({_shown(str(error), 200)}); correct it"
         ) from error
     return manifest
+
+
+def _begun_with(start: Start, fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The model section of a file with `[model] from`, which says all of it."""
+    others = sorted(set(fields["model"]) - {"from"})
+    if others:
+        raise RunFileError(f"{name}: [model] from says the whole model; remove {', '.join(others)}")
+    if fields.get("initial_state"):
+        raise RunFileError(f"{name}: initial_state follows from [model] from; remove it")
+    return dict(start.facts)
 
 
 def _mistakes(fields: dict[str, Any]) -> list[str]:

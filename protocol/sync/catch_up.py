@@ -7,8 +7,8 @@ repair and a change of branches.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 import trio
 
@@ -16,6 +16,7 @@ from protocol.events import Desynced, RolledBack, StateApplied, StateLoaded
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.state.branch import Branch
+from protocol.state.genesis import certified_digest
 from protocol.state.replica import Replica
 from protocol.sync.supplies import Supplies
 from protocol.wire.hashes import Hash, tree_root
@@ -29,21 +30,38 @@ class WrongState(Exception):
 
 @dataclass
 class CatchUp:
-    """Changes the chain and the state of `replica`.  `initialise` writes the genesis parameters; None when this peer cannot
-    make them."""
+    """Changes the chain and the state of `replica`.  `initialise` writes the parameters of the seed; None when this peer
+    cannot make them, or when the manifest names another state at genesis, which is a checkpoint then."""
 
     session: Session
     replica: Replica
     offload: Offload
     supplies: Supplies
     initialise: Callable[[memoryview], Awaitable[None]] | None
+    _begun: bool = field(default=False, init=False)
+    """The state after 0 rounds was loaded from a checkpoint."""
 
     def present(self, common: int) -> int | None:
         """After how many rounds of a chain that leaves ours after `common` we have the state, or can make it."""
         rounds = self.replica.state.rounds
         if 0 < rounds <= common:
             return rounds
-        return 0 if self.initialise is not None else None
+        return 0 if self.initialise is not None or 0 in self._checkpoints() else None
+
+    @property
+    def _holds_a_state(self) -> bool:
+        """Whether the outer state is one of the run, and not only room for it."""
+        return self.replica.state.rounds > 0 or self.initialise is not None or self._begun
+
+    def _checkpoints(self) -> list[int]:
+        return self.replica.store.checkpoints.of(self.replica.history)
+
+    async def begin(self, sources: Sequence[PeerId]) -> bool:
+        """Have the state that the manifest names before the first round, from a peer; False when none of them has it."""
+        if 0 not in self._checkpoints() and not await self.supplies.fetch_genesis(sources):
+            return False
+        await self.restore()
+        return self._begun
 
     # -- branches -----------------------------------------------------------------------------------------------------
 
@@ -89,21 +107,22 @@ class CatchUp:
         while state.rounds < history.length:
             commit = await self.offload(history.commit_at, state.rounds)
             result = await self.offload(self.stored_result, commit)
-            if result is not None and self.present(state.rounds) is not None:
+            if result is not None and self._holds_a_state:
                 await self.apply(commit, result)
-            elif not await self._load_newest(above=state.rounds):
+            elif not await self._load_newest(above=state.rounds if self._holds_a_state else -1):
                 return
 
     async def _load_start(self) -> None:
         if await self._load_newest(above=-1):
             return
         self.replica.state.reset()
+        self._begun = False
         if self.initialise is not None:
             await self.initialise(self.replica.state.theta)
         self.session.emit(StateLoaded(0))
 
     async def _load_newest(self, *, above: int) -> bool:
-        for rounds in reversed(self.replica.store.checkpoints.of(self.replica.history)):
+        for rounds in reversed(self._checkpoints()):
             if rounds > above and await self._load_checkpoint(rounds):
                 self.session.emit(StateLoaded(rounds))
                 return True
@@ -115,10 +134,11 @@ class CatchUp:
         if opened is None:
             return False
         leaves, view = opened
-        certified = rounds == history.length or tree_root(leaves) == history.commit_at(rounds).record.state_digest
-        if certified and len(view) == self.replica.state.size_bytes:
+        digest = certified_digest(self.replica.manifest, history, rounds)
+        if digest in (None, tree_root(leaves)) and len(view) == self.replica.state.size_bytes:
             await self.offload(self.replica.state.load, view, rounds)
             if await self.offload(self.replica.state.digest) == tree_root(leaves):
+                self._begun = rounds == 0
                 return True
         await self.offload(store.checkpoints.remove, rounds, history.tip_at(rounds))
         return False

@@ -20,6 +20,7 @@ from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.state.chain_view import Chain
+from protocol.state.genesis import certified_digest
 from protocol.state.replica import Replica
 from protocol.state.results import ResultFile
 from protocol.wire.body import Body, decode_body
@@ -109,6 +110,10 @@ class Supplies:
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
+    async def fetch_genesis(self, sources: Sequence[PeerId]) -> bool:
+        """The state before the first round, as the manifest names it, on disk at the end; False when nobody has it."""
+        return await self._fetch_checkpoint(self._replica.history, 0, sources)
+
     async def fetch_newest_checkpoint(self, chain: Chain, sources: Sequence[PeerId], *, at_least: int) -> int | None:
         """The newest checkpoint of a chain that a source has and a record certifies; after how many rounds it is."""
         holders: dict[int, list[PeerId]] = {}
@@ -126,8 +131,9 @@ class Supplies:
         return None
 
     async def _fetch_checkpoint(self, chain: Chain, rounds: int, sources: Sequence[PeerId]) -> bool:
-        commit = await self._offload(chain.commit_at, rounds)
-        digest, tip = Hash(commit.record.state_digest), chain.tip_at(rounds)
+        digest = await self._offload(certified_digest, self._replica.manifest, chain, rounds)
+        assert isinstance(digest, bytes), "somebody vouches for the checkpoint"
+        digest, tip = Hash(digest), chain.tip_at(rounds)
         leaves = await self._fetch_leaves(digest, sources)
         if leaves is None:
             return False

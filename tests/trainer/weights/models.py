@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from protocol.run.manifest import demo_manifest
 from trainer.config import TrainingConfig
@@ -65,4 +66,4 @@ def our_logits(config: ModelConfig, parameters: F32) -> torch.Tensor:
     model = Decoder(config, torch.device("cpu"), torch.from_numpy(parameters))
     with torch.no_grad():
         hidden = model(tokens_for(config))
-        return hidden @ model.output_weight.T
+        return F.linear(hidden, model.output_weight)

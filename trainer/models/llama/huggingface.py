@@ -198,9 +198,9 @@ def _count(described: Mapping[str, Any], name: str, default: int | None = None) 
 
 def _number(described: Mapping[str, Any], name: str, default: float | None = None) -> float:
     value = described.get(name, default)
-    if type(value) not in (int, float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnknownModel(f"{name} is {value!r:.40}, and must be a number; copy the file again")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _switch(described: Mapping[str, Any], name: str) -> bool:
