@@ -93,6 +93,8 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: 
             fields[name_of_list] = sorted(set(peers))
     if start is not None:
         fields["model"] = _begun_with(start, fields, name)
+    elif isinstance(fields.get("model"), dict) and "from" in fields["model"]:
+        raise RunFileError(f"{name}: [model] from must be the path of a folder, in quotes; correct it")
     mistakes = _mistakes(fields)
     if len(mistakes) == 1:
         raise RunFileError(f"{name}: {mistakes[0]}")

@@ -71,8 +71,46 @@ def test_a_statement_of_a_run_is_no_manifest() -> None:
             open_manifest(raw)
 
 
+def test_fields_that_came_later_leave_the_runs_before_them_as_they_are() -> None:
+    assert DEMO.run.hex() == "8e2c4daba853f6a6e79d3a9b600475dba483e37db9c013d7c74d25a8761eedce"
+    said = canonical.decode(DEMO.manifest.encode(), max_bytes=1 << 20)
+    assert not ModelSection.LATER & set(said["model"]) and "initial_state" not in said
+
+
+@pytest.mark.parametrize(
+    "model", [{"qkv_bias": True}, {"qk_norm": True, "head_dim": 48}, {"rope_factor": 8.0}, {"context": 99}]
+)
+def test_a_field_that_came_later_makes_another_run_and_comes_back(model: dict[str, object]) -> None:
+    signed = sign(ONE, a_manifest(model=model))
+    assert signed.run != sign(ONE, a_manifest()).run
+    assert open_manifest(signed.raw) == signed
+    assert parse_run_file(dump(signed.manifest), ONE.peer_id) == signed.manifest
+
+
+def test_a_default_that_came_later_is_not_written_out() -> None:
+    plain = canonical.decode(a_manifest().encode(), max_bytes=1 << 20)
+    for body in ({**plain, "initial_state": ""}, {**plain, "model": {**plain["model"], "qk_norm": False}}):
+        with pytest.raises(Malformed, match="does not say again what it said"):
+            open_manifest(seal(ONE, ZERO_HASH, "manifest", canonical.encode(body)).raw)
+
+
+def test_the_initial_state_is_a_digest() -> None:
+    digest = hash_bytes("test", b"state")
+    assert a_manifest(initial_state=digest.hex()).genesis == digest
+    assert a_manifest().genesis is None
+    for text in ("0", "zz" * 32, digest.hex().upper(), digest.hex() + "\n"):
+        with pytest.raises(ValidationError):
+            a_manifest(initial_state=text)
+
+
 def test_parameters_are_the_trainers_count() -> None:
-    for section in (ModelSection(), ModelSection(tied=False, kv_heads=4, layers=7, vocab=1000, ffn=500)):
+    for section in (
+        ModelSection(),
+        ModelSection(tied=False, kv_heads=4, layers=7, vocab=1000, ffn=500),
+        ModelSection(qkv_bias=True, kv_heads=1),
+        ModelSection(qk_norm=True, head_dim=80, tied=False),
+        ModelSection(dim=132, head_dim=12),
+    ):
         assert section.parameters == ModelConfig.from_mapping(section.model_dump()).parameters
 
 
@@ -114,6 +152,15 @@ def test_a_signed_manifest_has_one_of_two_forms_of_the_outer_step_in_full(outer:
         {"dim": 130},
         {"heads": 3},
         {"kv_heads": 3},
+        {"dim": 130, "head_dim": 32},
+        {"head_dim": 33},
+        {"head_dim": 1 << 20},
+        {"vocab": 1 << 20, "dim": 1 << 12, "heads": 512, "layers": 256, "head_dim": 1024},
+        {"qkv_bias": True, "qk_norm": True},
+        {"rope_factor": 0.5},
+        {"rope_low_freq_factor": 4.0},
+        {"rope_original_context": 0},
+        {"context": 1 << 40},
     ],
 )
 def test_absurd_models_are_refused(model: dict[str, int]) -> None:
