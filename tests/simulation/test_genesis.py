@@ -1,0 +1,118 @@
+"""Runs whose first state is named by the manifest: one peer has it, the others fetch it, and none begins without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import trio
+
+from protocol.run.manifest import SignedManifest, sign
+from protocol.state.chain import genesis_tip
+from protocol.state.checkpoints import Checkpoints
+from protocol.state.disk import Disk
+from protocol.state.stored_run import StoredRun
+from protocol.wire.hashes import Hash, chunk_hash, tree_root
+from protocol.wire.identity import Identity
+from tests.simulation.runs import holds, simulate
+from tests.simulation.seat import Seat
+from tests.simulation.world import World, simulated_run
+
+
+def named_run() -> tuple[SignedManifest, list[Hash], bytes]:
+    """A run that begins with weights of its own; the state's leaves and bytes."""
+    manifest = simulated_run().manifest
+    weights = np.random.default_rng(9).standard_normal(manifest.parameters).astype(np.float32)
+    state, piece = weights.tobytes() + bytes(weights.nbytes), manifest.checkpoint_chunk_bytes
+    leaves = [chunk_hash(state[at : at + piece]) for at in range(0, len(state), piece)]
+    named = manifest.model_copy(update={"initial_state": tree_root(leaves).hex()})
+    return sign(Identity.from_seed(b"\x2a" * 32), named), leaves, state
+
+
+SIGNED, LEAVES, STATE = named_run()
+
+
+def give(seat: Seat, state: bytes = STATE) -> None:
+    """The first state, as `peer run create` leaves it."""
+    folder = seat.folder / "checkpoints"
+    folder.mkdir(parents=True)
+    Checkpoints(Disk(durable=False), folder).write(0, genesis_tip(SIGNED.run), LEAVES, memoryview(state))
+
+
+def test_peers_fetch_the_first_state_and_train_from_it() -> None:
+    async def scenario(world: World) -> None:
+        give(world.seats[0])
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(3, within_s=120)
+        await world.until_equal(within_s=30)
+        node = world.seats[1].node
+        assert node is not None
+        assert node.commit_at(0).record.state_digest == SIGNED.manifest.genesis
+        members = {member.peer for round in range(3) for member in node.commit_at(round).record.members}
+        assert members == {seat.peer for seat in world.seats}
+        found = StoredRun(SIGNED, world.seats[1].folder).newest()
+        assert found.start is not None, "what is exported begins there too"
+
+    holds(simulate(3, scenario, signed=SIGNED))
+
+
+def test_nobody_begins_before_somebody_has_the_first_state() -> None:
+    async def scenario(world: World) -> None:
+        owner, *others = world.seats
+        for seat in others:
+            world.start(seat)
+        await trio.sleep(60)
+        assert world.rounds() == [0, 0]
+        waiting = others[0].node
+        assert waiting is not None and "initial weights" in waiting.status().why_detail
+        give(owner)
+        world.start(owner)
+        await world.until_round(2, within_s=120)
+        await world.until_equal(within_s=30)
+
+    holds(simulate(3, scenario, signed=SIGNED))
+
+
+@pytest.mark.parametrize("rounds", [2, 14])
+def test_a_joiner_needs_the_first_state_only_while_there_is_no_newer_one(rounds: int) -> None:
+    async def scenario(world: World) -> None:
+        first, second, joiner = world.seats
+        give(first)
+        world.start(first)
+        world.start(second)
+        await world.until_round(rounds, within_s=300)
+        world.start(joiner)
+        await world.until_round(rounds + 2, within_s=120)
+        await world.until_equal(within_s=30)
+
+    holds(simulate(3, scenario, signed=SIGNED))
+
+
+def test_a_peer_comes_back_to_a_run_that_began_with_weights() -> None:
+    async def scenario(world: World) -> None:
+        give(world.seats[0])
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(2, within_s=120)
+        assert world.seats[2].process is not None
+        world.seats[2].process.kill()
+        await trio.sleep(5)
+        world.start(world.seats[2])
+        await world.until_round(6, within_s=120)
+        await world.until_equal(within_s=30)
+
+    holds(simulate(3, scenario, signed=SIGNED))
+
+
+def test_a_false_first_state_is_neither_used_nor_taken_over() -> None:
+    async def scenario(world: World) -> None:
+        liar, *others = world.seats
+        give(liar, STATE[:-4] + b"\x01\x00\x00\x00")
+        for seat in world.seats:
+            world.start(seat)
+        await trio.sleep(60)
+        assert world.rounds() == [0, 0, 0]
+        assert not list((liar.folder / "checkpoints").glob(f"{0:08}-{genesis_tip(SIGNED.run).hex()}"))
+        assert not [path for seat in others for path in (seat.folder / "checkpoints").glob("0*")]
+
+    holds(simulate(3, scenario, signed=SIGNED))
