@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@sh .ci/prerequisites python $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@sh .ci/prerequisites compiler $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,oracle]'
 	touch $@
 
 demo: venv
@@ -60,7 +60,7 @@ scaling: venv
 	$(BIN)/python -m tests.simulation.scaling
 
 fuzz: venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,oracle,fuzz]'
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 	$(BIN)/python -m tests.fuzz --statements $(STATEMENTS)
 
