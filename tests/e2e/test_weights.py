@@ -59,8 +59,8 @@ def test_a_run_begins_with_a_folder_and_every_peer_exports_the_same_model(tmp_pa
             said = swarm.command(peer.folder, "export", str(tmp_path / f"from {peer.name}"), "--dtype", "fp32")
             assert f"rounds      {ROUNDS}" in said
             assert WeightsFolder(tmp_path / f"from {peer.name}").config == config
-        trained = [read(tmp_path / f"from {peer.name}") for peer in (organiser, guest)]
-        assert np.array_equal(*trained) and not np.array_equal(trained[0], values)
+        ours, theirs = (read(tmp_path / f"from {peer.name}") for peer in (organiser, guest))
+        assert np.array_equal(ours, theirs) and not np.array_equal(ours, values)
         assert manifest.genesis is not None
         swarm.command(guest.folder, "export", str(tmp_path / "beginning"), "--checkpoint", "0", "--dtype", "fp32")
         assert np.array_equal(read(tmp_path / "beginning"), values), "which the guest has fetched"

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from peer.cli import main
-from peer.commands.export import run as run_export
 from peer.errors import ExitCode
 from peer.joining.run_source import store_manifest
 from peer.paths import run_dir
@@ -22,6 +21,7 @@ from protocol.run.model_section import ModelSection
 from protocol.wire.identity import Identity
 from tests.protocol.chains import a_replica, a_run, grow
 from tests.protocol.peers import ANN
+from tests.test_imports import loaded_after
 from tests.trainer.weights.models import our_logits, tokens_for
 from trainer.models.llama.initial import initial_parameters
 from trainer.weights.reading import WeightsFolder
@@ -133,9 +133,6 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
 
 
 def test_an_export_needs_no_torch() -> None:
-    from tests.test_imports import loaded_after
-
-    assert run_export
     assert "torch" not in loaded_after("import peer.joining.run_source, peer.weights.export, peer.weights.start")
 
 
