@@ -12,16 +12,16 @@ import torch.nn.functional as F
 
 from protocol.run.manifest import demo_manifest
 from trainer.config import TrainingConfig
-from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.model import Decoder
 
 F32 = npt.NDArray[np.float32]
 
 SHAPE: dict[str, Any] = {
-    "vocab": 300, "dim": 32, "layers": 3, "heads": 4, "kv_heads": 2, "ffn": 72, "rope_base": 500_000.0, "norm_eps": 1e-6,
+    "vocab": 300, "dim": 64, "layers": 3, "heads": 4, "kv_heads": 2, "ffn": 72, "rope_base": 20_000.0, "norm_eps": 1e-6,
 }  # fmt: skip
 LLAMA3 = SHAPE | {
-    "rope_factor": 8.0, "rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0, "rope_original_context": 32,
+    "rope_factor": 8.0, "rope_low_freq_factor": 1.0, "rope_high_freq_factor": 4.0, "rope_original_context": 64,
     "context": 256,
 }  # fmt: skip
 QWEN2 = SHAPE | {"qkv_bias": True, "kv_heads": 1}
@@ -45,9 +45,13 @@ CONFIGS = {
 
 
 def random_parameters(config: ModelConfig, seed: int = 0) -> F32:
-    """Large enough everywhere, biases and norms too, that a tensor in a wrong place changes the logits."""
+    """Large enough everywhere, biases and norms too, that each of them changes the logits, and so do positions."""
     random = np.random.default_rng(seed)
-    return (random.standard_normal(config.parameters) * 0.15 + 0.02).astype(np.float32)
+    values = random.standard_normal(config.parameters) * 0.2
+    for place in parameter_layout(config):
+        if place.name.endswith("norm.weight"):
+            values[place.offset : place.offset + place.count] += 1.0
+    return values.astype(np.float32)
 
 
 def in_blocks(values: F32, size: int = 1000) -> Iterator[F32]:

@@ -21,7 +21,7 @@ from trainer.weights.writing import write_folder
 
 CONFIG = ModelConfig.from_mapping(QWEN2 | {"tied": False, "context": 64})
 VALUES = random_parameters(CONFIG)
-SHARD = 25_000
+SHARD = 60_000
 
 
 def write(folder: Path, config: ModelConfig = CONFIG, values: F32 = VALUES, **options: Any) -> Path:
@@ -109,9 +109,9 @@ NORM = "model.norm.weight"
     ("change", "part"),
     [
         ({NORM: None}, "has no tensor model.norm.weight"),
-        ({NORM: torch.ones(31)}, "has the shape [31], and config.json says [32]"),
-        ({NORM: torch.full((32,), float("nan"))}, "no finite numbers"),
-        ({NORM: torch.ones(32, dtype=torch.float64)}, "format 'F64'"),
+        ({NORM: torch.ones(63)}, "has the shape [63], and config.json says [64]"),
+        ({NORM: torch.full((64,), float("nan"))}, "no finite numbers"),
+        ({NORM: torch.ones(64, dtype=torch.float64)}, "format 'F64'"),
         ({"score.weight": torch.ones(2)}, "has a tensor score.weight"),
     ],
 )
