@@ -111,6 +111,12 @@ class Fetch:
         if chunks:
             self._handle(SourceHas(peer, chunks))
 
+    def add_sources(self, peers: Sequence[PeerId]) -> None:
+        """Ask these, too, what they have."""
+        for peer in peers:
+            if peer not in self._asked and len(self._asked) < MOST_SOURCES:
+                self._ask(peer)
+
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
         """A source has these, too, now."""
         self._moved_at = trio.current_time()

@@ -103,6 +103,11 @@ class Swarm:
             if not others:
                 del self._fetches[blob.name]
 
+    def add_sources(self, name: Hash, sources: Sequence[PeerId]) -> None:
+        """Ask these, too, for the blob that is being fetched."""
+        for fetch in self._fetches.get(name, []):
+            fetch.add_sources(sources)
+
     def originate(self, name: Hash, count: int) -> None:
         """We alone have this blob, of `count` chunks: show it so that each chunk leaves us once."""
         self._origins[name] = OriginOffer(count, self._random)

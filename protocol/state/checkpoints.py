@@ -27,6 +27,10 @@ class CheckpointDownload:
         self._path, self._mapping, self._piece = path, mapping, piece
         self.view = memoryview(mapping)
 
+    def end(self) -> None:
+        """Nobody works on it any more, whether it is complete or not; what is here is found again."""
+        self._checkpoints.end(self._path)
+
     def missing(self) -> list[int]:
         """The pieces that are not here yet."""
         step = self._piece
@@ -43,6 +47,7 @@ class Checkpoints:
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self.disk, self._folder = disk, folder
+        self._under_way: set[Path] = set()
 
     def write(self, rounds: int, tip: Hash, leaves: Sequence[Hash], state: memoryview) -> None:
         """Raises `StoreFull`; an older checkpoint stays then."""
@@ -71,11 +76,16 @@ class Checkpoints:
         return [Hash(raw[at : at + HASH_BYTES]) for at in range(0, len(raw), HASH_BYTES)], view
 
     def download(self, rounds: int, tip: Hash, leaves: Sequence[Hash], size: int, piece: int) -> CheckpointDownload:
-        """Begin, or go on with, fetching a checkpoint of `size` bytes in pieces of `piece` bytes.  Raises `StoreFull`."""
+        """Begin, or go on with, fetching a checkpoint of `size` bytes in pieces of `piece` bytes, until its `end`.
+
+        What is left of earlier ones is removed.  Raises `StoreFull`.
+        """
         name = hash_bytes("download", b"".join(leaves))[:8].hex()
         path = self._folder / f"part-{name}"
+        assert path not in self._under_way, "one download of a checkpoint at a time"
+        self._under_way.add(path)
         for other in self._folder.glob("part-*"):
-            if other != path:
+            if other not in self._under_way:
                 self.disk.remove(other)
         if path.exists() and path.stat().st_size == size:
             with open(path, "r+b") as file:
@@ -83,6 +93,10 @@ class Checkpoints:
         else:
             mapping = self.disk.allocate(path, size)
         return CheckpointDownload(self, (rounds, tip), leaves, path, mapping, piece)
+
+    def end(self, path: Path) -> None:
+        """Nobody works on this download any more."""
+        self._under_way.discard(path)
 
     def remove(self, rounds: int, tip: Hash) -> None:
         """Remove a checkpoint."""

@@ -106,8 +106,10 @@ class Claims:
         self._disbelieved.pop(peer, None)
 
     def postpone(self, peer: PeerId) -> None:
-        """It showed records that we do not take over as long as the electors stand where they do."""
-        _remember(self._disbelieved, peer, (trio.current_time() + WAIT_S, 0.0))
+        """It showed records that we do not take over as long as the electors stand where they do, or more than we could look
+        at now."""
+        _, patience = self._disbelieved.pop(peer, (0.0, DISBELIEF_S / 2))
+        _remember(self._disbelieved, peer, (trio.current_time() + WAIT_S, patience))
 
     def disbelieve(self, peer: PeerId) -> None:
         """What it claims is not looked at again for a while, twice as long as the last time."""

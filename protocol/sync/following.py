@@ -120,12 +120,13 @@ class Following:
     def move(self) -> Move | None:
         """What to do once the round is left; None when there is nothing."""
         move, history = self._move, self._replica.history
-        if move is not None and (move.tip != history.tip or move.branch.common < history.final):
+        kept = max(history.final, self.settled.rounds)
+        if move is not None and (move.tip != history.tip or move.branch.common < kept):
             self._move = move = self._judged_again(move)
         return move
 
     def _judged_again(self, move: Move) -> Move | None:
-        """Our chain has changed since, or more of it is final: what is left of the move."""
+        """Our chain has changed since, or more of it is final or settled: what is left of the move."""
         if not move.branch.is_rooted or move.leader == self._session.me:
             return None
         rounds = min(self._choice.judge(move.branch, move.leader).rounds, move.rounds)
@@ -193,6 +194,9 @@ class Following:
                 return
             except Uprooted:
                 return  # the other kind of claims led somewhere meanwhile
+            except OverBudget:
+                claims.postpone(peer)  # no fault of its own
+                return
             except NetworkError as error:
                 self._session.emit(Notice("debug", f"could not follow {peer}: {error}"))
             except Malformed as error:
@@ -221,6 +225,7 @@ class Following:
             if await self._chains.shares(look, held, length):
                 choice = await self._judge(held, look.peer)
                 if (not choice.lost or not self._chains.is_judgeable(held, length)) and held.slot not in self._in_use():
+                    await self._held.trim(held.slot, *self._in_use())
                     return held
         slot = self._held.slot_of(look.peer, known=look.known)
         if slot in self._in_use():

@@ -1,7 +1,8 @@
 """The branches that lie beside our chain, bounded: what a claimant has shown, and what we gave up ourselves.
 
-One for each elector of our tip, one for all other members, one for all strangers, and those that we left.  Coming back to
-one of them needs no fetching of its records.
+One for each elector of our tip, one for all other members, some for strangers, and those that we left.  Coming back to one
+of them needs no fetching of its records.  Each stranger has its own, or a fresh key could take away what another one has
+shown so far; of too many the one used longest ago goes, and strangers' go before all others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from protocol.wire.identity import PeerId
 HELD_BYTES = 256 << 20
 """Of records of all branches that nobody works on."""
 HELD_BRANCHES = 64
-MEMBERS, STRANGERS = "members", "strangers"
+STRANGERS_BRANCHES = 16
+MEMBERS, STRANGER = "members", "stranger"
 
 
 class Held:
@@ -50,7 +52,7 @@ class Held:
     def slot_of(self, peer: PeerId, *, known: bool) -> str:
         """Where a branch that this peer shows is held.  known: it is a member of our chain."""
         is_elector = peer in self._replica.history.roster.electorate.electors
-        return peer if is_elector else MEMBERS if known else STRANGERS
+        return peer if is_elector else MEMBERS if known else STRANGER + peer
 
     async def begin(self, slot: str, common: int) -> Branch:
         """A new branch, in place of the one that was in this slot."""
@@ -65,8 +67,11 @@ class Held:
         for slot in keep:
             if slot in self._branches:
                 self._branches[slot] = self._branches.pop(slot)
-        for slot in list(self._branches):
-            size = sum(branch.size_bytes for slot, branch in self._branches.items() if slot not in keep)
-            if slot not in keep and (len(self._branches) > HELD_BRANCHES or size > HELD_BYTES):
+        free = [slot for slot in self._branches if slot not in keep]
+        for slot in sorted(free, key=lambda slot: not slot.startswith(STRANGER)):
+            strangers = sum(other.startswith(STRANGER) for other in self._branches)
+            size = sum(branch.size_bytes for other, branch in self._branches.items() if other not in keep)
+            crowded = slot.startswith(STRANGER) and strangers > STRANGERS_BRANCHES
+            if crowded or len(self._branches) > HELD_BRANCHES or size > HELD_BYTES:
                 del self._branches[slot]
                 await self._offload(self._replica.store.branches.drop, slot)

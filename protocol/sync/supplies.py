@@ -43,6 +43,8 @@ class Supplies:
     def __init__(self, session: Session, replica: Replica, offload: Offload, swarm: Swarm) -> None:
         self._session, self._replica, self._offload, self._swarm = session, replica, offload, swarm
         self.progressed_at = -1e9
+        self._under_way: dict[Hash, trio.Event] = {}
+        """Checkpoints that are being fetched, by digest."""
 
     async def bring(self, chain: Chain, present: int | None, sources: Sequence[PeerId]) -> int | None:
         """Have on disk what leads to the state of `chain` after as many rounds as can be had; returns how many.
@@ -131,24 +133,42 @@ class Supplies:
         return None
 
     async def _fetch_checkpoint(self, chain: Chain, rounds: int, sources: Sequence[PeerId]) -> bool:
+        """One download of a state at a time: who comes second lends its sources to the first, and looks again."""
         digest = await self._offload(certified_digest, self._replica.manifest, chain, rounds)
         assert isinstance(digest, bytes), "somebody vouches for the checkpoint"
         digest, tip = Hash(digest), chain.tip_at(rounds)
+        while digest in self._under_way:
+            self._swarm.add_sources(digest, sources)
+            await self._under_way[digest].wait()
+            if await self._offload(self._replica.store.checkpoints.open, rounds, tip) is not None:
+                return True
+        over = self._under_way[digest] = trio.Event()
+        try:
+            return await self._download(rounds, digest, tip, sources)
+        finally:
+            del self._under_way[digest]
+            over.set()
+
+    async def _download(self, rounds: int, digest: Hash, tip: Hash, sources: Sequence[PeerId]) -> bool:
         leaves = await self._fetch_leaves(digest, sources)
         if leaves is None:
             return False
         step, size = self._replica.manifest.checkpoint_chunk_bytes, self._replica.state.size_bytes
         download = await self._offload(self._replica.store.checkpoints.download, rounds, tip, leaves, size, step)
         blob = Blob.even(digest, leaves, size, step)
-        here = blob.all & ~set_of(await self._offload(download.missing))
 
         def on_progress(done: int, total: int) -> None:
             self._progress()
             self._session.emit(SyncProgress("checkpoint", done, total))
 
-        complete = await self._swarm.fetch(blob, download.view, sources, here=here, on_progress=on_progress)
+        try:
+            here = blob.all & ~set_of(await self._offload(download.missing))
+            complete = await self._swarm.fetch(blob, download.view, sources, here=here, on_progress=on_progress)
+            if complete:
+                await self._offload(download.commit)
+        finally:
+            download.end()
         if complete:
-            await self._offload(download.commit)
             self._session.emit(CheckpointWritten(rounds, size))
         return complete
 

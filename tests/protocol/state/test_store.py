@@ -122,9 +122,23 @@ def test_a_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_another_download_takes_the_place_of_an_abandoned_one(tmp_path: Path) -> None:
     checkpoints = Store(tmp_path).checkpoints
-    checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8)
+    checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8).end()
     checkpoints.download(8, ROOTS[5], ROOTS[2:4], 10, 8)
     assert len(list((tmp_path / "checkpoints").glob("part-*"))) == 1
+
+
+def test_two_downloads_at_a_time_leave_each_other_alone(tmp_path: Path) -> None:
+    checkpoints, states = Store(tmp_path).checkpoints, (b"ab" * 5, b"cd" * 5)
+    both = [
+        checkpoints.download(4, tip, [chunk_hash(state[:8]), chunk_hash(state[8:])], len(state), 8)
+        for tip, state in zip(ROOTS, states, strict=False)
+    ]
+    for download, state in zip(both, states, strict=True):
+        download.view[:] = state
+        download.commit()
+        download.end()
+    found = [checkpoints.open(4, tip) for tip in ROOTS[:2]]
+    assert [bytes(opened[1]) for opened in found if opened is not None] == [*states]
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
-from protocol.events import StateLoaded
+from protocol.events import CheckpointWritten, StateLoaded
 from protocol.sync.catch_up import WrongState
 from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
 from tests.protocol.chains import grow, next_commit, store_result
 from tests.protocol.peers import ANN, BOB
 from tests.protocol.sync.table import Table, on_table
@@ -68,6 +70,30 @@ def test_a_missing_result_stops_the_replay_unless_a_checkpoint_makes_it_superflu
         drop_result(table, 1)
         await table.catch_up.restore()
         assert table.ours.state.rounds == 3
+
+    on_table(tmp_path, check)
+
+
+def test_one_checkpoint_that_two_want_at_a_time_is_fetched_once(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        for replica in (table.ours, table.theirs):
+            grow(replica, 2, [ANN], voters=[ANN])
+            state = replica.state
+            if replica is table.theirs:
+                replica.store.checkpoints.write(2, replica.history.tip, state.leaves(), state.view)
+            grow(replica, 1, [ANN], voters=[ANN])
+        table.serve(BOB.peer_id, table.ours)
+        fetched: list[bool] = []
+
+        async def fetch(*sources: PeerId) -> None:
+            supplies = table.supplies
+            fetched.append(await supplies._fetch_checkpoint(table.ours.history, 2, sources))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch, ANN.peer_id, BOB.peer_id)
+            nursery.start_soon(fetch, ANN.peer_id)
+        assert fetched == [True, True] and len(table.of(CheckpointWritten)) == 1
+        assert table.ours.store.checkpoints.of(table.ours.history) == [2]
 
     on_table(tmp_path, check)
 

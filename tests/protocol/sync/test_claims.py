@@ -66,6 +66,22 @@ def test_a_peer_that_shows_nothing_is_not_believed_for_longer_each_time(tmp_path
     on_table(tmp_path, check)
 
 
+def test_who_was_only_postponed_is_disbelieved_for_as_long_as_before(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        table.hear(ANN.peer_id, round=9, tip=TIP)
+        table.claims.disbelieve(ANN.peer_id)
+        table.claims.postpone(ANN.peer_id)
+        table.claims.disbelieve(ANN.peer_id)
+        await trio.sleep(2 * DISBELIEF_S - 1)
+        table.hear(ANN.peer_id, round=9, tip=TIP)
+        assert table.claims.ahead(known=True) == []
+        await trio.sleep(2)
+        table.hear(ANN.peer_id, round=9, tip=TIP)
+        assert table.claims.ahead(known=True) == [ANN.peer_id]
+
+    on_table(tmp_path, check)
+
+
 def test_a_newcomer_hopes_for_so_long_whoever_claims(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         assert not table.claims.hopes()

@@ -20,7 +20,7 @@ from protocol.sync.catch_up import WrongState
 from protocol.sync.claims import DISBELIEF_S
 from protocol.trainer_link import TrainerDied
 from protocol.wire.hashes import Hash
-from protocol.wire.identity import PeerId
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.questions import CommitsReply
 from tests.protocol.chains import a_run, grow, next_commit, store_result
 from tests.protocol.peers import ANN, BOB, ME
@@ -314,6 +314,31 @@ def test_a_long_history_that_a_person_chose_is_fetched_in_pieces(tmp_path: Path)
         assert asked.count("commits") == 2, "no record is fetched twice"
 
     on_table(tmp_path, check, a_run(*FOUR))
+
+
+def test_what_one_stranger_has_shown_is_not_lost_to_another(tmp_path: Path) -> None:
+    """The purse is empty after some records of the honest one; then one with a fresh key comes, and shows records without results."""
+
+    async def check(table: Table) -> None:
+        grow(table.theirs, 200, [CYN], voters=[CYN])
+        grow(table.another("false"), 2, [DAN], voters=[DAN], salt=1, with_results=False)
+        table.serve(EVE.peer_id, table.theirs)
+        asked = table.count_questions(EVE.peer_id)
+        for number in range(40, 60):
+            table.budget.pay(0, CHECKS_PER_MINUTE // 2 - 50)
+            table.hear(EVE.peer_id, table.theirs)
+            await table.look()
+            liar = Identity.from_seed(bytes([number]) * 32).peer_id
+            table.serve(liar, table.others[0])
+            table.hear(liar, round=500, tip=table.others[0].history.tip)
+            if table.following.move is not None:
+                break
+            await trio.sleep(1.5)
+            await table.look()
+            await trio.sleep(60)
+        assert table.following.move is not None and asked.count("commits") == 5, "no record is fetched twice"
+
+    on_table(tmp_path, check, a_run())
 
 
 def test_a_history_without_the_record_of_the_invitation_is_not_followed_from_beyond_it(tmp_path: Path) -> None:
