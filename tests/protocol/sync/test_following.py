@@ -317,7 +317,7 @@ def test_a_long_history_that_a_person_chose_is_fetched_in_pieces(tmp_path: Path)
 
 
 def test_what_one_stranger_has_shown_is_not_lost_to_another(tmp_path: Path) -> None:
-    """The purse is empty after some records of the honest one; then one with a fresh key comes, and shows records without results."""
+    """The purse is empty after some records of the honest one; then a fresh key comes, and shows records without results."""
 
     async def check(table: Table) -> None:
         grow(table.theirs, 200, [CYN], voters=[CYN])
