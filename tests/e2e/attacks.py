@@ -13,6 +13,7 @@ import trio
 from protocol.exchange.messages import ExchangeAsk
 from protocol.network.interface import NetworkError, Refused
 from protocol.network.libp2p import Libp2pNetwork
+from protocol.network.libp2p.bulk import FIRST_BYTE
 from protocol.network.libp2p.link import NONCE_BYTES, FrameKind, Link
 from protocol.network.libp2p.requests import encode_question
 from protocol.run.greeting import make_hello
@@ -229,19 +230,18 @@ async def unfinished_pushes(cast: Cast) -> None:
 
 
 async def half_open(cast: Cast) -> None:
-    """Sockets that never say who they are, at both doors, and handshakes whose socket never comes."""
+    """Sockets that never say who they are, of both kinds, and handshakes whose socket never comes."""
     address = cast.connection().get_remote_address()
     grant = await cast.stream("bulk")
     await grant.write(os.urandom(NONCE_BYTES))
-    answer = await grant.read(64)
-    bulk_port = struct.unpack(">H", answer[:2])[0]
+    await grant.read(64)
     sockets = []
     try:
         for number in range(300):
             sock = trio.socket.socket()
             sockets.append(sock)
-            await sock.connect((address[0], bulk_port if number % 2 else address[1]))
-            await sock.send(b"\x13" if number % 3 else b"")
+            await sock.connect((address[0], address[1]))
+            await sock.send((FIRST_BYTE if number % 2 else b"\x13") if number % 3 else b"")
             cast.sent += 1
         await trio.sleep(6)
     finally:

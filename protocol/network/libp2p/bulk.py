@@ -1,7 +1,8 @@
 """The bulk data plane: pushes of large chunks over their own TCP sockets, straight into the receiver's buffer.
 
-A socket is agreed over a libp2p stream that has authenticated both peer IDs.  Decides how many sockets there may be, and how
-long a handshake may take; `sending` and `receiving` move pushes over them, and the handlers choose the buffers.
+A socket is agreed over a libp2p stream that has authenticated both peer IDs, and comes to the port at which we listen for
+libp2p: its first byte tells it from others.  Decides how many sockets there may be, and how long a handshake may take;
+`sending` and `receiving` move pushes over them, and the handlers choose the buffers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from protocol.network.libp2p.streams import discard, finish, read_exactly
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
+FIRST_BYTE = b"\xb1"
+"""Of a bulk socket; libp2p's begin with the length of the name of its first protocol, 19."""
 HANDSHAKE_S = 5.0
 MAX_LINKS = 256
 """Accepted from all peers; members take the places of strangers."""
@@ -56,14 +59,12 @@ class Bulk:
         run: Hash,
         handlers: Handlers,
         reputation: Reputation,
-        listen_host: str,
         up: RateLimit,
         down: RateLimit,
     ) -> None:
         self._host = host
         self._me = peer_id_of(host.get_id())
         self._run = run
-        self._listen_host = listen_host
         self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/bulk"
         self._members: Members = handlers
         self._reputation = reputation
@@ -103,27 +104,12 @@ class Bulk:
             self._sending.share_out(self._gauge.line_bytes_per_s)
             await trio.sleep(WINDOW_S)
 
-    async def run(self, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen for sockets and serve them until cancelled.  Raises `OSError` when it cannot listen."""
-        listener = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        with listener:
-            await listener.bind((self._listen_host, 0))
-            listener.listen(64)
-            self._port = listener.getsockname()[1]
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                nursery.start_soon(self._watch_bandwidth)
-                task_status.started()
-                while True:
-                    try:
-                        sock, address = await listener.accept()
-                    except OSError as error:  # out of descriptors: others may give some back
-                        log.debug("a bulk socket could not be accepted: %r", error)
-                        await trio.sleep(0.1)
-                        continue
-                    self._make_room()
-                    self._unproved[sock] = str(address[0])
-                    nursery.start_soon(self._accept, sock)
+    async def run(self, port: int, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
+        """Push, and answer those who want to, until cancelled.  port: where we listen, for libp2p and for bulk sockets."""
+        async with trio.open_nursery() as nursery:
+            self._port, self._nursery = port, nursery
+            task_status.started()
+            await self._watch_bandwidth()
 
     def _make_room(self) -> None:
         if len(self._unproved) >= MAX_PENDING:
@@ -180,7 +166,7 @@ class Bulk:
         sock = trio.socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
         try:
             await sock.connect((ip, port))
-            await trio.SocketStream(sock).send_all(token + keys.proof(b"dialer"))
+            await trio.SocketStream(sock).send_all(FIRST_BYTE + token + keys.proof(b"dialer"))
             if not hmac.compare_digest(await _receive(sock, MAC_BYTES), keys.proof(b"listener")):
                 raise LinkBroken("the bulk connection reached somebody else")
             return Link(_bare(sock), keys, dialled=True)
@@ -232,12 +218,17 @@ class Bulk:
         await trio.sleep(HANDSHAKE_S)
         self._granted.pop(token, None)
 
-    async def _accept(self, sock: trio.socket.SocketType) -> None:
-        """Authenticate a socket and serve its pushes; a stranger costs 48 bytes and five seconds."""
+    async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
+        """Authenticate a socket and serve its pushes until it ends; a stranger costs 49 bytes and five seconds.
+
+        address: of the other end.
+        """
+        self._make_room()
+        self._unproved[sock] = address
         try:
             try:
                 with trio.fail_after(HANDSHAKE_S):
-                    hello = await _receive(sock, TOKEN_BYTES + MAC_BYTES)
+                    hello = (await _receive(sock, len(FIRST_BYTE) + TOKEN_BYTES + MAC_BYTES))[len(FIRST_BYTE) :]
                     peer, keys = self._granted.pop(hello[:TOKEN_BYTES])
                     if not hmac.compare_digest(hello[TOKEN_BYTES:], keys.proof(b"dialer")):
                         raise LinkBroken("a false proof")

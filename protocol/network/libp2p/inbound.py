@@ -13,13 +13,14 @@ import itertools
 import logging
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
 
 import trio
 
 from protocol.events import StrangersClosed
 from protocol.network.interface import Members
+from protocol.network.libp2p.bulk import FIRST_BYTE
 from protocol.network.libp2p.close_summary import CloseSummary
 from protocol.network.libp2p.inbound_policy import InboundLimits, InboundPolicy, Stage
 from protocol.network.libp2p.library import AcceptedStream, Address, Swarm, peer_id_of
@@ -52,7 +53,8 @@ class _Accepted:
 class InboundConnections:
     """The inbound connections of one swarm.  `attach`, then `run`.
 
-    members: tells members from strangers.  on_closed: told of connections that were closed, in sums.
+    members: tells members from strangers.  on_closed: told of connections that were closed, in sums.  serve_bulk: serves a
+    socket of the bulk data plane from address to its end; it authenticates itself, and has limits of its own.
     """
 
     def __init__(
@@ -61,8 +63,9 @@ class InboundConnections:
         limits: InboundLimits,
         members: Members,
         on_closed: Callable[[StrangersClosed], None],
+        serve_bulk: Callable[[trio.socket.SocketType, str], Awaitable[None]],
     ) -> None:
-        self._reputation, self._on_closed = reputation, on_closed
+        self._reputation, self._on_closed, self._serve_bulk = reputation, on_closed, serve_bulk
         self._summary = CloseSummary()
         self._policy = InboundPolicy(limits, trio.current_time(), members, self._summary.count)
         self._accepted: dict[int, _Accepted] = {}
@@ -130,23 +133,30 @@ class InboundConnections:
                 self._policy.opened(number, address, trio.current_time())
                 self._changed.set()
                 with accepted.scope:
-                    await self._through_all_stages(number, accepted, stream, listening_at)
+                    first = await accepted.sock.recv(1, socket.MSG_PEEK)
+                    if first == FIRST_BYTE:
+                        self._forget(number)
+                        await self._serve_bulk(accepted.sock, address)
+                    elif first:
+                        await self._through_all_stages(number, accepted, stream, listening_at)
         except Exception as error:  # noqa: BLE001 - the library raises anything; a connection that failed is over
             log.debug("a connection from %s failed: %r", address, error)
         finally:
-            self._accepted.pop(number, None)
-            self._policy.closed(number)
-            self._changed.set()
+            self._forget(number)
             await trio.aclose_forcefully(stream.stream)
+
+    def _forget(self, number: int) -> None:
+        """Its place is free."""
+        self._accepted.pop(number, None)
+        self._policy.closed(number)
+        self._changed.set()
 
     async def _through_all_stages(
         self, number: int, accepted: _Accepted, stream: AcceptedStream, listening_at: Address
     ) -> None:
-        """From the first byte to the end of the connection."""
+        """From the first byte, which is here, to the end of the connection."""
         from libp2p.network.connection.raw_connection import RawConnection
 
-        if not await accepted.sock.recv(1, socket.MSG_PEEK):
-            return
         self._policy.received(number, trio.current_time())
         self._changed.set()
         await accepted.handshake.wait()

@@ -57,12 +57,11 @@ class Stack:
             run,
             handlers,
             self.reputation,
-            settings.listen_host,
             RateLimit(settings.up_limit, lambda: self._control_traffic().up_bytes),
             RateLimit(settings.down_limit, lambda: self._control_traffic().down_bytes),
         )
         self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, self.reputation.is_banned, self.welcome)
-        self.inbound = InboundConnections(self.reputation, settings.inbound, handlers, emit)
+        self.inbound = InboundConnections(self.reputation, settings.inbound, handlers, emit, self.bulk.accept)
         self.connections = Connections(self.host.get_network(), self.reputation, self.inbound)
         connections.watch(self.host.get_network(), self._on_opened, self._on_closed)
         self.inbound.attach(self.host.get_network())
@@ -79,7 +78,7 @@ class Stack:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self.inbound.run)
-                await nursery.start(self.bulk.run)
+                await nursery.start(self.bulk.run, port)
                 await self.gossip.start(stack, nursery)
                 nursery.start_soon(self.dialer.run)
                 if announced:

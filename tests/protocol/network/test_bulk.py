@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import psutil
 import pytest
 import trio
 import trio.testing
@@ -121,6 +122,24 @@ async def _broken_then_whole() -> None:
         await b.until(lambda: b.finished == [(b"broken", False)])
         await one.push(two.peer_id, b"whole", memoryview(DATA), timeout_s=PATIENCE_S)
         assert b.buffers[b"whole"] == DATA and b.finished[-1] == (b"whole", True)
+
+
+def test_everything_goes_through_the_one_port_that_is_announced() -> None:
+    """Whoever forwards that port at a router has forwarded all there is."""
+
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with network(a) as one, network(b) as two:
+            one.remember(two.addresses())
+            await b.until(lambda: b.connected)
+            await a.until(lambda: a.connected)
+            await one.push(two.peer_id, b"there", memoryview(DATA), timeout_s=PATIENCE_S)
+            await two.push(one.peer_id, b"back", memoryview(DATA), timeout_s=PATIENCE_S)
+            announced = {int(end.addresses()[0].split("/")[4]) for end in (one, two)}
+            ours = psutil.Process().net_connections("tcp")
+            assert {link.laddr.port for link in ours if link.status == psutil.CONN_LISTEN} == announced
+
+    trio.run(main)
 
 
 def test_on_a_long_way_pushes_use_several_sockets_and_one_socket_near_by(monkeypatch: pytest.MonkeyPatch) -> None:
