@@ -71,6 +71,11 @@ class Fetch:
         """Those that can be read."""
         return self._download.here
 
+    @property
+    def is_urgent(self) -> bool:
+        """Nobody waits for us to pass it on."""
+        return False
+
     def leaves(self) -> Sequence[Hash]:
         """The hashes of all chunks."""
         return self.blob.leaves

@@ -18,11 +18,12 @@ from protocol.wire.hashes import Hash, chunk_hash, tree_root
 
 @dataclass(frozen=True)
 class WholeBlob:
-    """A complete blob on disk.  hashes: of its chunks; None where they are not known."""
+    """A complete blob on disk.  hashes: of its chunks; None where they are not known.  is_urgent: as `Held.is_urgent`."""
 
     bytes_: memoryview
     spans: Sequence[slice]
     hashes: Sequence[Hash] | None
+    is_urgent: bool
 
     @property
     def count(self) -> int:
@@ -66,8 +67,9 @@ class ReplicaShelf:
             return None
         commit = replica.history.commit_at(round) if round < replica.history.length else None
         if commit is None or commit.record.result_root != root:
-            return WholeBlob(view, spans, None)
-        return WholeBlob(view, spans, [Hash(entry.hash) for entry in commit.index])
+            return WholeBlob(view, spans, None, is_urgent=True)
+        is_newest = round == replica.history.length - 1
+        return WholeBlob(view, spans, [Hash(entry.hash) for entry in commit.index], is_urgent=is_newest)
 
     def _checkpoint(self, digest: Hash) -> Held | None:
         checkpoints = self._replica.store.checkpoints
@@ -83,5 +85,6 @@ class ReplicaShelf:
             self._digests[mark] = tree_root(leaves)
             step = self._replica.manifest.checkpoint_chunk_bytes
             if self._digests[mark] == digest and len(leaves) == -(-len(view) // step):
-                return WholeBlob(view, [slice(at, min(at + step, len(view))) for at in range(0, len(view), step)], leaves)
+                spans = [slice(at, min(at + step, len(view))) for at in range(0, len(view), step)]
+                return WholeBlob(view, spans, leaves, is_urgent=False)
         return None

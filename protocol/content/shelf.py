@@ -22,6 +22,11 @@ class Held(Protocol):
         """Those that can be read."""
         ...
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a round may wait for it; what is not takes what others leave of our line."""
+        ...
+
     def leaves(self) -> Sequence[Hash] | None:
         """The hashes of all chunks, if they are known here.  Blocking."""
         ...

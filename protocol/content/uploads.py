@@ -84,7 +84,8 @@ class Uploads:
             data = await self._offload(held.read, chunk)
             if data is not None:
                 header = ChunkHeader(blob=name, chunk=chunk).encode()
-                await self._network.push(peer, header, memoryview(data), timeout_s=PUSH_TIMEOUT_S)
+                spare = not held.is_urgent
+                await self._network.push(peer, header, memoryview(data), timeout_s=PUSH_TIMEOUT_S, spare=spare)
                 self.up_bytes += len(data)
                 self._on_fed(peer, name, chunk)
         except NetworkError:

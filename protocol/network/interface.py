@@ -183,9 +183,10 @@ class Network(Protocol):
         """Ask and wait for the answer.  Raises `Unreachable` or `Refused`."""
         ...
 
-    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float) -> None:
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float, spare: bool = False) -> None:
         """Send `data` into the buffer that `peer` names for `header`; returns when the peer has it all.
 
-        Raises `Unreachable`, or `Refused` when the receiver would not take it.
+        spare: it gives way to pushes that are not, and takes what they leave of our line.  Raises `Unreachable`, or
+        `Refused` when the receiver would not take it.
         """
         ...

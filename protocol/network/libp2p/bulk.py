@@ -41,8 +41,8 @@ FIRST_BYTE = b"\xb1"
 HANDSHAKE_S = 5.0
 MAX_LINKS = 256
 """Accepted from all peers; members take the places of strangers."""
-MAX_LINKS_PER_PEER = 2 * MAX_LANES
-"""Accepted from one peer: those it uses, and those that broke and we have not noticed."""
+MAX_LINKS_PER_PEER = 4 * MAX_LANES
+"""Accepted from one peer: those it uses, for what is urgent and for what is not, and as many that broke unnoticed."""
 MAX_PENDING = 64
 """Sockets that have not authenticated themselves, at one time.  The next one replaces the oldest from the address with the
 most of them: authentication takes milliseconds, so an honest peer is through with it."""
@@ -70,6 +70,7 @@ class Bulk:
         self._reputation = reputation
         self._up, self._down, self._gauge = up, down, Gauge()
         self._sending = Sending(self._dial, up)
+        self._spare = Sending(self._dial, up, first=self._sending)
         self._receiving = Receiving(handlers, down, reputation)
         self._links: dict[PeerId, list[Link]] = {}
         self._granted: dict[bytes, tuple[PeerId, Keys]] = {}
@@ -81,7 +82,7 @@ class Bulk:
     @property
     def up_bytes(self) -> int:
         """Bytes of data pushed since the start."""
-        return self._sending.up_bytes
+        return self._sending.up_bytes + self._spare.up_bytes
 
     @property
     def down_bytes(self) -> int:
@@ -95,13 +96,14 @@ class Bulk:
     async def _watch_bandwidth(self) -> None:
         while True:
             accepted = [link for links in self._links.values() for link in links]
-            states = {link: link.state for link in (*accepted, *self._sending.links())}
+            states = {link: link.state for link in (*accepted, *self._sending.links(), *self._spare.links())}
             self._gauge.read(
                 {link: state for link, state in states.items() if state is not None},
                 trio.current_time(),
                 self._sending.offered(),
             )
-            self._sending.share_out(self._gauge.line_bytes_per_s)
+            for sending in (self._sending, self._spare):
+                sending.share_out(self._gauge.line_bytes_per_s)
             await trio.sleep(WINDOW_S)
 
     async def run(self, port: int, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
@@ -126,15 +128,16 @@ class Bulk:
     def disconnected(self, peer: PeerId) -> None:
         """Close our sockets to a peer that is not connected any more."""
         self._sending.disconnected(peer)
+        self._spare.disconnected(peer)
 
-    async def push(self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float) -> None:
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float, *, spare: bool) -> None:
         """Push `data` to `peer`.  Raises `Refused`, `Unreachable`, and `NetworkError` for more than the limits."""
         data = data.cast("B")
         if len(header) > MAX_PUSH_HEADER_BYTES or len(data) > MAX_PUSH_BYTES:
             raise NetworkError(f"a push of {len(header)} + {len(data)} bytes is over the limit")
         assert self._nursery is not None
         with trio.move_on_after(timeout_s) as scope:
-            await self._sending.push(self._nursery, peer, header, data)
+            await (self._spare if spare else self._sending).push(self._nursery, peer, header, data)
         if scope.cancelled_caught:
             raise Unreachable(f"{peer} did not take a push of {len(data)} bytes within {timeout_s:g} s")
 

@@ -141,11 +141,11 @@ class Libp2pNetwork:
             raise Unreachable(f"{peer} is not connected")
         return await self._stack.request(peer, kind, data, timeout_s)
 
-    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float) -> None:
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float, spare: bool = False) -> None:
         """Send `data` into the buffer that `peer` names for `header`.  Raises `Unreachable` or `Refused`."""
         if self._stack is None:
             raise Unreachable(f"{peer} is not connected")
-        await self._stack.push(peer, header, data, timeout_s)
+        await self._stack.push(peer, header, data, timeout_s, spare=spare)
 
 
 @asynccontextmanager

@@ -3,6 +3,9 @@
 A socket carries its pushes one after the other; the next ones start while the answers to those before are still on
 their way.  Decides how many sockets a peer gets, and which of them takes a push.  Sockets stay open for the next round,
 until the peer disconnects.
+
+What is not urgent has sockets of its own, which give way: while there is anything urgent to send, to whomever, they send a
+frame now and then, so that nobody takes them for dead.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ LONG_WAY_S = 0.010
 LANE_PER_RTT_S = 0.040
 NEAR_BYTES, FAR_BYTES = 0, 16 << 20
 """No push starts while more than this is sent and not answered.  On a short way, data waiting in buffers gains nothing."""
+
+WAY_S = 0.5
+"""While something urgent is sent, each socket that gives way sends a frame so often."""
 
 Dial = Callable[[PeerId], Awaitable[Link]]
 """Opens a link to a peer.  Raises `LinkBroken` or `OSError` when it cannot."""
@@ -56,11 +62,13 @@ class _Push:
 
 
 class Sending:
-    """Our sockets to all peers.  up_bytes: of data, since the start."""
+    """Our sockets to all peers.  first: those that these give way to.  up_bytes: of data, since the start."""
 
-    def __init__(self, dial: Dial, limit: RateLimit) -> None:
-        self.dial, self.limit = dial, limit
+    def __init__(self, dial: Dial, limit: RateLimit, first: Sending | None = None) -> None:
+        self.dial, self.limit, self._first = dial, limit, first
         self.up_bytes = 0
+        self._rested = trio.Event()
+        self._rested.set()
         self._idle = True
         self._offered = inf
         self._line = 0.0
@@ -95,9 +103,20 @@ class Sending:
 
     def turned(self) -> None:
         """A socket has become busy or idle."""
-        self._idle = self._idle or not any(lane.busy for lane in self._all())
+        busy = any(lane.busy for lane in self._all())
+        self._idle = self._idle or not busy
+        if not busy:
+            self._rested.set()
+        elif self._rested.is_set():
+            self._rested = trio.Event()
         if self._line:
             self.share_out()
+
+    async def give_way(self) -> None:
+        """Wait while others have something urgent to send, but not for long."""
+        if self._first is not None and not self._first._rested.is_set():
+            with trio.move_on_after(WAY_S):
+                await self._first._rested.wait()
 
     def _all(self) -> Iterator[Lane]:
         return (lane for lanes in self._lanes.values() for lane in lanes)
@@ -219,6 +238,7 @@ class Lane:
         self._unanswered[push.number] = push
         link.put(FrameKind.OPEN, push.number, struct.pack(">Q", len(push.data)) + push.header)
         while push.sent < len(push.data) and not push.over.is_set():
+            await self._sending.give_way()
             piece = push.data[push.sent : push.sent + limit.frame(FRAME_BYTES)]
             await limit.pay(len(piece))
             link.put(FrameKind.DATA, push.sent, piece)

@@ -119,11 +119,11 @@ class Stack:
             self.dialer.mark_other_run(peer)
             raise
 
-    async def push(self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float) -> None:
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float, *, spare: bool) -> None:
         """Push to a connected peer; raises `Refused` or `Unreachable`."""
         if peer not in self.connections:
             raise Unreachable(f"{peer} is not connected")
-        await self.bulk.push(peer, header, data, timeout_s)
+        await self.bulk.push(peer, header, data, timeout_s, spare=spare)
 
     # -- what happens -------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """The links of the simulated network: access links that flows share.
 
 Every peer has one link up and one down.  Small messages go first, as control traffic does, and cost their own time only;
-what is larger waits in a queue of its flow (one for each other peer), and the flows of a link take turns, a slice each.  A
-slice that left one peer's link up travels, and then queues for the other's link down.
+what is larger waits in a queue of its flow (one for each other peer), and the flows of a link take turns, a slice each; what
+is not urgent goes when nothing else waits.  A slice that left one peer's link up travels, and then queues for the other's
+link down.
 
 All of it runs on one agenda, one task and no chance of its own, so that the same calls give the same times.
 """
@@ -75,7 +76,7 @@ class Pipe:
 
     def put(self, transfer: Transfer, size: int, through: Action) -> None:
         """Queue a slice of `size` bytes; `through` is called when it has passed."""
-        self._flows.setdefault(transfer.flow, deque()).append((size, transfer, through))
+        self._flows.setdefault((transfer.flow, transfer.spare), deque()).append((size, transfer, through))
         self._next()
 
     def stop(self) -> None:
@@ -89,7 +90,7 @@ class Pipe:
 
     def _next(self) -> None:
         while self._flows and not self._busy and not self._stopped:
-            flow = next(iter(self._flows))
+            flow = next((flow for flow, waiting in self._flows.items() if not waiting[0][1].spare), next(iter(self._flows)))
             slices = self._flows.pop(flow)
             size, transfer, through = slices.popleft()
             if slices:
@@ -107,8 +108,17 @@ class Pipe:
 class Transfer:
     """`size` bytes from one access link to another, in slices that are each `delay_s` under way between the two."""
 
-    def __init__(self, agenda: Agenda, flow: tuple[object, object], size: int, delay_s: float, arrived: Action) -> None:
-        self.flow, self._size = flow, size
+    def __init__(
+        self,
+        agenda: Agenda,
+        flow: tuple[object, object],
+        size: int,
+        delay_s: float,
+        arrived: Action,
+        *,
+        spare: bool = False,
+    ) -> None:
+        self.flow, self.spare, self._size = flow, spare, size
         self.abandoned = False
         self._agenda, self._delay_s, self._arrived = agenda, delay_s, arrived
         self._left = 0

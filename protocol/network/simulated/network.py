@@ -90,12 +90,12 @@ class MemoryNetwork(Endpoint):
             await call.ended.wait()
         return self._outcome(call)
 
-    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float) -> None:
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float, spare: bool = False) -> None:
         """Send `data` into the buffer that `peer` names for `header`.  Raises `Unreachable` or `Refused`."""
         assert len(header) <= MAX_PUSH_HEADER_BYTES and len(data) <= MAX_PUSH_BYTES
         await trio.lowlevel.checkpoint()
         with self._calling(peer, timeout_s) as (call, end):
-            self._begin(call, end, len(header), "", lambda: end.spawn(self._receive, call, end, header, data))
+            self._begin(call, end, len(header), "", lambda: end.spawn(self._receive, call, end, header, data, spare))
             await call.ended.wait()
         self._outcome(call)
 
@@ -148,7 +148,7 @@ class MemoryNetwork(Endpoint):
         finally:
             end.served.pop(call, None)
 
-    async def _receive(self, call: Call, end: Endpoint, header: bytes, data: memoryview) -> None:
+    async def _receive(self, call: Call, end: Endpoint, header: bytes, data: memoryview, spare: bool) -> None:
         end.served[call] = None
         try:
             landing = await end.handlers.open_push(call.caller, header, len(data))
@@ -157,7 +157,7 @@ class MemoryNetwork(Endpoint):
                 return
             assert len(landing.buffer) == len(data)
             if not call.broken:  # the sender sent on while the header was looked at
-                call.transfers.append(self._wire.send(self, end, len(data), call.delivered.set, delay_s=0.0))
+                call.transfers.append(self._wire.send(self, end, len(data), call.delivered.set, delay_s=0.0, spare=spare))
             with trio.move_on_after(HALF_OPEN_S):
                 await call.delivered.wait()
             if call.broken or not call.delivered.is_set():

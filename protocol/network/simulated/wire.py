@@ -123,11 +123,19 @@ class MemoryWire:
         return self.weather.latency_s + self.random.random() * self.weather.jitter_s
 
     def send(
-        self, sender: Endpoint, receiver: Endpoint, size: int, arrived: Callable[[], None], *, delay_s: float | None = None
+        self,
+        sender: Endpoint,
+        receiver: Endpoint,
+        size: int,
+        arrived: Callable[[], None],
+        *,
+        delay_s: float | None = None,
+        spare: bool = False,
     ) -> Transfer:
         """Send one message of `size` bytes; `arrived` is called unless the link does not carry it by then.
 
         delay_s: the time under way, without the time that the links take for its bytes; None for the weather's.
+        spare: it leaves the sender when nothing else waits there.
         """
 
         def arrive() -> None:
@@ -137,7 +145,8 @@ class MemoryWire:
 
         sender.up_bytes += size
         delay_s = self.delay_s() if delay_s is None else delay_s
-        transfer = Transfer(self.agenda, (sender.peer_id, receiver.peer_id), size, delay_s, arrive)
+        flow = (sender.peer_id, receiver.peer_id)
+        transfer = Transfer(self.agenda, flow, size, delay_s, arrive, spare=spare)
         if size > SMALL_BYTES:
             transfer.begin(sender.access, receiver.access)
         else:

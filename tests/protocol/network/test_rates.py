@@ -9,9 +9,10 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.network.libp2p.link import SocketState
+from protocol.network.libp2p.link import Link, SocketState
 from protocol.network.libp2p.rates import BURST_S, FORGET_S, GROWTH, PACED_BELOW, Gauge, RateLimit, pace
-from protocol.network.libp2p.sending import MAX_LANES, lanes_for
+from protocol.network.libp2p.sending import MAX_LANES, WAY_S, Lane, Sending, _Push, lanes_for
+from protocol.wire.identity import PeerId
 
 RATE = 1000.0
 
@@ -113,3 +114,34 @@ def test_a_line_is_known_only_from_windows_in_which_it_was_always_used_and_nothi
     assert known == [0, 0, 10_000_000, 10_300_000, 10_300_000]
     gauge.read({}, FORGET_S + 10.0, 0.0)
     assert gauge.line_bytes_per_s == 0, "that is long ago"
+
+
+# -- giving way -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_urgent_gives_way_but_not_for_long() -> None:
+    async def dial(peer: PeerId) -> Link:
+        raise AssertionError("nothing is sent")
+
+    async def waits(spare: Sending) -> float:
+        begun = trio.current_time()
+        await spare.give_way()
+        return trio.current_time() - begun
+
+    async def main() -> None:
+        urgent = Sending(dial, RateLimit())
+        spare = Sending(dial, RateLimit(), first=urgent)
+        assert await waits(spare) == 0 and await waits(urgent) == 0
+        lane = Lane(urgent, PeerId("somebody"))
+        urgent._lanes[PeerId("somebody")] = [lane]
+        async with trio.open_nursery() as nursery:
+            push = _Push(b"", memoryview(b"urgent"))
+            nursery.start_soon(lane.carry, push)
+            await trio.testing.wait_all_tasks_blocked()
+            assert await waits(spare) == WAY_S and await waits(urgent) == 0
+            lane._waiting.clear()
+            push.end(None)
+            urgent.turned()
+        assert await waits(spare) == 0
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 
 import pytest
@@ -116,6 +117,26 @@ def test_two_flows_share_a_link_up_and_one_has_it_alone() -> None:
 
     assert 4.0 <= on_a_wire(both) <= 4.3
     assert 2.0 <= on_a_wire(alone) <= 2.3
+
+
+def test_what_is_spare_waits_for_what_is_urgent() -> None:
+    """2 MB each to B and C through 1 MB/s; the urgent one comes half a second later, and is there first."""
+
+    async def test(wired: Wired) -> None:
+        data = memoryview(bytearray(2_000_000))
+
+        async def push(peer: PeerId, *, spare: bool) -> None:
+            await wired.ends[A].push(peer, b"x", data, timeout_s=60, spare=spare)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(push, B, spare=True))
+            await trio.sleep(0.5)
+            begun = trio.current_time()
+            nursery.start_soon(partial(push, C, spare=False))
+        (_, spare), (_, urgent) = wired.listeners[B].pushed[0], wired.listeners[C].pushed[0]
+        assert urgent - begun < 2.3 and urgent < spare
+
+    assert 4.0 <= on_a_wire(test) <= 4.3
 
 
 def test_two_senders_share_the_receivers_link_down() -> None:

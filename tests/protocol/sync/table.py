@@ -54,7 +54,7 @@ class Pushing(TableNetwork):
         super().__init__()
         self._table, self._peer = table, peer
 
-    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float) -> None:
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float, spare: bool = False) -> None:
         await trio.lowlevel.checkpoint()
         chunk = read_chunk_header(header)
         assert chunk is not None
