@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def shardcast(arguments: argparse.Namespace, relays: int, clients: int, size: in
             member.say(do="begin")
         origin.hear()
         everybody = [member.process for member in (origin, *relayed, *waiting)]
-        giving_up = threading.Timer(patience_s, lambda: [process.kill() for process in everybody])
+        giving_up = threading.Timer(patience_s, _end, [everybody])
         giving_up.start()
         try:
             return max(float(member.hear()["seconds"]) for member in waiting)
@@ -131,9 +132,13 @@ def shardcast(arguments: argparse.Namespace, relays: int, clients: int, size: in
             return float("inf")
         finally:
             giving_up.cancel()
-            for process in everybody:
-                process.kill()
-                process.wait()
+            _end(everybody)
+
+
+def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
 def one(swarm: Swarm, size: int) -> dict[str, float]:
