@@ -26,6 +26,7 @@ from protocol.network.interface import (
     Unreachable,
 )
 from protocol.network.libp2p.bulk_places import displaced
+from protocol.network.libp2p.ends import remote_end
 from protocol.network.libp2p.library import Host, Stream, TaskStatus, library_id, peer_id_of
 from protocol.network.libp2p.link import MAC_BYTES, NONCE_BYTES, TOKEN_BYTES, Keys, Link, LinkBroken
 from protocol.network.libp2p.rates import WINDOW_S, Gauge, RateLimit
@@ -151,7 +152,7 @@ class Bulk:
                 nonce = os.urandom(NONCE_BYTES)
                 await stream.write(nonce)
                 port, token, theirs = _GRANT.unpack(await read_exactly(stream, _GRANT.size))
-                address = stream.get_remote_address()
+                address = remote_end(stream.muxed_conn)
             except Exception as error:
                 await discard(stream)
                 raise LinkBroken(f"no bulk connection: {error}") from error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import trio
 
+from protocol.network.libp2p.ends import remote_end
 from protocol.network.libp2p.inbound import InboundConnections, address_group
 from protocol.network.libp2p.library import Connection, Swarm, is_outbound, library_id
 from protocol.network.libp2p.reputation import Reputation
@@ -84,7 +85,7 @@ class Connections:
     def address_group_of(self, peer: PeerId) -> str | None:
         """The group of addresses that `peer` is connected from, as inbound connections are counted; None if unknown."""
         for connection in self._swarm.connections.get(library_id(peer), []):
-            address = connection.muxed_conn.get_remote_address()
+            address = remote_end(connection)
             if address is not None:
                 return address_group(address[0])
         return None

@@ -6,6 +6,7 @@ Nothing here reconnects: `dialer` decides when a peer is dialled.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
 import socket
 from typing import TYPE_CHECKING, cast
@@ -26,6 +27,7 @@ STREAM_NEGOTIATION_S = 10
 """For the other end to accept the protocol of a stream."""
 UPGRADE_S = 5.0
 """For the handshake of an inbound connection."""
+ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
 
 
 class PortBusy(NetworkError):
@@ -39,9 +41,20 @@ class PortBusy(NetworkError):
 
 
 def claim_port(host: str, port: int) -> int:
-    """A port that is free now.  The library listens with SO_REUSEPORT and would silently share a busy one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    """A port that is free now at all addresses at which we listen.
+
+    The library listens with SO_REUSEPORT and would silently share a busy one.
+    """
+    for name in listening_hosts(host):
+        port = _claim(name, port)
+    return port
+
+
+def _claim(host: str, port: int) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if ":" in host:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
             probe.bind((host, port))
             probe.listen(1)
@@ -50,6 +63,26 @@ def claim_port(host: str, port: int) -> int:
                 raise PortBusy(port) from error
             raise NetworkError(f"cannot listen on {host}:{port}: {error.strerror}") from error
         return int(probe.getsockname()[1])
+
+
+def listening_hosts(host: str) -> list[str]:
+    """Where we listen: at all IPv4 addresses also means at all IPv6 addresses, where this computer has any."""
+    return [ANY_IPV4, ANY_IPV6] if host == ANY_IPV4 and has_ipv6() else [host]
+
+
+def has_ipv6() -> bool:
+    """Whether programs on this computer can listen at IPv6 addresses."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def transport_address(host: str, port: int) -> str:
+    """The multiaddr of a port at an IP address."""
+    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}"
 
 
 def new_host(identity: Identity, reputation: Reputation, limits: ResourceLimits) -> Host:
@@ -131,15 +164,17 @@ def _silence() -> None:
 
 
 def interface_addresses() -> list[str]:
-    """IPv4 addresses others can reach us at; loopback alone when there are none."""
+    """IP addresses others can reach us at, IPv4 first, without those of one link; loopback alone when there are none."""
     import psutil
 
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    found = [
-        entry.address
+    found = {
+        ipaddress.ip_address(entry.address.partition("%")[0])
         for name, entries in psutil.net_if_addrs().items()
         if name in up
         for entry in entries
-        if entry.family == socket.AF_INET and not entry.address.startswith(("127.", "169.254."))
-    ]
-    return sorted(set(found)) or ["127.0.0.1"]
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+    }
+    reachable = [address for address in found if not (address.is_loopback or address.is_link_local)]
+    reachable.sort(key=lambda address: (address.version, address.packed))
+    return [str(address) for address in reachable] or ["127.0.0.1"]

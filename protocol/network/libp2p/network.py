@@ -11,7 +11,7 @@ import trio
 from protocol.events import Event
 from protocol.network.interface import Bandwidth, Handlers, NetworkError, Traffic, Unreachable
 from protocol.network.libp2p.attempts import Attempt
-from protocol.network.libp2p.host import claim_port, interface_addresses
+from protocol.network.libp2p.host import ANY_IPV4, claim_port, interface_addresses, transport_address
 from protocol.network.libp2p.library import TaskStatus
 from protocol.network.libp2p.settings import NetworkSettings
 from protocol.wire.hashes import Hash
@@ -75,8 +75,8 @@ class Libp2pNetwork:
     def addresses(self) -> Sequence[str]:
         """Multiaddrs that others can dial, each ending in /p2p/<peer ID>."""
         listening = self._settings.listen_host
-        hosts = interface_addresses() if listening == "0.0.0.0" else [listening]
-        return [f"/ip4/{host}/tcp/{self._port}/p2p/{self.peer_id}" for host in hosts]
+        hosts = interface_addresses() if listening == ANY_IPV4 else [listening]
+        return [f"{transport_address(host, self._port)}/p2p/{self.peer_id}" for host in hosts]
 
     def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]:
         """Our addresses at which others have reached us.  counts: whether a peer's claim about them counts."""

@@ -13,13 +13,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from protocol.network.interface import Members
+from protocol.network.libp2p.ends import local_end, remote_end
+from protocol.network.libp2p.host import transport_address
 from protocol.network.libp2p.library import Connection, Host, is_inbound, peer_id_of
 from protocol.wire.identity import PeerId
 
 MAX_CLAIMS = 256
 MAX_SEEN = 32
-LAYERS = ("muxed_conn", "secured_conn", "_inner", "read_write_closer", "read_writer", "conn", "stream", "socket")
-"""Names under which the layers of a connection hold the next lower one."""
 
 
 class ObservedAddresses:
@@ -39,8 +39,9 @@ class ObservedAddresses:
 
     def on_connection(self, conn: Connection) -> None:
         """A connection is complete: take note of its local address if it is inbound."""
-        address = _local_address(conn) if is_inbound(conn) else None
-        if address is not None and not _is_of_this_computer(conn, address):
+        end = local_end(conn) if is_inbound(conn) else None
+        if end is not None and not _is_of_this_computer(conn, end[0]):
+            address = transport_address(*end)
             self._seen[address] = None
             self._seen.move_to_end(address)
             if len(self._seen) > MAX_SEEN:
@@ -70,12 +71,12 @@ class ObservedAddresses:
         return seen + [address for address in claimed if address not in self._seen]
 
 
-def _is_of_this_computer(conn: Connection, local: str) -> bool:
-    """Whether the other end is a program on this computer, so that nothing says that others can reach `local`.
+def _is_of_this_computer(conn: Connection, ip: str) -> bool:
+    """Whether the other end is a program on this computer, so that nothing says that others can reach `ip`.
 
     On loopback, where no other computer is meant to come in, it says all there is to know.
     """
-    remote, ip = conn.muxed_conn.get_remote_address(), local.split("/")[2]
+    remote = remote_end(conn)
     return remote is not None and remote[0] == ip and not ipaddress.ip_address(ip).is_loopback
 
 
@@ -90,24 +91,3 @@ def is_public_form(address: str) -> bool:
         return False
     odd = ip.is_loopback or ip.is_unspecified or ip.is_multicast or ip.is_link_local
     return not odd and 0 < port < 65536
-
-
-def _local_address(conn: Connection) -> str | None:
-    """Our end of the socket under a connection; None when the library has changed its layers."""
-    layer: object = conn
-    for _ in range(2 * len(LAYERS)):
-        if hasattr(layer, "getsockname"):
-            try:
-                ip, port = layer.getsockname()[:2]
-            except (OSError, ValueError):
-                return None
-            return f"/ip{6 if ':' in ip else 4}/{ip}/tcp/{port}"
-        name = next((name for name in LAYERS if name in getattr(layer, "__dict__", {}) or _has_slot(layer, name)), None)
-        if name is None:
-            return None
-        layer = getattr(layer, name)
-    return None
-
-
-def _has_slot(layer: object, name: str) -> bool:
-    return name in getattr(type(layer), "__slots__", ())

@@ -7,12 +7,14 @@
    write that has begun is shielded, and ends the connection when the peer does not read for `STALL_S`.
 4. Gossip: the library verifies the same signed peer record with every message; we remember the last one that was valid.
 5. Identify: the library names itself, and accepts an answer of 1 MiB; we name this program, and accept `IDENTIFY_BYTES`.
+6. IPv6: a socket that listens at all IPv6 addresses would take the IPv4 ones of the same port, too; it takes IPv6 alone.
 
 `inbound` replaces the handling of inbound connections, `connection_limits` the counts of connections and streams.
 """
 
 from __future__ import annotations
 
+import socket
 import struct
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -41,6 +43,20 @@ def apply() -> None:
     _patch_yamux()
     _patch_signed_records()
     _patch_identify()
+    _patch_ipv6()
+
+
+def _patch_ipv6() -> None:
+    from libp2p.transport.tcp import tcp
+
+    reuse = tcp._set_reuse_flags
+
+    def set_flags(sock: trio.socket.SocketType) -> None:
+        reuse(sock)
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+
+    _replace(tcp, "_set_reuse_flags", set_flags)
 
 
 def _patch_yamux() -> None:

@@ -19,7 +19,7 @@ from protocol.network.libp2p.connections import Connections
 from protocol.network.libp2p.dialer import Dialer
 from protocol.network.libp2p.discovery import discover
 from protocol.network.libp2p.gossip import Gossip
-from protocol.network.libp2p.host import forget, identify, new_host
+from protocol.network.libp2p.host import forget, identify, listening_hosts, new_host, transport_address
 from protocol.network.libp2p.inbound import InboundConnections
 from protocol.network.libp2p.library import Connection, TaskStatus, library_id, peer_id_of
 from protocol.network.libp2p.observed_addresses import ObservedAddresses
@@ -73,8 +73,9 @@ class Stack:
 
         announced: our addresses, to announce on the local network; empty to stay silent there.
         """
+        addresses = [Multiaddr(transport_address(name, port)) for name in listening_hosts(host)]
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self.host.run([Multiaddr(f"/ip4/{host}/tcp/{port}")]))
+            await stack.enter_async_context(self.host.run(addresses))
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self.inbound.run)

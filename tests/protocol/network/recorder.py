@@ -112,11 +112,12 @@ async def network(
     handlers: Recorder,
     identity: Identity | None = None,
     limits: InboundLimits = InboundLimits(),  # noqa: B008 - frozen
+    host: str = LOOPBACK.listen_host,
 ) -> AsyncIterator[Libp2pNetwork]:
-    """A network on loopback that greets every peer and admits every peer that greets."""
+    """A network on loopback, or at `host`, that greets every peer and admits every peer that greets."""
     me = identity or Identity.generate()
     async with trio.open_nursery() as nursery:
-        async with open_network(me, RUN, handlers, replace(LOOPBACK, inbound=limits)) as end:
+        async with open_network(me, RUN, handlers, replace(LOOPBACK, inbound=limits, listen_host=host)) as end:
             handlers.end, handlers.nursery = end, nursery
             yield end
         handlers.nursery = None

@@ -13,6 +13,7 @@ from protocol.network.interface import MAX_PUSH_BYTES, Landing, NetworkError, Re
 from protocol.network.libp2p import Libp2pNetwork
 from protocol.network.libp2p import bulk as bulk_module
 from protocol.network.libp2p import link as link_module
+from protocol.network.libp2p.host import ANY_IPV4, has_ipv6
 from protocol.network.libp2p.link import FrameKind, Link, SocketState
 from protocol.wire.identity import PeerId
 from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, stack
@@ -140,6 +141,26 @@ def test_everything_goes_through_the_one_port_that_is_announced() -> None:
             assert {link.laddr.port for link in ours if link.status == psutil.CONN_LISTEN} == announced
 
     trio.run(main)
+
+
+def test_peers_meet_and_push_at_ipv4_and_ipv6_addresses_of_one_port() -> None:
+    """At those that this computer has: everybody listens at all of them."""
+
+    async def main(family: str, loopback: str) -> None:
+        a, b = Recorder(), Recorder()
+        async with network(a, host=ANY_IPV4) as one, network(b, host=ANY_IPV4) as two:
+            port = two.addresses()[0].split("/")[4]
+            one.remember([f"/{family}/{loopback}/tcp/{port}/p2p/{two.peer_id}"])
+            await b.until(lambda: b.connected)
+            await a.until(lambda: a.connected)
+            await one.push(two.peer_id, b"there", memoryview(DATA), timeout_s=PATIENCE_S)
+            assert b.buffers[b"there"] == DATA
+            [link] = stack(two).bulk._links[one.peer_id]
+            assert link._sock.getpeername()[0] == loopback
+
+    trio.run(main, "ip4", "127.0.0.1")
+    if has_ipv6():
+        trio.run(main, "ip6", "::1")
 
 
 def test_on_a_long_way_pushes_use_several_sockets_and_one_socket_near_by(monkeypatch: pytest.MonkeyPatch) -> None:

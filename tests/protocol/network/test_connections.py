@@ -34,6 +34,9 @@ class OneConnection:
         return library_id(PEER)
 
     def get_remote_address(self) -> tuple[str, int] | None:
+        return None
+
+    def getpeername(self) -> tuple[str, int]:
         return "192.0.2.1", 1
 
     async def close(self) -> None:

@@ -68,7 +68,7 @@ class AtSocket(Connection):
     def getsockname(self) -> tuple[str, int]:
         return self.local, 4001
 
-    def get_remote_address(self) -> tuple[str, int] | None:
+    def getpeername(self) -> tuple[str, int]:
         return self.remote, 50000
 
 
