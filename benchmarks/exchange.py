@@ -67,8 +67,10 @@ class Swarm:
             member.process.wait(30)
 
 
-def member_command(parameters: int, chunk: int, rule: Rule = "mean", host: str = "127.0.0.1") -> list[str]:
-    return [sys.executable, "-m", "benchmarks.exchange_member", str(parameters), str(chunk), rule, host]
+def member_command(
+    parameters: int, chunk: int, rule: Rule = "mean", host: str = "127.0.0.1", congestion: str = "bbr"
+) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.exchange_member", str(parameters), str(chunk), rule, host, congestion]
 
 
 def main() -> None:

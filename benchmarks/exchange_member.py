@@ -164,9 +164,11 @@ class Peer:
 
 async def main() -> None:
     peer = Peer(int(sys.argv[1]), int(sys.argv[2]), cast(Rule, sys.argv[3]))
-    host = sys.argv[4]
+    host, congestion = sys.argv[4], sys.argv[5]
     async with trio.open_nursery() as nursery:
-        network = Libp2pNetwork(peer.identity, RUN, peer, NetworkSettings(listen_host=host, mdns=False))
+        network = Libp2pNetwork(
+            peer.identity, RUN, peer, NetworkSettings(listen_host=host, mdns=False, congestion=congestion)
+        )
         await nursery.start(network.run)
         say(peer=peer.identity.peer_id, address=network.addresses()[0], root=tree_root(peer.leaves).hex())
         members = (await hear())["peers"]

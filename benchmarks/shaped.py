@@ -5,16 +5,22 @@ As root.  Real member processes, each in its own network namespace with `--rate`
 receive so much.  The time runs from the moment everybody has its contribution to everybody holding the whole result.
 
     --delay MS, --loss PERCENT    between any two peers, one way
-    --slow RATE                   the last peer's line; then once with equal shares, once by the bandwidth measured
+    --congestion bbr|cubic        of the sockets, ours and iperf3's
+    --iperf                       iperf3 with the same bytes between the same peers, before and after
+    --slow RATE ...               the last peer's line: with equal shares, then by the bandwidth measured, against the
+                                  optimum of all plans in which everybody gets everything
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
+from benchmarks import iperf
 from benchmarks.exchange import Member, Swarm, member_command
 from benchmarks.links import Access, Links, address, why_not
 from kernels.layout import chunk_layout, payload_bytes
@@ -37,63 +43,125 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--loss", type=float, default=0.0)
-    parser.add_argument("--slow", type=rate)
+    parser.add_argument("--congestion", choices=["bbr", "cubic"], default="bbr")
+    parser.add_argument("--iperf", action="store_true")
+    parser.add_argument("--flows", type=int, default=1, help="TCP connections of a pair that iperf3 uses")
+    parser.add_argument("--slow", type=rate, nargs="*", default=[])
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    if reason := why_not():
+    if reason := why_not() or (iperf.why_not() if arguments.iperf else ""):
         raise SystemExit(f"links cannot be emulated here: {reason}")
-    lines = [Access(arguments.rate, arguments.rate) for _ in range(arguments.peers)]
-    if arguments.slow:
-        lines[-1] = Access(arguments.slow, arguments.slow)
+    equal = [Access(arguments.rate, arguments.rate)] * arguments.peers
+    print(
+        f"{arguments.peers} peers, {arguments.rate / 1e6:.0f} Mbit/s each way, {arguments.delay:.0f} ms one way, "
+        f"{arguments.loss:g} % lost, {arguments.congestion}; medians of {arguments.repeat}\n"
+    )
+    print(
+        "| slowest, Mbit/s | owner shares | seconds | optimum | ratio | over iperf3 | CPU s a peer | equal results | extra MB |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    rows = []
+    for slow in arguments.slow or [None]:
+        lines = [*equal[:-1], Access(slow, slow)] if slow else equal
+        rows += measure(arguments, lines)
+    if arguments.json:
+        print(json.dumps({"peers": arguments.peers, "delay_ms": arguments.delay, "rows": rows, **rows[-1]}))
+
+
+def optimum(payload: int, bytes_per_s: Sequence[float]) -> float:
+    """Seconds of the best plan in which everybody gives and gets everything: owner i of a share f_i carries
+    payload x (1 + (N - 2) f_i), up and down, and the shares add up to one.  By halving the time."""
+    others = len(bytes_per_s) - 2
+    least = max(payload / each for each in bytes_per_s)
+    if others <= 0:
+        return least
+    low, high = least, 2 * payload / min(bytes_per_s)
+    for _ in range(60):
+        middle = (low + high) / 2
+        shares = sum(min(1.0, (middle * each / payload - 1) / others) for each in bytes_per_s)
+        low, high = (low, middle) if shares >= 1 else (middle, high)
+    return high
+
+
+def measure(arguments: argparse.Namespace, lines: list[Access]) -> list[dict[str, Any]]:
+    """A row for each way of sharing out the chunks."""
     parameters = int(arguments.seconds * arguments.rate / 8 / 1.015625)
+    payload, peers = payload_bytes(chunk_layout(parameters, arguments.chunk)), len(lines)
+    unequal = len({line.up for line in lines}) > 1
+    best = optimum(payload, [line.up / 8 for line in lines])
+    rows = []
     with Links(lines, delay_s=arguments.delay / 1000, loss=arguments.loss / 100) as links:
+        theirs = [_iperf(arguments, links, payload)] if arguments.iperf else []
         swarm = Swarm(
             [
                 Member(
                     links.start(
                         peer,
-                        member_command(parameters, arguments.chunk, host=address(peer)),
+                        member_command(parameters, arguments.chunk, host=address(peer), congestion=arguments.congestion),
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                     )
                 )
-                for peer in range(arguments.peers)
+                for peer in range(peers)
             ]
         )
-        report(arguments, lines, parameters, swarm)
+        answers: list[dict[str, Any]] = []
+        for kind in ["equal", "measured"] if unequal else ["equal"]:
+            runs = []
+            for _ in range(arguments.repeat):
+                answers = swarm.ask(do="exchange", **_bandwidths(swarm, answers, kind))
+                runs.append(max(answer["seconds"] for answer in answers))
+            rows.append(_row(arguments, lines, kind, statistics.median(runs), best, answers))
         swarm.end()
+        if arguments.iperf:
+            theirs.append(_iperf(arguments, links, payload))
+    for row in rows:
+        row["over_iperf"] = row["seconds"] / statistics.mean(theirs) if theirs else None
+        _show(row)
+    return rows
 
 
-def report(arguments: argparse.Namespace, lines: list[Access], parameters: int, swarm: Swarm) -> None:
-    payload, peers = payload_bytes(chunk_layout(parameters, arguments.chunk)), len(lines)
-    limit = 2 * (peers - 1) / peers * payload / (arguments.rate / 8)
+def _iperf(arguments: argparse.Namespace, links: Links, payload: int) -> float:
+    return iperf.all_to_all(links, arguments.peers, 2 * payload // arguments.peers, arguments.congestion, arguments.flows)
+
+
+def _bandwidths(swarm: Swarm, answers: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    if kind == "equal":
+        return {}
+    together = zip(swarm.introductions, answers, strict=True)
+    return {"peers": [{**introduction, "bytes_per_s": answer["bytes_per_s"]} for introduction, answer in together]}
+
+
+def _row(
+    arguments: argparse.Namespace,
+    lines: list[Access],
+    kind: str,
+    seconds: float,
+    best: float,
+    answers: list[dict[str, Any]],
+) -> dict[str, Any]:
+    return {
+        "loss_percent": arguments.loss,
+        "congestion": arguments.congestion,
+        "slowest": min(line.up for line in lines),
+        "shares": kind,
+        "seconds": seconds,
+        "limit_s": best,
+        "over_limit": seconds / best,
+        "cpu_seconds": statistics.mean(answer["cpu_seconds"] for answer in answers),
+        "equal": len({answer["digest"] for answer in answers}) == 1,
+        "extra_bytes": max(answer["extra_bytes"] for answer in answers),
+        "measured": [answer["bytes_per_s"] for answer in answers],
+    }
+
+
+def _show(row: dict[str, Any]) -> None:
+    against = f"{row['over_iperf']:.3f}" if row["over_iperf"] else "-"
     print(
-        f"{peers} peers, {arguments.rate / 1e6:.0f} Mbit/s each way, {payload / 1e6:.0f} MB of codec bytes, "
-        f"{arguments.delay:.0f} ms one way, {arguments.loss:g} % lost\n"
+        f"| {row['slowest'] / 1e6:.0f} | {row['shares']} | {row['seconds']:.2f} | {row['limit_s']:.2f} | "
+        f"{row['over_limit']:.3f} | {against} | {row['cpu_seconds']:.2f} | {row['equal']} | {row['extra_bytes'] / 1e6:.0f} |",
+        flush=True,
     )
-    print("| owner shares | seconds | limit of equal lines | ratio | CPU s a peer | equal results | extra memory, MB |")
-    print("|---|---|---|---|---|---|---|", flush=True)
-    answers: list[dict[str, Any]] = []
-    kinds = ["equal", "measured"] if arguments.slow else ["equal"]
-    for kind in kinds:
-        runs = []
-        for _ in range(arguments.repeat):
-            words: dict[str, Any] = {"do": "exchange"}
-            if kind == "measured":
-                words["peers"] = [
-                    {**introduction, "bytes_per_s": answer["bytes_per_s"]}
-                    for introduction, answer in zip(swarm.introductions, answers, strict=True)
-                ]
-            answers = swarm.ask(**words)
-            runs.append(max(answer["seconds"] for answer in answers))
-        seconds = statistics.median(runs)
-        print(
-            f"| {kind} | {seconds:.2f} | {limit:.2f} | {seconds / limit:.3f} | "
-            f"{statistics.mean(a['cpu_seconds'] for a in answers):.2f} | {len({a['digest'] for a in answers}) == 1} | "
-            f"{max(a['extra_bytes'] for a in answers) / 1e6:.0f} |",
-            flush=True,
-        )
-    measured = ", ".join(f"{answer['bytes_per_s'] * 8 / 1e6:.1f}" for answer in answers)
-    print(f"\nbandwidth the peers measured, Mbit/s: {measured}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 from collections import Counter
+from contextlib import suppress
 
 import trio
 
@@ -62,12 +63,14 @@ class Bulk:
         reputation: Reputation,
         up: RateLimit,
         down: RateLimit,
+        congestion: str,
     ) -> None:
         self._host = host
         self._me = peer_id_of(host.get_id())
         self._run = run
         self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/bulk"
         self._members: Members = handlers
+        self._congestion = congestion.encode()
         self._reputation = reputation
         self._up, self._down, self._gauge = up, down, Gauge()
         self._sending = Sending(self._dial, up)
@@ -173,13 +176,21 @@ class Bulk:
             await trio.SocketStream(sock).send_all(FIRST_BYTE + token + keys.proof(b"dialer"))
             if not hmac.compare_digest(await _receive(sock, MAC_BYTES), keys.proof(b"listener")):
                 raise LinkBroken("the bulk connection reached somebody else")
-            return Link(_bare(sock), keys, dialled=True)
+            return Link(self._bare(sock), keys, dialled=True)
         except trio.BrokenResourceError as error:
             sock.close()
             raise LinkBroken(f"the bulk socket broke: {error}") from error
         except BaseException:
             sock.close()
             raise
+
+    def _bare(self, sock: trio.socket.SocketType) -> socket.socket:
+        """The socket without trio, with our congestion control if the kernel lets us."""
+        bare = socket.socket(fileno=sock.detach())
+        if hasattr(socket, "TCP_CONGESTION"):
+            with suppress(OSError):
+                bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._congestion)
+        return bare
 
     async def _grant(self, stream: Stream) -> None:
         """libp2p's stream handler: no exception may leave it."""
@@ -253,7 +264,7 @@ class Bulk:
         except BaseException:
             sock.close()
             raise
-        link = Link(_bare(sock), keys, dialled=False)
+        link = Link(self._bare(sock), keys, dialled=False)
         links = self._links.setdefault(peer, [])
         links.append(link)
         try:
@@ -273,7 +284,3 @@ async def _receive(sock: trio.socket.SocketType, size: int) -> bytes:
             raise LinkBroken("the peer closed the connection")
         data += more
     return data
-
-
-def _bare(sock: trio.socket.SocketType) -> socket.socket:
-    return socket.socket(fileno=sock.detach())

@@ -19,7 +19,6 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -290,11 +289,7 @@ def _buffer(size: int) -> memoryview:
 
 
 def _tune(sock: socket.socket) -> None:
-    """BBR where the kernel lets us: over a long way with some loss it carries several times what CUBIC does."""
     sock.setblocking(False)
-    if hasattr(socket, "TCP_CONGESTION"):
-        with suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if sock.family == socket.AF_INET:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, LOWER_EFFORT)

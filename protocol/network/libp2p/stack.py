@@ -59,6 +59,7 @@ class Stack:
             self.reputation,
             RateLimit(settings.up_limit, lambda: self._control_traffic().up_bytes),
             RateLimit(settings.down_limit, lambda: self._control_traffic().down_bytes),
+            settings.congestion,
         )
         self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, self.reputation.is_banned, self.welcome)
         self.inbound = InboundConnections(self.reputation, settings.inbound, handlers, emit, self.bulk.accept)
