@@ -56,9 +56,7 @@ def main() -> None:
         f"{arguments.peers} peers, {arguments.rate / 1e6:.0f} Mbit/s each way, {arguments.delay:.0f} ms one way, "
         f"{arguments.loss:g} % lost, {arguments.congestion}; medians of {arguments.repeat}\n"
     )
-    print(
-        "| slowest, Mbit/s | owner shares | seconds | optimum | ratio | over iperf3 | CPU s a peer | equal results | extra MB |"
-    )
+    print("| slowest, Mbit/s | shares | seconds | optimum | ratio | over iperf3 | CPU s a peer | equal results | extra MB |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     rows = []
     for slow in arguments.slow or [None]:
@@ -159,7 +157,8 @@ def _show(row: dict[str, Any]) -> None:
     against = f"{row['over_iperf']:.3f}" if row["over_iperf"] else "-"
     print(
         f"| {row['slowest'] / 1e6:.0f} | {row['shares']} | {row['seconds']:.2f} | {row['limit_s']:.2f} | "
-        f"{row['over_limit']:.3f} | {against} | {row['cpu_seconds']:.2f} | {row['equal']} | {row['extra_bytes'] / 1e6:.0f} |",
+        f"{row['over_limit']:.3f} | {against} | {row['cpu_seconds']:.2f} | {row['equal']} | "
+        f"{row['extra_bytes'] / 1e6:.0f} |",
         flush=True,
     )
 
