@@ -18,6 +18,8 @@ from protocol.wire.identity import PeerId
 MOST_OWED_BYTES = 64 << 20
 """Asked for and not here, of one blob: so much memory may wait for its check."""
 MOST_SOURCES = 32
+AGAIN_TIMES = 2.0
+"""A chunk is asked for a second time, in the endgame, of one that would bring it so much sooner."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,14 @@ class TurnedDown:
 
 
 @dataclass(frozen=True)
+class Busy:
+    """A source has these chunks, and gives none of them now."""
+
+    peer: PeerId
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Unanswered:
     """A source did not answer when it was asked for these chunks."""
 
@@ -80,7 +90,7 @@ class Tick:
     """Some time has passed."""
 
 
-DownloadEvent = SourceHas | SourceGot | SourceGone | Came | Wrong | TurnedDown | Unanswered | Tick
+DownloadEvent = SourceHas | SourceGot | SourceGone | Came | Wrong | TurnedDown | Busy | Unanswered | Tick
 
 
 @dataclass(frozen=True)
@@ -93,9 +103,16 @@ class Want:
 
 @dataclass(frozen=True)
 class _Debt:
+    """owed_bytes: by the source when it was asked, with this chunk."""
+
     asked_at: float
     owed_bytes: int
+    due_at: float
     overdue_at: float
+
+    def takes_s(self, now: float) -> float:
+        """How long it will still take: what is late already will, we guess, take as long again."""
+        return abs(self.due_at - now)
 
 
 class Download:
@@ -158,6 +175,9 @@ class Download:
                 self._sources.bar(peer)
             case TurnedDown(peer, chunks):
                 self._turned_down(peer, chunks, now)
+            case Busy(peer, chunks):
+                if self._settle(peer, chunks):
+                    self._sources.busy(peer, now)
             case Unanswered(peer, chunks):
                 if self._settle(peer, chunks):
                     self._sources.failed(peer, now)
@@ -176,6 +196,8 @@ class Download:
             self._settle(peer, tuple(self._debts.get(peer, ())))
             self._picker.forget(peer)
             self._sources.remove(peer)
+            self._debts.pop(peer, None)
+            self._late = {(late, chunk) for late, chunk in self._late if late != peer}
 
     def _came(self, peer: PeerId, chunk: int, now: float) -> None:
         debt = self._debts.get(peer, {}).get(chunk)
@@ -183,7 +205,7 @@ class Download:
             self._sources.brought(peer, debt.owed_bytes, now - debt.asked_at)
         for other in [peer, *self._picker.asked_for(chunk)]:
             self._settle(other, (chunk,))
-        self._late -= {(other, chunk) for other in self._debts}
+        self._late = {(late, other) for late, other in self._late if other != chunk}
         self._picker.arrived(chunk)
 
     def _turned_down(self, peer: PeerId, chunks: Iterable[int], now: float) -> None:
@@ -216,7 +238,9 @@ class Download:
     def _wants(self, now: float) -> list[Want]:
         """Fill the windows of the sources, each in turn a chunk, so that the first ones do not get all there is."""
         wanted: dict[PeerId, list[int]] = {}
-        willing = self._sources.awake(now) if self.missing else []
+        if not self._picker.open and not (self.missing and self._picker.in_endgame):
+            return []
+        willing = self._sources.awake(now)
         while willing and self._owed_bytes < MOST_OWED_BYTES:
             willing = [peer for peer in willing if self._ask(peer, wanted, now)]
         return [Want(peer, tuple(chunks)) for peer, chunks in wanted.items()]
@@ -227,17 +251,18 @@ class Download:
             return False
         chunk = self._picker.pick(peer)
         if chunk is None:
-            chunk = self._picker.pick_again(
-                peer,
-                lambda other: self._sources.expected_at(self._picker.asked_for(other), now),
-                self._sources.due_at(peer, self.blob.sizes[0], now),
-            )
+            times_s = AGAIN_TIMES * self._sources.due_s(peer, self.blob.sizes[0])
+            chunk = self._picker.pick_again(peer, lambda other: self._takes_s(other, now), times_s)
         if chunk is None:
             return False
         size = self.blob.sizes[chunk]
         owed = self._sources.asked(peer, size)
         self._owed_bytes += size
-        debts[chunk] = _Debt(now, owed, self._sources.deadline(peer, now))
+        debts[chunk] = _Debt(now, owed, now + self._sources.due_s(peer, 0), self._sources.deadline(peer, now))
         self._late.discard((peer, chunk))
         wanted.setdefault(peer, []).append(chunk)
         return True
+
+    def _takes_s(self, chunk: int, now: float) -> float:
+        """How long a chunk will still take, from the first of those that owe it to us."""
+        return min(self._debts[peer][chunk].takes_s(now) for peer in self._picker.asked_for(chunk))

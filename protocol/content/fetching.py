@@ -11,7 +11,9 @@ import trio
 
 from protocol.content.blob import Blob, ChunkSet, chunks_in, from_bitmap, set_of, to_bitmap
 from protocol.content.download import (
+    MOST_OWED_BYTES,
     MOST_SOURCES,
+    Busy,
     Came,
     Download,
     DownloadEvent,
@@ -27,7 +29,7 @@ from protocol.content.download import (
 from protocol.content.messages import BlobReply, BlobRequest, ChunksReply, ChunksRequest
 from protocol.content.offers import OpenOffer
 from protocol.events import Dropped
-from protocol.network.interface import Landing, NetworkError
+from protocol.network.interface import Landing, Members, NetworkError
 from protocol.network.session import Session
 from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
@@ -39,7 +41,11 @@ ASK_TIMEOUT_S = 10.0
 ASK_AGAIN_S = 5.0
 """Until a peer that did not answer, or had nothing, is asked again what it has."""
 HOPE_S = 3.0
-"""A download of which nobody has what is missing is given up after so long without any news."""
+"""A download of which nobody has what is missing, and nobody fetches it either, is given up after so long."""
+PATIENCE_S = 60.0
+"""It is given up after so long without a chunk, whatever others say that they have."""
+MOST_LANDING_BYTES = 2 * MOST_OWED_BYTES
+"""Chunks under way to us, of one blob; those of one peer a quarter of it."""
 
 
 class Fetch:
@@ -49,13 +55,22 @@ class Fetch:
     """
 
     def __init__(
-        self, session: Session, blob: Blob, into: memoryview, here: ChunkSet, on_progress: Callable[[int, int], None]
+        self,
+        session: Session,
+        members: Members,
+        blob: Blob,
+        into: memoryview,
+        here: ChunkSet,
+        on_progress: Callable[[int, int], None],
     ) -> None:
-        self.blob, self.offer = blob, OpenOffer(here)
+        self.blob, self.offer = blob, OpenOffer(len(blob), here, members.has_member)
         self._session, self._into, self._on_progress = session, into, on_progress
         self._download = Download(blob, here, session.me.encode() + blob.name)
         self._asked: dict[PeerId, float] = {}
-        self._moved_at = trio.current_time()
+        self._promising: set[PeerId] = set()
+        """Peers that say that more will come to them."""
+        self._landings: dict[tuple[PeerId, int], Landing] = {}
+        self._moved_at = self._hoped_at = trio.current_time()
         self._over = trio.Event()
         self._nursery: trio.Nursery | None = None
 
@@ -88,7 +103,7 @@ class Fetch:
 
     async def run(self, sources: Sequence[PeerId]) -> bool:
         """Until all is here, or nobody has what is missing; whether all is here."""
-        self._moved_at = trio.current_time()
+        self._moved_at = self._hoped_at = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -105,13 +120,16 @@ class Fetch:
         return not self._download.missing
 
     def _is_hopeless(self) -> bool:
-        return not self._download.has_hope() and trio.current_time() - self._moved_at > HOPE_S
+        now = trio.current_time()
+        if self._promising or self._download.has_hope():
+            self._hoped_at = now
+        return now - self._hoped_at > HOPE_S or now - self._moved_at > PATIENCE_S
 
     # -- sources ------------------------------------------------------------------------------------------------------
 
     def met(self, peer: PeerId, chunks: ChunkSet) -> None:
         """A peer asks us for this blob, and has some of it itself."""
-        if peer not in self._asked and len(self._asked) < MOST_SOURCES:
+        if peer not in self._asked and self._has_room():
             self._ask(peer)  # so that it tells us what comes to it, too
         if chunks:
             self._handle(SourceHas(peer, chunks))
@@ -119,17 +137,29 @@ class Fetch:
     def add_sources(self, peers: Sequence[PeerId]) -> None:
         """Ask these, too, what they have."""
         for peer in peers:
-            if peer not in self._asked and len(self._asked) < MOST_SOURCES:
+            if peer not in self._asked and self._has_room():
                 self._ask(peer)
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
         """A source has these, too, now."""
-        self._moved_at = trio.current_time()
         self._handle(SourceGot(peer, chunks))
 
     def gone(self, peer: PeerId) -> None:
         """A peer is not connected any more."""
+        self._asked.pop(peer, None)
+        self._promising.discard(peer)
         self._handle(SourceGone(peer))
+
+    def _has_room(self) -> bool:
+        """Whether one more peer may be asked what it has; one that was of no use makes room."""
+        if len(self._asked) < MOST_SOURCES:
+            return True
+        now = trio.current_time()
+        for peer, at in self._asked.items():
+            if now - at > ASK_TIMEOUT_S and not self._download.has_use_of(peer):
+                self.gone(peer)
+                return True
+        return False
 
     def _ask(self, peer: PeerId) -> None:
         if self._nursery is not None and peer != self._session.me and peer not in self._download.barred:
@@ -149,14 +179,18 @@ class Fetch:
             reply = decode_body(BlobReply, raw)
             chunks = from_bitmap(reply.chunks, self.count)
         except NetworkError:
+            self._promising.discard(peer)
             return
         except Malformed as error:
             self._session.emit(Dropped(peer, "answer about a blob", str(error)))
             return
+        if peer not in self._asked:
+            return  # it is gone meanwhile
+        (self._promising.add if reply.more else self._promising.discard)(peer)
         self._handle(SourceHas(peer, chunks))
         connected = self._session.network.connected()
         for other in map(PeerId, reply.neighbours):
-            if other in connected and other not in self._asked and len(self._asked) < MOST_SOURCES:
+            if other in connected and other not in self._asked and self._has_room():
                 self._ask(other)
 
     # -- chunks -------------------------------------------------------------------------------------------------------
@@ -165,10 +199,23 @@ class Fetch:
         """Memory for a chunk that we asked this peer for; None for others."""
         if chunk >= self.count or size != self.blob.sizes[chunk] or not self._download.expects(peer, chunk):
             return None
-        return Landing(memoryview(bytearray(size)), chunk_hash)
+        sizes = [(other, len(landing.buffer)) for (other, _), landing in self._landings.items()]
+        from_it = sum(bytes_ for other, bytes_ in sizes if other == peer)
+        if (peer, chunk) in self._landings or (from_it and from_it + size > MOST_LANDING_BYTES // 4):
+            return None
+        if sum(bytes_ for _, bytes_ in sizes) + size > MOST_LANDING_BYTES:
+            return None
+        self._moved_at = trio.current_time()
+        self._landings[peer, chunk] = landing = Landing(memoryview(bytearray(size)), chunk_hash)
+        return landing
+
+    def broke_off(self, peer: PeerId, chunk: int) -> None:
+        """The rest of a chunk does not come."""
+        self._landings.pop((peer, chunk), None)
 
     def landed(self, peer: PeerId, chunk: int, landing: Landing) -> None:
         """A chunk has arrived; it is written to its place if it is right, and not here yet."""
+        self._landings.pop((peer, chunk), None)
         if landing.found != self.blob.leaves[chunk]:
             self._session.emit(Dropped(peer, "chunk", "its bytes are not those that were certified"))
             self._handle(Wrong(peer, chunk))
@@ -191,9 +238,12 @@ class Fetch:
         question = ChunksRequest(blob=self.blob.name, chunks=list(want.chunks))
         try:
             raw = await self._session.network.request(want.peer, "want", question.encode(), timeout_s=ASK_TIMEOUT_S)
-            refused = set_of(decode_body(ChunksReply, raw).chunks) & set_of(want.chunks)
+            reply = decode_body(ChunksReply, raw)
+            refused, busy = (set_of(chunks) & set_of(want.chunks) for chunks in (reply.chunks, reply.busy))
         except (NetworkError, Malformed):
             self._handle(Unanswered(want.peer, want.chunks))
             return
         if refused:
             self._handle(TurnedDown(want.peer, tuple(chunks_in(refused))))
+        if busy:
+            self._handle(Busy(want.peer, tuple(chunks_in(busy & ~refused))))

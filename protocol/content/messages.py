@@ -33,9 +33,10 @@ class BlobRequest(Body):
 
 
 class BlobReply(Body):
-    """chunks: what may be asked for (a bitmap).  neighbours: others that fetch the blob."""
+    """chunks: what may be asked for (a bitmap).  more: whether others may come.  neighbours: others that fetch the blob."""
 
     chunks: Bitmap
+    more: bool
     neighbours: Annotated[list[PeerField], Field(max_length=MAX_NEIGHBOURS)]
 
 
@@ -54,9 +55,10 @@ class ChunksRequest(Body):
 
 
 class ChunksReply(Body):
-    """Of the chunks asked for, those that will not come."""
+    """Of the chunks asked for, those that will not come.  chunks: that are not here.  busy: that are, for another time."""
 
     chunks: Annotated[list[ChunkIndex], Field(max_length=MAX_WANTED)]
+    busy: Annotated[list[ChunkIndex], Field(max_length=MAX_WANTED)]
 
 
 class LeavesRequest(Body):

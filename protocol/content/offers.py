@@ -8,6 +8,7 @@ blob itself offers each chunk as soon as it has it.  An origin shows different p
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from protocol.content.blob import ChunkSet
@@ -16,6 +17,21 @@ from protocol.wire.identity import PeerId
 
 MAX_GUESTS = 64
 """Peers that are told what comes to a blob; the others have to ask again."""
+
+IsMember = Callable[[PeerId], bool]
+
+
+def has_place(peer: PeerId, guests: Mapping[PeerId, ChunkSet], all_: ChunkSet, is_member: IsMember) -> PeerId | bool:
+    """Whether there is room for one more guest; or the guest that has to go for it.
+
+    That is one that has all, or, for a member, a stranger.  guests: what each of them has.
+    """
+    if peer in guests or len(guests) < MAX_GUESTS:
+        return True
+    done = next((guest for guest, has in guests.items() if has == all_), None)
+    if done is None and is_member(peer):
+        done = next((guest for guest in guests if not is_member(guest)), None)
+    return done if done is not None else False
 
 
 class Offer(Protocol):
@@ -29,7 +45,7 @@ class Offer(Protocol):
         """It has these, too."""
         ...
 
-    def fed(self, peer: PeerId, now: float) -> None:
+    def fed(self, peer: PeerId, chunk: int, now: float) -> None:
         """It has fetched a chunk from us."""
         ...
 
@@ -47,10 +63,10 @@ class Offer(Protocol):
 
 
 class OpenOffer:
-    """All that is here is open to everybody."""
+    """All that is here, of a blob of `count` chunks, is open to everybody."""
 
-    def __init__(self, here: ChunkSet) -> None:
-        self._here = here
+    def __init__(self, count: int, here: ChunkSet, is_member: IsMember) -> None:
+        self._here, self._all, self._is_member = here, (1 << count) - 1, is_member
         self._untold: dict[PeerId, ChunkSet] = {}
         """Of each guest, what came since it was told."""
         self._has: dict[PeerId, ChunkSet] = {}
@@ -63,17 +79,21 @@ class OpenOffer:
 
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
         """As `Offer.join`."""
-        if peer in self._has or len(self._has) < MAX_GUESTS:
+        place = has_place(peer, self._has, self._all, self._is_member)
+        if isinstance(place, str):
+            self.leave(place)
+        if place:
             self._has[peer], self._untold[peer] = has, 0
         return self._here
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
         """As `Offer.got`."""
         if peer in self._has:
-            self._has[peer] |= chunks
+            self._has[peer] |= chunks & self._all
 
-    def fed(self, peer: PeerId, now: float) -> None:
+    def fed(self, peer: PeerId, chunk: int, now: float) -> None:
         """As `Offer.fed`."""
+        self.got(peer, 1 << chunk)
 
     def leave(self, peer: PeerId) -> None:
         """As `Offer.leave`."""
@@ -94,15 +114,18 @@ class OpenOffer:
 class OriginOffer:
     """Of a blob of `count` chunks that nobody else has, or few."""
 
-    def __init__(self, count: int, random_: random.Random) -> None:
-        self._showing, self._all = Superseeding(count, random_), (1 << count) - 1
-        self._guests: dict[PeerId, None] = {}
+    def __init__(self, count: int, random_: random.Random, is_member: IsMember) -> None:
+        self._showing, self._all, self._is_member = Superseeding(count, random_), (1 << count) - 1, is_member
+        self._has: dict[PeerId, ChunkSet] = {}
         self._untold: dict[PeerId, ChunkSet] = {}
 
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
         """As `Offer.join`."""
-        if peer in self._guests or len(self._guests) < MAX_GUESTS:
-            self._guests[peer] = None
+        place = has_place(peer, self._has, self._all, self._is_member)
+        if isinstance(place, str):
+            self.leave(place)
+        if place:
+            self._has[peer] = has
             self._showing.join(peer, has)
             self._note(now)
         self._untold.pop(peer, None)
@@ -110,21 +133,25 @@ class OriginOffer:
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
         """As `Offer.got`."""
-        self._showing.got(peer, chunks & self._all)
+        if peer in self._has:
+            self._has[peer] |= chunks & self._all
+            self._showing.got(peer, chunks & self._all)
 
-    def fed(self, peer: PeerId, now: float) -> None:
+    def fed(self, peer: PeerId, chunk: int, now: float) -> None:
         """As `Offer.fed`."""
-        self._showing.fed(peer, now)
+        if peer in self._has:
+            self._has[peer] |= 1 << chunk
+            self._showing.fed(peer, chunk, now)
 
     def leave(self, peer: PeerId) -> None:
         """As `Offer.leave`."""
         self._showing.leave(peer)
-        self._guests.pop(peer, None)
+        self._has.pop(peer, None)
         self._untold.pop(peer, None)
 
     def guests(self) -> list[PeerId]:
         """As `Offer.guests`."""
-        return [*self._guests]
+        return [*self._has]
 
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
         """As `Offer.news`."""

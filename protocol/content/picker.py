@@ -7,7 +7,7 @@ Pure.  Policy:
 * **Ties by a seed.**  Among equally rare ones a random chunk, from a generator of the caller's: peers that begin together
   ask for different chunks, and serve them to each other.
 * **Endgame.**  When every missing chunk was asked for, a source with nothing to do is asked for one that somebody else owes
-  us, the one that is expected last, of at most `COPIES` sources at a time.  What comes second is not taken twice.
+  us, the one that will take longest, of at most `COPIES` sources at a time.  What comes second is not taken twice.
 """
 
 from __future__ import annotations
@@ -83,22 +83,32 @@ class Picker:
         self._ask(peer, chunk)
         return chunk
 
-    def pick_again(self, peer: PeerId, expected_at: Callable[[int], float], before: float) -> int | None:
+    @property
+    def open(self) -> ChunkSet:
+        """Chunks that a source has and nobody was asked for."""
+        return self.missing & ~self._asked_set & ~self._copies.none
+
+    @property
+    def in_endgame(self) -> bool:
+        """Whether every missing chunk was asked for; those that nobody has yet are worth more than any a second time."""
+        return not self.missing & ~self._asked_set
+
+    def pick_again(self, peer: PeerId, takes_s: Callable[[int], float], longer_than_s: float) -> int | None:
         """In the endgame: ask this source, too, for a chunk that somebody else owes us; None when there is none.
 
-        expected_at: when a chunk is expected from those that were asked.  before: when this source would bring it.
+        takes_s: how long a chunk will still take from those that were asked.  longer_than_s: only if it is longer than this.
         """
-        if self.missing & ~self._asked_set & ~self._copies.none:
-            return None  # there are chunks that somebody has and nobody was asked for
+        if not self.in_endgame:
+            return None
         held = self._held.get(peer, 0)
         candidates = [
             chunk
             for chunk, peers in self._asked.items()
-            if held >> chunk & 1 and peer not in peers and len(peers) < COPIES and expected_at(chunk) > before
+            if held >> chunk & 1 and peer not in peers and len(peers) < COPIES and takes_s(chunk) > longer_than_s
         ]
         if not candidates:
             return None
-        chunk = max(candidates, key=expected_at)
+        chunk = max(candidates, key=takes_s)
         self._ask(peer, chunk)
         return chunk
 

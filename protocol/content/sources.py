@@ -10,7 +10,8 @@ Pure.  Policy:
   line may have stood idle), one less for each that came late, half as many after a failure (additive increase,
   multiplicative decrease).
 * **Deadline.**  A chunk is overdue after four times what the measured rate says for all that the source owes us, and others
-  are asked for it; it is still taken if it comes.
+  are asked for it; it is still taken if it comes.  A source whose rate is not known is believed to be slow.
+* **Busy.**  A source that says so is asked again after a moment, longer each time; that is no failure.
 * **Rest.**  Two failures in a row, and a source is left alone for a while, twice as long each time.  A chunk with wrong
   bytes, and it is set aside for good.
 """
@@ -18,7 +19,6 @@ Pure.  Policy:
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
@@ -30,7 +30,9 @@ EXPLORE = 0.05
 FIRST_WINDOW, MOST_IN_WINDOW = 2, 32
 SOON_S, LATE_S = 1.0, 4.0
 DEADLINE_TIMES = 4.0
-LEAST_DEADLINE_S, FIRST_DEADLINE_S, MOST_DEADLINE_S = 2.0, 8.0, 60.0
+LEAST_DEADLINE_S, MOST_DEADLINE_S = 2.0, 60.0
+FIRST_DUE_S, FIRST_BYTES_PER_S = 2.0, 512 << 10
+BUSY_S, MOST_BUSY_S = 0.25, 0.5
 FAILURES = 2
 REST_S, MOST_REST_S = 4.0, 120.0
 
@@ -46,6 +48,7 @@ class Source:
     failures: int = 0
     rests_until: float = -inf
     rest_s: float = REST_S
+    busy_s: float = BUSY_S
 
     def score(self, best_rate: float) -> float:
         """What it is worth.  best_rate: of all sources, for one that is not known."""
@@ -53,7 +56,8 @@ class Source:
 
     def due_s(self, size: int) -> float:
         """How long it is expected to take for all that it owes us and `size` bytes more."""
-        return (self.owed_bytes + size) / self.rate if self.rate else FIRST_DEADLINE_S / DEADLINE_TIMES
+        owed = self.owed_bytes + size
+        return owed / self.rate if self.rate else max(FIRST_DUE_S, owed / FIRST_BYTES_PER_S)
 
 
 class Sources:
@@ -137,7 +141,7 @@ class Sources:
         rate = owed / max(waited_s, 1e-3)
         source.rate = rate if not source.rate else source.rate + MEMORY * (rate - source.rate)
         source.success += MEMORY * (1 - source.success)
-        source.failures, source.rest_s = 0, REST_S
+        source.failures, source.rest_s, source.busy_s = 0, REST_S, BUSY_S
         if waited_s < SOON_S:
             source.window = min(source.window + 1, MOST_IN_WINDOW)
         elif waited_s > LATE_S:
@@ -157,10 +161,14 @@ class Sources:
             source.rests_until = now + source.rest_s
             source.rest_s = min(2 * source.rest_s, MOST_REST_S)
 
-    def due_at(self, peer: PeerId, size: int, now: float) -> float:
-        """When it would bring a chunk of `size` bytes that it is asked for now."""
-        return now + self._known[peer].due_s(size)
+    def busy(self, peer: PeerId, now: float) -> None:
+        """It says that it has no time for us now."""
+        source = self._known.get(peer)
+        if source is not None:
+            source.window = max(source.window // 2, 1)
+            source.rests_until = max(source.rests_until, now + source.busy_s * (0.5 + self._random.random()))
+            source.busy_s = min(2 * source.busy_s, MOST_BUSY_S)
 
-    def expected_at(self, peers: Iterable[PeerId], now: float) -> float:
-        """When the first of those that owe us a chunk is expected to bring it; infinite when none is left."""
-        return min((now + self._known[peer].due_s(0) for peer in peers if peer in self._known), default=inf)
+    def due_s(self, peer: PeerId, size: int) -> float:
+        """How long it is expected to take for a chunk of `size` bytes that it is asked for now."""
+        return self._known[peer].due_s(size)

@@ -2,36 +2,47 @@
 
 Pure.  The origin is the only one that has the blob.  Were all of it shown to everybody, several peers would fetch the same
 chunks from it, and its line would carry more than one copy.  So each peer is shown a few chunks at a time, that it has not:
-first those that nobody was shown, then those that the fewest have.  They serve them to each other; a peer that fetched what
-it was shown is shown more.  Only `MOST_AT_ONCE` peers are fed at a time: the others live on what those pass on, and each
-chunk is through the sooner.  A peer that fetches nothing for `PATIENCE_S` gives its place to another.
+
+* chunks that nobody has and nobody is shown;
+* when there are none left, and only then, for a first copy is worth more than any further one: those that were shown and not
+  fetched in the time that it usually takes, to another peer; else, when everything is through, those that the fewest have.
+
+Peers serve them to each other; a peer that fetched what it was shown is shown more.  Only `MOST_AT_ONCE` peers have a place
+where they are fed: the others live on what those pass on, and each chunk is through the sooner.  Whoever fetches nothing for
+a while loses its place, and whoever got `TURN` chunks gives it to one that waits: nobody can keep all of the blob to itself.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from protocol.content.blob import ChunkSet
+from protocol.content.blob import ChunkSet, set_of
 from protocol.content.copies import Copies, any_of
 from protocol.wire.identity import PeerId
 
 AHEAD = 3
 """Chunks that a peer is shown and has not fetched: so many keep its line busy."""
 MOST_AT_ONCE = 8
-PATIENCE_S = 10.0
+TURN = 16
+LEAST_PATIENCE_S, FIRST_PATIENCE_S, MOST_PATIENCE_S = 2.0, 8.0, 60.0
+PATIENCE_TIMES = 3.0
+"""A peer that fetches nothing loses its place after so many times as long as it usually takes from showing to fetching."""
+MEMORY = 0.1
 
 
 @dataclass
 class _Guest:
-    """has: chunks that it said to have.  shown: what it may ask for.  fed_at: when it last got one; None without a place.
+    """has: chunks that it said to have.  shown: those that it has not and may ask for, since when.
 
-    waits: its place in the queue.
+    fed_at: when it last got one, or its place; None without a place.  meals: chunks it got in this place.  waits: its place
+    in the queue.
     """
 
     has: ChunkSet = 0
-    shown: ChunkSet = 0
+    shown: dict[int, float] = field(default_factory=dict)
     fed_at: float | None = None
+    meals: int = 0
     waits: int = 0
 
 
@@ -43,6 +54,7 @@ class Superseeding:
         self._shown, self._had = Copies(count), Copies(count)
         self._guests: dict[PeerId, _Guest] = {}
         self._turns = 0
+        self._usual_s = 0.0
 
     def join(self, peer: PeerId, has: ChunkSet) -> None:
         """A peer fetches the blob, and has this much of it."""
@@ -56,7 +68,7 @@ class Superseeding:
         guest = self._guests.pop(peer, None)
         if guest is not None:
             self._had.add(guest.has, -1)
-            self._shown.add(guest.shown & ~guest.has, -1)
+            self._take_back(guest)
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
         """It has these, too."""
@@ -65,48 +77,79 @@ class Superseeding:
             return
         self._had.add(chunks & ~guest.has)
         guest.has |= chunks
+        for chunk in [chunk for chunk in guest.shown if chunks >> chunk & 1]:
+            del guest.shown[chunk]
+            self._shown.add(1 << chunk, -1)
 
-    def fed(self, peer: PeerId, now: float) -> None:
+    def fed(self, peer: PeerId, chunk: int, now: float) -> None:
         """It fetched a chunk from us."""
         guest = self._guests.get(peer)
-        if guest is not None and guest.fed_at is not None:
+        if guest is None:
+            return
+        if chunk in guest.shown:
+            waited_s = now - guest.shown[chunk]
+            self._usual_s += (MEMORY if self._usual_s else 1.0) * (waited_s - self._usual_s)
+        if guest.fed_at is not None:
             guest.fed_at = now
+            guest.meals += 1
+        self.got(peer, 1 << chunk)
 
     def shown_to(self, peer: PeerId) -> ChunkSet:
         """What this peer may know that we have."""
         guest = self._guests.get(peer)
-        return guest.shown if guest is not None else 0
+        return set_of([*guest.shown]) if guest is not None else 0
 
     def show(self, now: float) -> dict[PeerId, ChunkSet]:
         """What to show to whom now, beyond what they were shown; call it when something has changed, and often."""
         self._give_places(now)
         news: dict[PeerId, ChunkSet] = {}
+        fed = [(peer, guest) for peer, guest in self._guests.items() if guest.fed_at is not None]
         for _ in range(AHEAD):  # in turns, so that the first peer does not get all that nobody was shown
-            for peer, guest in self._guests.items():
-                if guest.fed_at is not None and (guest.shown & ~guest.has).bit_count() < AHEAD:
-                    chunk = self._next_for(guest)
-                    if chunk is not None:
-                        guest.shown |= 1 << chunk
-                        self._shown.add(1 << chunk)
-                        news[peer] = news.get(peer, 0) | 1 << chunk
+            for peer, guest in fed:
+                chunk = self._next_for(guest, now) if len(guest.shown) < AHEAD else None
+                if chunk is not None:
+                    guest.shown[chunk] = now
+                    self._shown.add(1 << chunk)
+                    news[peer] = news.get(peer, 0) | 1 << chunk
         return news
 
+    def _patience_s(self) -> float:
+        if not self._usual_s:
+            return FIRST_PATIENCE_S
+        return min(max(LEAST_PATIENCE_S, PATIENCE_TIMES * self._usual_s), MOST_PATIENCE_S)
+
     def _give_places(self, now: float) -> None:
-        """Take the places of those that do not use them, and give free ones to those that have waited longest."""
+        """Take the places of those that do not use them or had their turn, and give them to those that waited longest."""
+        waiting = [guest for guest in self._guests.values() if guest.fed_at is None and self._all & ~guest.has]
         for guest in self._guests.values():
-            idle = guest.fed_at is not None and now - guest.fed_at > PATIENCE_S
-            if idle or not self._all & ~guest.has:
+            if guest.fed_at is None:
+                continue
+            idle = now - guest.fed_at > self._patience_s()
+            if idle or not self._all & ~guest.has or (waiting and guest.meals >= TURN):
                 self._turns += 1
                 guest.fed_at, guest.waits = None, self._turns
-                self._shown.add(guest.shown & ~guest.has, -1)
-                guest.shown &= guest.has
+                if idle:
+                    self._take_back(guest)
         free = MOST_AT_ONCE - sum(guest.fed_at is not None for guest in self._guests.values())
-        waiting = [guest for guest in self._guests.values() if guest.fed_at is None and self._all & ~guest.has]
         for guest in sorted(waiting, key=lambda guest: guest.waits)[:free]:
-            guest.fed_at = now
+            guest.fed_at, guest.meals = now, 0
 
-    def _next_for(self, guest: _Guest) -> int | None:
-        open_to_it = self._all & ~(guest.has | guest.shown)
-        if not open_to_it:
-            return None
-        return any_of(open_to_it & self._shown.none or self._had.rarest(open_to_it), self._random)
+    def _take_back(self, guest: _Guest) -> None:
+        self._shown.add(set_of([*guest.shown]), -1)
+        guest.shown.clear()
+
+    def _next_for(self, guest: _Guest, now: float) -> int | None:
+        lacks = self._all & ~guest.has & ~set_of([*guest.shown])
+        fresh = self._had.none & self._shown.none
+        if fresh:
+            return any_of(fresh, self._random)  # the guest has none of them
+        first_copies = self._had.none
+        if first_copies:
+            late = first_copies & lacks & ~self._in_time(now)
+            return any_of(late, self._random) if late else None
+        return any_of(rarest, self._random) if (rarest := self._had.rarest(lacks & self._shown.none)) else None
+
+    def _in_time(self, now: float) -> ChunkSet:
+        """Chunks that somebody was shown lately, and may be fetching."""
+        since = now - self._patience_s()
+        return set_of([chunk for guest in self._guests.values() for chunk, at in guest.shown.items() if at > since])

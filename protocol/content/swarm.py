@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 
 import trio
 
@@ -49,11 +50,14 @@ class Swarm:
     """Of one node; `run` it.  shelf: what is on its disk."""
 
     def __init__(self, session: Session, members: Members, shelf: Shelf, offload: Offload) -> None:
-        self._session, self._shelf, self._offload = session, shelf, offload
-        self._uploads = Uploads(session.network, members, offload, self._fed)
+        self._session, self._members, self._shelf, self._offload = session, members, shelf, offload
+        self._uploads = Uploads(session.network, members, self._read, self._fed)
         self._random = random.Random(session.me)
         self._fetches: dict[Hash, list[Fetch]] = {}
         self._origins: dict[Hash, OriginOffer] = {}
+        self._untold: dict[tuple[PeerId, Hash], ChunkSet] = {}
+        """What is still to be told; whoever is in it is being told."""
+        self._nursery: trio.Nursery | None = None
         self._askers: deque[tuple[Hash, PeerId]] = deque(maxlen=MAX_ASKERS)
         self._answers: dict[str, Callable[[PeerId, bytes], Awaitable[bytes]]] = {
             "blob": self._blob,
@@ -69,13 +73,11 @@ class Swarm:
 
     async def run(self) -> None:
         """Serve and tell others what comes, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._uploads.run)
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._uploads.run)
             while True:
-                now = trio.current_time()
                 for name, offer in self._offers():
-                    for peer, chunks in offer.news(now).items():
-                        nursery.start_soon(self._tell, peer, name, chunks)
+                    self._spread(name, offer)
                 await trio.sleep(NEWS_S)
 
     # -- fetching and offering ----------------------------------------------------------------------------------------
@@ -93,12 +95,13 @@ class Swarm:
 
         here: chunks that are there already.  sources: peers to ask first; they name others.
         """
-        fetch = Fetch(self._session, blob, into, here, on_progress)
+        fetch = Fetch(self._session, self._members, blob, into, here, on_progress)
         others = self._fetches.setdefault(blob.name, [])
         others.append(fetch)
         try:
             return await fetch.run(sources)
         finally:
+            self._spread(blob.name, fetch.offer)  # what came last, too
             others.remove(fetch)
             if not others:
                 del self._fetches[blob.name]
@@ -110,7 +113,7 @@ class Swarm:
 
     def originate(self, name: Hash, count: int) -> None:
         """We alone have this blob, of `count` chunks: show it so that each chunk leaves us once."""
-        self._origins[name] = OriginOffer(count, self._random)
+        self._origins[name] = OriginOffer(count, self._random, self._members.has_member)
 
     def gone(self, peer: PeerId) -> None:
         """A peer is not connected any more."""
@@ -128,17 +131,27 @@ class Swarm:
     def _fed(self, peer: PeerId, name: Hash, chunk: int) -> None:
         for offered, offer in self._offers():
             if offered == name:
-                offer.got(peer, 1 << chunk)
-                offer.fed(peer, trio.current_time())
+                offer.fed(peer, chunk, trio.current_time())
 
-    async def _tell(self, peer: PeerId, name: Hash, chunks: ChunkSet) -> None:
-        told = list(chunks_in(chunks))
-        for at in range(0, len(told), MAX_NEWS):
-            news = ChunkNews(blob=name, chunks=told[at : at + MAX_NEWS])
-            try:
+    def _spread(self, name: Hash, offer: Offer) -> None:
+        """Tell the news of an offer, to each peer when it has answered the last ones: whoever is slow is told less often."""
+        for peer, chunks in offer.news(trio.current_time()).items():
+            if (peer, name) in self._untold:
+                self._untold[peer, name] |= chunks
+            elif self._nursery is not None:
+                self._untold[peer, name] = chunks
+                self._nursery.start_soon(self._tell, peer, name)
+
+    async def _tell(self, peer: PeerId, name: Hash) -> None:
+        try:
+            while told := list(islice(chunks_in(self._untold[peer, name]), MAX_NEWS)):
+                self._untold[peer, name] &= ~set_of(told)
+                news = ChunkNews(blob=name, chunks=told)
                 await self._session.network.request(peer, "news", news.encode(), timeout_s=NEWS_TIMEOUT_S)
-            except NetworkError:
-                return  # it asks again what we have when it has nothing better
+        except NetworkError:
+            pass  # it asks again what we have when it has nothing better
+        finally:
+            del self._untold[peer, name]
 
     # -- what others ask ----------------------------------------------------------------------------------------------
 
@@ -167,9 +180,10 @@ class Swarm:
             shown = held.here
             if (name, peer) not in self._askers:
                 self._askers.append((name, peer))
-        others = [other for other in neighbours if other != peer]
+        others = [str(other) for other in neighbours if other != peer]
         self._random.shuffle(others)
-        return BlobReply(chunks=to_bitmap(shown, held.count), neighbours=[*others[:MAX_NEIGHBOURS]]).encode()
+        more = bool(fetches) or origin is not None
+        return BlobReply(chunks=to_bitmap(shown, held.count), more=more, neighbours=others[:MAX_NEIGHBOURS]).encode()
 
     async def _news(self, peer: PeerId, data: bytes) -> bytes:
         news = decode_body(ChunkNews, data)
@@ -188,10 +202,9 @@ class Swarm:
         fetches = self._fetches.get(name, [])
         held: Held = fetches[0] if fetches else await self._find(name)
         here = held.here
-        refused = [
-            chunk for chunk in wanted.chunks if not here >> chunk & 1 or not self._uploads.want(peer, name, chunk, held)
-        ]
-        return ChunksReply(chunks=refused).encode()
+        absent = [chunk for chunk in wanted.chunks if not here >> chunk & 1]
+        busy = [chunk for chunk in wanted.chunks if here >> chunk & 1 and not self._uploads.want(peer, name, chunk)]
+        return ChunksReply(chunks=absent, busy=busy).encode()
 
     async def _leaves(self, peer: PeerId, data: bytes) -> bytes:
         held = await self._find(Hash(decode_body(LeavesRequest, data).blob))
@@ -206,6 +219,15 @@ class Swarm:
             raise Refused("that blob is not here")
         return held
 
+    async def _read(self, name: Hash, chunk: int) -> tuple[bytes, bool] | None:
+        """The bytes of a chunk, and whether a round may wait for them; None when they are not here any more."""
+        fetches = self._fetches.get(name)
+        held: Held | None = fetches[0] if fetches else await self._offload(self._shelf.find, name)
+        if held is None or chunk >= held.count:
+            return None
+        data = held.read(chunk) if fetches else await self._offload(held.read, chunk)
+        return (data, held.is_urgent) if data is not None else None
+
     # -- pushes -------------------------------------------------------------------------------------------------------
 
     def open_push(self, peer: PeerId, header: ChunkHeader, size: int) -> Landing | None:
@@ -216,8 +238,12 @@ class Swarm:
                 return landing
         return None
 
-    def finish_push(self, peer: PeerId, header: ChunkHeader, landing: Landing) -> None:
-        """A chunk is complete."""
+    def finish_push(self, peer: PeerId, header: ChunkHeader, landing: Landing | None) -> None:
+        """A chunk is complete; None when it broke off."""
+        if landing is None:
+            for fetch in self._fetches.get(Hash(header.blob), []):
+                fetch.broke_off(peer, header.chunk)
+            return
         for fetch in [*self._fetches.get(Hash(header.blob), [])]:
             if header.chunk < fetch.count and len(landing.buffer) == fetch.blob.sizes[header.chunk]:
                 fetch.landed(peer, header.chunk, landing)

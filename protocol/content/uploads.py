@@ -1,62 +1,103 @@
 """Pushing chunks to those that asked for them: in turns between peers, a few at a time.
 
 A chunk that is under way alone arrives sooner than one among many, and whoever has it serves it on; so few pushes go at a
-time, enough to fill the line.  Members go before strangers.  What a peer asks for beyond its queue is refused.
+time, enough to fill the line: one more when they are quick, one less when they are slow.  For the same reason the queue is
+short: whoever would wait for more than about `QUEUE_S` is told that we are busy, and looks for the chunk elsewhere, where it
+may be by then.  Who was told so is remembered, and has its turn before those that came later.  Members go before strangers.
+
+A peer that takes nothing of what it is sent holds up its own chunks only: its pushes do not count among the few.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 
-from protocol.content.messages import MAX_WANTED, ChunkHeader
-from protocol.content.shelf import Held
+from protocol.content.messages import ChunkHeader
 from protocol.network.interface import Members, Network, NetworkError
-from protocol.offload import Offload
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
-PUSHES_AT_ONCE = 8
+FEWEST, FIRST, MOST = 4, 4, 8
+"""Pushes at a time."""
+QUICK_S, SLOW_S = 1.0, 4.0
 PUSHES_TO_ONE = 2
-MAX_QUEUED = 4 * MAX_WANTED
-MAX_PEERS = 256
-PUSH_TIMEOUT_S = 60.0
+MOST_WITH_STALLED = 24
+STALLED_S, STALLED_TIMES = 10.0, 4.0
+"""A push is stalled when it takes longer than this, and so many times as long as pushes do."""
+QUEUE_S = 1.0
+LEAST_QUEUE, MOST_QUEUE = 4, 64
+REMEMBERED_S = 2.0
+MAX_REMEMBERED = 256
+LEAST_TIMEOUT_S, SLOWEST_BYTES_PER_S = 60.0, 64 << 10
+MEMORY = 0.3
+
+Chunk = tuple[Hash, int]
 
 
 class Uploads:
-    """Queues of all peers; `run` serves them.  on_fed: told of each chunk that arrived somewhere.
+    """Queues of all peers; `run` serves them.
 
+    read: the bytes of a chunk, and whether a round may wait for them; None when it is not here any more.  on_fed: told of each chunk that arrived somewhere.
     up_bytes: of chunks, since the start.
     """
 
     def __init__(
-        self, network: Network, members: Members, offload: Offload, on_fed: Callable[[PeerId, Hash, int], None]
+        self,
+        network: Network,
+        members: Members,
+        read: Callable[[Hash, int], Awaitable[tuple[bytes, bool] | None]],
+        on_fed: Callable[[PeerId, Hash, int], None],
     ) -> None:
-        self._network, self._members, self._offload, self._on_fed = network, members, offload, on_fed
-        self._queues: dict[PeerId, deque[tuple[Hash, int, Held]]] = {}
-        self._under_way: dict[PeerId, int] = {}
+        self._network, self._members, self._read, self._on_fed = network, members, read, on_fed
+        self._queues: dict[PeerId, deque[Chunk]] = {}
+        self._under_way: dict[PeerId, dict[Chunk, float]] = {}
+        """Since when."""
+        self._turned_away: dict[PeerId, float] = {}
+        """Peers that were told that we are busy, in the order in which they came, and when they asked last."""
+        self._at_once, self._push_s = FIRST, 0.0
         self._wake = trio.Event()
         self.up_bytes = 0
 
-    def want(self, peer: PeerId, name: Hash, chunk: int, held: Held) -> bool:
-        """Queue a chunk for a peer; False when its queue is full."""
-        queue = self._queues.get(peer)
-        if queue is None and len(self._queues) >= MAX_PEERS:
+    def want(self, peer: PeerId, name: Hash, chunk: int) -> bool:
+        """Queue a chunk for a peer; False when we are busy."""
+        queue = self._queues.get(peer, deque())
+        if (name, chunk) in queue or (name, chunk) in self._under_way.get(peer, {}):
+            return True
+        if not self._has_room(peer):
             return False
-        if queue is None:
-            queue = self._queues[peer] = deque()
-        if len(queue) >= MAX_QUEUED:
-            return False
-        if not any((name, chunk) == waiting[:2] for waiting in queue):
-            queue.append((name, chunk, held))
-            self._wake.set()
+        self._turned_away.pop(peer, None)
+        queue.append((name, chunk))
+        self._queues[peer] = queue
+        self._wake.set()
         return True
 
     def forget(self, peer: PeerId) -> None:
         """It is gone: nothing more is sent to it."""
         self._queues.pop(peer, None)
+        self._turned_away.pop(peer, None)
+
+    def _has_room(self, peer: PeerId) -> bool:
+        """Whether one more chunk for this peer fits, those that were turned away before it considered."""
+        now, member = trio.current_time(), self._members.has_member(peer)
+        self._turned_away = {other: at for other, at in self._turned_away.items() if now - at < REMEMBERED_S}
+        before = 0
+        for other in self._turned_away:
+            if other == peer:
+                break
+            before += self._members.has_member(other) or not member
+        waiting = [other for other in self._queues if self._members.has_member(other) or not member]
+        queued = sum(len(self._queues[other]) for other in waiting)
+        room = LEAST_QUEUE if not self._push_s else int(self._at_once * QUEUE_S / self._push_s)
+        if queued + before < min(max(room, LEAST_QUEUE), MOST_QUEUE):
+            return True
+        if peer in self._turned_away or len(self._turned_away) < MAX_REMEMBERED:
+            self._turned_away[peer] = now
+        return False
+
+    # -- sending ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -64,36 +105,52 @@ class Uploads:
             while True:
                 while (peer := self._next()) is not None:
                     queue = self._queues.pop(peer)
-                    name, chunk, held = queue.popleft()
+                    chunk = queue.popleft()
                     if queue:
                         self._queues[peer] = queue  # to the end of the turn
-                    self._under_way[peer] = self._under_way.get(peer, 0) + 1
-                    nursery.start_soon(self._push, peer, name, chunk, held)
+                    self._under_way.setdefault(peer, {})[chunk] = trio.current_time()
+                    nursery.start_soon(self._push, peer, chunk)
                 self._wake = trio.Event()
-                await self._wake.wait()
+                with trio.move_on_after(STALLED_S):
+                    await self._wake.wait()
 
     def _next(self) -> PeerId | None:
         """Whose turn it is; None when nobody may be served now."""
-        if sum(self._under_way.values()) >= PUSHES_AT_ONCE:
+        stalled_before = trio.current_time() - max(STALLED_S, STALLED_TIMES * self._push_s)
+        begun = [at for chunks in self._under_way.values() for at in chunks.values()]
+        if len(begun) >= MOST_WITH_STALLED or sum(at > stalled_before for at in begun) >= self._at_once:
             return None
-        free = [peer for peer in self._queues if self._under_way.get(peer, 0) < PUSHES_TO_ONE]
+        free = []
+        for peer in self._queues:
+            to_it = self._under_way.get(peer, {}).values()
+            if len(to_it) < PUSHES_TO_ONE and all(at > stalled_before for at in to_it):
+                free.append(peer)
         return next((peer for peer in free if self._members.has_member(peer)), next(iter(free), None))
 
-    async def _push(self, peer: PeerId, name: Hash, chunk: int, held: Held) -> None:
+    async def _push(self, peer: PeerId, wanted: Chunk) -> None:
+        name, chunk = wanted
         try:
-            data = await self._offload(held.read, chunk)
-            if data is not None:
+            found = await self._read(name, chunk)
+            if found is not None:
+                data, is_urgent = found
                 header = ChunkHeader(blob=name, chunk=chunk).encode()
-                spare = not held.is_urgent
-                await self._network.push(peer, header, memoryview(data), timeout_s=PUSH_TIMEOUT_S, spare=spare)
+                timeout_s = LEAST_TIMEOUT_S + len(data) / SLOWEST_BYTES_PER_S
+                begun = trio.current_time()
+                await self._network.push(peer, header, memoryview(data), timeout_s=timeout_s, spare=not is_urgent)
+                self._took(trio.current_time() - begun)
                 self.up_bytes += len(data)
                 self._on_fed(peer, name, chunk)
         except NetworkError:
             pass  # it has got the chunk elsewhere, or asks again
         finally:
-            left = self._under_way[peer] - 1
-            if left:
-                self._under_way[peer] = left
-            else:
+            del self._under_way[peer][wanted]
+            if not self._under_way[peer]:
                 del self._under_way[peer]
             self._wake.set()
+
+    def _took(self, seconds: float) -> None:
+        self._push_s += (MEMORY if self._push_s else 1.0) * (max(seconds, 1e-3) - self._push_s)
+        if seconds < QUICK_S:
+            self._at_once = min(self._at_once + 1, MOST)
+        elif seconds > SLOW_S:
+            self._at_once = max(self._at_once - 1, FEWEST)

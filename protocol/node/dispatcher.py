@@ -92,7 +92,7 @@ class Dispatcher:
         """A pushed chunk is complete, or was broken off."""
         with self._guard.watch(peer, "push"):
             chunk = read_chunk_header(header)
-            if chunk is not None and landing is not None:
+            if chunk is not None:
                 self._swarm.finish_push(peer, chunk, landing)
             plan, exchanges = push_plan(header), self._round.exchanges
             if plan is not None and exchanges is not None:

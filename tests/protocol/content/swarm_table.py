@@ -56,6 +56,10 @@ class Stored:
     def here(self) -> ChunkSet:
         return self.blob.all
 
+    @property
+    def is_urgent(self) -> bool:
+        return False
+
     def leaves(self) -> Sequence[Hash]:
         return self.blob.leaves
 
@@ -135,9 +139,7 @@ class Peer:
     def here(self) -> ChunkSet:
         """Which chunks of `into` are right: what a restarted peer finds."""
         blob = self.table.blob
-        return sum(
-            1 << chunk for chunk in range(len(blob)) if chunk_hash(self.into[blob.span(chunk)]) == blob.leaves[chunk]
-        )
+        return sum(1 << chunk for chunk in range(len(blob)) if chunk_hash(self.into[blob.span(chunk)]) == blob.leaves[chunk])
 
     # -- handlers -----------------------------------------------------------------------------------------------------
 
@@ -157,9 +159,8 @@ class Peer:
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         chunk = read_chunk_header(header)
         assert chunk is not None
-        if landing is not None:
-            self.came[chunk.chunk] += 1
-            self.swarm.finish_push(peer, chunk, landing)
+        self.came[chunk.chunk] += landing is not None
+        self.swarm.finish_push(peer, chunk, landing)
 
     def on_peer_connected(self, peer: PeerId) -> None:
         pass
