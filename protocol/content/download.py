@@ -140,6 +140,11 @@ class Download:
         return self._picker.missing
 
     @property
+    def owed_bytes(self) -> int:
+        """Asked for and neither here nor overdue."""
+        return self._owed_bytes
+
+    @property
     def barred(self) -> set[PeerId]:
         """Sources whose bytes were wrong."""
         return self._sources.barred

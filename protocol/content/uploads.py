@@ -5,7 +5,8 @@ time, enough to fill the line: one more when they are quick, one less when they 
 short: whoever would wait for more than about `QUEUE_S` is told that we are busy, and looks for the chunk elsewhere, where it
 may be by then.  Who was told so is remembered, and has its turn before those that came later.  Members go before strangers.
 
-A peer that takes nothing of what it is sent holds up its own chunks only: its pushes do not count among the few.
+A peer that takes nothing of what it is sent holds up its own chunks only: its pushes soon do not count among the few, the next
+ones not at all until it has taken one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FEWEST, FIRST, MOST = 4, 4, 8
 QUICK_S, SLOW_S = 1.0, 4.0
 PUSHES_TO_ONE = 2
 MOST_WITH_STALLED = 24
-STALLED_S, STALLED_TIMES = 10.0, 4.0
+STALLED_S, STALLED_TIMES = 5.0, 4.0
 """A push is stalled when it takes longer than this, and so many times as long as pushes do."""
 QUEUE_S = 1.0
 LEAST_QUEUE, MOST_QUEUE = 4, 64
@@ -57,6 +58,8 @@ class Uploads:
         """Since when."""
         self._turned_away: dict[PeerId, float] = {}
         """Peers that were told that we are busy, in the order in which they came, and when they asked last."""
+        self._stalling: dict[PeerId, None] = {}
+        """Peers that took nothing of the last one."""
         self._at_once, self._push_s = FIRST, 0.0
         self._wake = trio.Event()
         self.up_bytes = 0
@@ -117,31 +120,33 @@ class Uploads:
     def _next(self) -> PeerId | None:
         """Whose turn it is; None when nobody may be served now."""
         stalled_before = trio.current_time() - max(STALLED_S, STALLED_TIMES * self._push_s)
-        begun = [at for chunks in self._under_way.values() for at in chunks.values()]
-        if len(begun) >= MOST_WITH_STALLED or sum(at > stalled_before for at in begun) >= self._at_once:
+        moving = {
+            peer: [at > stalled_before and peer not in self._stalling for at in chunks.values()]
+            for peer, chunks in self._under_way.items()
+        }
+        if sum(map(len, moving.values())) >= MOST_WITH_STALLED or sum(map(sum, moving.values())) >= self._at_once:
             return None
-        free = []
-        for peer in self._queues:
-            to_it = self._under_way.get(peer, {}).values()
-            if len(to_it) < PUSHES_TO_ONE and all(at > stalled_before for at in to_it):
-                free.append(peer)
+        free = [peer for peer in self._queues if all(to_it := moving.get(peer, ())) and len(to_it) < PUSHES_TO_ONE]
         return next((peer for peer in free if self._members.has_member(peer)), next(iter(free), None))
 
     async def _push(self, peer: PeerId, wanted: Chunk) -> None:
         name, chunk = wanted
+        begun = trio.current_time()
         try:
             found = await self._read(name, chunk)
             if found is not None:
                 data, is_urgent = found
                 header = ChunkHeader(blob=name, chunk=chunk).encode()
                 timeout_s = LEAST_TIMEOUT_S + len(data) / SLOWEST_BYTES_PER_S
-                begun = trio.current_time()
                 await self._network.push(peer, header, memoryview(data), timeout_s=timeout_s, spare=not is_urgent)
+                self._stalling.pop(peer, None)
                 self._took(trio.current_time() - begun)
                 self.up_bytes += len(data)
                 self._on_fed(peer, name, chunk)
         except NetworkError:
-            pass  # it has got the chunk elsewhere, or asks again
+            # it has got the chunk elsewhere, or asks again
+            if trio.current_time() - begun > STALLED_S and len(self._stalling) < MAX_REMEMBERED:
+                self._stalling[peer] = None
         finally:
             del self._under_way[peer][wanted]
             if not self._under_way[peer]:

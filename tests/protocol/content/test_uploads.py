@@ -1,0 +1,164 @@
+"""Pushing chunks: in turns, a short queue, members first, and nobody that takes nothing holds up the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+import trio.testing
+
+from protocol.content.messages import read_chunk_header
+from protocol.content.uploads import LEAST_QUEUE, MAX_REMEMBERED, MOST, MOST_QUEUE, MOST_WITH_STALLED, PUSHES_TO_ONE, Uploads
+from protocol.network.interface import Unreachable
+from protocol.wire.identity import PeerId
+from tests.protocol.content.peers import NAME, PEERS
+
+CROWD = [PeerId(f"stranger{number}") for number in range(400)]
+
+
+class Line:
+    """Takes `push_s` for a push; one to `stuck` peers never ends.  pushed: what arrived, in order."""
+
+    def __init__(self, push_s: float) -> None:
+        self.push_s, self.stuck = push_s, set[PeerId]()
+        self.pushed: list[tuple[PeerId, int]] = []
+        self.under_way: Counter[PeerId] = Counter()
+        self.most = 0
+
+    def has_member(self, peer: PeerId) -> bool:
+        return peer in PEERS
+
+    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float, spare: bool) -> None:
+        chunk = read_chunk_header(header)
+        assert chunk is not None
+        self.under_way[peer] += 1
+        self.most = max(self.most, self.under_way.total())
+        assert self.under_way[peer] <= PUSHES_TO_ONE
+        try:
+            await trio.sleep(timeout_s if peer in self.stuck else self.push_s)
+            if peer in self.stuck:
+                raise Unreachable("it took nothing")
+            self.pushed.append((peer, chunk.chunk))
+        finally:
+            self.under_way[peer] -= 1
+
+
+async def _read(name: bytes, chunk: int) -> tuple[bytes, bool] | None:
+    await trio.lowlevel.checkpoint()
+    return None if chunk == 99 else (bytes(100), False)
+
+
+def on_line(check: Callable[[Line, Uploads], Awaitable[None]], push_s: float = 1.0) -> None:
+    async def main() -> None:
+        line = Line(push_s)
+        network: Any = line
+        uploads = Uploads(network, line, _read, lambda peer, name, chunk: None)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(uploads.run)
+            await check(line, uploads)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_peers_take_turns() -> None:
+    async def check(line: Line, uploads: Uploads) -> None:
+        for peer in PEERS[:2]:
+            for chunk in range(2):
+                assert uploads.want(peer, NAME, chunk)
+        await trio.sleep(3)
+        assert sorted(line.pushed) == sorted((peer, chunk) for peer in PEERS[:2] for chunk in range(2))
+        assert uploads.up_bytes == 400
+
+    on_line(check)
+
+
+def test_what_is_queued_or_under_way_is_not_queued_again() -> None:
+    async def check(line: Line, uploads: Uploads) -> None:
+        for _ in range(5):
+            assert uploads.want(PEERS[0], NAME, 1)
+            await trio.sleep(0.1)
+        await trio.sleep(3)
+        assert line.pushed == [(PEERS[0], 1)]
+
+    on_line(check)
+
+
+def test_beyond_a_short_queue_it_is_busy_and_who_was_turned_away_comes_first() -> None:
+    async def check(line: Line, uploads: Uploads) -> None:
+        ann, bob, cyn = PEERS[:3]
+        taken = [uploads.want(ann, NAME, chunk) for chunk in range(10)]
+        assert taken == [True] * LEAST_QUEUE + [False] * (10 - LEAST_QUEUE)
+        assert not uploads.want(bob, NAME, 0)
+        await trio.sleep(0.1)  # two of Ann's are under way now, and Bob and Ann wait for the two free places
+        assert uploads.want(bob, NAME, 0) and uploads.want(ann, NAME, 4)
+        assert not uploads.want(cyn, NAME, 0)
+
+    on_line(check)
+
+
+def test_a_quick_line_has_a_longer_queue() -> None:
+    async def check(line: Line, uploads: Uploads) -> None:
+        for chunk in range(LEAST_QUEUE):
+            uploads.want(PEERS[0], NAME, chunk)
+        await trio.sleep(1)
+        assert sum(uploads.want(PEERS[0], NAME, chunk) for chunk in range(200)) == MOST_QUEUE
+
+    on_line(check, push_s=0.01)
+
+
+def test_members_go_before_strangers_and_a_crowd_takes_no_place_of_theirs() -> None:
+    async def check(line: Line, uploads: Uploads) -> None:
+        for _ in range(3):
+            for stranger in CROWD:
+                uploads.want(stranger, NAME, 0)
+        assert uploads.want(PEERS[0], NAME, 7)
+        await trio.sleep(2.5)
+        assert (PEERS[0], 7) in line.pushed[: MOST + 1]
+        assert len(uploads._turned_away) <= MAX_REMEMBERED
+        assert sum(map(len, uploads._queues.values())) <= MOST_QUEUE + 1
+
+    on_line(check)
+
+
+def test_who_takes_nothing_holds_up_only_its_own() -> None:
+    async def check(line: Line, uploads: Uploads) -> None:
+        line.stuck = set(PEERS[:8])
+        for peer in PEERS[:8]:
+            uploads.want(peer, NAME, 0)
+        for _ in range(20):
+            uploads.want(PEERS[9], NAME, len(line.pushed))
+            await trio.sleep(2)
+        assert len(line.pushed) >= 17, "they cost some seconds"
+        for again in range(20):
+            for peer in PEERS[:8]:
+                uploads.want(peer, NAME, 1)
+            uploads.want(PEERS[9], NAME, 50 + again)
+            await trio.sleep(2)
+        assert sum(chunk >= 50 for _, chunk in line.pushed) >= 18, "and when they come again, nothing"
+        assert line.most <= MOST_WITH_STALLED
+
+    on_line(check)
+
+
+def test_a_chunk_that_is_gone_meanwhile_costs_nothing() -> None:
+    async def check(line: Line, uploads: Uploads) -> None:
+        uploads.want(PEERS[0], NAME, 99)
+        uploads.want(PEERS[0], NAME, 1)
+        await trio.sleep(2)
+        assert line.pushed == [(PEERS[0], 1)]
+
+    on_line(check)
+
+
+def test_nothing_more_goes_to_one_that_is_gone() -> None:
+    async def check(line: Line, uploads: Uploads) -> None:
+        for chunk in range(4):
+            uploads.want(PEERS[0], NAME, chunk)
+        uploads.forget(PEERS[0])
+        await trio.sleep(5)
+        assert not line.pushed and not uploads._queues and not uploads._under_way
+
+    on_line(check)
