@@ -5,8 +5,8 @@ time, enough to fill the line: one more when they are quick, one less when they 
 short: whoever would wait for more than about `QUEUE_S` is told that we are busy, and looks for the chunk elsewhere, where it
 may be by then.  Who was told so is remembered, and has its turn before those that came later.  Members go before strangers.
 
-A peer that takes nothing of what it is sent holds up its own chunks only: its pushes soon do not count among the few, the next
-ones not at all until it has taken one.
+A peer that takes nothing of what it is sent holds up its own chunks only: soon its pushes do not count among the few, nor
+what it waits for in the queue, and those after them not at all until it has taken one.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ class Uploads:
 
     def _has_room(self, peer: PeerId) -> bool:
         """Whether one more chunk for this peer fits, those that were turned away before it considered."""
+        if self._stalls(peer):
+            return peer not in self._queues and peer not in self._under_way
         now, member = trio.current_time(), self._members.has_member(peer)
         self._turned_away = {other: at for other, at in self._turned_away.items() if now - at < REMEMBERED_S}
         before = 0
@@ -91,14 +93,22 @@ class Uploads:
             if other == peer:
                 break
             before += self._members.has_member(other) or not member
-        waiting = [other for other in self._queues if self._members.has_member(other) or not member]
-        queued = sum(len(self._queues[other]) for other in waiting)
+        queued = sum(
+            len(queue)
+            for other, queue in self._queues.items()
+            if (self._members.has_member(other) or not member) and not self._stalls(other)
+        )
         room = LEAST_QUEUE if not self._push_s else int(self._at_once * QUEUE_S / self._push_s)
         if queued + before < min(max(room, LEAST_QUEUE), MOST_QUEUE):
             return True
         if peer in self._turned_away or len(self._turned_away) < MAX_REMEMBERED:
             self._turned_away[peer] = now
         return False
+
+    def _stalls(self, peer: PeerId) -> bool:
+        """Whether it takes nothing of what it is sent."""
+        since = trio.current_time() - max(STALLED_S, STALLED_TIMES * self._push_s)
+        return peer in self._stalling or any(at <= since for at in self._under_way.get(peer, {}).values())
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -119,14 +129,15 @@ class Uploads:
 
     def _next(self) -> PeerId | None:
         """Whose turn it is; None when nobody may be served now."""
-        stalled_before = trio.current_time() - max(STALLED_S, STALLED_TIMES * self._push_s)
-        moving = {
-            peer: [at > stalled_before and peer not in self._stalling for at in chunks.values()]
-            for peer, chunks in self._under_way.items()
-        }
-        if sum(map(len, moving.values())) >= MOST_WITH_STALLED or sum(map(sum, moving.values())) >= self._at_once:
+        under_way = sum(map(len, self._under_way.values()))
+        moving = sum(len(chunks) for peer, chunks in self._under_way.items() if not self._stalls(peer))
+        if under_way >= MOST_WITH_STALLED or moving >= self._at_once:
             return None
-        free = [peer for peer in self._queues if all(to_it := moving.get(peer, ())) and len(to_it) < PUSHES_TO_ONE]
+        free = [
+            peer
+            for peer in self._queues
+            if len(self._under_way.get(peer, ())) < (1 if self._stalls(peer) else PUSHES_TO_ONE)
+        ]
         return next((peer for peer in free if self._members.has_member(peer)), next(iter(free), None))
 
     async def _push(self, peer: PeerId, wanted: Chunk) -> None:

@@ -1,4 +1,4 @@
-"""What an origin shows to whom: each chunk once before any twice, places for a few, patience with the slow, leave for all."""
+"""What an origin shows to whom: each chunk once before any twice, places for a few, patience, leave."""
 
 from __future__ import annotations
 
