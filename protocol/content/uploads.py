@@ -41,7 +41,8 @@ Chunk = tuple[Hash, int]
 class Uploads:
     """Queues of all peers; `run` serves them.
 
-    read: the bytes of a chunk, and whether a round may wait for them; None when it is not here any more.  on_fed: told of each chunk that arrived somewhere.
+    read: the bytes of a chunk, and whether a round may wait for them; None when it is not here any more.
+    on_fed: told of each chunk that arrived somewhere.
     up_bytes: of chunks, since the start.
     """
 
