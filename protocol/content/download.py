@@ -246,6 +246,8 @@ class Download:
         if not self._picker.open and not (self.missing and self._picker.in_endgame):
             return []
         willing = self._sources.awake(now)
+        if not self._picker.in_endgame:
+            willing = [peer for peer in willing if self._picker.held_by(peer) & self._picker.open]
         while willing and self._owed_bytes < MOST_OWED_BYTES:
             willing = [peer for peer in willing if self._ask(peer, wanted, now)]
         return [Want(peer, tuple(chunks)) for peer, chunks in wanted.items()]
