@@ -40,6 +40,8 @@ TICK_S = 0.25
 ASK_TIMEOUT_S = 10.0
 ASK_AGAIN_S = 5.0
 """Until a peer that did not answer, or had nothing, is asked again what it has."""
+ASK_SOON_S = 0.5
+"""The same, while nobody has what is missing: in a round it comes to others at the same time as to us."""
 HOPE_S = 3.0
 """A download of which nobody has what is missing, and nobody fetches it either, is given up after so long."""
 PATIENCE_S = 60.0
@@ -67,6 +69,8 @@ class Fetch:
         self._session, self._into, self._on_progress = session, into, on_progress
         self._download = Download(blob, here, session.me.encode() + blob.name)
         self._asked: dict[PeerId, float] = {}
+        self._unanswered: set[PeerId] = set()
+        """Peers that were asked what they have, and have not answered yet."""
         self._promising: set[PeerId] = set()
         """Peers that say that more will come to them."""
         self._landings: dict[tuple[PeerId, int], Landing] = {}
@@ -167,14 +171,15 @@ class Fetch:
             self._nursery.start_soon(self._ask_what_it_has, peer)
 
     def _ask_again(self) -> None:
-        now = trio.current_time()
+        now, pause_s = trio.current_time(), ASK_AGAIN_S if self._download.has_hope() else ASK_SOON_S
         for peer, at in list(self._asked.items()):
-            if now - at > ASK_AGAIN_S and not self._download.has_use_of(peer):
+            if now - at > pause_s and peer not in self._unanswered and not self._download.has_use_of(peer):
                 self._ask(peer)
 
     async def _ask_what_it_has(self, peer: PeerId) -> None:
         question = BlobRequest(blob=self.blob.name, chunks=to_bitmap(self.here, self.count))
         try:
+            self._unanswered.add(peer)
             raw = await self._session.network.request(peer, "blob", question.encode(), timeout_s=ASK_TIMEOUT_S)
             reply = decode_body(BlobReply, raw)
             chunks = from_bitmap(reply.chunks, self.count)
@@ -184,6 +189,8 @@ class Fetch:
         except Malformed as error:
             self._session.emit(Dropped(peer, "answer about a blob", str(error)))
             return
+        finally:
+            self._unanswered.discard(peer)
         if peer not in self._asked:
             return  # it is gone meanwhile
         (self._promising.add if reply.more else self._promising.discard)(peer)

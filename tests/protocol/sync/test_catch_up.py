@@ -74,6 +74,25 @@ def test_a_missing_result_stops_the_replay_unless_a_checkpoint_makes_it_superflu
     on_table(tmp_path, check)
 
 
+def test_a_result_that_comes_to_others_a_moment_later_is_fetched_soon(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        for replica in (table.ours, table.theirs):
+            grow(replica, 1, [ANN], voters=[ANN])
+        drop_result(table, 0)
+        answer, begun = table.network.answers.pop(ANN.peer_id), trio.current_time()
+
+        async def have_it() -> None:
+            await trio.sleep(0.6)
+            table.network.answers[ANN.peer_id] = answer
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(have_it)
+            assert await table.supplies.fetch_result(table.ours.history.commit_at(0), [ANN.peer_id])
+        assert trio.current_time() - begun < 2.0, "it is not asked again only when all hope is gone"
+
+    on_table(tmp_path, check)
+
+
 def test_one_checkpoint_that_two_want_at_a_time_is_fetched_once(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         for replica in (table.ours, table.theirs):
