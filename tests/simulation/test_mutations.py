@@ -28,8 +28,6 @@ def test_the_simulator_finds(name: str) -> None:
 
 
 FINDERS = {
-    "own-average-kept": (22,),
-    "lock-ignored": (16,),
     "ready-member-dropped": (26,),
     "fork-choice-keeps-ours": range(7, 13),
 }
