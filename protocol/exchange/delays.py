@@ -1,4 +1,4 @@
-"""How long each member kept us waiting in an exchange, though it was never silent for so long that it was lost."""
+"""How long each member kept an owner waiting in an exchange, though it was never silent for so long that it was lost."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ LONGEST_S = 1.0
 
 
 class Delays:
-    """seconds: of each member that delayed anything.  Several chunks that wait at a time count once.  `now` is trio time.
-
-    all_s: the seconds in which any of them did.
-    """
+    """seconds: of each member that delayed anything.  Several chunks that wait at a time count once.  `now` is trio time."""
 
     def __init__(self, now: float) -> None:
         self.seconds: dict[PeerId, float] = {}
-        self.all_s = 0.0
         self._looked_at = now
 
     def note(self, delaying: Collection[PeerId], now: float) -> None:
         """Since the last look these members delayed something."""
         passed, self._looked_at = min(now - self._looked_at, LONGEST_S), now
-        self.all_s += passed if delaying else 0.0
         for peer in delaying:
             self.seconds[peer] = self.seconds.get(peer, 0.0) + passed
