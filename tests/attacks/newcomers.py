@@ -97,7 +97,8 @@ def newcomer_beside(count: int, rounds: int) -> Callable[[Stage], Awaitable[None
 
 
 ATTACKS = [
-    Attack("sleepers withhold", "one after the other", sleepers_withhold, 12, 8, run=four_founders),
+    # Each of the eight costs a bounded time once, all of them within 80 s: a window of that length holds nothing else.
+    Attack("sleepers withhold", "one after the other", sleepers_withhold, 12, 8, run=four_founders, window_s=300),
     Attack("sleepers compute", "one after the other", sleepers_compute, 12, 8, run=four_founders),
     *(
         Attack(
