@@ -44,8 +44,9 @@ ASK_SOON_S = 0.5
 """The same, while nobody has what is missing: in a round it comes to others at the same time as to us."""
 HOPE_S = 3.0
 """A download of which nobody has what is missing, and nobody fetches it either, is given up after so long."""
-PATIENCE_S = 60.0
-"""It is given up after so long without a chunk, whatever others say that they have."""
+PATIENCE_S, SLOWEST_BYTES_PER_S = 60.0, 32 << 10
+"""It is given up after so long without a chunk, whatever others say that they have; those that are under way get the time
+that they take at this rate.  To begin one is no progress: a liar could begin for ever."""
 MOST_LANDING_BYTES = 2 * MOST_OWED_BYTES
 """Chunks under way to us, of one blob; those of one peer a quarter of it."""
 
@@ -127,7 +128,9 @@ class Fetch:
         now = trio.current_time()
         if self._promising or self._download.has_hope():
             self._hoped_at = now
-        return now - self._hoped_at > HOPE_S or now - self._moved_at > PATIENCE_S
+        landing_bytes = sum(len(landing.buffer) for landing in self._landings.values())
+        patience_s = PATIENCE_S + landing_bytes / SLOWEST_BYTES_PER_S
+        return now - self._hoped_at > HOPE_S or now - self._moved_at > patience_s
 
     # -- sources ------------------------------------------------------------------------------------------------------
 
@@ -183,11 +186,10 @@ class Fetch:
             raw = await self._session.network.request(peer, "blob", question.encode(), timeout_s=ASK_TIMEOUT_S)
             reply = decode_body(BlobReply, raw)
             chunks = from_bitmap(reply.chunks, self.count)
-        except NetworkError:
+        except (NetworkError, Malformed) as error:
             self._promising.discard(peer)
-            return
-        except Malformed as error:
-            self._session.emit(Dropped(peer, "answer about a blob", str(error)))
+            if isinstance(error, Malformed):
+                self._session.emit(Dropped(peer, "answer about a blob", str(error)))
             return
         finally:
             self._unanswered.discard(peer)
@@ -212,7 +214,6 @@ class Fetch:
             return None
         if sum(bytes_ for _, bytes_ in sizes) + size > MOST_LANDING_BYTES:
             return None
-        self._moved_at = trio.current_time()
         self._landings[peer, chunk] = landing = Landing(memoryview(bytearray(size)), chunk_hash)
         return landing
 

@@ -73,12 +73,15 @@ class Swarm:
 
     async def run(self) -> None:
         """Serve and tell others what comes, until cancelled."""
-        async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(self._uploads.run)
-            while True:
-                for name, offer in self._offers():
-                    self._spread(name, offer)
-                await trio.sleep(NEWS_S)
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._uploads.run)
+                while True:
+                    for name, offer in self._offers():
+                        self._spread(name, offer)
+                    await trio.sleep(NEWS_S)
+        finally:
+            self._nursery = None  # a fetch that ends later tells nobody
 
     # -- fetching and offering ----------------------------------------------------------------------------------------
 

@@ -84,15 +84,20 @@ class Checkpoints:
         path = self._folder / f"part-{name}"
         assert path not in self._under_way, "one download of a checkpoint at a time"
         self._under_way.add(path)
+        try:
+            return CheckpointDownload(self, (rounds, tip), leaves, path, self._begin(path, size), piece)
+        except BaseException:
+            self._under_way.discard(path)
+            raise
+
+    def _begin(self, path: Path, size: int) -> mmap.mmap:
         for other in self._folder.glob("part-*"):
             if other not in self._under_way:
                 self.disk.remove(other)
         if path.exists() and path.stat().st_size == size:
             with open(path, "r+b") as file:
-                mapping = mmap.mmap(file.fileno(), size)
-        else:
-            mapping = self.disk.allocate(path, size)
-        return CheckpointDownload(self, (rounds, tip), leaves, path, mapping, piece)
+                return mmap.mmap(file.fileno(), size)
+        return self.disk.allocate(path, size)
 
     def end(self, path: Path) -> None:
         """Nobody works on this download any more."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import trio
 
 from protocol.content.blob import to_bitmap
@@ -64,6 +66,22 @@ class Staller(Claimer):
 
     def wanted(self, peer: PeerId, chunks: list[int]) -> ChunksReply:
         return ChunksReply(chunks=[], busy=[])
+
+
+class Beginner(Staller):
+    """Begins to send what it is asked for, again and again, and breaks off each time."""
+
+    def wanted(self, peer: PeerId, chunks: list[int]) -> ChunksReply:
+        for chunk in chunks:
+            self.nursery.start_soon(self._begin, peer, chunk)
+        return super().wanted(peer, chunks)
+
+    async def _begin(self, peer: PeerId, chunk: int) -> None:
+        header = ChunkHeader(blob=self.table.blob.name, chunk=chunk).encode()
+        while True:
+            with suppress(NetworkError):
+                await self.network.push(peer, header, memoryview(bytes(self.table.blob.sizes[chunk])), timeout_s=0.2)
+            await trio.sleep(5.0)
 
 
 class AlwaysBusy(Claimer):

@@ -16,7 +16,7 @@ from protocol.content.uploads import MOST_QUEUE
 from protocol.events import Dropped
 from protocol.network.interface import Refused
 from protocol.wire.body import decode_body
-from tests.protocol.content.liars import AlwaysBusy, Claimer, Corrupter, Flooder, Repeater, Staller, Swallower
+from tests.protocol.content.liars import AlwaysBusy, Beginner, Claimer, Corrupter, Flooder, Repeater, Staller, Swallower
 from tests.protocol.content.swarm_table import CHUNK_BYTES, Peer, SwarmTable, on_swarm_table
 from tests.simulation.broadcast import measure
 
@@ -222,13 +222,32 @@ def test_two_liars_among_eight_receivers_cost_a_broadcast_seconds(kind: type[Cla
     on_swarm_table(check)
 
 
-@pytest.mark.parametrize("kind", [Claimer, Repeater, Staller, AlwaysBusy])
+@pytest.mark.parametrize("kind", [Claimer, Repeater, Staller, AlwaysBusy, Beginner])
 def test_who_claims_what_nobody_has_keeps_no_download_for_ever(kind: type[Claimer]) -> None:
     async def check(table: SwarmTable) -> None:
         (liar,), (joiner,) = table.add(kind), table.add()
         await trio.sleep(0.1)
         joiner.fetch([liar])
         await table.until(lambda: joiner.outcome is False, PATIENCE_S + 5)
+
+    on_swarm_table(check)
+
+
+def test_a_fetch_that_ends_after_the_swarm_was_stopped_tells_nobody() -> None:
+    """As when a person ends the program while a blob is on its way, and what came last was not told yet."""
+
+    async def check(table: SwarmTable) -> None:
+        origin, (one, other) = await an_origin_and(table, 2)
+        begin(origin, [one, other])
+        await table.until(lambda: bool(one.here()) and bool(other.here()), table.least_s)
+        (fetch,) = one.swarm._fetches[table.blob.name]
+        one.crash()
+        await trio.sleep(1.0)
+        assert one.swarm._nursery is None and one.outcome is None
+        fetch.offer.join(other.id, 0, trio.current_time())
+        fetch.offer.add(0)
+        one.swarm._spread(table.blob.name, fetch.offer)
+        assert not one.swarm._untold
 
     on_swarm_table(check)
 

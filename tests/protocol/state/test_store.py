@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from protocol.state.base import round_settings
 from protocol.state.branch import Branch
-from protocol.state.disk import Disk
+from protocol.state.disk import Disk, StoreFull
 from protocol.state.history import History
 from protocol.state.store import Store
 from protocol.state.vote_files import NEVER
@@ -125,6 +127,23 @@ def test_another_download_takes_the_place_of_an_abandoned_one(tmp_path: Path) ->
     checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8).end()
     checkpoints.download(8, ROOTS[5], ROOTS[2:4], 10, 8)
     assert len(list((tmp_path / "checkpoints").glob("part-*"))) == 1
+
+
+def test_a_download_for_which_there_was_no_room_can_be_begun_again(tmp_path: Path) -> None:
+    class Full(Disk):
+        is_full = True
+
+        def reserve(self, file: BinaryIO, size: int) -> None:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "no space left")
+            super().reserve(file, size)
+
+    disk = Full()
+    checkpoints = Store(tmp_path, disk).checkpoints
+    with pytest.raises(StoreFull):
+        checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8)
+    disk.is_full = False
+    assert checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8).missing() == [0, 1]
 
 
 def test_two_downloads_at_a_time_leave_each_other_alone(tmp_path: Path) -> None:
