@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import trio
 
+from benchmarks.json_lines import hear, say
 from protocol.content.blob import Blob
 from protocol.content.messages import QUESTIONS, LeavesRequest, read_chunk_header
 from protocol.content.replica_shelf import WholeBlob
@@ -135,15 +134,6 @@ async def main() -> None:
                 )
         await network.close()
         nursery.cancel_scope.cancel()
-
-
-def say(**words: Any) -> None:
-    print(json.dumps(words), flush=True)
-
-
-async def hear() -> dict[str, Any]:
-    words: dict[str, Any] = json.loads(await trio.to_thread.run_sync(sys.stdin.readline))
-    return words
 
 
 if __name__ == "__main__":

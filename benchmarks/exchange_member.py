@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import resource
 import sys
@@ -13,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import trio
 
+from benchmarks.json_lines import hear, say
 from kernels.aggregate import Rule
 from kernels.codec import encode
 from kernels.layout import chunk_layout, payload_bytes
@@ -201,15 +201,6 @@ async def main() -> None:
             )
         await network.close()
         nursery.cancel_scope.cancel()
-
-
-def say(**words: Any) -> None:
-    print(json.dumps(words), flush=True)
-
-
-async def hear() -> dict[str, Any]:
-    words: dict[str, Any] = json.loads(await trio.to_thread.run_sync(sys.stdin.readline))
-    return words
 
 
 if __name__ == "__main__":
