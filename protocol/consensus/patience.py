@@ -13,6 +13,9 @@ FIRST_ROUNDS, MAX_ROUNDS = 4, 64
 """Rounds that the first stall costs, and the most that one costs."""
 WINDOW = 16
 """Rounds for which it counts that a peer's parts were missing somewhere, or late."""
+FOR_PARTS = 0.5
+"""Of `stall_s`: how late parts may be in `WINDOW` rounds, beyond the fair time, those of a member or all that an owner waits
+for.  Averages may be late for all of it: half of that is for the parts that an honest owner waits for."""
 HURRIED = 0.2
 """Of the time that others get, for a peer on probation."""
 STRANGERS = PeerId("strangers")
@@ -115,15 +118,14 @@ class Slowness:
     def note(self, delays: Mapping[PeerId, float], base: Base, fair_s: float) -> None:
         """Members kept us waiting for so many seconds in the round on `base`; `fair_s` of them are nobody's fault."""
         for peer, seconds in delays.items():
-            name = peer if peer in base.electors else STRANGERS
             if seconds > fair_s:
-                rounds = self._seconds.setdefault(name, {})
+                rounds = self._seconds.setdefault(_named(peer, base), {})
                 rounds[base.round] = max(rounds.get(base.round, 0.0), seconds - fair_s)
-        self._seconds = {
-            name: kept
-            for name, rounds in self._seconds.items()
-            if (kept := {round: seconds for round, seconds in rounds.items() if round > base.round - WINDOW})
-        }
+        self._seconds = {name: kept for name, rounds in self._seconds.items() if (kept := _lately(rounds, base.round))}
+
+    def left(self, peer: PeerId, base: Base, most_s: float) -> float:
+        """What is left to this peer of `most_s` in the round on `base`; below 0, where it took more."""
+        return most_s - sum(_lately(self._seconds.get(_named(peer, base), {}), base.round).values())
 
     def forget(self, peers: Collection[PeerId]) -> None:
         """These have stalled, and that is remembered elsewhere."""
@@ -138,13 +140,68 @@ class Slowness:
         return late
 
 
+def _lately(rounds: Mapping[int, float], round: int) -> dict[int, float]:
+    return {each: seconds for each, seconds in rounds.items() if each > round - WINDOW}
+
+
+def _named(peer: PeerId, base: Base) -> PeerId:
+    return peer if peer in base.electors else STRANGERS
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """For one exchange, in seconds: how long our averages may wait for late parts, and how late those of others may be."""
+
+    wait_s: float
+    owner_s: Mapping[PeerId, float]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of the exchanges of a round, in seconds: how late the parts (`delays`) and averages (`lateness`) of members were that
+    were not given up, and how long our averages waited for parts.  left_out: members for which they did not wait longer.
+    stalled: members that were given up."""
+
+    delays: Mapping[PeerId, float]
+    lateness: Mapping[PeerId, float]
+    waited_s: float
+    left_out: Collection[PeerId]
+    stalled: Collection[PeerId]
+
+
 class Patience:
     """What one peer remembers from round to round.  trainers: that kept a round from being closed; proposers: under whom
-    nothing moved; members: that owed something in an exchange.  Who is late as one of them may be in time as another."""
+    nothing moved; members: that owed something in an exchange.  Who is late as one of them may be in time as another.
+
+    slowness: of parts.  owners: of averages.  waits: for how long our own averages waited for late parts; used: of that, for
+    whose, which is not forgotten with a stall.
+    """
 
     def __init__(self) -> None:
         self.trainers, self.proposers, self.members = Stalls(), Stalls(lenient=False), Stalls()
         self.missed, self.slowness = Missed(), Slowness()
+        self.owners, self.waits, self.used = Slowness(), Slowness(), Slowness()
+
+    def allow(self, me: PeerId, others: Collection[PeerId], base: Base, stall_s: float, fair_s: float) -> Allowed:
+        """How long we and others may be late in an exchange of the round on `base`.  fair_s: that is nobody's fault."""
+        return Allowed(
+            fair_s + self.waits.left(me, base, FOR_PARTS * stall_s),
+            {peer: fair_s + self.owners.left(peer, base, stall_s) for peer in others},
+        )
+
+    def judge_late(self, me: PeerId, seen: Seen, base: Base, stall_s: float, fair_s: float) -> set[PeerId]:
+        """Who has stalled the exchange of the round on `base`, with those that were late in too many, and those that we did
+        not wait for any longer because half of our waiting, or more, had been for them."""
+        parts_s = FOR_PARTS * stall_s
+        self.waits.note({me: seen.waited_s}, base, fair_s)
+        for slowness, seconds in ((self.used, seen.delays), (self.slowness, seen.delays), (self.owners, seen.lateness)):
+            slowness.note(seconds, base, fair_s)
+        late = {*seen.stalled, *(peer for peer in seen.left_out if self.used.left(peer, base, parts_s / 2) <= 0)}
+        for slowness, most_s in ((self.slowness, parts_s), (self.owners, stall_s)):
+            slowness.forget(late)
+            late |= {*slowness.take_beyond(most_s)}
+        self.slowness.forget(late)
+        return late
 
 
 def is_tenured(base: Base, peer: PeerId) -> bool:

@@ -12,7 +12,9 @@ Policy
   owners of most chunks went on without it.
 * A successor may have given up an owner before we do.  Its result is not taken until we do, too, but then asked for at once.
 * Who is never lost may still be late each time: what a member keeps us waiting for as an owner is counted (`delays`), and
-  `protocol.consensus.patience` remembers it.
+  how late its averages are beside those of other owners (`lateness`); `protocol.consensus.patience` remembers both.
+* An owner waits for late parts no longer than `wait_s`, and then averages without them: so who withholds its part from one
+  owner cannot make its averages so late that others lose it, which they do after `owner_s`.
 * Who is lost stays lost in this exchange: nobody waits for it any more.  What it still sends is taken.
 * The first valid result of a chunk is kept.  If two versions exist, the round's record decides (`adopt`).
 """
@@ -20,10 +22,11 @@ Policy
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from protocol.exchange.assignment import plan_hash, takeover_order
 from protocol.exchange.debts import Debts
-from protocol.exchange.delays import Delays
+from protocol.exchange.delays import Delays, Due
 from protocol.exchange.effects import Ask, Done, ExchangeEffect, Lost, Reduce, SendPart, SendResult
 from protocol.exchange.events import (
     Asked,
@@ -39,6 +42,7 @@ from protocol.exchange.events import (
     Tick,
 )
 from protocol.exchange.omissions import Omissions
+from protocol.exchange.ownership import Ownership
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Plan
 
@@ -71,7 +75,13 @@ class ExchangeMachine:
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
         self.delays, self.jury = Delays(now), self.members
-        """jury: by the parts of more than half of these we know who is late."""
+        """jury: by the parts, or averages, of more than half of these we know who is late."""
+        self.lateness, self._parts_due = Delays(now), Due(now)
+        self._ownership = Ownership([self.members[owner] for owner in plan.owners], len(self.members), now)
+        self.wait_s, self.owner_s = inf, dict[PeerId, float]()
+        """wait_s: for how long our averages may wait for late parts.  owner_s: how late the averages of others may be."""
+        self.left_out: dict[PeerId, None] = {}
+        """Members whose parts we do not wait for any more."""
         self._debts, self._omissions = Debts(self.members, now), Omissions(self.members, self.chunks)
         self._signed_early: dict[int, dict[PeerId, None]] = {}
         """Of each chunk: who has signed a result out of turn.  Whoever passes it on may not have it; its signer does."""
@@ -203,10 +213,16 @@ class ExchangeMachine:
 
     def _tick(self, now: float) -> list[ExchangeEffect]:
         effects: list[ExchangeEffect] = []
-        self.delays.note(self._delaying(), now)
+        delaying = self._delaying(now)
+        self.delays.note(delaying, now)
+        self.lateness.note(self._ownership.late(self.entries, self.jury, self.owner, now) - {self.me}, now)
         for peer in self._stalled(now):
             self.stalled[peer] = None
             effects += self._lose(peer)
+        if self.delays.all_s > self.wait_s:
+            self.left_out |= dict.fromkeys(sorted(delaying))
+            for chunk in self._waiting():
+                effects += self._reduce_if_complete(chunk)
         if now - self._asked_at >= ASK_EVERY_S:
             self._asked_at = now
             for chunk in range(self.chunks):
@@ -241,16 +257,24 @@ class ExchangeMachine:
         return [
             peer
             for peer in self.others
-            if self._is_awaited(peer) and peer not in self._lost and self._index[peer] not in have
+            if self._is_awaited(peer)
+            and peer not in self.left_out
+            and peer not in self._lost
+            and self._index[peer] not in have
         ]
 
-    def _delaying(self) -> set[PeerId]:
+    def _waiting(self) -> list[int]:
+        """Chunks of ours whose averages are not here."""
+        return [chunk for chunk in range(self.chunks) if chunk not in self.entries and self.owner(chunk) == self.me]
+
+    def _delaying(self, now: float) -> set[PeerId]:
         """Members for whose parts alone we wait: of every chunk of ours that is not averaged, more than half of the jury's
-        are here.  Before that they cost nothing, however far behind the others they are.
+        are here, and the others are due.  Before that they cost nothing, however far behind the others they are.
         """
-        mine = [chunk for chunk in range(self.chunks) if chunk not in self.entries and self.owner(chunk) == self.me]
+        mine = self._waiting()
         jury = {self._index[peer] for peer in self.jury}
-        if any(2 * len(jury & self._parts.get(chunk, set())) <= len(jury) for chunk in mine):
+        most = all(2 * len(jury & self._parts.get(chunk, set())) > len(jury) for chunk in mine)
+        if not self._parts_due.has_come(most, now):
             return set()
         return {peer for chunk in mine if chunk not in self._reducing for peer in self._missing(chunk)}
 
@@ -290,4 +314,5 @@ class ExchangeMachine:
             elif owner not in owing:
                 patience = 1.0 if self._omissions.is_left_out(owner) else RESULT_PATIENCE
                 owing[owner] = patience * self._stall_s * max(self.shares.get(owner, 1.0), OWNER_SHARE)
-        return self._debts.overdue(owing, now)
+        late = [peer for peer, seconds in self.lateness.seconds.items() if seconds > self.owner_s.get(peer, inf)]
+        return sorted({*self._debts.overdue(owing, now), *(peer for peer in late if peer in owing)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -9,6 +10,7 @@ import trio
 from kernels.layout import payload_bytes
 from protocol.consensus.events import ExchangeDone, ExchangeMoved
 from protocol.exchange.assignment import plan_hash
+from protocol.exchange.machine import ExchangeMachine
 from protocol.exchange.runner import ExchangeRunner
 from protocol.network.interface import Landing
 from protocol.network.session import Session
@@ -115,16 +117,36 @@ class Exchanges:
 
     def stalled(self) -> list[PeerId]:
         """Members that kept one of the exchanges waiting."""
-        return [peer for running in self._running.values() for peer in running.exchange.machine.stalled]
+        return [peer for machine in self._machines for peer in machine.stalled]
 
     def delays(self) -> dict[PeerId, float]:
-        """How long (s) members that were not given up kept our averages of this round waiting."""
-        delays: dict[PeerId, float] = {}
-        for machine in [running.exchange.machine for running in self._running.values()]:
-            for peer, seconds in machine.delays.seconds.items():
+        """How long (s) parts of members that were not given up kept our averages of this round waiting."""
+        return self._longest([(machine, machine.delays.seconds) for machine in self._machines])
+
+    def lateness(self) -> dict[PeerId, float]:
+        """How late (s) averages of owners that were not given up were in this round."""
+        return self._longest([(machine, machine.lateness.seconds) for machine in self._machines])
+
+    def left_out(self) -> list[PeerId]:
+        """Members for whose parts our averages did not wait any longer."""
+        return [peer for machine in self._machines for peer in machine.left_out]
+
+    def waited(self) -> float:
+        """How long (s) our own averages of this round waited for late parts."""
+        return max((machine.delays.all_s for machine in self._machines), default=0.0)
+
+    @property
+    def _machines(self) -> list[ExchangeMachine]:
+        return [running.exchange.machine for running in self._running.values()]
+
+    @staticmethod
+    def _longest(each: Sequence[tuple[ExchangeMachine, Mapping[PeerId, float]]]) -> dict[PeerId, float]:
+        longest: dict[PeerId, float] = {}
+        for machine, delays in each:
+            for peer, seconds in delays.items():
                 if not machine.is_lost(peer):
-                    delays[peer] = max(delays.get(peer, 0.0), seconds)
-        return delays
+                    longest[peer] = max(longest.get(peer, 0.0), seconds)
+        return longest
 
     def peer_dead(self, peer: PeerId) -> None:
         """This peer is not waited for any more."""

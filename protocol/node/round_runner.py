@@ -7,6 +7,7 @@ then READY), its exchanges, and the fetching of results.  All of it ends with th
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ from protocol.consensus.events import (
     Tick,
 )
 from protocol.consensus.machine import RoundMachine
-from protocol.consensus.patience import STRANGERS, Patience, judge, share_of
+from protocol.consensus.patience import STRANGERS, Patience, Seen, judge, share_of
 from protocol.consensus.planning import FEWEST
 from protocol.consensus.policy import fair_time
 from protocol.consensus.terms import View
@@ -242,6 +243,10 @@ class RoundRunner:
         if running is not None:
             view, machine = self._view(), running.exchange.machine
             electors = [peer for peer in machine.members if peer in self.base.electors]
+            allowed = self._patience.allow(
+                self.session.me, machine.others, self.base, self._replica.rounds.stall_s, self._fair(machine.members)
+            )
+            machine.wait_s, machine.owner_s = allowed.wait_s, {**allowed.owner_s}
             machine.jury = electors if len(electors) >= FEWEST else machine.members  # keys of strangers cost nothing
             for member in plan.members:
                 peer = PeerId(member.peer)
@@ -250,6 +255,10 @@ class RoundRunner:
                     running.exchange.peer_dead(peer)
             self._report.exchanging(plan)
             nursery.start_soon(self._exchange, running, nursery)
+
+    def _fair(self, members: Collection[PeerId]) -> float:
+        """How long (s) an exchange of these members may wait for one of them."""
+        return fair_time(self._computed_s, len(members))
 
     def _remember_stalls(self) -> None:
         """Whoever kept our exchange waiting, or was followed as an owner, has stalled; the others did well.
@@ -261,10 +270,14 @@ class RoundRunner:
             return
         patience, round = self._patience, self.base.round
         members = {PeerId(member.peer) for member in self._outcome.record.members}
-        late = members & {*self.exchanges.stalled(), *self.machine.followed_owners()}
-        patience.slowness.forget(late)
-        patience.slowness.note(self.exchanges.delays(), self.base, fair_time(self._computed_s, len(members)))
-        late |= {*patience.slowness.take_beyond(self._replica.rounds.stall_s)}
+        seen = Seen(
+            delays=self.exchanges.delays(),
+            lateness=self.exchanges.lateness(),
+            waited_s=self.exchanges.waited(),
+            left_out=members & {*self.exchanges.left_out()},
+            stalled=members & {*self.exchanges.stalled(), *self.machine.followed_owners()},
+        )
+        late = patience.judge_late(self.session.me, seen, self.base, self._replica.rounds.stall_s, self._fair(members))
         judge(patience.members, self.base, late, members, each=True)
         patience.missed.note(self.machine.missed(), round)
         for peer in patience.missed.by_more_than(tolerated(len(self.base.electors)), round):

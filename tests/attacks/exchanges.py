@@ -13,6 +13,7 @@ from tests.simulation.exchange_liars import (
     Bogus,
     Delaying,
     DelayingAverages,
+    DelayingAveragesLess,
     DelayingSome,
     KeepingBack,
     KeepingParts,
@@ -35,6 +36,7 @@ def lying_as(kind: type[ExchangeRunner]) -> Conduct:
 
 
 always_late, late_for_each = lying_as(Delaying), lying_as(DelayingSome)
+averages_late, averages_a_little_late = lying_as(DelayingAverages), lying_as(DelayingAveragesLess)
 
 
 async def averaging_wrongly(stage: Stage, corrupt: Corrupt) -> None:
@@ -102,7 +104,10 @@ ATTACKS = [
     Attack("trickles", "one chunk every 4.5 s", lying_as(Trickling)),
     Attack("parts always late", "by 4.5 s, in every exchange", always_late),
     Attack("two always late", "of seven", always_late, 7, 2, window_s=300),
-    Attack("averages always late", "by 4.5 s, in every exchange", lying_as(DelayingAverages)),
+    Attack("averages always late", "by 4.5 s, in every exchange", averages_late),
+    Attack("two averages always late", "of seven", averages_late, 7, 2, window_s=300),
+    Attack("averages a little late", "by 1.9 s, in every exchange", averages_a_little_late, window_s=300),
+    Attack("two averages a little late", "of seven", averages_a_little_late, 7, 2, window_s=300),
     Attack("late for each", "by 4.5 s, for one after the other", late_for_each, window_s=300),
     Attack("destructive averages", "times 1000", destructive_averages),
     Attack("slightly wrong averages", "by one in one value", slightly_wrong_averages),

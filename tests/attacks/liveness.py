@@ -14,7 +14,7 @@ import trio
 from tests.attacks.attack import Attack, simulated
 from tests.attacks.cabals import SIZES, delay_most, say_anything, take_turns
 from tests.attacks.crowds import thousand_ready_and_mute, wait_with_many
-from tests.attacks.exchanges import always_late, late_for_each
+from tests.attacks.exchanges import always_late, averages_a_little_late, averages_late, late_for_each
 from tests.attacks.stage import Stage
 
 
@@ -45,6 +45,8 @@ def worlds() -> list[Attack]:
             rows.append(Attack("keep things back in turns", "", take_turns, peers, liars))
             rows.append(Attack("are always late", "", always_late, peers, liars))
             rows.append(Attack("are late for each", "", late_for_each, peers, liars))
+            rows.append(Attack("average late", "", averages_late, peers, liars))
+            rows.append(Attack("average a little late", "", averages_a_little_late, peers, liars))
             rows.append(Attack("say anything unprovable", "", say_anything(0.5, 1, careful=True), peers, liars))
     rows.append(Attack("strangers compute for ever", "", wait_with_many, 4, 0, 1000))
     rows.append(Attack("strangers are ready and mute", "", thousand_ready_and_mute, 4, 0, 1000))

@@ -16,7 +16,7 @@ from protocol.consensus.machine import RoundMachine
 from protocol.consensus.validation import plan_of
 from protocol.exchange.assignment import plan_hash
 from protocol.exchange.averaging import entry_of
-from protocol.exchange.effects import ExchangeEffect, Reduce, SendPart
+from protocol.exchange.effects import ExchangeEffect, Reduce, SendPart, SendResult
 from protocol.exchange.messages import PushHeader
 from protocol.exchange.runner import ExchangeRunner
 from protocol.network.interface import Bandwidth, NetworkError, Refused
@@ -128,6 +128,20 @@ async def seasoned(stage: Stage) -> None:
 async def overtakes_owners(stage: Stage) -> None:
     await seasoned(stage)
     with fair(stage), exchanging(Overtaking, {seat.peer for seat in stage.liars}):
+        await trio.sleep_forever()
+
+
+class SigningEarly(Overtaking):
+    """Signs all chunks of others before their owners can, and gives nothing else: whoever asks it for them later, waits."""
+
+    def _perform(self, effect: ExchangeEffect) -> None:
+        if not isinstance(effect, SendPart | SendResult):
+            super()._perform(effect)
+
+
+async def signs_early_and_withholds(stage: Stage) -> None:
+    await seasoned(stage)
+    with fair(stage), exchanging(SigningEarly, {seat.peer for seat in stage.liars}):
         await trio.sleep_forever()
 
 
@@ -344,6 +358,8 @@ ATTACKS = [
     Attack("overtakes the owners", "averages of its own part alone", overtakes_owners),
     Attack("two overtake the owners", "of seven", overtakes_owners, 7, 2),
     Attack("a stranger overtakes the owners", "with one free key", overtakes_owners, 5, 1, run=four_founders),
+    Attack("signs early and withholds", "all chunks of others", signs_early_and_withholds, window_s=300),
+    Attack("two sign early and withhold", "of seven", signs_early_and_withholds, 7, 2, window_s=300),
     Attack("overtakes itself", "another average than it holds", overtakes_itself),
     Attack("puts to the vote what nobody has", "one signed average of its own chunks", puts_what_nobody_has),
     Attack("leaves a member out of masks", "as owner of all chunks", owns_all_and_leaves_out),

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 from protocol.consensus.patience import (
     FIRST_ROUNDS,
+    FOR_PARTS,
     HURRIED,
     MAX_ROUNDS,
     MAX_STALLED,
     STRANGERS,
     WINDOW,
     Missed,
+    Patience,
+    Seen,
     Slowness,
     Stalls,
     judge,
@@ -152,3 +155,54 @@ def test_the_lateness_of_ever_new_strangers_adds_up_and_that_of_many_at_a_time_c
     slowness.note({PeerId("another"): 4.0}, replace(BASE, round=1), fair_s=0.0)
     assert slowness.take_beyond(8.0) == []
     assert slowness.take_beyond(7.9) == [STRANGERS]
+
+
+STALL_S, FAIR_S = 10.0, 1.0
+
+
+def test_what_was_late_is_taken_off_what_may_be_late_and_given_back_after_some_rounds() -> None:
+    patience, base = Patience(), replace(BASE, electors=tuple(PEERS))
+    allowed = patience.allow(PEERS[1], [LATE], base, STALL_S, FAIR_S)
+    assert (allowed.wait_s, allowed.owner_s) == (FAIR_S + FOR_PARTS * STALL_S, {LATE: FAIR_S + STALL_S})
+    late = patience.judge_late(PEERS[1], Seen({LATE: 3.0}, {LATE: 5.0}, 4.0, [], []), base, STALL_S, FAIR_S)
+    assert late == set()
+    for passed in range(1, WINDOW):
+        allowed = patience.allow(PEERS[1], [LATE], replace(base, round=base.round + passed), STALL_S, FAIR_S)
+        assert (allowed.wait_s, allowed.owner_s) == (FAIR_S + FOR_PARTS * STALL_S - 3.0, {LATE: FAIR_S + STALL_S - 4.0})
+    allowed = patience.allow(PEERS[1], [LATE], replace(base, round=base.round + WINDOW), STALL_S, FAIR_S)
+    assert (allowed.wait_s, allowed.owner_s) == (FAIR_S + FOR_PARTS * STALL_S, {LATE: FAIR_S + STALL_S})
+
+
+def test_late_parts_and_late_averages_are_one_stall_each_for_itself_and_one_together() -> None:
+    base = replace(BASE, electors=tuple(PEERS))
+    most = FAIR_S + FOR_PARTS * STALL_S
+
+    def judged(seen: Seen, patience: Patience) -> set[PeerId]:
+        return patience.judge_late(PEERS[1], seen, base, STALL_S, FAIR_S)
+
+    assert judged(Seen({LATE: most}, {LATE: FAIR_S + STALL_S}, 0.0, [], []), Patience()) == set()
+    assert judged(Seen({LATE: most + 0.1}, {}, 0.0, [], []), Patience()) == {LATE}
+    assert judged(Seen({}, {LATE: FAIR_S + STALL_S + 0.1}, 0.0, [], []), Patience()) == {LATE}
+    for seen in (Seen({LATE: most + 0.1}, {LATE: 2.0}, 0.0, [], []), Seen({LATE: 2.0}, {LATE: 2.0}, 0.0, [], [LATE])):
+        patience = Patience()
+        assert judged(seen, patience) == {LATE}
+        assert patience.allow(PEERS[1], [LATE], base, STALL_S, FAIR_S).owner_s == {LATE: FAIR_S + STALL_S}
+
+
+def test_our_own_waiting_is_nobodys_stall() -> None:
+    patience = Patience()
+    assert patience.judge_late(PEERS[1], Seen({}, {}, 1e3, [], []), BASE, STALL_S, FAIR_S) == set()
+    assert patience.allow(PEERS[1], [], BASE, STALL_S, FAIR_S).wait_s < 0, "until some rounds have passed"
+
+
+def test_who_is_left_out_has_stalled_when_half_of_our_waiting_was_for_it() -> None:
+    half = FOR_PARTS * STALL_S / 2
+    for own, left_out, stalled in [(half, [LATE], {LATE}), (half - 0.1, [LATE], set()), (half, [], set())]:
+        patience = Patience()
+        for round, delays in enumerate([{LATE: own + FAIR_S}, {PEERS[2]: 2 * half - own + FAIR_S}]):
+            base = replace(BASE, round=round, electors=tuple(PEERS))
+            assert not patience.judge_late(PEERS[1], Seen(delays, {}, own, [], []), base, STALL_S, FAIR_S)
+        base = replace(base, round=2)
+        assert (
+            patience.judge_late(PEERS[1], Seen({LATE: FAIR_S}, {}, FAIR_S, left_out, []), base, STALL_S, FAIR_S) == stalled
+        )

@@ -226,24 +226,26 @@ def delayed(exchange: ExchangeMachine, parts: dict[PeerId, float], seconds: int)
 
 
 def test_who_comes_last_delays_an_owner_that_has_the_parts_of_more_than_half() -> None:
+    """A quarter of the time that these took is nobody's fault."""
     exchange = machine(PEERS[0], bytes([0]))
     exchange.handle(Started(), 0.0)
-    assert delayed(exchange, {PEERS[1]: 3.0, PEERS[2]: 4.0, PEERS[3]: 9.0}, 20) == {PEERS[3]: 5.0}
+    assert delayed(exchange, {PEERS[1]: 3.0, PEERS[2]: 4.0, PEERS[3]: 9.0}, 20) == {PEERS[3]: 4.0}
 
 
-def test_a_slower_line_costs_no_more_than_what_it_makes_the_exchange_longer() -> None:
-    """One part a second from each, for 20 chunks of ours; from one that is a fifth slower 4 are missing at the end."""
+@pytest.mark.parametrize(("times", "least_s", "most_s"), [(1.25, 0.0, 1.0), (2.0, 14.0, 16.0)])
+def test_a_slower_line_costs_only_what_it_makes_the_exchange_longer(times: float, least_s: float, most_s: float) -> None:
+    """One part a second from each, for 20 chunks of ours; from one so many times slower.  A quarter is nobody's fault."""
     exchange = machine(PEERS[0], bytes(20))
     exchange.handle(Started(), 0.0)
     for second in range(40):
         for peer in PEERS[1:]:
-            given = second * 4 // 5 if peer == PEERS[3] else second
+            given = int(second / times) if peer == PEERS[3] else second
             if given < 20:
                 exchange.handle(PartArrived(peer, given), float(second))
                 for chunk in range(given):
                     exchange.handle(PartArrived(peer, chunk), float(second))
         exchange.handle(Tick(), float(second))
-    assert 4 <= exchange.delays.seconds.pop(PEERS[3]) <= 6 and not exchange.delays.seconds
+    assert least_s <= exchange.delays.seconds.pop(PEERS[3], 0.0) <= most_s and not exchange.delays.seconds
 
 
 def test_who_waits_for_half_of_the_members_cannot_say_who_is_late() -> None:
