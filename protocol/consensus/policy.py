@@ -25,7 +25,7 @@ from protocol.consensus.terms import View
 from protocol.run.admission import verify_admission
 from protocol.state.base import Base, RoundSettings
 from protocol.state.electorate import quorum_size
-from protocol.wire.body import MAX_MEMBERS
+from protocol.wire.body import MAX_ELECTORS, MAX_MEMBERS
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Finish, Member, Plan, Ready, member_of
@@ -68,6 +68,8 @@ class ClosingPolicy:
         self._quorum_since: float | None = None
         self._late: dict[PeerId, None] = {}
         self._asked: dict[PeerId, float] = {}
+        self._planned: tuple[list[PeerId], tuple[PeerId, ...]] | None = None
+        """Who would be in a plan of more ready peers than may vote, and those peers."""
 
     def add(self, peer: PeerId, ready: Ready, signature: bytes) -> bool:
         """Take a READY.  False when it is not for this round, no newer than the one we have from this peer, or without proof
@@ -181,13 +183,30 @@ class ClosingPolicy:
         """
         if any(peer not in self.readys or self.readys[peer].ready.state_digest != digest for peer in held):
             return None
-        stalls, ready, least = self.patience.members, self.agreed(view, digest), self.settings.min_members
-        peers = choose_members(self.base, stalls, ready, held)
-        places = within_uses(self.base, {peer: self.member(peer) for peer in peers})[: min(most, self.settings.max_members)]
-        if len(places) < least:
+        places = self._choose(self.agreed(view, digest), held, most)
+        if len(places) < self.settings.min_members:
             return None
         bandwidths = {peer: seen.bytes_per_s for peer, seen in view.items()}
-        return plan_with(self.settings, self.base, stalls, places, bandwidths, digest)
+        return plan_with(self.settings, self.base, self.patience.members, places, bandwidths, digest)
+
+    def planned(self, view: View, digest: bytes | None) -> tuple[PeerId, ...]:
+        """Who votes where no elector is left: those that a plan made now would name, sorted.
+
+        All that are ready, or the same choice that `make_plan` makes: a proposer needs the rolls of a quorum of its plan.
+        """
+        ready = self.agreed(view, digest)
+        if len(ready) <= min(MAX_ELECTORS, self.settings.max_members):
+            return tuple(ready)
+        if self._planned is None or self._planned[0] != ready:
+            named = (PeerId(member.peer) for member in self._choose(ready, (), MAX_ELECTORS))
+            self._planned = ready, tuple(sorted(named))
+        return self._planned[1]
+
+    def _choose(self, ready: Collection[PeerId], held: Collection[PeerId], most: int) -> list[Member]:
+        """The places of those of the ready peers for which there is room, the most important first."""
+        peers = choose_members(self.base, self.patience.members, ready, held)
+        places = within_uses(self.base, {peer: self.member(peer) for peer in peers})
+        return places[: min(most, self.settings.max_members)]
 
     def member(self, peer: PeerId) -> Member:
         """A ready peer's place in a plan."""

@@ -23,7 +23,6 @@ from protocol.consensus.voting import (
 )
 from protocol.exchange.assignment import plan_hash
 from protocol.state.chain import record_hash, verify_votes
-from protocol.wire.body import MAX_ELECTORS
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Step, Vote
@@ -120,17 +119,16 @@ class Voter:
         """The ballot of the attempt that is due, or of the first after it whose proposer can propose."""
         state, closing = self._state, self._state.closing
         absent = closing.absent(view)
-        ready = closing.agreed(view, state.state_digest)
-        members = [closing.member(peer) for peer in ready[: min(state.settings.max_members, MAX_ELECTORS)]]
-        ballot = state.ballot(state.attempt, absent, members)
+        members = () if set(state.base.electors) - set(absent) else closing.planned(view, state.state_digest)
+        ballot = Ballot(state.base, state.attempt, absent, members)
         if not ballot.voters:
             return None
         for later in range(len(ballot.voters)):
-            ballot = state.ballot(state.attempt + later, absent, members)
+            ballot = Ballot(state.base, state.attempt + later, absent, members)
             if self._can_propose(ballot, view):
                 state.go_to_attempt(ballot.attempt, now)
                 break
-        return state.ballot(state.attempt, absent, members)
+        return Ballot(state.base, state.attempt, absent, members)
 
     def _can_propose(self, ballot: Ballot, view: View) -> bool:
         """Whether its proposer is alive, ready (if any voter is), and did not stall rounds lately.

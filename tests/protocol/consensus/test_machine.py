@@ -40,6 +40,14 @@ def test_founders_without_a_previous_record_commit_round_zero() -> None:
     assert len(parliament.commits()) == 3 and len(parliament.records()) == 1
 
 
+def test_more_founders_than_a_plan_has_places_commit_round_zero() -> None:
+    parliament, places = Parliament(0, joiners=48), round_settings().max_members
+    parliament.ready()
+    parliament.run(3)
+    assert len(parliament.records()) == 1
+    assert len(parliament.commits()) == len(parliament.commits()[0].record.members) == places
+
+
 def test_a_joiner_contributes_at_once_and_does_not_vote() -> None:
     parliament = Parliament(2, joiners=1)
     joiner = list(parliament.seats)[2]
