@@ -12,7 +12,7 @@ from protocol.wire.identity import PeerId
 class PeerView:
     """How a peer looks now.  `on_tip`: a live trainer at work on our tip; `near`: on its way to it, a round or two behind.
 
-    left: it said goodbye.  silent_s: seconds since it was heard.  bytes_per_s: its bandwidth; 0: not known.
+    left: it said goodbye.  silent_s: seconds since it was heard, 0 while it is live.  bytes_per_s: 0: not known.
     """
 
     live: bool

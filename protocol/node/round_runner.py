@@ -53,7 +53,7 @@ from protocol.node.inbox import Inbox
 from protocol.node.outlasting import Outlasting
 from protocol.node.result_obtainer import ResultObtainer
 from protocol.node.round_report import RoundReport
-from protocol.node.view import look_around
+from protocol.node.view import Surroundings
 from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.state.base import Base
@@ -112,7 +112,8 @@ class RoundRunner:
         outlasting: Outlasting,
     ) -> None:
         self.session, self.base, self._guard = session, base, guard
-        self._replica, self._offload, self._membership, self._patience = replica, offload, membership, patience
+        self._replica, self._offload, self._patience = replica, offload, patience
+        self._surroundings = Surroundings(session.me, membership, base)
         self._ejections, self._contributor, self._state_verified = ejections, contributor, state_verified
         self.machine = RoundMachine(session.me, replica.rounds, base, trio.current_time(), kept, patience, abstains=abstains)
         self.work, self.inbox = Work(replica.layout), Inbox(session)
@@ -196,9 +197,7 @@ class RoundRunner:
 
     def _view(self) -> View:
         """All peers as they look now."""
-        return look_around(
-            self.session.me, self._membership, self.session.network.bandwidth().least, self.base, self._contributor.computes
-        )
+        return self._surroundings.look_around(self.session.network.bandwidth().least, self._contributor.computes)
 
     async def _tick(self) -> None:
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from protocol.consensus.terms import PeerView, View
-from protocol.membership.liveness import Liveness, Membership
+from protocol.membership.liveness import Liveness, Membership, Neighbour
 from protocol.state.base import Base
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Heartbeat, Phase, Role
@@ -17,30 +17,59 @@ NEAR_ROUNDS = 2
 """A peer that is no further behind is about to be on our tip."""
 
 
-def look_around(me: PeerId, membership: Membership, bytes_per_s: float, base: Base, computing: bool) -> View:
-    """All peers that we know and all electors, as they look now to the round on `base`; ourselves too.
+class Surroundings:
+    """How the other peers look to the round on `base`.
 
-    bytes_per_s: what our own line carries.  computing: whether we train.
+    A live peer looks the same until its next heartbeat: what is made of it is kept, for a view is made with each statement.
     """
-    now = trio.current_time()
-    membership.notice(now)
-    view: dict[PeerId, PeerView] = {}
-    for peer, known in membership:
-        beat, live = known.heartbeat, known.liveness is Liveness.ALIVE
-        trains = live and beat.role is Role.TRAINER
-        view[peer] = PeerView(
-            live=live,
+
+    def __init__(self, me: PeerId, membership: Membership, base: Base) -> None:
+        self._me, self._membership, self._base = me, membership, base
+        self._live: dict[PeerId, tuple[Heartbeat, PeerView]] = {}
+
+    def look_around(self, bytes_per_s: float, computing: bool) -> View:
+        """All peers that we know and all electors, as they look now; ourselves too.
+
+        bytes_per_s: what our own line carries.  computing: whether we train.
+        """
+        now, membership, alive = trio.current_time(), self._membership, Liveness.ALIVE
+        membership.notice(now)
+        view: dict[PeerId, PeerView] = {}
+        live: dict[PeerId, tuple[Heartbeat, PeerView]] = {}
+        for peer, known in membership:
+            if known.liveness is not alive:
+                view[peer] = _not_live(known, now)
+                continue
+            seen = self._live.get(peer)
+            if seen is None or seen[0] is not known.heartbeat:
+                seen = known.heartbeat, self._of_live(peer, known.heartbeat)
+            live[peer], view[peer] = seen, seen[1]
+        self._live = live
+        for peer in self._base.electors:
+            if peer not in view:
+                view[peer] = PeerView(False, False, membership.has_left(peer), membership.silent_s(peer, now))
+        view[self._me] = PeerView(True, computing, False, 0.0, bytes_per_s)
+        return view
+
+    def _of_live(self, peer: PeerId, beat: Heartbeat) -> PeerView:
+        base, trains = self._base, beat.role is Role.TRAINER
+        return PeerView(
+            live=True,
             on_tip=trains and _on_tip(beat, base, peer in base.electors),
-            left=known.liveness is Liveness.LEFT,
-            silent_s=now - known.heard,
-            bytes_per_s=min(beat.up_bytes_per_s, beat.down_bytes_per_s),
+            left=False,
+            silent_s=0.0,
+            bytes_per_s=_bytes_per_s(beat),
             near=trains and _near(beat, base),
         )
-    for peer in base.electors:
-        if peer not in view:
-            view[peer] = PeerView(False, False, membership.has_left(peer), membership.silent_s(peer, now))
-    view[me] = PeerView(True, computing, False, 0.0, bytes_per_s)
-    return view
+
+
+def _not_live(known: Neighbour, now: float) -> PeerView:
+    left = known.liveness is Liveness.LEFT
+    return PeerView(False, False, left, now - known.heard, _bytes_per_s(known.heartbeat))
+
+
+def _bytes_per_s(beat: Heartbeat) -> float:
+    return min(beat.up_bytes_per_s, beat.down_bytes_per_s)
 
 
 def _on_tip(beat: Heartbeat, base: Base, elector: bool) -> bool:
