@@ -14,7 +14,7 @@ Members and strangers do not share their places, and strangers hardly slow the h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -136,14 +136,9 @@ class Membership:
         """Seconds between two of our heartbeats."""
         return self._pace_s(self.live_peers())
 
-    def _pace_s(self, others: Iterable[PeerId]) -> float:
-        members, strangers = 0, 0
-        for peer in others:
-            if self._members.has_member(peer):
-                members += 1
-            else:
-                strangers += 1
-        return beat_interval_s(1 + members + min(strangers, COUNTED_STRANGERS))
+    def _pace_s(self, others: Collection[PeerId]) -> float:
+        members = sum(map(self._members.has_member, others))
+        return beat_interval_s(1 + members + min(len(others) - members, COUNTED_STRANGERS))
 
     def notice(self, now: float) -> None:
         """Call often.  When the last call is long ago, we slept (a frozen process, a suspended laptop): that time does not
@@ -215,12 +210,14 @@ class Membership:
         self.notice(now)
         beat_s = self._pace_s(self._peers)
         events: list[Event] = []
-        for peer, known in list(self._peers.items()):
+        alive, soon = Liveness.ALIVE, SUSPECT_BEATS * beat_s
+        quiet = [item for item in self._peers.items() if item[1].liveness is not alive or now - item[1].heard > soon]
+        for peer, known in quiet:
             silent = now - known.heard
             if known.liveness in (Liveness.ALIVE, Liveness.SUSPECT) and silent > GONE_BEATS * beat_s:
                 known.liveness = Liveness.GONE
                 events.append(PeerGone(peer, False))
-            elif known.liveness is Liveness.ALIVE and silent > SUSPECT_BEATS * beat_s:
+            elif known.liveness is Liveness.ALIVE and silent > soon:
                 known.liveness = Liveness.SUSPECT
                 events.append(PeerSuspected(peer, silent, disconnected=False))
             elif known.liveness in (Liveness.GONE, Liveness.LEFT) and silent > FORGET_S:

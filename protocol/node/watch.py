@@ -6,8 +6,9 @@ from functools import partial
 
 import trio
 
+from protocol.events import PeerGone, PeerSuspected
 from protocol.membership.activity import Activity
-from protocol.membership.liveness import Liveness, Membership
+from protocol.membership.liveness import Membership
 from protocol.network.session import Session
 from protocol.node.current_round import CurrentRound
 from protocol.node.round_runner import Behind, RoundRunner
@@ -47,17 +48,17 @@ class Watch:
             if now - last >= self._rounds.eviction_s:
                 self._activity.was_away = True  # frozen: the others may have gone on without us
             last = now
-            before = {peer: known.liveness for peer, known in self._membership}
-            for event in self._membership.tick(now):
-                self._session.emit(event)
-            self._tell_round(before)
+            self._judge_silence(now)
             self._follow(now, nursery)
             await trio.sleep(TICK_S)
 
-    def _tell_round(self, before: dict[PeerId, Liveness]) -> None:
-        for peer, known in self._membership:
-            if known.liveness is not before.get(peer) and known.liveness is not Liveness.ALIVE:
-                self._current.peer_dead(peer)
+    def _judge_silence(self, now: float) -> None:
+        events = self._membership.tick(now)
+        for event in events:
+            self._session.emit(event)
+        for event in events:
+            if isinstance(event, PeerSuspected | PeerGone):
+                self._current.peer_dead(PeerId(event.peer))
 
     def _follow(self, now: float, nursery: trio.Nursery) -> None:
         """Claims are looked at beside the round.  It ends only when another branch is verified and its state is here."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import trio
 
-from protocol.membership.liveness import Membership
+from protocol.membership.liveness import Liveness, Membership
 from protocol.state.replica import Replica
 from protocol.wire.identity import PeerId
 
@@ -61,9 +61,7 @@ class Claims:
         now = trio.current_time()
         if not known and now < self._strangers_until:
             return []
-        claimants = [
-            peer for peer in self._membership.live_peers() if self._is_ahead(peer, now) and self.is_known(peer) is known
-        ]
+        claimants = sorted(peer for peer in self._leading(now) if self.is_known(peer) is known)
         if known:
             return sorted(claimants, key=self.rounds_of, reverse=True)
         for peer in claimants:
@@ -72,13 +70,20 @@ class Claims:
                 _remember(self._first, peer, self._heard)
         return sorted(claimants, key=lambda peer: self._first.get(peer, self._heard))
 
-    def _is_ahead(self, peer: PeerId, now: float) -> bool:
-        history, neighbour = self._replica.history, self._membership.get(peer)
-        assert neighbour is not None
-        rounds, tip = neighbour.heartbeat.round, neighbour.heartbeat.tip
-        if (rounds == 0 and history.length > 0) or now < self._disbelieved.get(peer, (0.0, 0.0))[0]:
-            return False
-        return rounds > history.length or history.tip_at(rounds) != tip
+    def _leading(self, now: float) -> list[PeerId]:
+        """Live, believed peers whose tip is not in our chain.  Asked four times a second, when hardly any is."""
+        history = self._replica.history
+        length, tip, alive = history.length, history.tip, Liveness.ALIVE
+        leading: list[PeerId] = []
+        for peer, neighbour in self._membership:
+            beat = neighbour.heartbeat
+            if (beat.round == length and beat.tip == tip) or neighbour.liveness is not alive:
+                continue
+            if (beat.round == 0 and length > 0) or now < self._disbelieved.get(peer, (0.0, 0.0))[0]:
+                continue
+            if beat.round > length or history.tip_at(beat.round) != beat.tip:
+                leading.append(peer)
+        return leading
 
     def hopes(self) -> bool:
         """Whether somebody who is not believed just now may still show the way to a peer that has no record at all."""
