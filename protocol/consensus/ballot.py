@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from protocol.state.base import Base
 from protocol.state.chain import quorum_of
@@ -28,7 +29,7 @@ class Ballot:
     absent: tuple[PeerId, ...] = ()
     members: tuple[PeerId, ...] = ()
 
-    @property
+    @cached_property
     def voters(self) -> tuple[PeerId, ...]:
         """The electors that are not absent; the members where none is left."""
         stay = tuple(peer for peer in self.base.electors if peer not in self.absent)
@@ -44,7 +45,7 @@ class Ballot:
         """So many voters cannot all be liars, where fewer than a third are."""
         return 1 if self.members else tolerated(len(self.voters)) + 1
 
-    @property
+    @cached_property
     def proposer(self) -> PeerId:
         """The voter whose turn it is."""
         voters = self.base.ranked(self.voters)

@@ -76,6 +76,11 @@ class Stalls:
             if known.good >= MAX_ROUNDS:
                 del self._conduct[peer]
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether nobody is remembered, so that all get the whole of our patience."""
+        return not self._conduct
+
     def share(self, peer: PeerId, round: int) -> float:
         """The part of our patience that this peer has in this round: 1, `HURRIED`, or 0 while it does not count."""
         known = self._conduct.get(peer)
@@ -211,6 +216,8 @@ def is_tenured(base: Base, peer: PeerId) -> bool:
 
 def share_of(stalls: Stalls, base: Base, peer: PeerId) -> float:
     """The part of our patience that this peer has in the round on `base`; but for electors no more than all together."""
+    if stalls.is_blank:
+        return 1.0
     own = stalls.share(peer, base.round)
     return own if peer in base.electors else min(own, stalls.share(STRANGERS, base.round))
 

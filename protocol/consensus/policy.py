@@ -15,6 +15,7 @@ Pure.  Nothing here is needed for safety: two peers may judge differently, and t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -64,6 +65,8 @@ class ClosingPolicy:
     def __init__(self, me: PeerId, settings: RoundSettings, base: Base, patience: Patience, now: float = 0.0) -> None:
         self.me, self.settings, self.base, self.patience = me, settings, base, patience
         self.readys: dict[PeerId, SignedReady] = {}
+        self._states: Counter[bytes] = Counter()
+        """How many electors, or peers where there is none, are ready on each state."""
         self._begun, self._fair_s = now, 0.0
         self._quorum_since: float | None = None
         self._late: dict[PeerId, None] = {}
@@ -84,6 +87,11 @@ class ClosingPolicy:
         if not self._is_admitted(peer, ready):
             return False
         self.readys[peer] = SignedReady(ready, signature)
+        if peer in self.base.electors or not self.base.electors:
+            self._states[ready.state_digest] += 1
+            if known is not None:
+                self._states[known.state_digest] -= 1
+                self._states = +self._states
         return True
 
     def _is_admitted(self, peer: PeerId, ready: Ready) -> bool:
@@ -119,7 +127,8 @@ class ClosingPolicy:
 
     def has_quorum(self, view: View) -> bool:
         """Whether so many electors are ready that the rest may be hurried: a quorum of those that train."""
-        ready = [peer for peer in self.readys if self.lives(peer, view)]
+        live = {peer for peer, seen in view.items() if seen.live} | {self.me}
+        ready = live & self.readys.keys()
         train = [peer for peer in self.base.electors if peer in ready or (peer in view and view[peer].near)]
         held = sum(peer in ready for peer in self.base.electors)
         return len(ready) >= self.settings.min_members and held >= min(quorum_size(len(self.base.electors)), len(train))
@@ -218,14 +227,9 @@ class ClosingPolicy:
 
         Below four electors any other digest makes us look again at ours: from our own disk, nobody is believed for it.
         """
-        others: dict[bytes, int] = {}
-        for peer in self.base.electors or tuple(self.readys):
-            ready = self.ready_of(peer)
-            if ready is not None and ready.state_digest != digest:
-                others[ready.state_digest] = others.get(ready.state_digest, 0) + 1
         electors = len(self.base.electors)
         needed = quorum_size(electors) if electors >= 4 else 1
-        return next((other for other, count in sorted(others.items()) if count >= needed), None)
+        return min((other for other, count in self._states.items() if other != digest and count >= needed), default=None)
 
     # -- who is gone --------------------------------------------------------------------------------------------------
 
@@ -233,7 +237,7 @@ class ClosingPolicy:
         """The electors to go on without, sorted: the fewest that leave a quorum within reach.  Empty while there is one,
         and while too few are known to be gone."""
         electors = self.base.electors
-        gone = [peer for peer in self.base.ranked(electors) if self.is_gone(peer, view)]
+        gone = self.base.ranked(peer for peer in electors if self.is_gone(peer, view))
         gone.sort(key=lambda peer: not view[peer].left)
         here = sum(self.lives(peer, view) for peer in electors)
         for count in range(len(gone) + 1):

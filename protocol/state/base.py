@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from protocol.run.admission import TokenUses
 from protocol.run.manifest import Admission, RunManifest
@@ -88,4 +89,10 @@ class Base:
 
     def ranked(self, peers: Iterable[PeerId]) -> list[PeerId]:
         """In the order in which these peers propose: the tip draws it, so nobody can choose a key for it in advance."""
-        return sorted(peers, key=lambda peer: hash_bytes("proposer", self.tip + peer.encode()))
+        return sorted(peers, key=lambda peer: _lot(self.tip, peer))
+
+
+@lru_cache(maxsize=4096)
+def _lot(tip: Hash, peer: PeerId) -> Hash:
+    """Asked for again with each statement of a round."""
+    return hash_bytes("proposer", tip + peer.encode())
