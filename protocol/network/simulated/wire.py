@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 
 import trio
@@ -168,9 +169,8 @@ class MemoryWire:
                 if hops and not self._strikes(weather.gossip_loss, "lost gossip", receiver):
                     late = self._strikes(weather.gossip_late, "late gossip", receiver)
                     delay_s = hops * self.delay_s() + (self.random.random() * weather.late_s if late else 0.0)
-                    self.agenda.put(
-                        delay_s + len(data) / weather.bytes_per_s, self._gossip(sender.peer_id, self._ends[receiver], data)
-                    )
+                    arrive = partial(self._bring_gossip, sender.peer_id, self._ends[receiver], data)
+                    self.agenda.put(delay_s + len(data) / weather.bytes_per_s, arrive)
 
     def _strikes(self, chance: float, trouble: str, peer: PeerId) -> bool:
         if chance == 0 or self.random.random() >= chance:
@@ -178,14 +178,11 @@ class MemoryWire:
         self.on_trouble(trouble, peer)
         return True
 
-    def _gossip(self, sender: PeerId, end: Endpoint, data: bytes) -> Callable[[], None]:
-        def arrive() -> None:
-            if self._ends.get(end.peer_id) is end and self._topology.linked(sender, end.peer_id):
-                self.arrivals["gossip", end.peer_id] += 1
-                end.down_bytes += len(data)
-                end.post(lambda: self._handle_gossip(sender, end, data))
-
-        return arrive
+    def _bring_gossip(self, sender: PeerId, end: Endpoint, data: bytes) -> None:
+        if self._ends.get(end.peer_id) is end and self._topology.linked(sender, end.peer_id):
+            self.arrivals["gossip", end.peer_id] += 1
+            end.down_bytes += len(data)
+            end.post(partial(self._handle_gossip, sender, end, data))
 
     def _handle_gossip(self, sender: PeerId, end: Endpoint, data: bytes) -> None:
         self.on_gossip(end.peer_id, data)
