@@ -3,16 +3,18 @@
 Peers with models of nothing, on fair links, hold a few rounds.  Counted, per round and peer, are the messages that arrive
 (gossip, once for each peer that handles it; questions; pushes), and the virtual time from the last READY to the last commit.
 
-    python -m tests.simulation.scaling [--peers 10 20 50 100 200]
+    python -m tests.simulation.scaling [--peers 10 20 50 100 200] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from benchmarks.json_lines import say
 from protocol.events import Event, ReadySent, RoundCommitted
 from protocol.run.manifest import DataSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.model_section import ModelSection
@@ -24,6 +26,8 @@ from tests.simulation.world import World
 SIZES = (10, 20, 50, 100, 200)
 FIRST, ROUNDS = 2, 3
 """Rounds before the counting begins, and rounds counted."""
+YOUNG_OBJECTS = 100_000
+"""Between two looks of the garbage collector: each looks at all peers now and again, and finds next to nothing."""
 
 
 def wide_run() -> SignedManifest:
@@ -49,7 +53,10 @@ def wide_run() -> SignedManifest:
 
 @dataclass(frozen=True)
 class Row:
-    """Per peer and round, but for the seconds: arrivals by kind, statements by kind, bytes of all of it."""
+    """Per peer and round, but for the seconds: arrivals by kind, statements by kind, bytes of all of it.
+
+    commit_s: virtual.  round_wall_s: of a counted round; wall_s: of the whole, start included.
+    """
 
     peers: int
     members: float
@@ -57,12 +64,14 @@ class Row:
     statements: dict[str, float]
     kilobytes: float
     commit_s: float
+    round_wall_s: float
     wall_s: float
 
 
 def measure(peers: int) -> Row:
     """A world of `peers`, and what `ROUNDS` of its rounds cost."""
     rows: list[Row] = []
+    started = time.perf_counter()
 
     async def scenario(world: World) -> None:
         ready: dict[int, float] = {}
@@ -98,6 +107,7 @@ def measure(peers: int) -> Row:
                 (_bytes(world) - traffic) * share / 1000,
                 sum(committed[round] - ready[round] for round in counted) / ROUNDS,
                 (time.perf_counter() - begun) / ROUNDS,
+                time.perf_counter() - started,
             )
         )
 
@@ -114,20 +124,30 @@ def _bytes(world: World) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.scaling", description=__doc__)
     parser.add_argument("--peers", type=int, nargs="+", default=list(SIZES))
+    parser.add_argument("--json", action="store_true", help="say all rows as one object, on the last line")
     arguments = parser.parse_args()
-    print("peers  members   gossip  requests   pushes   kB in   last READY to last commit   wall time a round")
+    gc.set_threshold(YOUNG_OBJECTS)
+    print("peers  members   gossip  requests   pushes   kB in   last READY to last commit   wall time a round   and in all")
+    rows: list[Row] = []
     for peers in arguments.peers:
-        row = measure(peers)
-        print(
-            f"{peers:>5} {row.members:>8.1f} {row.arrivals.get('gossip', 0):>8.1f} {row.arrivals.get('request', 0):>9.1f} "
-            f"{row.arrivals.get('push', 0):>8.1f} {row.kilobytes:>7.1f} {row.commit_s:>25.2f} s {row.wall_s:>17.1f} s",
-            flush=True,
-        )
-        print(
-            "       requests: " + ", ".join(f"{kind} {count:.1f}" for kind, count in sorted(row.statements.items())),
-            flush=True,
-        )
+        rows.append(measure(peers))
+        show(rows[-1])
+    if arguments.json:
+        say(rows=[asdict(row) for row in rows])
     return 0
+
+
+def show(row: Row) -> None:
+    arrivals = row.arrivals
+    print(
+        f"{row.peers:>5} {row.members:>8.1f} {arrivals.get('gossip', 0):>8.1f} {arrivals.get('request', 0):>9.1f} "
+        f"{arrivals.get('push', 0):>8.1f} {row.kilobytes:>7.1f} {row.commit_s:>25.2f} s {row.round_wall_s:>17.1f} s "
+        f"{row.wall_s:>10.1f} s",
+        flush=True,
+    )
+    print(
+        "       requests: " + ", ".join(f"{kind} {count:.1f}" for kind, count in sorted(row.statements.items())), flush=True
+    )
 
 
 if __name__ == "__main__":
