@@ -19,6 +19,7 @@ from protocol.run.manifest import SignedManifest
 from protocol.state.electorate import tolerated
 from tests.simulation.chaos import Memory, cabal
 from tests.simulation.determinism import deterministic_trio
+from tests.simulation.driver import DrivenAgenda, Driver
 from tests.simulation.forgers import lying
 from tests.simulation.mutations import mutated
 from tests.simulation.processes import Overseer
@@ -66,7 +67,8 @@ def simulate(
 
     async def main() -> float:
         async with trio.open_nursery() as nursery:
-            worlds.append(World(nursery, folder, seed, peers, weather, signed))
+            driver.agenda = DrivenAgenda()
+            worlds.append(World(nursery, folder, seed, peers, weather, signed, driver.agenda))
             try:
                 await scenario(worlds[0])
             finally:
@@ -74,10 +76,12 @@ def simulate(
             nursery.cancel_scope.cancel()
         return trio.current_time()
 
+    clock = MockClock(autojump_threshold=0)
+    driver = Driver(clock)
     failure, virtual_s = None, 0.0
     with disk_space() as folder, deterministic_trio(seed):
         try:
-            virtual_s = trio.run(main, clock=MockClock(autojump_threshold=0), instruments=[Overseer()])
+            virtual_s = trio.run(main, clock=clock, instruments=[Overseer(), driver])
         except BaseExceptionGroup as group:
             failure = _cause(group)
         except Exception as error:  # noqa: BLE001 - whatever a peer dies of is this run's result

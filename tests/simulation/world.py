@@ -17,6 +17,7 @@ import trio
 
 from protocol.events import PROGRESS, Event, PhaseChanged
 from protocol.network.session import Session
+from protocol.network.simulated.links import Agenda
 from protocol.network.simulated.network import MemoryNetwork
 from protocol.network.simulated.weather import Weather
 from protocol.network.simulated.wire import MemoryWire
@@ -79,10 +80,11 @@ class World:
         peers: int,
         weather: Weather | None = None,
         signed: SignedManifest | None = None,
+        agenda: Agenda | None = None,
     ) -> None:
         self.random = Random(seed)
         self.signed = signed or simulated_run()
-        self.wire = MemoryWire(nursery, Random(seed + 1), weather)
+        self.wire = MemoryWire(nursery, Random(seed + 1), weather, agenda)
         self.judge = Judge(self.signed.manifest)
         self.trace = Trace()
         self.listeners: list[Callable[[Seat, Event], None]] = []

@@ -43,13 +43,22 @@ class Agenda:
         if at < self._nap.deadline:
             self._nap.deadline = at
 
+    @property
+    def next_at(self) -> float:
+        """When the next action is due."""
+        return self._due[0][0] if self._due else math.inf
+
+    def run_due(self) -> None:
+        """Run what is due by now."""
+        clock = trio.lowlevel.current_clock()
+        while self._due and self._due[0][0] <= clock.current_time():
+            heapq.heappop(self._due)[2]()
+
     async def run(self) -> None:
         """Run the actions until cancelled."""
-        clock = trio.lowlevel.current_clock()
         while True:
-            while self._due and self._due[0][0] <= clock.current_time():
-                heapq.heappop(self._due)[2]()
-            with trio.CancelScope(deadline=self._due[0][0] if self._due else math.inf) as self._nap:
+            self.run_due()
+            with trio.CancelScope(deadline=self.next_at) as self._nap:
                 await trio.sleep_forever()
 
 

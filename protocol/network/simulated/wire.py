@@ -23,10 +23,12 @@ from protocol.wire.identity import PeerId
 class MemoryWire:
     """The peers that are up, the links between them, and what is under way.  `nursery` runs the agenda."""
 
-    def __init__(self, nursery: trio.Nursery, random: Random, weather: Weather | None = None) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, random: Random, weather: Weather | None = None, agenda: Agenda | None = None
+    ) -> None:
         self.random = random
         self.weather = weather or Weather()
-        self.agenda = Agenda()
+        self.agenda = agenda or Agenda()
         self.arrivals: Counter[tuple[str, PeerId]] = Counter()
         """How many of each kind (gossip, request, push) arrived at each peer."""
         self.questions: Counter[str] = Counter()
