@@ -30,7 +30,8 @@ from protocol.network.libp2p.bulk_places import displaced
 from protocol.network.libp2p.ends import remote_end
 from protocol.network.libp2p.library import Host, Stream, TaskStatus, library_id, peer_id_of
 from protocol.network.libp2p.link import MAC_BYTES, NONCE_BYTES, TOKEN_BYTES, Keys, Link, LinkBroken
-from protocol.network.libp2p.rates import WINDOW_S, Gauge, RateLimit
+from protocol.network.libp2p.rate_limit import RateLimit
+from protocol.network.libp2p.rates import WINDOW_S, Gauge
 from protocol.network.libp2p.receiving import Receiving
 from protocol.network.libp2p.reputation import EXCESS, Reputation
 from protocol.network.libp2p.sending import MAX_LANES, Sending
@@ -265,6 +266,8 @@ class Bulk:
             sock.close()
             raise
         link = Link(self._bare(sock), keys, dialled=False)
+        if (buffer_bytes := self._down.buffer_bytes()) is not None:
+            link.hold_back(buffer_bytes)
         links = self._links.setdefault(peer, [])
         links.append(link)
         try:

@@ -113,7 +113,9 @@ class Upgrader(Protocol):
 
     muxer_multistream: MuxerMultistream
 
-    async def upgrade_security(self, raw_conn: RawConnection, is_initiator: bool, peer_id: LibraryId) -> ISecureConn: ...
+    async def upgrade_security(
+        self, raw_conn: RawConnection, is_initiator: bool, peer_id: LibraryId | None = None
+    ) -> ISecureConn: ...
 
 
 class AutoConnector(Protocol):

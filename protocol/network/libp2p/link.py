@@ -54,6 +54,7 @@ NONCE_BYTES = 32
 TOKEN_BYTES = 16
 MAC_BYTES = 32
 HEAD = struct.Struct(">IBQ")
+FRAME_OVERHEAD_BYTES = HEAD.size + TAG_BYTES
 
 
 class LinkBroken(Exception):
@@ -128,6 +129,7 @@ class Link:
         self._in_buffer = _buffer(READ_BYTES)
         self._in_start = self._in_end = 0
         self._low_water = 1
+        self._reads_ahead = True
         self._pace = UNPACED
         self._broken = False
         self.why = ""
@@ -153,6 +155,11 @@ class Link:
         if pace != self._pace and not self._broken and sys.platform == "linux":
             self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=I", pace))
             self._pace = pace
+
+    def hold_back(self, buffer_bytes: int) -> None:
+        """Let little come that was not asked for: so much waits in the socket at most, and nothing is read ahead."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        self._reads_ahead = False
 
     def abort(self, why: str) -> None:
         """End the link: tasks that wait on the socket get `LinkBroken`.  The descriptor stays until `close`."""
@@ -222,6 +229,10 @@ class Link:
             raise self._break("a frame that is none")
         return _KINDS[kind], value, length - TAG_BYTES
 
+    async def has_come(self, size: int) -> None:
+        """Wait until so much of the body of the next frame is here; its head was received."""
+        await self._have(HEAD.size + size)
+
     async def receive_body(self, dest: memoryview) -> None:
         """Decrypt the frame's plaintext into `dest`, which has exactly its size."""
         size = HEAD.size + len(dest) + TAG_BYTES
@@ -249,8 +260,9 @@ class Link:
             self._in_buffer[:rest] = self._in_buffer[self._in_start : self._in_end]
             self._in_start, self._in_end = 0, rest
         while (missing := size - (self._in_end - self._in_start)) > 0:
+            end = len(self._in_buffer) if self._reads_ahead else self._in_end + missing
             try:
-                got = self._guard(lambda: self._sock.recv_into(self._in_buffer[self._in_end :]))
+                got = self._guard(partial(self._sock.recv_into, self._in_buffer[self._in_end : end]))
             except BlockingIOError:
                 self._wake_at(min(missing, LOW_WATER_BYTES))
                 await trio.lowlevel.wait_readable(self._sock.fileno())

@@ -1,8 +1,4 @@
-"""Limits on the rate of bulk data, and measurements of it.
-
-`RateLimit` is the limit that the user sets, one for each direction.  Each flow pays for one frame at a time, in the order of
-asking, and waits for those before it: so the flows of all peers get equal turns.  Control traffic never waits; bulk pays for
-what it used.
+"""Measurements of the rate of bulk data, and what follows from them.
 
 `Gauge` measures what the links can carry: the best of the recent seconds in which data moved, counted by the kernel where it
 tells (acknowledged and received bytes, so that a full buffer is not taken for bandwidth).
@@ -14,18 +10,11 @@ gets over a full line, for the length of an exchange, which then ends with one f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from math import inf
-
-import trio
 
 from protocol.network.libp2p.link import SocketState
 
-SMALLEST_FRAME_BYTES = 16 << 10
-FRAMES_A_SECOND = 10
-"""With a limit, a frame is at most this fraction of a second of it."""
-BURST_S = 0.25
-"""Seconds of the limit that can be saved up."""
 WINDOW_S = 1.0
 WINDOWS = 64
 SMALLEST_SAMPLE_BYTES = 256 << 10
@@ -37,44 +26,6 @@ FORGET_S = 600.0
 """Measurements of the line that are older are dropped."""
 USED = 0.9
 """A window measures the line if it carried so much of what it was offered; otherwise other lines were the limit."""
-
-
-class RateLimit:
-    """A limit on all traffic in one direction.
-
-    bytes_per_s: None for no limit.  control_bytes: all control traffic in this direction so far.
-    """
-
-    def __init__(self, bytes_per_s: float | None = None, control_bytes: Callable[[], int] = lambda: 0) -> None:
-        assert bytes_per_s is None or bytes_per_s > 0
-        self.bytes_per_s = bytes_per_s
-        self._control_bytes = control_bytes
-        self._control_seen = 0
-        self._paid_at = -BURST_S
-
-    def frame(self, largest: int) -> int:
-        """The size of the next frame in bytes, `largest` at most."""
-        if self.bytes_per_s is None:
-            return largest
-        return max(SMALLEST_FRAME_BYTES, min(largest, int(self.bytes_per_s / FRAMES_A_SECOND)))
-
-    def at_most(self, bytes_per_s: float) -> float:
-        """The part of such a bandwidth that the limit leaves; the limit itself while no bandwidth is known."""
-        return min(bytes_per_s or inf, self.bytes_per_s or inf) if bytes_per_s or self.bytes_per_s else 0.0
-
-    def slowest(self, bytes_per_s: float) -> float:
-        """The least rate to expect of a peer, if it is `bytes_per_s` without a limit of ours."""
-        return bytes_per_s if self.bytes_per_s is None else min(bytes_per_s, self.bytes_per_s / 64)
-
-    async def pay(self, size: int) -> None:
-        """Wait until earlier payments and control traffic are within the limit; then `size` bytes may move."""
-        if self.bytes_per_s is None:
-            return
-        now, control = trio.current_time(), self._control_bytes()
-        begin = max(self._paid_at, now - BURST_S) + (control - self._control_seen) / self.bytes_per_s
-        self._control_seen = control
-        self._paid_at = begin + size / self.bytes_per_s
-        await trio.sleep_until(begin)
 
 
 class Gauge:

@@ -12,8 +12,8 @@ import struct
 import trio
 
 from protocol.network.interface import MAX_PUSH_BYTES, Handlers, Landing
-from protocol.network.libp2p.link import FrameKind, Link, LinkBroken
-from protocol.network.libp2p.rates import RateLimit
+from protocol.network.libp2p.link import FRAME_OVERHEAD_BYTES, FrameKind, Link, LinkBroken
+from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.network.libp2p.reputation import SLOWNESS, VIOLATION, Channel, Reputation
 from protocol.wire.identity import PeerId
 
@@ -111,7 +111,7 @@ class Receiving:
                     return False
                 if kind is not FrameKind.DATA or value != offset or not 0 < length <= size - offset:
                     raise BadPush("data out of order")
-                await self._limit.pay(length)
+                await self._keep_to_the_limit(link, length)
                 if dest is None:
                     await link.skip_body(length)
                 else:
@@ -125,3 +125,12 @@ class Receiving:
         elif landing is not None:
             await trio.to_thread.run_sync(landing.complete, limiter=self._threads)
         return True
+
+    async def _keep_to_the_limit(self, link: Link, length: int) -> None:
+        """Before a frame with so much data is taken: let it come piece by piece, for the sender may know no limit."""
+        if self._limit.bytes_per_s is None:
+            return
+        step = self._limit.frame(length)
+        for at in range(0, length, step):
+            await self._limit.pay(min(step, length - at) + FRAME_OVERHEAD_BYTES * (at == 0))
+            await link.has_come(min(at + step, length))

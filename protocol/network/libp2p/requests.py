@@ -18,6 +18,7 @@ from protocol.network.interface import MAX_REQUEST_BYTES, Handlers, NetworkError
 from protocol.network.libp2p.attempts import OTHER_RUN, is_foreign
 from protocol.network.libp2p.library import Host, Stream, library_id, peer_id_of
 from protocol.network.libp2p.memory_budget import MemoryBudget
+from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.network.libp2p.reputation import EXCESS, SLOWNESS, VIOLATION, Channel, Reputation
 from protocol.network.libp2p.streams import BadFrame, discard, finish, read_exactly, read_frame, read_length, write_frame
 from protocol.wire import canonical
@@ -46,14 +47,25 @@ class OtherRun(Unreachable):
 
 
 class Requests:
-    """The questions that we ask and answer.  up_bytes, down_bytes: of payload, since the start."""
+    """The questions that we ask and answer.  up, down: the limits that large ones keep to.
+
+    up_bytes, down_bytes: of payload, since the start.
+    """
 
     def __init__(
-        self, host: Host, run: Hash, handlers: Handlers, reputation: Reputation, emit: Callable[[Event], None]
+        self,
+        host: Host,
+        run: Hash,
+        handlers: Handlers,
+        reputation: Reputation,
+        up: RateLimit,
+        down: RateLimit,
+        emit: Callable[[Event], None],
     ) -> None:
         self._host = host
         self._handlers = handlers
         self._reputation = reputation
+        self._up, self._down = up, down
         self._questions, self._answers = MemoryBudget(handlers, emit), MemoryBudget(handlers, emit)
         self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/request"
         self._open: Counter[PeerId] = Counter()
@@ -84,8 +96,8 @@ class Requests:
     async def _ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
         stream = await self._host.new_stream(library_id(peer), [self._protocol])
         try:
-            await write_frame(stream, encode_question(kind, data, max(1, int(timeout_s * 1000))))
-            raw = await read_frame(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+            await write_frame(stream, encode_question(kind, data, max(1, int(timeout_s * 1000))), self._up)
+            raw = await read_frame(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES, self._down)
         except BaseException:
             await discard(stream)
             raise
@@ -134,8 +146,8 @@ class Requests:
                 found, answer = b"", {"reason": str(refusal)[:MAX_REASON_CHARS]}
             if len(found) > MAX_REQUEST_BYTES:
                 answer = {"reason": f"the answer has {len(found)} bytes, more than {MAX_REQUEST_BYTES}"}
-            with trio.fail_after(WRITE_ANSWER_S + len(found) / SLOWEST_BYTES_PER_S):
-                await write_frame(stream, canonical.encode(answer))
+            with trio.fail_after(WRITE_ANSWER_S + len(found) / self._up.slowest(SLOWEST_BYTES_PER_S)):
+                await write_frame(stream, canonical.encode(answer), self._up)
         self.up_bytes += len(found)
 
     async def _find(self, peer: PeerId, kind: str, data: bytes, held: ExitStack) -> bytes:

@@ -18,8 +18,9 @@ from math import inf
 import trio
 
 from protocol.network.interface import Refused, Unreachable
-from protocol.network.libp2p.link import FRAME_BYTES, FrameKind, Link, LinkBroken
-from protocol.network.libp2p.rates import RateLimit, pace
+from protocol.network.libp2p.link import FRAME_BYTES, FRAME_OVERHEAD_BYTES, FrameKind, Link, LinkBroken
+from protocol.network.libp2p.rate_limit import RateLimit, Turn
+from protocol.network.libp2p.rates import pace
 from protocol.wire.identity import PeerId
 
 MAX_LANES = 4
@@ -112,11 +113,18 @@ class Sending:
         if self._line:
             self.share_out()
 
-    async def give_way(self) -> None:
-        """Wait while others have something urgent to send, but not for long."""
-        if self._first is not None and not self._first._rested.is_set():
-            with trio.move_on_after(WAY_S):
-                await self._first._rested.wait()
+    async def give_way(self) -> bool:
+        """Wait while others have something urgent to send, but not for long; whether they still have."""
+        if self._first is None or self._first._rested.is_set():
+            return False
+        with trio.move_on_after(WAY_S) as wait:
+            await self._first._rested.wait()
+        return wait.cancelled_caught
+
+    async def pay(self, size: int, has_waited: bool) -> None:
+        """Keep to the limit with a frame of `size`.  has_waited: it has given way for as long as it should."""
+        gives_way = self._first is not None and not has_waited
+        await self.limit.pay(size + FRAME_OVERHEAD_BYTES, Turn.SPARE if gives_way else Turn.PUSH)
 
     def _all(self) -> Iterator[Lane]:
         return (lane for lanes in self._lanes.values() for lane in lanes)
@@ -238,9 +246,9 @@ class Lane:
         self._unanswered[push.number] = push
         link.put(FrameKind.OPEN, push.number, struct.pack(">Q", len(push.data)) + push.header)
         while push.sent < len(push.data) and not push.over.is_set():
-            await self._sending.give_way()
-            piece = push.data[push.sent : push.sent + limit.frame(FRAME_BYTES)]
-            await limit.pay(len(piece))
+            has_waited = await self._sending.give_way()
+            piece = push.data[push.sent : push.sent + limit.frame(FRAME_BYTES, sign_of_life=has_waited)]
+            await self._sending.pay(len(piece), has_waited)
             link.put(FrameKind.DATA, push.sent, piece)
             await link.flush()
             push.sent += len(piece)

@@ -22,8 +22,9 @@ from protocol.network.libp2p.gossip import Gossip
 from protocol.network.libp2p.host import forget, identify, listening_hosts, new_host, transport_address
 from protocol.network.libp2p.inbound import InboundConnections
 from protocol.network.libp2p.library import Connection, TaskStatus, library_id, peer_id_of
+from protocol.network.libp2p.metering import Meter
 from protocol.network.libp2p.observed_addresses import ObservedAddresses
-from protocol.network.libp2p.rates import RateLimit
+from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.network.libp2p.reputation import Reputation
 from protocol.network.libp2p.requests import OtherRun, Requests
 from protocol.network.libp2p.settings import NetworkSettings
@@ -50,17 +51,13 @@ class Stack:
         self.host = new_host(identity, self.reputation, self._limits)
         self.observed = ObservedAddresses(handlers)
         self.observed.watch(self.host)
-        self.requests = Requests(self.host, run, handlers, self.reputation, emit)
+        self.meter = meter = Meter()
+        meter.watch(self.host.get_network())
+        up = RateLimit.of_line(settings.up_limit, lambda: meter.up_bytes)
+        down = RateLimit.of_line(settings.down_limit, lambda: meter.down_bytes)
+        self.requests = Requests(self.host, run, handlers, self.reputation, up, down, emit)
         self.gossip = Gossip(self.host, run, handlers, self.reputation)
-        self.bulk = Bulk(
-            self.host,
-            run,
-            handlers,
-            self.reputation,
-            RateLimit(settings.up_limit, lambda: self._control_traffic().up_bytes),
-            RateLimit(settings.down_limit, lambda: self._control_traffic().down_bytes),
-            settings.congestion,
-        )
+        self.bulk = Bulk(self.host, run, handlers, self.reputation, up, down, settings.congestion)
         self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, self.reputation.is_banned, self.welcome)
         self.inbound = InboundConnections(self.reputation, settings.inbound, handlers, emit, self.bulk.accept)
         self.connections = Connections(self.host.get_network(), self.reputation, self.inbound)
@@ -92,11 +89,8 @@ class Stack:
 
     def traffic(self) -> Traffic:
         """Payload of all channels."""
-        control = self._control_traffic()
-        return Traffic(control.up_bytes + self.bulk.up_bytes, control.down_bytes + self.bulk.down_bytes)
-
-    def _control_traffic(self) -> Traffic:
-        return Traffic(self.requests.up_bytes + self.gossip.up_bytes, self.requests.down_bytes + self.gossip.down_bytes)
+        channels = (self.requests, self.gossip, self.bulk)
+        return Traffic(sum(channel.up_bytes for channel in channels), sum(channel.down_bytes for channel in channels))
 
     def welcome(self, peer: PeerId) -> None:
         """A peer has greeted us and was admitted, or is one that we were about to dial."""

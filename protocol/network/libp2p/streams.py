@@ -8,7 +8,11 @@ import trio
 
 from protocol.network.interface import NetworkError, Unreachable
 from protocol.network.libp2p.library import Stream
+from protocol.network.libp2p.rate_limit import RateLimit
 
+LARGE_BYTES = 64 << 10
+"""What is larger keeps to the limits of its direction; what is not never waits."""
+_NO_LIMIT = RateLimit()
 _LENGTH = struct.Struct(">I")
 
 
@@ -16,11 +20,15 @@ class BadFrame(NetworkError):
     """The other end sent something that is not a frame, or not the expected content of one."""
 
 
-async def read_exactly(stream: Stream, size: int) -> bytes:
+async def read_exactly(stream: Stream, size: int, limit: RateLimit = _NO_LIMIT) -> bytes:
     """Read exactly `size` bytes.  Raises whatever the stream raises, and `Unreachable` at its end."""
-    parts = bytearray()
+    parts, paid = bytearray(), 0 if size > LARGE_BYTES else size
     while len(parts) < size:
-        data = await stream.read(min(size - len(parts), 1 << 16))
+        if len(parts) >= paid:
+            piece = min(size - paid, limit.frame(LARGE_BYTES))
+            await limit.pay_ahead(piece)
+            paid += piece
+        data = await stream.read(min(paid - len(parts), 1 << 16))
         if not data:
             raise Unreachable("the stream ended early")
         parts += data
@@ -35,14 +43,22 @@ async def read_length(stream: Stream, max_bytes: int) -> int:
     return int(size)
 
 
-async def read_frame(stream: Stream, max_bytes: int) -> bytes:
+async def read_frame(stream: Stream, max_bytes: int, limit: RateLimit = _NO_LIMIT) -> bytes:
     """Read one frame of at most `max_bytes`.  Raises as `read_exactly` and `read_length` do."""
-    return await read_exactly(stream, await read_length(stream, max_bytes))
+    return await read_exactly(stream, await read_length(stream, max_bytes), limit)
 
 
-async def write_frame(stream: Stream, data: bytes) -> None:
+async def write_frame(stream: Stream, data: bytes, limit: RateLimit = _NO_LIMIT) -> None:
     """Write `data` as one frame.  Raises whatever the stream raises."""
-    await stream.write(_LENGTH.pack(len(data)) + data)
+    framed = memoryview(_LENGTH.pack(len(data)) + data)
+    if len(data) <= LARGE_BYTES or limit.bytes_per_s is None:
+        await stream.write(bytes(framed))
+        return
+    step = limit.frame(LARGE_BYTES)
+    for at in range(0, len(framed), step):
+        piece = bytes(framed[at : at + step])
+        await limit.pay_ahead(len(piece))
+        await stream.write(piece)
 
 
 async def discard(stream: Stream) -> None:

@@ -113,11 +113,14 @@ async def network(
     identity: Identity | None = None,
     limits: InboundLimits = InboundLimits(),  # noqa: B008 - frozen
     host: str = LOOPBACK.listen_host,
+    up_limit: float | None = None,
+    down_limit: float | None = None,
 ) -> AsyncIterator[Libp2pNetwork]:
     """A network on loopback, or at `host`, that greets every peer and admits every peer that greets."""
     me = identity or Identity.generate()
+    how = replace(LOOPBACK, inbound=limits, listen_host=host, up_limit=up_limit, down_limit=down_limit)
     async with trio.open_nursery() as nursery:
-        async with open_network(me, RUN, handlers, replace(LOOPBACK, inbound=limits, listen_host=host)) as end:
+        async with open_network(me, RUN, handlers, how) as end:
             handlers.end, handlers.nursery = end, nursery
             yield end
         handlers.nursery = None

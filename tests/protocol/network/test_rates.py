@@ -1,8 +1,7 @@
-"""Rate limits and gauges, under virtual time."""
+"""Gauges, shares of the line, and who gives way, under virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 
 import pytest
@@ -10,71 +9,10 @@ import trio
 import trio.testing
 
 from protocol.network.libp2p.link import Link, SocketState
-from protocol.network.libp2p.rates import BURST_S, FORGET_S, GROWTH, PACED_BELOW, Gauge, RateLimit, pace
+from protocol.network.libp2p.rate_limit import RateLimit
+from protocol.network.libp2p.rates import FORGET_S, GROWTH, PACED_BELOW, Gauge, pace
 from protocol.network.libp2p.sending import MAX_LANES, WAY_S, Lane, Sending, _Push, lanes_for
 from protocol.wire.identity import PeerId
-
-RATE = 1000.0
-
-
-def run(main: Callable[[], object]) -> None:
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))  # type: ignore[arg-type]
-
-
-async def move(limit: RateLimit, pieces: list[int], log: list[str] | None = None, name: str = "") -> None:
-    for piece in pieces:
-        await limit.pay(piece)
-        if log is not None:
-            log.append(name)
-
-
-def test_a_flow_keeps_to_the_limit() -> None:
-    async def main() -> None:
-        limit, begun = RateLimit(RATE), trio.current_time()
-        await move(limit, [100] * 100)
-        moved_before_the_last_pause = 9900 - BURST_S * RATE
-        assert trio.current_time() - begun == pytest.approx(moved_before_the_last_pause / RATE)
-
-    run(main)
-
-
-def test_many_flows_together_keep_to_the_limit_and_get_equal_turns() -> None:
-    async def main() -> None:
-        limit, begun, log = RateLimit(RATE), trio.current_time(), list[str]()
-        async with trio.open_nursery() as nursery:
-            for name in "abcd":
-                nursery.start_soon(move, limit, [100] * 25, log, name)
-        assert trio.current_time() - begun == pytest.approx((9900 - BURST_S * RATE) / RATE)
-        for end in range(4, 101, 4):
-            assert {log[:end].count(name) for name in "abcd"} == {end // 4}
-
-    run(main)
-
-
-def test_control_traffic_never_waits_and_bulk_pays_for_it() -> None:
-    async def main() -> None:
-        control = 0
-        limit, begun = RateLimit(RATE, lambda: control), trio.current_time()
-        await move(limit, [100] * 10)
-        control = 5000
-        await move(limit, [100, 100])
-        assert trio.current_time() - begun == pytest.approx((1100 + 5000 - BURST_S * RATE) / RATE)
-
-    run(main)
-
-
-def test_without_a_limit_nothing_waits() -> None:
-    async def main() -> None:
-        await move(RateLimit(), [1 << 40] * 10)
-        assert trio.current_time() == 0.0
-
-    run(main)
-
-
-def test_frames_are_small_where_the_limit_is_low() -> None:
-    assert RateLimit().frame(1 << 18) == 1 << 18 == RateLimit(1e9).frame(1 << 18)
-    assert RateLimit(1e6).frame(1 << 18) == 100_000
-    assert RateLimit(1.0).frame(1 << 18) == 16 << 10
 
 
 def test_a_gauge_shows_the_best_window_of_all_sockets_together() -> None:
@@ -86,12 +24,6 @@ def test_a_gauge_shows_the_best_window_of_all_sockets_together() -> None:
     assert gauge.up_bytes_per_s == 2_000_000.0 and gauge.down_bytes_per_s == 0.0
     gauge.read({"b": SocketState(0.01, 2_000_000, 4_000_000)}, 13.0, inf)
     assert gauge.up_bytes_per_s == 2_000_000.0 and gauge.down_bytes_per_s == 4_000_000.0
-
-
-def test_what_is_known_and_what_is_allowed() -> None:
-    assert RateLimit(5.0).at_most(0.0) == 5.0 == RateLimit(5.0).at_most(9.0)
-    assert RateLimit(5.0).at_most(3.0) == 3.0 == RateLimit().at_most(3.0)
-    assert RateLimit().at_most(0.0) == 0.0
 
 
 def test_long_ways_get_several_sockets() -> None:

@@ -1,0 +1,124 @@
+"""The limit on traffic that the user sets, one for each direction, on all that moves in it.
+
+Small messages never wait.  Whoever has much to move pays for one piece after the other before it moves; what control
+traffic used meanwhile is paid by the next piece.  Pieces go in the order in which they were asked for, so the flows of
+all peers get equal turns, but some come earlier and some later than they asked (`Turn`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
+from math import inf
+
+import trio
+
+SMALLEST_FRAME_BYTES = 16 << 10
+FRAMES_A_SECOND = 10
+"""With a limit, a frame is at most this fraction of a second of it."""
+BURST_S = 0.25
+"""Seconds of the limit that can be saved up."""
+BUFFER_S = 0.1
+"""What may wait in the buffer of one socket to be received, in seconds of the limit."""
+SMALLEST_BUFFER_BYTES = 32 << 10
+PACKET_SHARE = 1448 / 1500
+"""Of a full packet, what is not headers of IPv4 and TCP: sockets get this part of the limit."""
+
+
+class Turn(Enum):
+    """The place of a piece among others: it goes before those that came so many seconds after it, or behind them."""
+
+    ANSWER = -1.0
+    PUSH = 0.0
+    SPARE = 1.0
+
+
+@dataclass(order=True)
+class _Waiting:
+    at: float
+    number: int
+    woken: trio.Event = field(default_factory=trio.Event, compare=False)
+
+
+class RateLimit:
+    """A limit on all traffic in one direction.
+
+    bytes_per_s: None for no limit.  control_bytes: all control traffic in this direction so far.
+    """
+
+    def __init__(self, bytes_per_s: float | None = None, control_bytes: Callable[[], int] = lambda: 0) -> None:
+        assert bytes_per_s is None or bytes_per_s > 0
+        self.bytes_per_s = bytes_per_s
+        self._control_bytes = control_bytes
+        self._control_paid = 0
+        self._paid_at = -BURST_S
+        self._waiting: list[_Waiting] = []
+        self._numbers = count()
+
+    @classmethod
+    def of_line(cls, bytes_per_s: float | None, control_bytes: Callable[[], int]) -> RateLimit:
+        """The limit on what sockets carry under a limit on the line, where packets have headers."""
+        return cls(bytes_per_s and bytes_per_s * PACKET_SHARE, control_bytes)
+
+    def frame(self, largest: int, *, sign_of_life: bool = False) -> int:
+        """The size of the next frame in bytes, `largest` at most.  sign_of_life: others have something more urgent."""
+        if self.bytes_per_s is None:
+            return largest
+        if sign_of_life:
+            return SMALLEST_FRAME_BYTES
+        return min(largest, max(SMALLEST_FRAME_BYTES, int(self.bytes_per_s / FRAMES_A_SECOND)))
+
+    def buffer_bytes(self) -> int | None:
+        """How much may wait in a socket to be received; None for the system's choice."""
+        return None if self.bytes_per_s is None else max(SMALLEST_BUFFER_BYTES, int(self.bytes_per_s * BUFFER_S))
+
+    def at_most(self, bytes_per_s: float) -> float:
+        """The part of such a bandwidth that the limit leaves; the limit itself while no bandwidth is known."""
+        return min(bytes_per_s or inf, self.bytes_per_s or inf) if bytes_per_s or self.bytes_per_s else 0.0
+
+    def slowest(self, bytes_per_s: float) -> float:
+        """The least rate to expect of a peer, if it is `bytes_per_s` without a limit of ours."""
+        return bytes_per_s if self.bytes_per_s is None else min(bytes_per_s, self.bytes_per_s / 64)
+
+    async def pay(self, size: int, turn: Turn = Turn.PUSH) -> None:
+        """Wait for our turn, and for what moved before to be within the limit; then `size` bytes may move."""
+        if self.bytes_per_s is not None:
+            await self._come_first(turn)
+            self._paid_at += size / self.bytes_per_s
+
+    async def pay_ahead(self, size: int) -> None:
+        """The same for a piece that `control_bytes` counts, too, when it moves; it goes before pushes."""
+        if self.bytes_per_s is not None:
+            await self._come_first(Turn.ANSWER)
+            self._paid_at += size / self.bytes_per_s
+            self._control_paid += size
+
+    async def _come_first(self, turn: Turn) -> None:
+        mine = _Waiting(trio.current_time() + turn.value, next(self._numbers))
+        heapq.heappush(self._waiting, mine)
+        try:
+            await trio.lowlevel.checkpoint()  # so that those that come now queue up, too
+            while True:
+                is_first = self._waiting[0] is mine
+                free_at = self._free_at() if is_first else inf
+                if free_at <= trio.current_time():
+                    return
+                with trio.move_on_at(free_at):
+                    await mine.woken.wait()
+                mine.woken = trio.Event()
+        finally:
+            self._waiting.remove(mine)
+            heapq.heapify(self._waiting)
+            if self._waiting:
+                self._waiting[0].woken.set()
+
+    def _free_at(self) -> float:
+        """When all is within the limit that has moved, or is paid for."""
+        assert self.bytes_per_s is not None
+        unpaid = max(0, self._control_bytes() - self._control_paid)
+        self._control_paid += unpaid
+        self._paid_at = max(self._paid_at, trio.current_time() - BURST_S) + unpaid / self.bytes_per_s
+        return self._paid_at
