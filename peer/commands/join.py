@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command
@@ -47,8 +48,14 @@ def register(subparsers: Subparsers) -> None:
         action="store_true",
         help="go on when nobody reads standard output any more (default: leave)",
     )
-    parser.add_argument("--up-limit", type=_rate, metavar="RATE", help="send at most so much, e.g. 10mbit or 1.5MB")
-    parser.add_argument("--down-limit", type=_rate, metavar="RATE", help="receive at most so much")
+    for way, what in (("up", "send"), ("down", "receive")):
+        parser.add_argument(
+            f"--max-{way}",
+            f"--{way}-limit",
+            type=_rate,
+            metavar="RATE",
+            help=f"{what} at most so much in all, e.g. 20 or 20Mbit (bits), 1.5MB (bytes) a second (PEER_MAX_{way.upper()})",
+        )
     parser.add_argument(
         "--only-copy",
         action="store_true",
@@ -83,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
         local=args.local,
         until_eof=args.until_eof,
         ignore_closed_output=args.ignore_closed_output,
-        up_limit=args.up_limit,
-        down_limit=args.down_limit,
+        up_limit=args.max_up or _rate_of("PEER_MAX_UP"),
+        down_limit=args.max_down or _rate_of("PEER_MAX_DOWN"),
         only_copy=args.only_copy,
     )
 
@@ -138,16 +145,25 @@ def _port(text: str) -> int:
 
 
 def _rate(text: str) -> float:
-    """Bytes a second from bits a second (kbit, mbit, gbit) or bytes a second (kB, MB, GB)."""
-    units = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+    """Bytes a second from Mbit/s, bits a second (kbit, mbit, gbit) or bytes a second (kB, MB, GB)."""
+    units = {"": 125e3, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "kb": 1e3, "mb": 1e6, "gb": 1e9}
     number = text.lower().rstrip("abcdefghijklmnopqrstuvwxyz")
     try:
         rate = float(number) * units[text.lower()[len(number) :]]
     except (ValueError, KeyError):
         rate = 0.0
     if not 16e3 <= rate <= 1e12:
-        raise argparse.ArgumentTypeError(f"{text} is no rate; give 16kB or more, as 10mbit (bits) or 1.5MB (bytes) a second")
+        raise argparse.ArgumentTypeError(f"{text} is no rate; give 16kB or more, as 20Mbit (bits) or 1.5MB (bytes) a second")
     return rate
+
+
+def _rate_of(variable: str) -> float | None:
+    """The rate in an environment variable; None where it is not set.  Raises PeerError."""
+    text = os.environ.get(variable)
+    try:
+        return _rate(text) if text else None
+    except argparse.ArgumentTypeError as error:
+        raise PeerError(f"{variable}: {error}", ExitCode.USAGE) from error
 
 
 def _count(text: str) -> int:
