@@ -7,6 +7,7 @@ import os
 import pytest
 import trio
 
+from benchmarks.caps import fullest_window
 from protocol.network.interface import MAX_REQUEST_BYTES
 from protocol.network.libp2p.rate_limit import BURST_S
 from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, stack
@@ -62,3 +63,10 @@ def test_all_that_libp2p_moves_is_counted() -> None:
             )
 
     trio.run(main)
+
+
+def test_the_benchmark_of_caps_looks_at_the_fullest_window() -> None:
+    counts = [(0.0, 0), (10.0, 100), (20.0, 500), (31.0, 600), (40.0, 600)]
+    assert fullest_window(counts, 10.0) == 400
+    assert fullest_window(counts, 20.0) == pytest.approx(500 * 20 / 21)
+    assert fullest_window(counts[:2], 30.0) == 0

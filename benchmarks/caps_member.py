@@ -1,0 +1,130 @@
+"""One peer of `benchmarks.caps`: averages, serves and fetches blobs, answers questions, and counts; obeys JSON lines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import trio
+
+from benchmarks import broadcast_member, exchange_member
+from benchmarks.json_lines import hear, say
+from protocol.content.messages import QUESTIONS, read_chunk_header
+from protocol.content.swarm import Swarm
+from protocol.network.interface import Acceptance, Landing
+from protocol.network.libp2p import Libp2pNetwork, NetworkSettings
+from protocol.network.session import Session
+from protocol.wire.hashes import Hash, tree_root
+from protocol.wire.identity import PeerId
+
+RUN = exchange_member.RUN
+SAMPLE_S = 0.25
+QUESTION_S = 0.1
+
+
+class Peer:
+    """Implements `protocol.network.interface.Handlers` for exchanges, blobs, and questions that are sent back."""
+
+    def __init__(self, parameters: int, chunk: int) -> None:
+        self.exchange = exchange_member.Peer(parameters, chunk, "mean")
+        self.blobs = broadcast_member.Peer()
+        self.identity = self.blobs.identity = self.exchange.identity
+
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
+        return Acceptance.IGNORE
+
+    async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        if kind == "echo":
+            return data
+        return await (self.blobs if kind in QUESTIONS else self.exchange).on_request(peer, kind, data)
+
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
+        of = self.blobs if read_chunk_header(header) else self.exchange
+        return await of.open_push(peer, header, size)
+
+    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
+        of = self.blobs if read_chunk_header(header) else self.exchange
+        await of.finish_push(peer, header, landing)
+
+    def has_member(self, peer: PeerId) -> bool:
+        return True
+
+    def on_peer_connected(self, peer: PeerId) -> None: ...
+
+    def on_peer_disconnected(self, peer: PeerId) -> None: ...
+
+
+def moved() -> tuple[int, int]:
+    """Bytes that this network namespace has sent and received."""
+    line = next(line for line in Path("/proc/self/net/dev").read_text().splitlines() if line.strip().startswith("net0:"))
+    fields = line.partition(":")[2].split()
+    return int(fields[8]), int(fields[0])
+
+
+async def sample(into: list[tuple[float, int, int]]) -> None:
+    while True:
+        into.append((trio.current_time(), *moved()))
+        await trio.sleep(SAMPLE_S)
+
+
+async def ask(network: Libp2pNetwork, peer: PeerId, seconds: list[float], scope: trio.CancelScope) -> None:
+    """How long a short question takes, again and again."""
+    with scope:
+        while True:
+            begun = trio.current_time()
+            await network.request(peer, "echo", b"?" * 200, timeout_s=30)
+            seconds.append(trio.current_time() - begun)
+            await trio.sleep(QUESTION_S)
+
+
+async def main() -> None:
+    parameters, chunk, blob, host, up, down = sys.argv[1:]
+    peer, samples, questions = Peer(int(parameters), int(chunk)), list[tuple[float, int, int]](), list[float]()
+    settings = NetworkSettings(listen_host=host, mdns=False, up_limit=float(up) or None, down_limit=float(down) or None)
+    async with trio.open_nursery() as nursery:
+        network = Libp2pNetwork(peer.identity, RUN, peer, settings)
+        await nursery.start(network.run)
+        session = Session(peer.identity, RUN, network, lambda event: print(event, file=sys.stderr))
+        peer.blobs.swarm = Swarm(session, peer, peer.blobs.shelf, trio.to_thread.run_sync)
+        nursery.start_soon(peer.blobs.swarm.run)
+        me = str(peer.identity.peer_id)
+        introduction = tree_root(peer.exchange.leaves).hex()
+        name = peer.blobs.make(int(blob), 1 << 20).hex()
+        say(peer=me, address=network.addresses()[0], root=introduction, blob=name)
+        members = (await hear())["peers"]
+        network.remember([member["address"] for member in members])
+        while len(network.connected()) < len(members) - 1:
+            await trio.sleep(0.05)
+        for other in network.connected():
+            network.welcome(other)
+        say(connected=len(members) - 1)
+        round, asking = 0, trio.CancelScope()
+        while (words := await hear())["do"] != "end":
+            match words["do"]:
+                case "begin":
+                    nursery.start_soon(sample, samples)
+                    fetched = words["fetch"].get(me)
+                    if fetched is not None:
+                        of = members[fetched]
+                        wanted = Hash(bytes.fromhex(of["blob"])), int(blob), 1 << 20, PeerId(of["peer"])
+                        nursery.start_soon(peer.blobs.fetch, network, *wanted)
+                    if me in words["ask"]:
+                        nursery.start_soon(ask, network, PeerId(members[0]["peer"]), questions, asking)
+                    say()
+                case "exchange":
+                    averaging = members[: words["members"]]
+                    begun = trio.current_time()
+                    if any(member["peer"] == me for member in averaging):
+                        plan = peer.exchange.plan(averaging, round, False)
+                        await peer.exchange.average(network, plan, nursery)
+                    round += 1
+                    say(seconds=trio.current_time() - begun)
+                case "report":
+                    asking.cancel()
+                    say(samples=samples, questions=questions)
+        await network.close()
+        nursery.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    trio.run(main)
