@@ -28,6 +28,7 @@ from protocol.content.messages import (
     LeavesRequest,
 )
 from protocol.content.offers import Offer, OriginOffer
+from protocol.content.sampling import Sample, Sampled
 from protocol.content.shelf import Held, Shelf
 from protocol.content.uploads import Uploads
 from protocol.network.interface import Landing, Members, NetworkError, Refused
@@ -55,6 +56,7 @@ class Swarm:
         self._random = random.Random(session.me)
         self._fetches: dict[Hash, list[Fetch]] = {}
         self._origins: dict[Hash, OriginOffer] = {}
+        self._samples: list[Sample] = []
         self._untold: dict[tuple[PeerId, Hash], ChunkSet] = {}
         """What is still to be told; whoever is in it is being told."""
         self._nursery: trio.Nursery | None = None
@@ -108,6 +110,15 @@ class Swarm:
             others.remove(fetch)
             if not others:
                 del self._fetches[blob.name]
+
+    async def sample(self, blob: Blob, peer: PeerId) -> Sampled:
+        """How fast a peer sends to us some chunks of a blob that it should have; nothing of them is kept."""
+        sample = Sample(self._session, blob, peer)
+        self._samples.append(sample)
+        try:
+            return await sample.run()
+        finally:
+            self._samples.remove(sample)
 
     def add_sources(self, name: Hash, sources: Sequence[PeerId]) -> None:
         """Ask these, too, for the blob that is being fetched."""
@@ -239,10 +250,13 @@ class Swarm:
             landing = fetch.landing(peer, header.chunk, size)
             if landing is not None:
                 return landing
-        return None
+        samples = (sample.landing(peer, header.chunk, size) for sample in self._samples_of(header))
+        return next((landing for landing in samples if landing is not None), None)
 
     def finish_push(self, peer: PeerId, header: ChunkHeader, landing: Landing | None) -> None:
         """A chunk is complete; None when it broke off."""
+        for sample in self._samples_of(header):
+            sample.landed(peer, header.chunk, landing)
         if landing is None:
             for fetch in self._fetches.get(Hash(header.blob), []):
                 fetch.broke_off(peer, header.chunk)
@@ -250,3 +264,6 @@ class Swarm:
         for fetch in [*self._fetches.get(Hash(header.blob), [])]:
             if header.chunk < fetch.count and len(landing.buffer) == fetch.blob.sizes[header.chunk]:
                 fetch.landed(peer, header.chunk, landing)
+
+    def _samples_of(self, header: ChunkHeader) -> list[Sample]:
+        return [sample for sample in self._samples if sample.blob.name == header.blob]
