@@ -9,6 +9,7 @@ import trio
 
 from benchmarks import broadcast_member, exchange_member
 from benchmarks.json_lines import hear, say
+from peer.bench.exchange_peer import RUN
 from protocol.content.messages import QUESTIONS, read_chunk_header
 from protocol.content.swarm import Swarm
 from protocol.network.interface import Acceptance, Landing
@@ -17,7 +18,6 @@ from protocol.network.session import Session
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 
-RUN = exchange_member.RUN
 SAMPLE_S = 0.25
 QUESTION_S = 0.1
 
@@ -115,7 +115,7 @@ async def main() -> None:
                     averaging = members[: words["members"]]
                     begun = trio.current_time()
                     if any(member["peer"] == me for member in averaging):
-                        plan = peer.exchange.plan(averaging, round, False)
+                        plan = peer.exchange.plan(exchange_member.introductions(averaging), round, False)
                         await peer.exchange.average(network, plan, nursery)
                     round += 1
                     say(seconds=trio.current_time() - begun)

@@ -17,6 +17,7 @@ from peer.control.ledger import MAX_MEMBERS_TOLD, ledger
 from peer.control.server import Command
 from peer.discovery.contacts import Contacts
 from peer.formatting import duration
+from protocol.node.line_probe import Lines, NotNow
 from protocol.state.store import Store
 from protocol.status import PeerStatus
 
@@ -33,6 +34,8 @@ class Peer(Protocol):
     def contacts(self) -> Contacts | None: ...
 
     def status(self) -> PeerStatus: ...
+
+    async def measure_lines(self) -> Lines: ...
 
     def notice(self, level: str, text: str) -> None: ...
 
@@ -70,6 +73,7 @@ class Controls:
             "status": self._status,
             "ledger": self._ledger,
             "contacts": self._contacts,
+            "lines": self._lines,
             "leave": self._leave,
             "finish": self._finish,
             "pause": self._pause,
@@ -85,6 +89,14 @@ class Controls:
             raise ControlError("the peer is still opening its network; ask again")
         await contacts.dial_back()
         return {"run": self._peer.status().run, **asdict(contacts.known())}
+
+    async def _lines(self, fields: dict[str, Any]) -> dict[str, Any]:
+        try:
+            lines = await self._peer.measure_lines()
+        except NotNow as error:
+            raise ControlError(str(error)) from error
+        peers = [{"name": name, **asdict(sampled), "down_bytes_per_s": sampled.bytes_per_s} for name, sampled in lines.peers]
+        return {"run": self._peer.status().run, "peers": peers, "up_bytes_per_s": lines.up_bytes_per_s}
 
     async def _ledger(self, fields: dict[str, Any]) -> dict[str, Any]:
         store = self._peer.store

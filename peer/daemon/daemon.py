@@ -24,6 +24,7 @@ from peer.discovery.contacts import Contacts
 from peer.errors import ExitCode, PeerError
 from peer.paths import run_dir
 from protocol.events import Left, Notice, Started
+from protocol.node.line_probe import Lines
 from protocol.node.node import Node
 from protocol.state.store import Store
 from protocol.status import PeerStatus
@@ -110,6 +111,10 @@ class Daemon:
     def resume(self) -> None:
         """Go on after a pause."""
         self._node().resume()
+
+    async def measure_lines(self) -> Lines:
+        """How fast the lines to some peers are; takes seconds.  Raises NotNow."""
+        return await self._node().line_probe.measure()
 
     def notice(self, level: str, text: str) -> None:
         """Tell the person a sentence.  level: info or warning."""

@@ -90,6 +90,8 @@ class TrainerProcess:
         self._busy = False
         self.threads = 0
         """CPU threads that the last finished round used at its end."""
+        self.device = ""
+        """Where it computes, in torch's words; empty before it was ready for the first time."""
 
     @property
     def pid(self) -> int | None:
@@ -245,7 +247,7 @@ class TrainerProcess:
         if 4 * answer["parameters"] > self._theta.size:
             channel.kill(f"the trainer's model has {answer['parameters']} parameters, more than fit into the state")
             return
-        self._ready = True
+        self._ready, self.device = True, str(answer["device"])
         if self._paused:
             channel.send({"do": "pause"})
         self._emit(TrainerStarted(channel.process.pid))

@@ -29,6 +29,7 @@ from protocol.node.evaluator import Evaluator
 from protocol.node.gathering import Gathering
 from protocol.node.guard import Guard, Thinned
 from protocol.node.life import Life
+from protocol.node.line_probe import LineProbe
 from protocol.node.ratifier import Ratifier
 from protocol.node.readys import Readys
 from protocol.node.rounds import Rounds
@@ -53,7 +54,7 @@ from protocol.wire.presence import Phase, Role
 
 
 class Node:
-    """`run` it; what the session's network hears goes to `dispatcher`."""
+    """`run` it; what the session's network hears goes to `dispatcher`.  line_probe: measures its lines."""
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Node:
         initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         self._swarm = Swarm(session, membership, ReplicaShelf(replica), offload)
+        self.line_probe = LineProbe(session, replica, membership, self._swarm)
         supplies = Supplies(session, replica, offload, self._swarm)
         self._catch_up = CatchUp(session, replica, offload, supplies, initialise)
         anchor = settings.anchor or replica.store.chosen()

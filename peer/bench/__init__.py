@@ -1,0 +1,1 @@
+"""What this computer and its lines can do, measured: `peer bench`."""

@@ -1,0 +1,148 @@
+"""A peer that does nothing but average: the exchange of rounds, without training, votes or records."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import trio
+
+from kernels.aggregate import Rule
+from kernels.codec import encode
+from kernels.layout import chunk_layout, payload_bytes
+from protocol.events import Event
+from protocol.exchange.assignment import assign_owners, contribution_leaves
+from protocol.exchange.messages import ExchangeAsk, push_plan
+from protocol.exchange.runner import ExchangeRunner
+from protocol.network.interface import Acceptance, Landing, Network, Refused
+from protocol.network.session import Session
+from protocol.wire.body import decode_body
+from protocol.wire.hashes import ZERO_HASH, Hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import Member, Plan
+
+RUN = Hash(b"\x05" * 32)
+TOKENS = 1000
+STALL_S = 10.0
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What the others know of a peer.  root: of its contribution.  bytes_per_s: of its line; 0 when not known."""
+
+    peer: PeerId
+    root: Hash
+    bytes_per_s: float = 0.0
+
+
+class ExchangePeer:
+    """Implements `protocol.network.interface.Handlers` for the running exchange.  Its contribution is random."""
+
+    def __init__(self, parameters: int, chunk: int, rule: Rule = "mean") -> None:
+        self.rule: Rule = rule
+        self.identity = Identity.generate()
+        self.layout = chunk_layout(parameters, chunk)
+        self.size = payload_bytes(self.layout)
+        self.contribution = memoryview(mmap.mmap(-1, self.size))
+        self.result = memoryview(mmap.mmap(-1, self.size))
+        values = np.random.default_rng(self.identity.public_key[0]).standard_normal(chunk, dtype=np.float32)
+        for span in self.layout:
+            encode(values[: span.count], self.contribution[span.encoded])
+        self.leaves = contribution_leaves(self.contribution, self.layout)
+        self.exchange: ExchangeRunner | None = None
+        self._begun = trio.Event()
+        self._scope = trio.CancelScope()
+
+    # -- handlers -----------------------------------------------------------------------------------------------------
+
+    def has_member(self, peer: PeerId) -> bool:
+        """Nobody is."""
+        return False
+
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
+        """There is none."""
+        return Acceptance.IGNORE
+
+    async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        """A successor asks for a chunk of the exchange; nothing else is answered."""
+        ask = decode_body(ExchangeAsk, data, max_bytes=len(data))
+        if self.exchange is None or ask.plan != self.exchange.machine.name:
+            raise Refused("not our exchange")
+        self.exchange.asked(peer, ask)
+        return b""
+
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
+        """A part or a result; it may come before we have begun."""
+        while self.exchange is None or self.exchange.machine.name != push_plan(header):
+            await self._begun.wait()
+        return await self.exchange.open_push(peer, header, size)
+
+    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
+        """Of `open_push`."""
+        if self.exchange is not None:
+            await self.exchange.finish_push(peer, header, landing)
+
+    def on_peer_connected(self, peer: PeerId) -> None:
+        """Nothing follows."""
+
+    def on_peer_disconnected(self, peer: PeerId) -> None:
+        """The others go on without it."""
+        if self.exchange is not None:
+            self.exchange.peer_dead(peer)
+
+    # -- averaging ----------------------------------------------------------------------------------------------------
+
+    def plan(self, members: Sequence[Introduction], round: int, measured: bool) -> Plan:
+        """The same for everybody.  measured: shares by bandwidth, else equal ones."""
+        ordered = sorted(members, key=lambda member: member.peer)
+        bandwidths = [member.bytes_per_s for member in ordered] if measured else ()
+        return Plan(
+            round=round,
+            fragment=0,
+            base=ZERO_HASH,
+            state_digest=ZERO_HASH,
+            owners=assign_owners(ZERO_HASH, [member.peer for member in ordered], len(self.layout), bandwidths),
+            members=[
+                Member(
+                    peer=member.peer,
+                    incarnation=1,
+                    serial=1,
+                    tokens=TOKENS,
+                    steps=1,
+                    loss=0.0,
+                    norm=0.0,
+                    root=member.root,
+                    signature=bytes(64),
+                )
+                for member in ordered
+            ],
+        )
+
+    async def average(self, network: Network, plan: Plan, nursery: trio.Nursery) -> None:
+        """One exchange; returns when our result is complete.  It goes on sending others what they miss until the next."""
+        self._scope.cancel()
+        self._scope = trio.CancelScope()
+        self.exchange = ExchangeRunner(
+            session=Session(self.identity, RUN, network, self.note),
+            plan=plan,
+            layout=self.layout,
+            contribution=self.contribution,
+            leaves=self.leaves,
+            result=self.result,
+            offload=trio.to_thread.run_sync,
+            stall_s=STALL_S,
+            rule=self.rule,
+        )
+        self._begun.set()
+        self._begun = trio.Event()
+        nursery.start_soon(self._run, self.exchange, self._scope)
+        await self.exchange.done.wait()
+
+    def note(self, event: Event) -> None:
+        """Told of what happens in exchanges."""
+
+    async def _run(self, exchange: ExchangeRunner, scope: trio.CancelScope) -> None:
+        with scope:
+            await exchange.run()

@@ -1,0 +1,45 @@
+"""How fast the lines to other peers are, asked of the peer that runs here.  Blocking."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from peer.bench.figures import LineSpeed, PeerLine
+from peer.control.client import ControlClient, ControlError, NotRunning
+from peer.errors import ExitCode, PeerError
+
+TIMEOUT_S = 30.0
+"""A few peers for a few seconds each."""
+
+
+def measure_lines(data_dir: Path, run: str | None = None) -> LineSpeed:
+    """To the peers of the run of the peer here; run: the ID that it must have.  Raises PeerError."""
+    client = ControlClient(data_dir, timeout_s=TIMEOUT_S)
+    try:
+        running = client.status().run
+        if run is not None and running != run:
+            raise PeerError(f"the peer here takes part in another run, {running[:12]}; measure with that", ExitCode.INPUT)
+        return _read(client.request("lines"))
+    except NotRunning as error:
+        raise PeerError(f"{error}; `peer join` starts one, whose lines can be measured", ExitCode.NOT_RUNNING) from error
+    except ControlError as error:
+        raise PeerError(str(error), ExitCode.UNREACHABLE) from error
+
+
+def _read(answer: dict[str, Any]) -> LineSpeed:
+    """What the peer answered; raises ControlError when it is of another form, as another version's may be."""
+    try:
+        peers = [
+            PeerLine(
+                str(one["peer"]),
+                str(one["name"]),
+                int(one["down_bytes"]),
+                float(one["down_bytes_per_s"]),
+                str(one["problem"]),
+            )
+            for one in answer["peers"]
+        ]
+        return LineSpeed(str(answer["run"]), peers, float(answer["up_bytes_per_s"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ControlError("the peer's answer lacks a figure; is it of another version?") from error

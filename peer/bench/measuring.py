@@ -1,0 +1,56 @@
+"""One part after the other, so that none slows another down."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from peer.bench.codec import measure_codec
+from peer.bench.disk import measure_disk
+from peer.bench.exchange import measure_exchange
+from peer.bench.figures import Figures
+from peer.bench.lines import measure_lines
+from peer.bench.training import measure_training
+from peer.errors import PeerError
+
+SAID = {
+    "lines": "the lines to other peers",
+    "codec": "the codec",
+    "exchange": "an exchange on this computer",
+    "training": "training, the start of a trainer included",
+    "disk": "the disk",
+}
+"""The parts in the order in which they are measured, as a person is told."""
+
+
+async def measure(
+    parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None]
+) -> tuple[Figures, dict[str, PeerError]]:
+    """The figures of these parts, and what went wrong.
+
+    folder: the data directory, where the disk is measured and a peer may run.  run: the ID of the run that it must be in.
+    """
+    ways: dict[str, Callable[[], Awaitable[Any]]] = {
+        "lines": lambda: _abandonable(partial(measure_lines, folder, run)),
+        "codec": lambda: trio.to_thread.run_sync(measure_codec),
+        "exchange": measure_exchange,
+        "training": measure_training,
+        "disk": lambda: trio.to_thread.run_sync(measure_disk, folder),
+    }
+    figures, problems = Figures(), dict[str, PeerError]()
+    for part in (part for part in SAID if part in parts):
+        on_part(SAID[part])
+        try:
+            setattr(figures, part, await ways[part]())
+        except PeerError as error:
+            figures.missing[part], problems[part] = error.text, error
+    return figures, problems
+
+
+async def _abandonable(work: Callable[[], Any]) -> Any:
+    """In a thread; when this is cancelled, nobody waits for its end."""
+    return await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # type: ignore[call-arg]  # stale stubs of trio

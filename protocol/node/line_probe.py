@@ -1,0 +1,69 @@
+"""How fast the lines to other peers are, measured when the person asks.
+
+Down: a few peers, one after the other, send some chunks of a past round's result, which they share anyway.  Up: what our
+pushes of the last rounds were seen to carry; nobody is asked to take anything for a measurement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.content.blob import Blob
+from protocol.content.sampling import Sampled
+from protocol.content.swarm import Swarm
+from protocol.membership.liveness import Membership
+from protocol.network.session import Session
+from protocol.state.replica import Replica
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+
+MOST_PEERS = 3
+ROUNDS_AGO = 2
+"""The newest result is urgent where it is served; the one before is not."""
+
+
+class NotNow(Exception):
+    """Nothing can be measured now; the text says why."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """peers: of those that were asked, the name and what came.  up_bytes_per_s: of our pushes; 0 when there were none."""
+
+    peers: list[tuple[str, Sampled]]
+    up_bytes_per_s: float
+
+
+class LineProbe:
+    """Of one node."""
+
+    def __init__(self, session: Session, replica: Replica, membership: Membership, swarm: Swarm) -> None:
+        self._session, self._replica, self._membership, self._swarm = session, replica, membership, swarm
+        self._measuring = False
+
+    async def measure(self) -> Lines:
+        """One measurement at a time.  Raises `NotNow`."""
+        if self._measuring:
+            raise NotNow("the lines are being measured already; ask again in a few seconds")
+        self._measuring = True
+        try:
+            blob, network = self._known_blob(), self._session.network
+            found = [(self._membership.name(peer), await self._swarm.sample(blob, peer)) for peer in self._asked()]
+            return Lines(found, network.bandwidth().up_bytes_per_s)
+        finally:
+            self._measuring = False
+
+    def _asked(self) -> list[PeerId]:
+        connected = set(self._session.network.connected())
+        peers = [peer for peer in self._membership.live_peers() if peer in connected][:MOST_PEERS]
+        if not peers:
+            raise NotNow("no other peer of the run is connected; wait for one")
+        return peers
+
+    def _known_blob(self) -> Blob:
+        history = self._replica.history
+        if history.length < ROUNDS_AGO:
+            raise NotNow(f"the run has {history.length} rounds; lines can be measured after {ROUNDS_AGO} of them")
+        commit = history.commit_at(history.length - ROUNDS_AGO)
+        sizes = tuple(span.size for span in self._replica.layout)
+        return Blob(Hash(commit.record.result_root), tuple(Hash(entry.hash) for entry in commit.index), sizes)
