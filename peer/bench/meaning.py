@@ -102,7 +102,7 @@ def _lines(lines: LineSpeed, run: RunSize) -> list[Row]:
             found.append((name, "not measured", clean(line.problem, 80)))
     up, down = lines.up_bytes_per_s, lines.down_bytes_per_s
     if not up:
-        found.append(("to peers", "not known yet", "known after a round in which this peer sent something"))
+        found.append(("to peers", "not known yet", "rounds in which this peer sends more than 256 kB a second tell it"))
     else:
         found.append(("to peers, as seen in rounds", line_rate(up), f"sends {size(run.exchange_bytes)} in an exchange"))
     if up and down:

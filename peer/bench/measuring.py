@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,31 @@ SAID = {
     "disk": "the disk",
 }
 """The parts in the order in which they are measured, as a person is told."""
+Found = tuple[Figures, dict[str, PeerError]]
+"""The figures, and what went wrong, by part."""
 
 
-async def measure(
+async def measure_unless_interrupted(
     parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None]
-) -> tuple[Figures, dict[str, PeerError]]:
+) -> Found:
+    """As `measure`; raises KeyboardInterrupt when this process is told to end, after what it has begun has ended."""
+    found: Found | None = None
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_on, signals, scope)
+            found = await measure(parts, folder, run, on_part)
+            nursery.cancel_scope.cancel()
+    if found is None or scope.cancel_called:
+        raise KeyboardInterrupt
+    return found
+
+
+async def _cancel_on(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
+
+
+async def measure(parts: Sequence[str], folder: Path, run: str | None, on_part: Callable[[str], None]) -> Found:
     """The figures of these parts, and what went wrong.
 
     folder: the data directory, where the disk is measured and a peer may run.  run: the ID of the run that it must be in.

@@ -35,8 +35,9 @@ def _line(row: Row, widths: Sequence[int]) -> str:
 class Progress:
     """Says on standard error what is being measured: on a terminal in one line, which is gone afterwards."""
 
-    def __init__(self, stream: TextIO = sys.stderr) -> None:
-        self._stream, self._is_terminal = stream, stream.isatty()
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
 
     def say(self, what: str) -> None:
         """This comes now."""

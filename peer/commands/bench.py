@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
     from peer.bench.chosen import chosen
     from peer.bench.meaning import RunSize
-    from peer.bench.measuring import measure
+    from peer.bench.measuring import measure_unless_interrupted
     from peer.bench.report import Progress, fields, table
     from peer.console.plain_json import print_json
     from peer.paths import data_dir, make_private
@@ -52,11 +52,7 @@ def run(args: argparse.Namespace) -> int:
     progress, begun = Progress(), time.monotonic()
     wanted_run = signed.run.hex() if args.what is not None else None
     try:
-        figures, problems = trio.run(measure, args.only or PARTS, folder, wanted_run, progress.say)
-    except BaseExceptionGroup as group:
-        if group.subgroup(KeyboardInterrupt) is None:
-            raise
-        raise KeyboardInterrupt from None
+        figures, problems = trio.run(measure_unless_interrupted, args.only or PARTS, folder, wanted_run, progress.say)
     finally:
         progress.end()
     if args.json:
