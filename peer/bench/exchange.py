@@ -18,7 +18,7 @@ PEERS = 3
 PARAMETERS = 8 << 20
 CHUNK = 1 << 20
 SECONDS = 2.0
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 async def measure_exchange(

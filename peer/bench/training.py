@@ -18,7 +18,8 @@ from protocol.trainer_link import ComputeTask, Progress, TrainerDied
 
 SECONDS = 3.0
 """After the first step, which warms up and does not count."""
-START_DEADLINE_S = 60.0
+START_DEADLINE_S = 180.0
+"""Importing torch and reading the corpus on a slow, busy computer."""
 FLOAT_BYTES = 4
 
 
