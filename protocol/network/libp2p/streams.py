@@ -20,9 +20,13 @@ class BadFrame(NetworkError):
     """The other end sent something that is not a frame, or not the expected content of one."""
 
 
+def _waits(size: int, limit: RateLimit) -> bool:
+    return size > LARGE_BYTES and limit.bytes_per_s is not None
+
+
 async def read_exactly(stream: Stream, size: int, limit: RateLimit = _NO_LIMIT) -> bytes:
     """Read exactly `size` bytes.  Raises whatever the stream raises, and `Unreachable` at its end."""
-    parts, paid = bytearray(), 0 if size > LARGE_BYTES else size
+    parts, paid = bytearray(), 0 if _waits(size, limit) else size
     while len(parts) < size:
         if len(parts) >= paid:
             piece = min(size - paid, limit.frame(LARGE_BYTES))
@@ -51,7 +55,7 @@ async def read_frame(stream: Stream, max_bytes: int, limit: RateLimit = _NO_LIMI
 async def write_frame(stream: Stream, data: bytes, limit: RateLimit = _NO_LIMIT) -> None:
     """Write `data` as one frame.  Raises whatever the stream raises."""
     framed = memoryview(_LENGTH.pack(len(data)) + data)
-    if len(data) <= LARGE_BYTES or limit.bytes_per_s is None:
+    if not _waits(len(data), limit):
         await stream.write(bytes(framed))
         return
     step = limit.frame(LARGE_BYTES)
