@@ -54,13 +54,13 @@ async def read_frame(stream: Stream, max_bytes: int, limit: RateLimit = _NO_LIMI
 
 async def write_frame(stream: Stream, data: bytes, limit: RateLimit = _NO_LIMIT) -> None:
     """Write `data` as one frame.  Raises whatever the stream raises."""
-    framed = memoryview(_LENGTH.pack(len(data)) + data)
+    framed = _LENGTH.pack(len(data)) + data
     if not _waits(len(data), limit):
-        await stream.write(bytes(framed))
+        await stream.write(framed)
         return
     step = limit.frame(LARGE_BYTES)
     for at in range(0, len(framed), step):
-        piece = bytes(framed[at : at + step])
+        piece = framed[at : at + step]
         await limit.pay_ahead(len(piece))
         await stream.write(piece)
 
