@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -18,6 +19,7 @@ from protocol.network.session import Session
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 
+BLOB_CHUNK = 1 << 20
 SAMPLE_S = 0.25
 QUESTION_S = 0.1
 
@@ -77,9 +79,49 @@ async def ask(network: Libp2pNetwork, peer: PeerId, seconds: list[float], scope:
             await trio.sleep(QUESTION_S)
 
 
+class Member:
+    """The peer, its network, and what it measures."""
+
+    def __init__(self, peer: Peer, network: Libp2pNetwork, nursery: trio.Nursery, blob_bytes: int) -> None:
+        self.peer, self.network, self.nursery, self.blob_bytes = peer, network, nursery, blob_bytes
+        self.me = str(peer.identity.peer_id)
+        self.members: list[dict[str, Any]] = []
+        self.samples: list[tuple[float, int, int]] = []
+        self.questions: list[float] = []
+        self.asking = trio.CancelScope()
+        self.round = 0
+
+    async def meet(self) -> None:
+        self.members = (await hear())["peers"]
+        self.network.remember([member["address"] for member in self.members])
+        while len(self.network.connected()) < len(self.members) - 1:
+            await trio.sleep(0.05)
+        for other in self.network.connected():
+            self.network.welcome(other)
+
+    def begin(self, words: dict[str, Any]) -> None:
+        """Count, and fetch and ask for as long as there is something to fetch and to ask."""
+        self.nursery.start_soon(sample, self.samples)
+        fetched = words["fetch"].get(self.me)
+        if fetched is not None:
+            source = self.members[fetched]
+            wanted = Hash(bytes.fromhex(source["blob"])), self.blob_bytes, BLOB_CHUNK, PeerId(source["peer"])
+            self.nursery.start_soon(self.peer.blobs.fetch, self.network, *wanted)
+        if self.me in words["ask"]:
+            self.nursery.start_soon(ask, self.network, PeerId(self.members[0]["peer"]), self.questions, self.asking)
+
+    async def average(self, count: int) -> None:
+        """With the first so many; nothing if we are not among them."""
+        averaging = self.members[:count]
+        if any(member["peer"] == self.me for member in averaging):
+            plan = self.peer.exchange.plan(exchange_member.introductions(averaging), self.round, False)
+            await self.peer.exchange.average(self.network, plan, self.nursery)
+        self.round += 1
+
+
 async def main() -> None:
     parameters, chunk, blob, host, up, down = sys.argv[1:]
-    peer, samples, questions = Peer(int(parameters), int(chunk)), list[tuple[float, int, int]](), list[float]()
+    peer = Peer(int(parameters), int(chunk))
     settings = NetworkSettings(listen_host=host, mdns=False, up_limit=float(up) or None, down_limit=float(down) or None)
     async with trio.open_nursery() as nursery:
         network = Libp2pNetwork(peer.identity, RUN, peer, settings)
@@ -87,41 +129,22 @@ async def main() -> None:
         session = Session(peer.identity, RUN, network, lambda event: print(event, file=sys.stderr))
         peer.blobs.swarm = Swarm(session, peer, peer.blobs.shelf, trio.to_thread.run_sync)
         nursery.start_soon(peer.blobs.swarm.run)
-        me = str(peer.identity.peer_id)
-        introduction = tree_root(peer.exchange.leaves).hex()
-        name = peer.blobs.make(int(blob), 1 << 20).hex()
-        say(peer=me, address=network.addresses()[0], root=introduction, blob=name)
-        members = (await hear())["peers"]
-        network.remember([member["address"] for member in members])
-        while len(network.connected()) < len(members) - 1:
-            await trio.sleep(0.05)
-        for other in network.connected():
-            network.welcome(other)
-        say(connected=len(members) - 1)
-        round, asking = 0, trio.CancelScope()
+        member = Member(peer, network, nursery, int(blob))
+        name, root = peer.blobs.make(int(blob), BLOB_CHUNK), tree_root(peer.exchange.leaves)
+        say(peer=member.me, address=network.addresses()[0], root=root.hex(), blob=name.hex())
+        await member.meet()
+        say()
         while (words := await hear())["do"] != "end":
             match words["do"]:
                 case "begin":
-                    nursery.start_soon(sample, samples)
-                    fetched = words["fetch"].get(me)
-                    if fetched is not None:
-                        of = members[fetched]
-                        wanted = Hash(bytes.fromhex(of["blob"])), int(blob), 1 << 20, PeerId(of["peer"])
-                        nursery.start_soon(peer.blobs.fetch, network, *wanted)
-                    if me in words["ask"]:
-                        nursery.start_soon(ask, network, PeerId(members[0]["peer"]), questions, asking)
+                    member.begin(words)
                     say()
                 case "exchange":
-                    averaging = members[: words["members"]]
-                    begun = trio.current_time()
-                    if any(member["peer"] == me for member in averaging):
-                        plan = peer.exchange.plan(exchange_member.introductions(averaging), round, False)
-                        await peer.exchange.average(network, plan, nursery)
-                    round += 1
-                    say(seconds=trio.current_time() - begun)
+                    await member.average(words["members"])
+                    say()
                 case "report":
-                    asking.cancel()
-                    say(samples=samples, questions=questions)
+                    member.asking.cancel()
+                    say(samples=member.samples, questions=member.questions)
         await network.close()
         nursery.cancel_scope.cancel()
 

@@ -59,7 +59,8 @@ class PeerLine:
 
 @dataclass(frozen=True)
 class LineSpeed:
-    """Of the lines to some peers of a run.  up_bytes_per_s: what pushes to them were seen to carry; 0 when not known."""
+    """Of the lines to some peers of a run.  up_bytes_per_s: what pushes to them were seen to
+    carry, or this peer's cap while they were not; 0 when neither is known."""
 
     run: str
     peers: list[PeerLine]

@@ -104,7 +104,9 @@ def _lines(lines: LineSpeed, run: RunSize) -> list[Row]:
     if not up:
         found.append(("to peers", "not known yet", "rounds in which this peer sends more than 256 kB a second tell it"))
     else:
-        found.append(("to peers, as seen in rounds", line_rate(up), f"sends {size(run.exchange_bytes)} in an exchange"))
+        found.append(
+            ("to peers (seen in rounds, or the cap)", line_rate(up), f"sends {size(run.exchange_bytes)} in an exchange")
+        )
     if up and down:
         meaning = _for(run.exchange_bytes, min(up, down), f"an exchange of {run.members} members")
         found.append(("both ways", line_rate(min(up, down)), meaning))

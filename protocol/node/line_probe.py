@@ -28,7 +28,8 @@ class NotNow(Exception):
 
 @dataclass(frozen=True)
 class Lines:
-    """peers: of those that were asked, the name and what came.  up_bytes_per_s: of our pushes; 0 when there were none."""
+    """peers: of those that were asked, the name and what came.  up_bytes_per_s: that our pushes
+    were seen to carry, within our cap, or that cap while they were not; 0 when neither is known."""
 
     peers: list[tuple[str, Sampled]]
     up_bytes_per_s: float

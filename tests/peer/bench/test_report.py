@@ -42,7 +42,7 @@ def test_each_figure_has_its_meaning() -> None:
     )
     assert found["disk, write"] == ("200.0 MB/s", "40.0 ms for a checkpoint of ours, 8.0 MB")
     assert found["from bob (…abcdef)"] == ("8.0 Mbit/s", "8 s for 8.0 MB that a newcomer fetches")
-    assert found["to peers, as seen in rounds"] == ("16.0 Mbit/s", "sends 1.5 MB in an exchange")
+    assert found["to peers (seen in rounds, or the cap)"] == ("16.0 Mbit/s", "sends 1.5 MB in an exchange")
     assert found["both ways"] == ("8.0 Mbit/s", "1.5 s for an exchange of 4 members")
 
 
