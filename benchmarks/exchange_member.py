@@ -90,6 +90,8 @@ async def main() -> None:
         network.remember([member["address"] for member in members])
         while len(network.connected()) < len(others):
             await trio.sleep(0.05)
+        for other in others:
+            network.welcome(other)  # nobody greets here, and strangers are not kept for long
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         say(connected=len(others))
         round = 0
