@@ -35,6 +35,8 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return f"measuring the held-out loss after {rounds} rounds: {100 * done // max(1, total)} %"
         case ev.CheckpointWritten(rounds, size_bytes):
             return f"checkpoint after {rounds} rounds is on disk ({size(size_bytes)})"
+        case ev.VersionPublished() | ev.VersionStarted() | ev.VersionProgress() | ev.VersionComplete() | ev.VersionRefused():
+            return _of_weights(event, name)
         case ev.RolledBack(to_round, abandoned, winner):
             return (
                 f"the swarm had split and the other side won: went back {abandoned} rounds to {to_round} "
@@ -80,6 +82,24 @@ def _of_a_peer(event: ev.Event, name: Naming) -> str:
             )
         case ev.PeerGone(peer, goodbye):
             return f"{name(peer)} said goodbye and left" if goodbye else f"{name(peer)} is gone: it fell silent"
+    return ""
+
+
+def _of_weights(event: ev.Event, name: Naming) -> str:
+    match event:
+        case ev.VersionPublished(version, publisher, kind, size_bytes, patch_bytes):
+            patch = f", a patch of {size(patch_bytes)}" if patch_bytes is not None else ""
+            whole = ", to be had whole" if kind == "anchor" else ""
+            return f"weights: {name(publisher)} published version {version} ({size(size_bytes)}{whole}{patch})"
+        case ev.VersionStarted(version, size_bytes, files):
+            return f"weights: getting version {version}: {size(size_bytes)} in {files} {'file' if files == 1 else 'files'}"
+        case ev.VersionProgress(version, _, what, done, total, _, _, rate, sources, left_s):
+            left = f", {to_go(left_s)}" if left_s is not None else ""
+            return f"weights: version {version}, {what}: {done} of {total} chunks, {size(rate)}/s from {sources}{left}"
+        case ev.VersionComplete(version, weights, size_bytes, seconds):
+            return f"weights: version {version} is on disk ({weights[:8]}, {size(size_bytes)}) after {duration(seconds)}"
+        case ev.VersionRefused(version, reason):
+            return f"weights: version {version} is not used: {clean(reason, 200)}"
     return ""
 
 
@@ -157,7 +177,14 @@ def level(event: ev.Event) -> str:
             return given
         case ev.TrainerStopped(reason) if reason == "the trainer was stopped":
             return "info"
-        case ev.TrainerStopped() | ev.MemberLost() | ev.RolledBack() | ev.Desynced() | ev.PeerSuspected():
+        case (
+            ev.TrainerStopped()
+            | ev.MemberLost()
+            | ev.RolledBack()
+            | ev.Desynced()
+            | ev.PeerSuspected()
+            | ev.VersionRefused()
+        ):
             return "warning"
         case ev.PeerBanned() | ev.PeerEjected() | ev.NobodyAnswers() | ev.LinesLost() | ev.HandlerFailed():
             return "warning"

@@ -145,6 +145,11 @@ class Download:
         return self._owed_bytes
 
     @property
+    def sources(self) -> int:
+        """Peers that have some of it."""
+        return len(self._sources)
+
+    @property
     def barred(self) -> set[PeerId]:
         """Sources whose bytes were wrong."""
         return self._sources.barred

@@ -92,6 +92,11 @@ class Fetch:
         return self._download.here
 
     @property
+    def sources(self) -> int:
+        """Peers that have some of it, as far as we know."""
+        return self._download.sources
+
+    @property
     def is_urgent(self) -> bool:
         """Nobody waits for us to pass it on."""
         return False

@@ -129,6 +129,15 @@ class Swarm:
         """We alone have this blob, of `count` chunks: show it so that each chunk leaves us once."""
         self._origins[name] = OriginOffer(count, self._random, self._members.has_member)
 
+    def end_origin(self, name: Hash) -> None:
+        """We are about to have this blob no more, or others have it."""
+        self._origins.pop(name, None)
+
+    def under_way(self, name: Hash) -> tuple[ChunkSet, int] | None:
+        """Of a blob that is being fetched: the chunks that are here, and how many sources it has; None for others."""
+        fetch = next(iter(self._fetches.get(name, [])), None)
+        return (fetch.here, fetch.sources) if fetch is not None else None
+
     def gone(self, peer: PeerId) -> None:
         """A peer is not connected any more."""
         self._uploads.forget(peer)
@@ -221,8 +230,9 @@ class Swarm:
         return ChunksReply(chunks=absent, busy=busy).encode()
 
     async def _leaves(self, peer: PeerId, data: bytes) -> bytes:
-        held = await self._find(Hash(decode_body(LeavesRequest, data).blob))
-        leaves = await self._offload(held.leaves)
+        name = Hash(decode_body(LeavesRequest, data).blob)
+        fetches = self._fetches.get(name)
+        leaves = fetches[0].leaves() if fetches else await self._offload((await self._find(name)).leaves)
         if leaves is None:
             raise Refused("its hashes are not here")
         return LeavesReply(leaves=list(leaves)).encode()

@@ -17,12 +17,14 @@ from protocol.node.current_round import CurrentRound
 from protocol.node.ratifier import Ratifier
 from protocol.node.statements import Statements
 from protocol.run.greeting import Hello
+from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.questions import EvidenceRequest, PartReply, PartRequest, RatificationRequest
 from protocol.wire.shape import largest
+from protocol.wire.versions import VersionsRequest
 
 QUESTIONS: dict[str, type[Body] | None] = {
     "hello": Hello,
@@ -32,6 +34,8 @@ QUESTIONS: dict[str, type[Body] | None] = {
     "part": PartRequest,
     "evidence": EvidenceRequest,
     "ratification": RatificationRequest,
+    "version": None,
+    "versions": VersionsRequest,
     **ABOUT_BLOBS,
     **SERVED,
 }
@@ -50,12 +54,14 @@ class Answers:
         ejections: Ejections,
         serving: Serving,
         swarm: Swarm,
+        versions: WeightVersions,
         statements: Statements,
         ratifier: Ratifier,
         current: CurrentRound,
     ) -> None:
         self._network, self._handshake, self._ejections = session.network, handshake, ejections
         self._serving, self._swarm, self._statements, self._round = serving, swarm, statements, current
+        self._versions = versions
         self._answers: dict[str, Callable[[PeerId, bytes], Awaitable[bytes]]] = {
             "hello": self._hello,
             "round": self._round_statement,
@@ -64,6 +70,8 @@ class Answers:
             "part": self._part,
             "evidence": self._evidence,
             "ratification": ratifier.answer,
+            "version": self._version,
+            "versions": versions.answer,
         }
         assert {*self._answers, *ABOUT_BLOBS, *SERVED} == set(QUESTIONS)
 
@@ -94,6 +102,10 @@ class Answers:
     async def _goodbye(self, peer: PeerId, data: bytes) -> bytes:
         await self._statements.goodbye(peer, data)
         return b""  # the leaver waits for no more than that
+
+    async def _version(self, peer: PeerId, data: bytes) -> bytes:
+        await self._versions.told(peer, data)
+        return b""
 
     async def _exchange(self, peer: PeerId, data: bytes) -> bytes:
         try:

@@ -26,6 +26,7 @@ from protocol.node.background import Background
 from protocol.node.current_round import CurrentRound
 from protocol.node.guard import Guard
 from protocol.node.statements import Statements
+from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.identity import PeerId
 
 
@@ -44,12 +45,13 @@ class Dispatcher:
         statements: Statements,
         answers: Answers,
         swarm: Swarm,
+        versions: WeightVersions,
         current: CurrentRound,
     ) -> None:
         self._session, self._guard, self._background = session, guard, background
         self._membership, self._handshake, self._activity = membership, handshake, activity
         self._ejections, self._statements, self._answers = ejections, statements, answers
-        self._swarm, self._round = swarm, current
+        self._swarm, self._versions, self._round = swarm, versions, current
 
     def open(self) -> AbstractAsyncContextManager[trio.Nursery]:
         """Within, what arrives is handled, in the nursery that this gives."""
@@ -114,6 +116,8 @@ class Dispatcher:
             self._activity.tell_now()
             if refusal is not None:
                 self._session.emit(Notice("warning", refusal))
+            else:
+                self._versions.met(peer)
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
         """Judge a peer's liveness by its broken connection."""

@@ -19,6 +19,7 @@ from protocol.node.rounds import Rounds
 from protocol.node.state_keeper import StateKeeper
 from protocol.node.watch import Watch
 from protocol.state.history import History
+from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, WhyIdle
 
@@ -42,6 +43,7 @@ class Life:
         keeper: StateKeeper,
         ratifier: Ratifier,
         swarm: Swarm,
+        versions: WeightVersions,
         gathering: Gathering,
         rounds: Rounds,
         evaluator: Evaluator,
@@ -50,7 +52,7 @@ class Life:
         self._session, self._history, self._stop_after = session, history, stop_after
         self._dispatcher, self._heartbeats, self._ejections, self._watch = dispatcher, heartbeats, ejections, watch
         self._keeper, self._gathering, self._rounds, self._evaluator = keeper, gathering, rounds, evaluator
-        self._activity, self._ratifier, self._swarm = activity, ratifier, swarm
+        self._activity, self._ratifier, self._swarm, self._versions = activity, ratifier, swarm, versions
         self._leaving = trio.Event()
         self._finishing = False
 
@@ -65,6 +67,7 @@ class Life:
             nursery.start_soon(self._watch.run, nursery)
             nursery.start_soon(self._ratifier.run)
             nursery.start_soon(self._swarm.run)
+            self._versions.resume()
             outlasting = Outlasting(nursery)
             nursery.start_soon(self._live, outlasting)
             for peer in self._session.network.connected():

@@ -48,13 +48,19 @@ from protocol.sync.fork_choice import YOUNG_ROUNDS
 from protocol.sync.standpoints import Standpoints
 from protocol.sync.supplies import Supplies
 from protocol.trainer_link import StateMark, TrainerLink
+from protocol.versions.catalogue import Catalogue
+from protocol.versions.shelf import Shelves, VersionShelf
+from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, Role
 
 
 class Node:
-    """`run` it; what the session's network hears goes to `dispatcher`.  line_probe: measures its lines."""
+    """`run` it; what the session's network hears goes to `dispatcher`.
+
+    versions: of the weights, and publishing them.  line_probe: measures its lines.
+    """
 
     def __init__(
         self,
@@ -80,7 +86,13 @@ class Node:
         standpoints = Standpoints(session.me, self._history, membership, activity, replica.rounds.listen_s)
         initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
-        self._swarm = Swarm(session, membership, ReplicaShelf(replica), offload)
+        catalogue = Catalogue(replica.manifest)
+        shelves = Shelves(ReplicaShelf(replica), VersionShelf(catalogue, replica.store.weights))
+        self._swarm = Swarm(session, membership, shelves, offload)
+        self._background = Background()
+        self.versions = WeightVersions(
+            session, guard, self._background, replica, catalogue, offload, self._swarm, settings.weights
+        )
         self.line_probe = LineProbe(session, replica, membership, self._swarm)
         supplies = Supplies(session, replica, offload, self._swarm)
         self._catch_up = CatchUp(session, replica, offload, supplies, initialise)
@@ -105,32 +117,43 @@ class Node:
             self._membership,
             self._round,
         )
-        background = Background()
         statements = Statements(
             session,
             guard,
             offload,
-            background,
+            self._background,
             membership,
             self._handshake,
             self._ejections,
             Witness(session.run, self._history, replica.rounds.max_members),
             self._evaluator,
             self._readys,
+            self.versions,
             current,
         )
         serving = Serving(replica, offload)
         return Dispatcher(
             session,
             guard,
-            background,
+            self._background,
             membership,
             self._handshake,
             self._activity,
             self._ejections,
             statements,
-            Answers(session, self._handshake, self._ejections, serving, self._swarm, statements, self._ratifier, current),
+            Answers(
+                session,
+                self._handshake,
+                self._ejections,
+                serving,
+                self._swarm,
+                self.versions,
+                statements,
+                self._ratifier,
+                current,
+            ),
             self._swarm,
+            self.versions,
             current,
         )
 
@@ -163,6 +186,7 @@ class Node:
             keeper=self._keeper,
             ratifier=self._ratifier,
             swarm=self._swarm,
+            versions=self.versions,
             gathering=Gathering(session, replica, settings, membership, self._claims, activity),
             rounds=rounds,
             evaluator=self._evaluator,

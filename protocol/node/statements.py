@@ -25,14 +25,16 @@ from protocol.node.evaluator import Evaluator
 from protocol.node.guard import Guard
 from protocol.node.readys import Readys
 from protocol.offload import Offload
+from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.body import LARGE_BYTES, Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import MAX_GOSSIP_BYTES, Envelope
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation, Commit, Ready, unpack
 from protocol.wire.presence import Goodbye, Heartbeat
+from protocol.wire.versions import Version
 
-GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation)
+GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation, Version)
 MAX_TOLD = 1024
 """Goodbyes remembered that did not come by gossip."""
 
@@ -52,11 +54,13 @@ class Statements:
         witness: Witness,
         evaluator: Evaluator,
         readys: Readys,
+        versions: WeightVersions,
         current: CurrentRound,
     ) -> None:
         self._session, self._guard, self._offload, self._background = session, guard, offload, background
         self._membership, self._handshake, self._ejections = membership, handshake, ejections
         self._witness, self._evaluator, self._readys, self._round = witness, evaluator, readys, current
+        self._versions = versions
         self._decoding = trio.Lock()
         """One large statement is decoded at a time."""
         self._told: dict[PeerId, None] = {}
@@ -77,6 +81,8 @@ class Statements:
         if sender == self._session.me or not self._background.is_open:
             return Acceptance.IGNORE  # a peer that has left, or is not here yet, judges no forwarder
         with self._guard.watch(sender, envelope.kind):
+            if isinstance(body, Version):
+                return self._versions.hear(forwarder, sender, body, envelope.raw)
             if isinstance(body, Ready):
                 self._handshake.meet(sender, body)
             may_speak = self._handshake.may_speak(sender) and sender not in self._ejections

@@ -45,6 +45,7 @@ PROTOCOL_VERSION = 1
 """The version of the protocol that this software speaks."""
 
 MAX_ALLOWLIST = 4096
+MAX_PUBLISHERS = 64
 MAX_ELECTORS = 64
 """Peers that vote on one record; so many founders at most."""
 MAX_MANIFEST_BYTES = 320 << 10
@@ -193,7 +194,7 @@ class RunManifest(Section):
     """A run.  Two runs that differ in any field are different runs."""
 
     KIND: ClassVar[str] = "manifest"
-    LATER: ClassVar[frozenset[str]] = frozenset({"initial_state"})
+    LATER: ClassVar[frozenset[str]] = frozenset({"initial_state", "publishers"})
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
     """What people call the run."""
@@ -227,6 +228,8 @@ class RunManifest(Section):
     """Who may take part: "open", "invite" (a token of the organiser) or "allowlist"."""
     allowlist: Annotated[list[PeerField], Field(max_length=MAX_ALLOWLIST)] = Field(default_factory=list)
     """Peer IDs that may take part when admission is "allowlist"; sorted."""
+    publishers: Annotated[list[PeerField], Field(max_length=MAX_PUBLISHERS)] = []
+    """Peer IDs that may publish versions of the weights, besides the organiser; sorted."""
     checkpoint_interval: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Rounds between checkpoints on disk."""
     checkpoint_chunk_bytes: Annotated[int, Field(ge=1 << 12, le=MAX_CHECKPOINT_CHUNK_BYTES, multiple_of=1 << 12)] = 1 << 20
@@ -250,6 +253,8 @@ class RunManifest(Section):
         yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
         if self.allowlist != sorted(set(self.allowlist)):
             yield Problem(("allowlist",), "allowlist must be sorted and without repetition; sort it")
+        if self.publishers != sorted(set(self.publishers)):
+            yield Problem(("publishers",), "publishers must be sorted and without repetition; sort it")
         if self.founders != "anyone":
             listed = [self.organiser, *self.allowlist] if self.admission is Admission.ALLOWLIST else None
             yield from founder_problems(self.founders, listed)

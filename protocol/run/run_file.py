@@ -87,7 +87,7 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: 
         raise RunFileError(
             f"{name}: organiser is somebody else than this peer ({organiser}); remove the line to organise it yourself"
         )
-    for name_of_list in ("allowlist", "founders"):  # people list peers in any order; the manifest in one
+    for name_of_list in ("allowlist", "founders", "publishers"):  # people list peers in any order; the manifest in one
         peers = fields.get(name_of_list)
         if isinstance(peers, list) and all(isinstance(peer, str) for peer in peers):
             fields[name_of_list] = sorted(set(peers))

@@ -16,6 +16,15 @@ def _no_clock() -> float:
 
 
 @dataclass(frozen=True)
+class WeightSettings:
+    """keep: versions of the weights that stay on disk whole.  cap_bytes: what all of them may take; None for what `keep`
+    versions, an anchor and the patches since take usually."""
+
+    keep: int = 2
+    cap_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class NodeSettings:
     """What the person at this computer decided.
 
@@ -27,6 +36,7 @@ class NodeSettings:
     anchor: a record that our chain has to go through, as the invitation says; None when it names none.
     is_copy: the data directory was copied, or put back from a backup: what it says about our votes may be too little.
     wall_clock: unix seconds, for the expiry of tokens alone.
+    weights: how much of the versions of the weights is kept.
     """
 
     name: str
@@ -40,3 +50,4 @@ class NodeSettings:
     anchor: Anchor | None = None
     is_copy: bool = False
     wall_clock: Callable[[], float] = _no_clock
+    weights: WeightSettings = WeightSettings()

@@ -7,6 +7,7 @@
     checkpoints/00000012-<tip>  outer state after 12 rounds on this tip, and ….leaves with the hashes of its pieces
     votes/00000012-<tip>        what binds this peer in the round on this tip
     evidence/<hash>             proofs that peers lied
+    weights/                    versions of the weights (`protocol.state.weight_files`), once there is one
     chosen                      the record of an invitation to whose history this peer came over
 
 Write, fsync, rename; then act.  A file that is torn or altered counts as absent and is moved out of the way.
@@ -27,6 +28,7 @@ from protocol.state.guarded import read_guarded, write_guarded
 from protocol.state.records import Records
 from protocol.state.results import Results
 from protocol.state.vote_files import VoteFiles
+from protocol.state.weight_files import WeightFiles
 from protocol.wire import canonical
 from protocol.wire.body import decode_body
 
@@ -69,6 +71,7 @@ class Store:
         self.checkpoints = Checkpoints(self.disk, checkpoints)
         self.votes = VoteFiles(self.disk, votes)
         self.evidence = EvidenceFiles(self.disk, evidence)
+        self.weights = WeightFiles(self.disk, root / "weights")
         self._records, self._branches, self._journal = records, branches, root / "switch"
         self._chosen = root / "chosen"
         begun = read_guarded(self.disk, self._journal)

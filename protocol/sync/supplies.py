@@ -13,9 +13,9 @@ import trio
 
 from kernels.layout import payload_bytes
 from protocol.content.blob import Blob, set_of
-from protocol.content.messages import LeavesRequest
+from protocol.content.leaves import fetch_leaves
 from protocol.content.swarm import Swarm
-from protocol.events import CheckpointWritten, Dropped, Notice, SyncProgress
+from protocol.events import CheckpointWritten, SyncProgress
 from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
@@ -25,10 +25,10 @@ from protocol.state.replica import Replica
 from protocol.state.results import ResultFile
 from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
-from protocol.wire.hashes import Hash, tree_root
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Commit
-from protocol.wire.questions import HaveReply, HaveRequest, LeavesReply
+from protocol.wire.questions import HaveReply, HaveRequest
 
 ASK_TIMEOUT_S = 10.0
 CHECKPOINT_WORTH_ROUNDS = 8
@@ -150,7 +150,7 @@ class Supplies:
             over.set()
 
     async def _download(self, rounds: int, digest: Hash, tip: Hash, sources: Sequence[PeerId]) -> bool:
-        leaves = await self._fetch_leaves(digest, sources)
+        leaves = await fetch_leaves(self._session, digest, self._replica.state.leaf_count, sources, "checkpoint")
         if leaves is None:
             return False
         step, size = self._replica.manifest.checkpoint_chunk_bytes, self._replica.state.size_bytes
@@ -171,20 +171,6 @@ class Supplies:
         if complete:
             self._session.emit(CheckpointWritten(rounds, size))
         return complete
-
-    async def _fetch_leaves(self, digest: Hash, sources: Sequence[PeerId]) -> list[Hash] | None:
-        count = self._replica.state.leaf_count
-        for peer in sources:
-            try:
-                reply = await self._ask(peer, "leaves", LeavesRequest(blob=digest), LeavesReply)
-            except (NetworkError, Malformed) as error:
-                self._session.emit(Notice("debug", f"no checkpoint hashes from {peer}: {error}"))
-                continue
-            leaves = [Hash(leaf) for leaf in reply.leaves]
-            if len(leaves) == count and tree_root(leaves) == digest:
-                return leaves
-            self._session.emit(Dropped(peer, "checkpoint hashes", "they do not match the certified digest"))
-        return None
 
     async def _ask(self, peer: PeerId, kind: str, question: Body, reply: type[R]) -> R:
         answer = await self._session.network.request(peer, kind, question.encode(), timeout_s=ASK_TIMEOUT_S)

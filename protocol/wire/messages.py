@@ -33,6 +33,7 @@ from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Envelope, open_envelope, 
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Goodbye, Heartbeat
+from protocol.wire.versions import Version
 
 REMEMBERED_BYTES = 2048
 """Statements up to this size are decoded once, however often they arrive."""
@@ -366,6 +367,7 @@ STATEMENTS: dict[str, type[Body]] = {
         ChunkResult,
         Finish,
         Accusation,
+        Version,
     )
 }
 

@@ -62,6 +62,7 @@ from protocol.wire.questions import (
     TipsReply,
     TipsRequest,
 )
+from protocol.wire.versions import BlobName, PatchName, Version, VersionsReply, VersionsRequest
 from tests.protocol.members import a_member
 from tests.protocol.peers import a_first_ready, a_heartbeat
 
@@ -95,6 +96,14 @@ MOTION = Motion(
     rolls=[pack(ONE, RUN, ROLL).raw],
     proof=CERTIFICATE,
 )
+FILE = BlobName(size=5000, chunk_bytes=4096, root=TIP)
+VERSION = Version(
+    version=2,
+    weights=FILE,
+    tensors=TIP,
+    anchor=True,
+    patch=PatchName(base=1, base_root=TIP, blob=BlobName(size=100, chunk_bytes=4096, root=TIP)),
+)
 BODIES: list[Body] = [
     a_heartbeat(
         measured=Measurement(rounds=1, tip=bytes(32), loss=1.5),
@@ -118,6 +127,7 @@ BODIES: list[Body] = [
     AVERAGE,
     Finish(round=1, base=TIP),
     Accusation(accused=ONE.peer_id, evidence=TIP, size=100),
+    VERSION,
 ]
 QUESTIONS: list[Body] = [
     TipsRequest(start=0, count=64),
@@ -138,6 +148,8 @@ QUESTIONS: list[Body] = [
     PartRequest(root=TIP, chunk=0, offset=0, length=9),
     PartReply(proof=[TIP], data=b"data"),
     EvidenceRequest(evidence=TIP, offset=0, length=9),
+    VersionsRequest(),
+    VersionsReply(statements=[pack(ONE, RUN, VERSION).raw]),
     HelloReply(protocol=1, version="1"),
     make_hello(RUN, Role.TRAINER, b"proof", "1"),
 ]

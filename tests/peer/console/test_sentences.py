@@ -38,6 +38,7 @@ def test_every_event_has_a_sentence_and_a_level() -> None:
         "bool": True,
         "list[str]": [OTHER],
         "int | None": 1,
+        "float | None": 1.0,
         "list[dict[str, Any]]": [{"address": "/ip4/192.0.2.1/tcp/1", "times": 1, "problem": "x"}],
     }
     for cls in EVENTS.values():

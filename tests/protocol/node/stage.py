@@ -33,6 +33,9 @@ from protocol.run.manifest import SignedManifest
 from protocol.run.settings import NodeSettings
 from protocol.state.replica import Replica
 from protocol.sync.settled import Settled
+from protocol.versions.catalogue import Catalogue
+from protocol.versions.shelf import Shelves, VersionShelf
+from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.body import Body
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Certificate, Ready, pack
@@ -79,6 +82,10 @@ class Stage:
         self.background, self.guard = Background(), guard
         self.membership = Membership(ME.peer_id, 0.0, history)
         handshake = Handshake(signed.manifest, self.run, settings, history)
+        catalogue = Catalogue(signed.manifest)
+        shelves = Shelves(ReplicaShelf(replica), VersionShelf(catalogue, replica.store.weights))
+        swarm = Swarm(session, self.membership, shelves, at_once)
+        self.versions = WeightVersions(session, guard, self.background, replica, catalogue, at_once, swarm, settings.weights)
         self.ejections = Ejections(session, replica, self.membership, at_once)
         self.readys = Readys(history, replica.rounds.max_members)
         self.statements = Statements(
@@ -92,13 +99,23 @@ class Stage:
             Witness(self.run, history, replica.rounds.max_members),
             Evaluator(session, replica, self.membership, None, activity),
             self.readys,
+            self.versions,
             current,
         )
         serving, self.changing = Serving(replica, at_once), trio.Lock()
         self.chain = StageChain(replica)
         self.ratifier = Ratifier(session, guard, replica, at_once, self.chain, self.changing, is_copy=False)
-        swarm = Swarm(session, self.membership, ReplicaShelf(replica), at_once)
-        self.answers = Answers(session, handshake, self.ejections, serving, swarm, self.statements, self.ratifier, current)
+        self.answers = Answers(
+            session,
+            handshake,
+            self.ejections,
+            serving,
+            swarm,
+            self.versions,
+            self.statements,
+            self.ratifier,
+            current,
+        )
         self.dispatcher = Dispatcher(
             session,
             guard,
@@ -110,6 +127,7 @@ class Stage:
             self.statements,
             self.answers,
             swarm,
+            self.versions,
             current,
         )
 

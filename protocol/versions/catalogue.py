@@ -1,0 +1,120 @@
+"""The versions of the weights that their publishers have announced: which count, and which is the newest.
+
+Pure.  The publishers are the run's organiser and the keys that its manifest names.  A number stands for one statement: where
+two different ones are signed for it, by whomever, the number is void.  No version of that number is used by anybody who has
+heard both; publishers go on with the next number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from protocol.run.manifest import RunManifest, demo_manifest
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.versions import BlobName, Version
+
+KEPT = 128
+"""Numbers, from the highest one downwards, of which statements are remembered: two of each at most."""
+WEIGHT_BYTES = 2
+"""Of a parameter in bf16."""
+HEADER_BYTES = 4 << 20
+"""Room for a file's header."""
+
+
+class Heard(Enum):
+    """What became of a statement."""
+
+    NEW = "new"
+    KNOWN = "known"
+    OLD = "old"
+    VOID = "void"
+    """It is another one of its number, which is void from now on."""
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A version and who published it.  raw: the envelope, as proof."""
+
+    body: Version
+    publisher: PeerId
+    raw: bytes
+
+
+class Catalogue:
+    """Of one run."""
+
+    def __init__(self, manifest: RunManifest) -> None:
+        anybody = demo_manifest().manifest.organiser  # a key that everybody has
+        self._publishers = {*manifest.publishers, manifest.organiser} - {anybody}
+        self._most_bytes = WEIGHT_BYTES * manifest.parameters + HEADER_BYTES
+        self._heard: dict[int, list[Signed]] = {}
+        """By number, ascending; two for one that is void."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a version's file."""
+        return self._most_bytes
+
+    def may_publish(self, peer: PeerId) -> bool:
+        """Whether statements of `peer` count."""
+        return peer in self._publishers
+
+    def refusal(self, publisher: PeerId, body: Version) -> str:
+        """Why nobody uses a statement, as far as the run's manifest says; empty when there is no reason."""
+        if not self.may_publish(publisher):
+            return "its sender may not publish versions of this run"
+        if body.weights.size > self._most_bytes:
+            return "its weights are larger than the run's model"
+        return ""
+
+    def hear(self, signed: Signed) -> Heard:
+        """Take a statement in that is not refused."""
+        number = signed.body.version
+        if number <= self.highest - KEPT:
+            return Heard.OLD
+        known = self._heard.get(number, [])
+        if any(each.body == signed.body for each in known) or len(known) > 1:
+            return Heard.KNOWN
+        self._heard[number] = [*known, signed]
+        self._heard = {each: self._heard[each] for each in sorted(self._heard) if each > self.highest - KEPT}
+        return Heard.VOID if known else Heard.NEW
+
+    @property
+    def highest(self) -> int:
+        """The highest number heard, void or not; 0 when there is none."""
+        return max(self._heard, default=0)
+
+    @property
+    def usable(self) -> dict[int, Signed]:
+        """The versions that are not void, by number, ascending."""
+        return {number: heard[0] for number, heard in self._heard.items() if len(heard) == 1}
+
+    @property
+    def newest(self) -> Signed | None:
+        """The usable one with the highest number."""
+        return next(reversed(self.usable.values()), None)
+
+    @property
+    def void(self) -> list[int]:
+        """Numbers that count no more."""
+        return [number for number, heard in self._heard.items() if len(heard) > 1]
+
+    def versions(self) -> dict[int, Version]:
+        """What the usable ones say, by number, ascending."""
+        return {number: signed.body for number, signed in self.usable.items()}
+
+    def blob(self, root: Hash) -> BlobName | None:
+        """The file with this root that a statement names."""
+        for signed in self.all():
+            patch = signed.body.patch
+            for blob in (signed.body.weights, *([patch.blob] if patch is not None else [])):
+                if blob.root == root:
+                    return blob
+        return None
+
+    def all(self) -> Iterable[Signed]:
+        """Every statement that is remembered, by number."""
+        return [signed for heard in self._heard.values() for signed in heard]

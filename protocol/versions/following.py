@@ -1,0 +1,276 @@
+"""Taking the newest version of the weights through the swarm, at spare bandwidth, beside whatever else the peer does.
+
+Which way to it takes the fewest bytes is decided in `protocol.versions.route`, which files stay in
+`protocol.versions.retention`.  Here is what happens when a way turns out to be none: a patch that does not lead to the
+signed weights is left out from then on, and the anchor used; a version whose own file is not what was signed is refused.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+
+import trio
+
+from protocol.content.blob import Blob
+from protocol.content.download import MOST_SOURCES
+from protocol.content.leaves import fetch_leaves
+from protocol.content.swarm import Swarm
+from protocol.events import Notice, VersionComplete, VersionProgress, VersionRefused, VersionStarted
+from protocol.network.session import Session
+from protocol.offload import Offload
+from protocol.run.settings import WeightSettings
+from protocol.state.disk import StoreFailed
+from protocol.state.weight_files import WeightFiles
+from protocol.versions.catalogue import KEPT, Catalogue
+from protocol.versions.making import Made, begin_fetch, finish
+from protocol.versions.progress import Progress
+from protocol.versions.retention import surplus
+from protocol.versions.route import Leg, Route, route
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.versions import BlobName, Version
+
+CHECK_S = 10.0
+"""A file that was found to be damaged is fetched again after so long at the latest."""
+FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
+DISK_RETRY_S = 60.0
+DONORS = 2
+"""Older versions whose equal chunks are copied."""
+MOST_TELLERS = 8
+
+
+class Follower:
+    """Of one node; `run` it.  complete: the number of the newest version that is here, 0 for none.
+
+    changing: held while files come and go.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        catalogue: Catalogue,
+        files: WeightFiles,
+        swarm: Swarm,
+        offload: Offload,
+        settings: WeightSettings,
+    ) -> None:
+        self._session, self._catalogue, self._files = session, catalogue, files
+        self._swarm, self._offload, self._settings = swarm, offload, settings
+        self._random = random.Random(session.me)
+        self._refused: dict[int, str] = {}
+        self._useless: dict[Hash, int] = {}
+        """Patches that lead nowhere, and of which version they are."""
+        self._tellers: dict[int, list[PeerId]] = {}
+        self._progress: Progress | None = None
+        self._news = trio.Event()
+        self._retry_s = FIRST_RETRY_S
+        self.changing = trio.Lock()
+        self.complete = 0
+
+    # -- what others say ----------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There is something new to look at."""
+        self._retry_s = FIRST_RETRY_S
+        self._news.set()
+
+    def told_by(self, version: Version, peer: PeerId) -> None:
+        """A peer knows this version, and may have it."""
+        tellers = self._tellers.setdefault(version.version, [])
+        if peer not in tellers and len(tellers) < MOST_TELLERS:
+            tellers.append(peer)
+        self._tellers = {number: self._tellers[number] for number in self._tellers if self._is_remembered(number)}
+        for blob in (version.weights, *([version.patch.blob] if version.patch is not None else [])):
+            self._swarm.add_sources(Hash(blob.root), [peer])
+
+    def _is_remembered(self, number: int) -> bool:
+        return number > self._catalogue.highest - KEPT
+
+    # -- what is so ---------------------------------------------------------------------------------------------------
+
+    @property
+    def refused(self) -> Mapping[int, str]:
+        """Versions that are not used, and why."""
+        return self._refused
+
+    @property
+    def progress(self) -> VersionProgress | None:
+        """Of the file that is being fetched."""
+        return self._progress.told() if self._progress is not None else None
+
+    def usable(self) -> dict[int, Version]:
+        """The versions that count, and were not refused, by number, ascending."""
+        return {number: body for number, body in self._catalogue.versions().items() if number not in self._refused}
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._news = trio.Event()
+            try:
+                pause_s = await self._step()
+            except StoreFailed as error:
+                self._session.emit(Notice("warning", f"weights are not kept: {error}"))
+                pause_s = DISK_RETRY_S
+            with trio.move_on_after(pause_s):
+                await self._news.wait()
+
+    async def _step(self) -> float:
+        """Do what is to be done first; for how long there is nothing else to do then."""
+        await self._keep_statements()
+        wanted = self._next()
+        if wanted is not None and wanted[1].legs:
+            if await self._take(*wanted):
+                self._retry_s = FIRST_RETRY_S
+                return 0.0
+        else:
+            if wanted is not None:
+                self._reached(wanted[0], 0.0)
+            damaged = await self._tidy()
+            if damaged is None or await self._fetch(damaged):
+                return CHECK_S if damaged is None else 0.0
+        pause_s, self._retry_s = self._retry_s, min(2 * self._retry_s, LONGEST_RETRY_S)
+        return pause_s
+
+    async def _keep_statements(self) -> None:
+        """To the disk, before anything is done for them."""
+        for signed in self._catalogue.all():
+            await self._offload(self._files.keep, signed.body.version, signed.raw)
+        await self._offload(self._files.forget_before, self._catalogue.highest - KEPT + 1)
+        self._refused = {number: why for number, why in self._refused.items() if self._is_remembered(number)}
+        self._useless = {root: number for root, number in self._useless.items() if self._is_remembered(number)}
+
+    def _next(self) -> tuple[int, Route] | None:
+        """The newest version that can be reached, and the way there."""
+        usable, here = self.usable(), self._files.sizes()
+        for number in reversed(usable):
+            way = route(usable, number, here, self._useless)
+            if way is not None:
+                return number, way
+        return None
+
+    def _reached(self, number: int, seconds: float) -> None:
+        if number != self.complete:
+            self.complete = number
+            weights = self._catalogue.versions()[number].weights
+            self._session.emit(VersionComplete(number, weights.root.hex(), weights.size, seconds))
+
+    # -- one version --------------------------------------------------------------------------------------------------
+
+    async def _take(self, number: int, way: Route) -> bool:
+        """Whether something came of it: the version, or that a way to it is none."""
+        begun = trio.current_time()
+        self._session.emit(VersionStarted(number, way.size_bytes, len(way.legs)))
+        blobs = [blob for leg in way.legs for blob in (leg.blob, leg.version.weights, leg.base) if blob is not None]
+        with self._files.using(*{Hash(blob.root) for blob in blobs}):
+            for leg in way.legs:
+                if leg.version.version not in self.usable():
+                    return True  # it became void meanwhile
+                if not await self._have_room(leg) or not await self._fetch(leg):
+                    return leg.version.version in self._refused
+                async with self.changing:
+                    made = await self._offload(finish, self._files, leg)
+                if made is Made.WRONG:
+                    self._useless_is(leg)
+                if made is not Made.RIGHT:
+                    return made is Made.WRONG
+        self._reached(number, trio.current_time() - begun)
+        return True
+
+    def _useless_is(self, leg: Leg) -> None:
+        """What was signed about a file of this leg is not so."""
+        number = leg.version.version
+        if leg.base is not None and not self._files.has(Hash(leg.version.weights.root)):
+            self._useless[Hash(leg.blob.root)] = number
+            self._session.emit(VersionRefused(number, "its patch does not lead to the weights that were signed"))
+        else:
+            self._refuse(number, "its tensors are not those that were signed")
+
+    def _refuse(self, number: int, reason: str) -> None:
+        self._refused[number] = reason
+        self._session.emit(VersionRefused(number, reason))
+
+    async def _have_room(self, leg: Leg) -> bool:
+        """Make room below the cap for what a leg adds."""
+        adds = {Hash(blob.root): blob.size for blob in (leg.blob, leg.version.weights)}
+        async with self.changing:
+            here = self._files.sizes()
+            needed = sum(size for root, size in adds.items() if root not in here)
+            cap = self._cap_bytes()
+            gone = surplus(self.usable(), here, self._files.used(), self._settings.keep, cap - needed)
+            await self._remove(gone)
+            fits = needed + sum(self._files.sizes().values()) <= cap
+        if not fits:
+            self._refuse(leg.version.version, f"its files do not fit into the {cap} bytes that weights may take here")
+        return fits
+
+    def _cap_bytes(self) -> int:
+        return self._settings.cap_bytes or (self._settings.keep + 4) * self._catalogue.most_bytes
+
+    # -- one file -----------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, leg: Leg) -> bool:
+        """Have the file of a leg on disk, whole and right; False when nobody has all of it now."""
+        blob, root = leg.blob, Hash(leg.blob.root)
+        if self._files.has(root):
+            return True
+        sources = self._sources(leg.version.version)
+        leaves: Sequence[Hash] | None = await self._offload(self._files.leaves, root)
+        if leaves is None:
+            leaves = await fetch_leaves(self._session, root, blob.count, sources, "weights")
+        if leaves is None:
+            return False
+        part, here = await self._offload(begin_fetch, self._files, blob, leaves, self._donors(leg))
+        what = "whole" if blob == leg.version.weights else "patch"
+        progress = Progress(leg.version.version, what, blob, here, trio.current_time(), self._session.emit)
+
+        def on_progress(done: int, total: int) -> None:
+            under_way = self._swarm.under_way(root)
+            if under_way is not None:
+                progress.update(*under_way, trio.current_time())
+
+        self._progress = progress
+        try:
+            named = Blob.even(root, leaves, blob.size, blob.chunk_bytes)
+            whole = await self._swarm.fetch(named, part.view, sources, here=here, on_progress=on_progress)
+            if whole:
+                await self._offload(self._files.publish, part, root, leaves)
+        finally:
+            self._progress = None
+        return whole
+
+    def _donors(self, leg: Leg) -> list[BlobName]:
+        """Versions that are here, and may have equal chunks."""
+        if leg.blob != leg.version.weights:
+            return []
+        here = self._files.sizes()
+        return [each.weights for each in reversed(self.usable().values()) if each.weights.root in here][:DONORS]
+
+    def _sources(self, number: int) -> list[PeerId]:
+        """Whom to ask: those that told us of it, and others."""
+        connected = [*self._session.network.connected()]
+        told = [peer for peer in self._tellers.get(number, []) if peer in connected]
+        others = [peer for peer in connected if peer not in told]
+        self._random.shuffle(others)
+        return [*told, *others][:MOST_SOURCES]
+
+    # -- the disk -----------------------------------------------------------------------------------------------------
+
+    async def _tidy(self) -> Leg | None:
+        """Remove what is not wanted any more; a file that is wanted and was damaged."""
+        async with self.changing:
+            usable, sizes = self.usable(), self._files.sizes() | self._files.parts()
+            await self._remove(surplus(usable, sizes, self._files.used(), self._settings.keep, self._cap_bytes()))
+            damaged = self._files.parts()
+        for version in usable.values():
+            for blob in (version.weights, *([version.patch.blob] if version.patch is not None else [])):
+                if blob.root in damaged:
+                    return Leg(version, blob, None)
+        return None
+
+    async def _remove(self, roots: Collection[Hash]) -> None:
+        for root in roots:
+            self._swarm.end_origin(root)
+            await self._offload(self._files.remove, root)

@@ -1,0 +1,83 @@
+"""Versions of the weights on disk, as blobs that others may fetch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.content.blob import ChunkSet
+from protocol.content.shelf import Held, Shelf
+from protocol.state.weight_files import WeightFiles
+from protocol.versions.catalogue import Catalogue
+from protocol.wire.hashes import Hash
+from protocol.wire.versions import BlobName
+
+REMEMBERED = 4
+"""Files whose chunks' hashes are remembered; 1 MiB each at most."""
+
+
+@dataclass(frozen=True)
+class StoredBlob:
+    """A complete file; a chunk that is damaged is found out when it is read."""
+
+    files: WeightFiles
+    blob: BlobName
+    hashes: Sequence[Hash]
+
+    @property
+    def count(self) -> int:
+        """As `Held.count`."""
+        return self.blob.count
+
+    @property
+    def here(self) -> ChunkSet:
+        """All chunks."""
+        return (1 << self.count) - 1
+
+    @property
+    def is_urgent(self) -> bool:
+        """No round waits for it."""
+        return False
+
+    def leaves(self) -> Sequence[Hash]:
+        """As `Held.leaves`."""
+        return self.hashes
+
+    def read(self, chunk: int) -> bytes | None:
+        """As `Held.read`."""
+        at = chunk * self.blob.chunk_bytes
+        size = min(self.blob.chunk_bytes, self.blob.size - at)
+        return self.files.read(Hash(self.blob.root), at, size, self.hashes[chunk])
+
+
+class VersionShelf:
+    """A `protocol.content.shelf.Shelf` of the files that the statements in `catalogue` name."""
+
+    def __init__(self, catalogue: Catalogue, files: WeightFiles) -> None:
+        self._catalogue, self._files = catalogue, files
+        self._hashes: OrderedDict[Hash, Sequence[Hash]] = OrderedDict()
+
+    def find(self, name: Hash) -> Held | None:
+        """As `Shelf.find`."""
+        blob = self._catalogue.blob(name) if self._files.has(name) else None
+        if blob is None:
+            return None
+        hashes = self._hashes.get(name) or self._files.index(name, blob.chunk_bytes)
+        if hashes is None:
+            return None
+        self._hashes[name] = hashes
+        while len(self._hashes) > REMEMBERED:
+            self._hashes.popitem(last=False)
+        return StoredBlob(self._files, blob, hashes)
+
+
+class Shelves:
+    """Several shelves as one."""
+
+    def __init__(self, *shelves: Shelf) -> None:
+        self._shelves = shelves
+
+    def find(self, name: Hash) -> Held | None:
+        """As `Shelf.find`."""
+        return next((held for shelf in self._shelves if (held := shelf.find(name)) is not None), None)

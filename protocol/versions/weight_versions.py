@@ -1,0 +1,269 @@
+"""A peer's part in the versions of the weights: what it hears of them, tells others, takes, and publishes.
+
+Nothing runs and nothing is said before the first version is heard of, published, or found on the disk.  Whoever knows
+versions tells each peer that it meets the newest one; a peer that lacks what leads there asks it for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import trio
+
+from protocol.content.swarm import Swarm
+from protocol.events import Dropped, VersionPublished, VersionRefused
+from protocol.network.interface import MAX_REQUEST_BYTES, Acceptance, NetworkError, Offence, Refused
+from protocol.network.session import Session
+from protocol.offload import Offload
+from protocol.run.settings import WeightSettings
+from protocol.state.replica import Replica
+from protocol.versions.catalogue import Catalogue, Heard, Signed
+from protocol.versions.following import Follower
+from protocol.versions.publishing import ANCHOR_EVERY, Publisher
+from protocol.wire.body import decode_body
+from protocol.wire.canonical import Malformed
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import unpack
+from protocol.wire.versions import MAX_STATEMENT_BYTES, Version, VersionsReply, VersionsRequest
+
+ASK_TIMEOUT_S = 10.0
+REPEAT_S = 30.0
+"""A publisher gossips its newest statement again so often: gossip may be lost."""
+AGAIN_S = 10.0
+"""After a failure of ours."""
+
+
+class Watching(Protocol):
+    """What catches failures while a remote statement is handled (`protocol.node.guard`)."""
+
+    def watch(self, sender: PeerId, what: str) -> AbstractContextManager[Any]:
+        """A context that ends early when something raises."""
+        ...
+
+
+class Starting(Protocol):
+    """Where tasks run that nobody waits for (`protocol.node.background`)."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether tasks are started."""
+        ...
+
+    def start(self, task: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """Start a task."""
+        ...
+
+
+class WeightVersions:
+    """Of one node.  swarm: has a `VersionShelf` of the catalogue."""
+
+    def __init__(
+        self,
+        session: Session,
+        guard: Watching,
+        background: Starting,
+        replica: Replica,
+        catalogue: Catalogue,
+        offload: Offload,
+        swarm: Swarm,
+        settings: WeightSettings,
+    ) -> None:
+        self._session, self._guard, self._background, self._offload = session, guard, background, offload
+        self._catalogue, self._files = catalogue, replica.store.weights
+        self.follower = Follower(session, catalogue, self._files, swarm, offload, settings)
+        chunk_bytes = replica.manifest.checkpoint_chunk_bytes
+        self._publisher = Publisher(session, catalogue, self._files, swarm, offload, self.follower, chunk_bytes)
+        self._begun, self._loaded = False, trio.Event()
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Go on with what an earlier life had, if it had any."""
+        if not self._files.is_empty:
+            self._begin()
+
+    def _begin(self) -> None:
+        if not self._begun and self._background.is_open:
+            self._begun = True
+            self._background.start(self._live)
+
+    async def _live(self) -> None:
+        await self._offload(self._files.load)
+        for raw in await self._offload(self._files.statements):
+            self._recall(raw)
+        for root, size in self._files.sizes().items():
+            blob = self._catalogue.blob(root)
+            if blob is not None and blob.size != size:
+                await self._offload(self._files.demote, root)
+        self._loaded.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._repeat)
+            while True:
+                with self._guard.watch(self._session.me, "version of the weights"):
+                    await self.follower.run()
+                await trio.sleep(AGAIN_S)
+
+    def _recall(self, raw: bytes) -> None:
+        """A statement from our disk."""
+        try:
+            sender, body, _ = unpack(raw, self._session.run, max_bytes=MAX_STATEMENT_BYTES)
+        except Malformed:
+            return
+        if isinstance(body, Version) and not self._catalogue.refusal(sender, body):
+            self._catalogue.hear(Signed(body, sender, raw))
+
+    async def _repeat(self) -> None:
+        while True:
+            await trio.sleep(REPEAT_S)
+            newest = self._catalogue.newest
+            if newest is not None and newest.publisher == self._session.me:
+                await self._gossip(newest)
+
+    async def _gossip(self, signed: Signed) -> None:
+        try:
+            await self._session.network.publish(signed.raw)
+        except NetworkError:
+            pass  # it is said again
+
+    # -- hearing ------------------------------------------------------------------------------------------------------
+
+    def hear(self, bringer: PeerId, sender: PeerId, body: Version, raw: bytes) -> Acceptance:
+        """Take in a statement whose signature holds; whether it is handed on.  bringer: the peer that we have it from."""
+        reason = self._catalogue.refusal(sender, body)
+        if reason:
+            self._session.emit(Dropped(sender, "version", reason))
+            return Acceptance.REJECT  # whoever hands it on could know that
+        heard = self._catalogue.hear(Signed(body, sender, raw))
+        if heard is Heard.OLD:
+            return Acceptance.IGNORE
+        self.follower.told_by(body, bringer)
+        if heard is Heard.KNOWN:
+            return Acceptance.IGNORE
+        if heard is Heard.NEW:
+            self._tell_user(body, sender)
+        else:
+            self._session.emit(VersionRefused(body.version, "two different statements were signed for it"))
+        if self._lacks_base(body):
+            self._background.start(self._ask, bringer)
+        self._begin()
+        self.follower.wake()
+        return Acceptance.ACCEPT
+
+    def _tell_user(self, body: Version, publisher: PeerId) -> None:
+        patch_bytes = body.patch.blob.size if body.patch is not None else None
+        self._session.emit(VersionPublished(body.version, publisher, body.kind, body.weights.size, patch_bytes))
+
+    def _lacks_base(self, body: Version) -> bool:
+        return body.patch is not None and body.patch.base not in self._catalogue.versions()
+
+    async def told(self, peer: PeerId, data: bytes) -> None:
+        """A peer that we met tells the newest version that it knows; raises `Offence`."""
+        try:
+            sender, body, envelope = unpack(data, self._session.run, max_bytes=MAX_STATEMENT_BYTES)
+        except Malformed as error:
+            raise Offence(str(error)) from error
+        if not isinstance(body, Version):
+            raise Offence("no version of the weights")
+        if not self._background.is_open:
+            raise Refused("this peer is not open yet")
+        if self.hear(peer, sender, body, envelope.raw) is Acceptance.REJECT:
+            raise Offence("a version that nobody takes")
+
+    async def _ask(self, peer: PeerId) -> None:
+        """All versions that a peer knows."""
+        with self._guard.watch(peer, "answer about versions"):
+            try:
+                question = VersionsRequest().encode()
+                answer = await self._session.network.request(peer, "versions", question, timeout_s=ASK_TIMEOUT_S)
+                reply = decode_body(VersionsReply, answer, max_bytes=MAX_REQUEST_BYTES)
+                for raw in reply.statements:
+                    sender, body, envelope = await self._offload(unpack, raw, self._session.run)
+                    if isinstance(body, Version):
+                        self._learn(peer, Signed(body, sender, envelope.raw))
+            except NetworkError:
+                return  # somebody else will tell us
+            except Malformed as error:
+                self._session.emit(Dropped(peer, "answer about versions", str(error)))
+        self.follower.wake()
+
+    def _learn(self, peer: PeerId, signed: Signed) -> None:
+        """As `hear`, of what we asked for: nothing more is asked for it."""
+        reason = self._catalogue.refusal(signed.publisher, signed.body)
+        if reason:
+            self._session.emit(Dropped(peer, "version", reason))
+        elif self._catalogue.hear(signed) is not Heard.OLD:
+            self.follower.told_by(signed.body, peer)
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def met(self, peer: PeerId) -> None:
+        """Tell a peer that we are connected to now what it may not have heard."""
+        if self._catalogue.newest is not None:
+            self._background.start(self._tell, peer, self._catalogue.newest.raw)
+            self.follower.wake()
+
+    async def _tell(self, peer: PeerId, raw: bytes) -> None:
+        try:
+            await self._session.network.request(peer, "version", raw, timeout_s=ASK_TIMEOUT_S)
+        except NetworkError:
+            return  # it hears of it from others
+
+    async def answer(self, peer: PeerId, data: bytes) -> bytes:
+        """What we know of all versions; raises `Refused`."""
+        try:
+            decode_body(VersionsRequest, data)
+        except Malformed as error:
+            raise Refused(str(error)) from error
+        return VersionsReply(statements=[signed.raw for signed in self._catalogue.all()]).encode()
+
+    # -- what the person asks -----------------------------------------------------------------------------------------
+
+    async def publish(self, source: Path, anchor_every: int = ANCHOR_EVERY) -> Version:
+        """Publish a file that lies in `folder` as the next version.  Raises `CannotPublish`."""
+        self._begin()
+        await self._loaded.wait()
+        signed = await self._publisher.publish(source, anchor_every)
+        self._tell_user(signed.body, self._session.me)
+        self.follower.wake()
+        await self._gossip(signed)
+        return signed.body
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self._files.folder
+
+    def status(self) -> dict[str, Any]:
+        """What `peer weights --json` shows."""
+        here, versions = self._files.sizes(), []
+        for signed in self._catalogue.all():
+            body, patch = signed.body, signed.body.patch
+            versions.append(
+                {
+                    "version": body.version,
+                    "publisher": signed.publisher,
+                    "kind": body.kind,
+                    "weights": body.weights.root.hex(),
+                    "size_bytes": body.weights.size,
+                    "patch_base": patch.base if patch is not None else None,
+                    "patch_bytes": patch.blob.size if patch is not None else None,
+                    "here": body.weights.root in here,
+                    "patch_here": patch is not None and patch.blob.root in here,
+                    "refused": self._why_refused(body.version),
+                }
+            )
+        coming = self.follower.progress
+        fields = {key: value for key, value in coming.to_fields().items() if key != "event"} if coming is not None else None
+        return {
+            "newest": self.follower.complete or None,
+            "versions": versions,
+            "coming": fields,
+            "disk_bytes": sum(here.values()),
+            "folder": str(self._files.folder),
+        }
+
+    def _why_refused(self, number: int) -> str:
+        return "two statements were signed" if number in self._catalogue.void else self.follower.refused.get(number, "")

@@ -1,0 +1,90 @@
+"""Versions of the model's weights: what a publisher signs of each, and the question about those that there are.
+
+The statement names bytes by the roots over the hashes of their chunks, so it stays small, and everything that it leads to
+can be checked chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from protocol.wire.body import Body, HashField
+from protocol.wire.questions import MAX_LEAVES
+
+LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 1 << 12, 1 << 24
+MAX_BLOB_BYTES = MAX_LEAVES * MOST_CHUNK_BYTES
+MAX_STATEMENT_BYTES = 1024
+"""Of a signed `Version` as it travels; it has about 600."""
+MAX_STATEMENTS = 256
+"""In one answer."""
+
+VersionNumber = Annotated[int, Field(ge=1, le=1 << 40)]
+
+
+class BlobName(Body):
+    """Some bytes: how many, how they are cut into chunks, and the root over the hashes of these."""
+
+    size: Annotated[int, Field(ge=1, le=MAX_BLOB_BYTES)]
+    chunk_bytes: Annotated[int, Field(ge=LEAST_CHUNK_BYTES, le=MOST_CHUNK_BYTES, multiple_of=LEAST_CHUNK_BYTES)]
+    root: HashField
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Self:
+        if self.count > MAX_LEAVES:
+            raise ValueError("too many chunks")
+        return self
+
+    @property
+    def count(self) -> int:
+        """Chunks."""
+        return -(-self.size // self.chunk_bytes)
+
+
+class PatchName(Body):
+    """A patch (`protocol.content.patches`): it leads from the weights of the version `base`, whose root is `base_root`."""
+
+    base: VersionNumber
+    base_root: HashField
+    blob: BlobName
+
+
+class Version(Body):
+    """A version of the weights: one safetensors file in bf16.
+
+    weights: the whole file.  tensors: the root over the hashes of its tensors (`protocol.versions.tensors`).
+    anchor: whether it is to be had whole.  patch: what leads to it from an earlier version; None where nothing does.
+    """
+
+    KIND: ClassVar[str] = "version"
+    version: VersionNumber
+    weights: BlobName
+    tensors: HashField
+    anchor: bool
+    patch: PatchName | None
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        if not self.anchor and self.patch is None:
+            raise ValueError("neither whole nor by a patch")
+        if self.patch is not None and self.patch.base >= self.version:
+            raise ValueError("a patch that leads from a later version")
+        if self.patch is not None and self.patch.blob.size >= self.weights.size:
+            raise ValueError("a patch that is larger than the whole")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """In one word."""
+        return "anchor" if self.anchor else "patch"
+
+
+class VersionsRequest(Body):
+    """Asks for the statements about all versions that a peer knows."""
+
+
+class VersionsReply(Body):
+    """Signed `Version` statements, in the order of their numbers."""
+
+    statements: Annotated[list[Annotated[bytes, Field(max_length=MAX_STATEMENT_BYTES)]], Field(max_length=MAX_STATEMENTS)]
