@@ -57,6 +57,15 @@ def register(subparsers: Subparsers) -> None:
             help=f"{what} at most so much in all, e.g. 20 or 20Mbit (bits), 1.5MB (bytes) a second (PEER_MAX_{way.upper()})",
         )
     parser.add_argument(
+        "--keep-versions", type=_count, default=2, metavar="N", help="versions of the weights that stay whole (default: 2)"
+    )
+    parser.add_argument(
+        "--weights-cap",
+        type=_bytes,
+        metavar="SIZE",
+        help="disk that all of them may take, e.g. 20GB (default: no more than needed)",
+    )
+    parser.add_argument(
         "--only-copy",
         action="store_true",
         help="vote at once with a data directory that was copied or put back: no other copy runs, and none is newer",
@@ -74,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from peer.daemon.settings import DaemonSettings
     from peer.keyfile import IdentityLocked, identity_lock, load_or_create_identity
     from peer.paths import data_dir, make_private
+    from protocol.run.settings import WeightSettings
     from protocol.wire.presence import Role
 
     folder = make_private(data_dir(args.data_dir))
@@ -93,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
         up_limit=args.max_up or _rate_of("PEER_MAX_UP"),
         down_limit=args.max_down or _rate_of("PEER_MAX_DOWN"),
         only_copy=args.only_copy,
+        weights=WeightSettings(args.keep_versions, args.weights_cap),
     )
 
     _log_to(folder)
@@ -164,6 +175,19 @@ def _rate_of(variable: str) -> float | None:
         return _rate(text) if text else None
     except argparse.ArgumentTypeError as error:
         raise PeerError(f"{variable}: {error}", ExitCode.USAGE) from error
+
+
+def _bytes(text: str) -> int:
+    """Bytes in "500MB", "20GB", "1TB"."""
+    units = {"mb": 10**6, "gb": 10**9, "tb": 10**12}
+    number, unit = text[:-2], units.get(text[-2:].lower(), 0)
+    try:
+        size = int(float(number) * unit)
+    except (ValueError, OverflowError):
+        size = 0
+    if not 10**6 <= size <= 10**16:
+        raise argparse.ArgumentTypeError(f"{text} is no size; give 1MB or more, as 500MB or 20GB")
+    return size
 
 
 def _count(text: str) -> int:

@@ -7,6 +7,7 @@ reason); what pausing or leaving does is the node's business.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -20,8 +21,12 @@ from peer.formatting import duration
 from protocol.node.line_probe import Lines, NotNow
 from protocol.state.store import Store
 from protocol.status import PeerStatus
+from protocol.versions.publishing import MOST_ANCHOR_EVERY, CannotPublish
+from protocol.versions.weight_versions import WeightVersions
 
 MAX_PAUSE_S = 366 * 86_400.0
+GIVEN = re.compile(r"\.given-\d{1,10}\.new")
+"""Names of files that `peer weights publish` has made ready."""
 
 
 class Peer(Protocol):
@@ -32,6 +37,9 @@ class Peer(Protocol):
 
     @property
     def contacts(self) -> Contacts | None: ...
+
+    @property
+    def versions(self) -> WeightVersions | None: ...
 
     def status(self) -> PeerStatus: ...
 
@@ -78,6 +86,8 @@ class Controls:
             "finish": self._finish,
             "pause": self._pause,
             "resume": self._resume,
+            "weights": self._weights,
+            "publish-weights": self._publish_weights,
         }
 
     async def _status(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -103,6 +113,33 @@ class Controls:
         if store is None:
             raise ControlError("the peer is still fetching the run's manifest; there is no ledger yet")
         return await trio.to_thread.run_sync(ledger, store, MAX_MEMBERS_TOLD)
+
+    async def _weights(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"run": self._peer.status().run, **self._versions().status()}
+
+    async def _publish_weights(self, fields: dict[str, Any]) -> dict[str, Any]:
+        versions, name, anchor_every = self._versions(), fields.get("file"), fields.get("anchor_every")
+        if not isinstance(name, str) or not GIVEN.fullmatch(name):
+            raise ControlError("a file to publish lies in the run's folder of weights; use `peer weights publish`")
+        if not isinstance(anchor_every, int) or not 1 <= anchor_every <= MOST_ANCHOR_EVERY:
+            raise ControlError(f"a version is whole at least every {MOST_ANCHOR_EVERY} versions")
+        try:
+            body = await versions.publish(versions.folder / name, anchor_every)
+        except CannotPublish as error:
+            raise ControlError(str(error)) from error
+        return {
+            "version": body.version,
+            "kind": body.kind,
+            "weights": body.weights.root.hex(),
+            "size_bytes": body.weights.size,
+            "patch_bytes": body.patch.blob.size if body.patch is not None else None,
+        }
+
+    def _versions(self) -> WeightVersions:
+        versions = self._peer.versions
+        if versions is None:
+            raise ControlError("the peer is still fetching the run's manifest; ask again when it has begun")
+        return versions
 
     async def _leave(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._peer.leave()

@@ -29,6 +29,7 @@ from protocol.node.node import Node
 from protocol.state.store import Store
 from protocol.status import PeerStatus
 from protocol.version import version
+from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.identity import Identity
 
 LAST_WORDS_S = 5.0
@@ -141,6 +142,12 @@ class Daemon:
     def contacts(self) -> Contacts | None:
         """Where guests find this swarm, once the network is open."""
         return self._participation.contacts
+
+    @property
+    def versions(self) -> WeightVersions | None:
+        """The versions of the weights, once the node runs."""
+        node = self._participation.node
+        return node.versions if node is not None else None
 
     def _node(self) -> Node:
         node = self._participation.node

@@ -281,6 +281,7 @@ class Participation:
             anchor=self.choice.anchor,
             is_copy=is_copy,
             wall_clock=time.time,
+            weights=settings.weights,
         )
 
     def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:

@@ -8,6 +8,7 @@ from pathlib import Path
 from peer.console.display import Style
 from protocol.run.anchor import Anchor
 from protocol.run.manifest import SignedManifest
+from protocol.run.settings import WeightSettings
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
@@ -42,6 +43,7 @@ class DaemonSettings:
     ignore_closed_output: go on when nobody reads standard output any more.
     up_limit, down_limit: bytes a second.
     only_copy: vote at once, although the data directory was copied or put back.
+    weights: how much of the versions of the weights is kept.
     """
 
     data_dir: Path
@@ -57,3 +59,4 @@ class DaemonSettings:
     up_limit: float | None = None
     down_limit: float | None = None
     only_copy: bool = False
+    weights: WeightSettings = WeightSettings()

@@ -68,6 +68,7 @@ class Stage:
             "watch": Part("watch", self.log),
             "ratifier": Part("ratifier", self.log),
             "swarm": Part("swarm", self.log),
+            "versions": SimpleNamespace(resume=lambda: None),
             "keeper": Part("keeper", self.log, advance=lambda commit: checkpoint_due, repair=self.repaired.append),
             "gathering": Part("gathering", self.log, may_begin=self._may_begin),
         }

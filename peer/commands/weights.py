@@ -1,0 +1,141 @@
+"""`peer weights`: the versions of the weights that are here or on their way, and publishing one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peer.commands import add_command
+from peer.errors import ExitCode, PeerError
+
+if TYPE_CHECKING:
+    from peer.commands import Subparsers
+
+PUBLISH_TIMEOUT_S = 3600.0
+BAR_CELLS = 40
+
+
+def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
+    parser = add_command(
+        subparsers,
+        "weights",
+        "show the versions of the weights, or publish one",
+        run,
+        epilog="Every peer of the run takes each version that its publishers sign.  The files are the run's own.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    group = parser.add_subparsers(title="commands", metavar="COMMAND")
+    publish = add_command(
+        group,
+        "publish",
+        "sign a file of weights as the next version, for all peers of the run",
+        run_publish,
+        epilog="The peer has to run, and be the run's organiser or named in its publishers.",
+    )
+    publish.add_argument(
+        "source", metavar="FILE", help="a safetensors file in bf16, or a folder with some, as `peer export` writes it"
+    )
+    publish.add_argument(
+        "--anchor-every",
+        type=_anchors,
+        default=10,
+        metavar="K",
+        help="each Kth version is to be had whole, the others as patches (1 to 64; default: 10)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what the running peer has; exit code 5 when no peer runs here."""
+    from peer.console.plain_json import print_json
+
+    status = _ask(args, "weights")
+    if args.json:
+        print_json(status)
+    else:
+        print("\n".join(describe(status)))
+    return ExitCode.OK
+
+
+def run_publish(args: argparse.Namespace) -> int:
+    """Check the file, hand it to the running peer, and say what was published."""
+    from peer.formatting import size
+    from peer.joining.run_source import chosen_run
+    from peer.paths import data_dir
+    from peer.weights.publish import prepared
+
+    folder, running = data_dir(args.data_dir), _ask(args, "weights")["run"]
+    source = Path(args.source).absolute()
+    if not source.exists():
+        raise PeerError(f"there is no {source}; give a safetensors file, or a folder with some", ExitCode.INPUT)
+    with prepared(chosen_run(running, folder), source, folder) as name:
+        done = _ask(args, "publish-weights", timeout_s=PUBLISH_TIMEOUT_S, file=name, anchor_every=args.anchor_every)
+    print(f"version     {done['version']}")
+    print(f"whole       {size(done['size_bytes'])}{'' if done['kind'] == 'anchor' else ', to be had by patches'}")
+    print(f"patch       {size(done['patch_bytes']) if done['patch_bytes'] is not None else '-'}")
+    print(f"weights     {done['weights']}")
+    return ExitCode.OK
+
+
+def _ask(args: argparse.Namespace, command: str, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:
+    from peer.control.client import ControlClient, ControlError, NotRunning
+    from peer.paths import data_dir
+
+    try:
+        return ControlClient(data_dir(args.data_dir), timeout_s=timeout_s).request(command, **fields)
+    except NotRunning as error:
+        raise PeerError(f"{error}; start one with `peer join`", ExitCode.NOT_RUNNING) from error
+    except ControlError as error:
+        raise PeerError(str(error)) from error
+
+
+def describe(status: dict[str, Any]) -> list[str]:
+    """The versions as lines for a person, the newest first."""
+    from peer.formatting import clean, short, size, to_go
+
+    newest = f"version {status['newest']}" if status["newest"] is not None else "no version yet"
+    lines = [
+        f"run     {status['run']}",
+        f"here    {newest}, {size(status['disk_bytes'])} in {clean(status['folder'], 500)}",
+    ]
+    coming = status["coming"]
+    if coming is not None:
+        left = to_go(coming["left_s"])
+        lines.append(
+            f"coming  version {coming['version']}, {coming['what']}: {coming['done']} of {coming['total']} chunks, "
+            f"{size(coming['down_bytes_per_s'])}/s from {coming['sources']} peers" + (f", {left}" if left else "")
+        )
+        lines.append(f"        {chunk_map(coming['chunks'], coming['total'])}")
+    if status["versions"]:
+        lines.append(f"{'VERSION':>8}  {'KIND':<7}{'WHOLE':>10}{'PATCH':>10}  {'PUBLISHER':<10}STATE")
+    for each in reversed(status["versions"]):
+        patch = size(each["patch_bytes"]) if each["patch_bytes"] is not None else "-"
+        lines.append(
+            f"{each['version']:>8}  {each['kind']:<7}{size(each['size_bytes']):>10}{patch:>10}  "
+            f"{short(each['publisher']):<10}{_state(each)}"
+        )
+    return lines
+
+
+def _state(version: dict[str, Any]) -> str:
+    if version["refused"]:
+        return f"not used: {version['refused']}"
+    return "here" if version["here"] else "its patch is here" if version["patch_here"] else "not here"
+
+
+def chunk_map(bitmap: str, total: int) -> str:
+    """A line of cells for the chunks of a file: full, begun, or empty."""
+    chunks, cells = int.from_bytes(bytes.fromhex(bitmap), "little"), min(BAR_CELLS, total)
+    line = ""
+    for cell in range(cells):
+        first, end = cell * total // cells, (cell + 1) * total // cells
+        here = (chunks >> first & ((1 << (end - first)) - 1)).bit_count()
+        line += "#" if here == end - first else "+" if here else "."
+    return line
+
+
+def _anchors(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"{text} is no count; give a whole number from 1 to 64")
+    return int(text)

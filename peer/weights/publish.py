@@ -1,0 +1,95 @@
+"""A file or a folder of weights made ready to be published: checked against the run's model, in one file and one order.
+
+What is published is always written in the order of the run's model, with one header, so that a patch between two versions
+changes values alone, whoever wrote the files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from peer.errors import ExitCode, PeerError
+from peer.paths import make_private, run_dir
+from protocol.run.manifest import SignedManifest
+from trainer.config import TrainingConfig
+from trainer.models.llama.config import ParameterPlace, parameter_layout
+from trainer.weights.errors import FolderError
+from trainer.weights.numbers import ExportFormat
+from trainer.weights.safetensors_file import READ_BYTES, StoredTensor, header_of, tensors_in
+
+
+@contextmanager
+def prepared(signed: SignedManifest, source: Path, data: Path) -> Iterator[str]:
+    """The name of a file in the run's folder of weights that holds what `source` does; nothing of it is left at the end.
+
+    source: a safetensors file, or a folder with some.  Raises `PeerError`.
+    """
+    folder = make_private(make_private(run_dir(data, signed.run)) / "weights")
+    target = folder / f".given-{os.getpid()}.new"
+    try:
+        tensors, layout = _tensors(source), _layout(signed)
+        _check(source, tensors, layout, tied=signed.manifest.model.tied)
+        with target.open("xb") as file:
+            file.write(header_of(layout, ExportFormat.BF16))
+            for place in layout:
+                for block in _raw(tensors[place.name]):
+                    file.write(block)
+        yield target.name
+    except FolderError as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error
+    finally:
+        target.unlink(missing_ok=True)
+
+
+def _layout(signed: SignedManifest) -> list[ParameterPlace]:
+    return [*parameter_layout(TrainingConfig.from_sections(signed.manifest.trainer_sections()).model)]
+
+
+def _tensors(source: Path) -> dict[str, StoredTensor]:
+    """All tensors of a file, or of a folder's files."""
+    paths = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
+    if not paths:
+        raise PeerError(
+            f"{source} has no safetensors files; give a file, or a folder as `peer export` writes it", ExitCode.INPUT
+        )
+    found: dict[str, StoredTensor] = {}
+    for path in paths:
+        for name, tensor in tensors_in(path).items():
+            if name in found:
+                raise PeerError(f"two files in {source} have a tensor {name[:80]}; keep one model in it", ExitCode.INPUT)
+            found[name] = tensor
+    return found
+
+
+def _check(source: Path, tensors: dict[str, StoredTensor], layout: list[ParameterPlace], *, tied: bool) -> None:
+    if tied:
+        tensors.pop("lm_head.weight", None)  # some writers repeat the embedding, and readers ignore it
+    for place in layout:
+        tensor = tensors.get(place.name)
+        if tensor is None:
+            raise PeerError(f"{source} has no tensor {place.name}, which the run's model has", ExitCode.INPUT)
+        if tensor.shape != place.shape:
+            raise PeerError(
+                f"{source}: {place.name} has the shape {list(tensor.shape)}, and in the run's model {list(place.shape)}",
+                ExitCode.INPUT,
+            )
+        if tensor.form != ExportFormat.BF16.tensor_name:
+            raise PeerError(
+                f"{source}: {place.name} is {tensor.form}; versions are bf16, so save it as bfloat16", ExitCode.INPUT
+            )
+    strange = sorted(set(tensors).difference(place.name for place in layout))
+    if strange:
+        raise PeerError(f"{source} has a tensor {strange[0][:80]}, which the run's model has not", ExitCode.INPUT)
+
+
+def _raw(tensor: StoredTensor) -> Iterator[bytes]:
+    with tensor.path.open("rb") as file:
+        file.seek(tensor.start)
+        for at in range(tensor.start, tensor.stop, READ_BYTES):
+            block = file.read(min(READ_BYTES, tensor.stop - at))
+            if len(block) != min(READ_BYTES, tensor.stop - at):
+                raise FolderError(f"{tensor.path} became shorter while it was read; copy it again")
+            yield block
