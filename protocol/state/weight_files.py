@@ -136,6 +136,16 @@ class WeightFiles:
             self.demote(root)
         return None
 
+    def check(self) -> None:
+        """Notice complete files that are gone, or have another size than they had."""
+        for root, size in self.sizes().items():
+            try:
+                right = self.path(root).stat().st_size == size
+            except OSError:
+                right = False
+            if not right:
+                self.demote(root)
+
     # -- use ----------------------------------------------------------------------------------------------------------
 
     @contextmanager

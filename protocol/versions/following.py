@@ -120,6 +120,7 @@ class Follower:
     async def _step(self) -> float:
         """Do what is to be done first; for how long there is nothing else to do then."""
         await self._keep_statements()
+        await self._offload(self._files.check)
         wanted = self._next()
         if wanted is not None and wanted[1].legs:
             if await self._take(*wanted):

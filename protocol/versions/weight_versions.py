@@ -179,14 +179,15 @@ class WeightVersions:
                 question = VersionsRequest().encode()
                 answer = await self._session.network.request(peer, "versions", question, timeout_s=ASK_TIMEOUT_S)
                 reply = decode_body(VersionsReply, answer, max_bytes=MAX_REQUEST_BYTES)
-                for raw in reply.statements:
-                    sender, body, envelope = await self._offload(unpack, raw, self._session.run)
-                    if isinstance(body, Version):
-                        self._learn(peer, Signed(body, sender, envelope.raw))
+                opened = [await self._offload(unpack, raw, self._session.run) for raw in reply.statements]
             except NetworkError:
                 return  # somebody else will tell us
             except Malformed as error:
                 self._session.emit(Dropped(peer, "answer about versions", str(error)))
+                return
+            for sender, body, envelope in opened:  # all at once, so that the way is chosen among all of them
+                if isinstance(body, Version):
+                    self._learn(peer, Signed(body, sender, envelope.raw))
         self.follower.wake()
 
     def _learn(self, peer: PeerId, signed: Signed) -> None:

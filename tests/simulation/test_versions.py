@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import trio
 
-from protocol.events import VersionProgress
+from protocol.events import Event, HandlerFailed, VersionProgress, VersionRefused, VersionStarted
 from protocol.network.simulated.weather import Weather
 from protocol.run.manifest import DataSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.model_section import ModelSection
+from protocol.run.settings import WeightSettings
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
+from protocol.wire.versions import Version
 from tests.protocol.versions.files import next_weights, put, weights
+from tests.simulation.blob_liars import Claimer, Corrupter, turn
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
 PUBLISHER = Identity.from_seed(b"\x2a" * 32)
 CHUNK_BYTES = 4096
-RATE = 200e3
+RATE = 100e3
 
 
 def a_run() -> SignedManifest:
@@ -71,18 +77,328 @@ def three_versions() -> list[bytes]:
     return [first, second, next_weights(second, 0.01, 3)]
 
 
-def test_a_version_and_its_patches_reach_everybody() -> None:
-    async def scenario(world: World) -> None:
-        publisher, others = seats_of(world)
-        progress: list[VersionProgress] = []
-        world.listeners.append(lambda seat, event: progress.append(event) if isinstance(event, VersionProgress) else None)
-        for seat in world.seats:
-            world.start(seat)
-        await trio.sleep(2)
-        for number, data in enumerate(three_versions(), 1):
-            await publish(publisher, data)
-            await world.until(f"version {number}", lambda n=number: all(newest(seat) == n for seat in others), 60)  # type: ignore[misc]
-            assert all(held(seat)[number] == data for seat in world.seats)
-        assert progress and progress[-1].done == progress[-1].total
+class Log:
+    """What the peers of a world said about versions, by the number of the seat."""
 
-    holds(simulate(4, scenario, weather=Weather(bytes_per_s=RATE), signed=SIGNED))
+    def __init__(self, world: World) -> None:
+        self.events: list[tuple[int, Event]] = []
+        world.listeners.append(lambda seat, event: self.events.append((seat.number, event)))
+
+    def of(self, seat: Seat, kind: type[Event]) -> list[Event]:
+        return [event for number, event in self.events if number == seat.number and isinstance(event, kind)]
+
+    def progress(self, seat: Seat, what: str = "whole") -> list[VersionProgress]:
+        told = [event for event in self.of(seat, VersionProgress) if isinstance(event, VersionProgress)]
+        return [event for event in told if event.what == what]
+
+    def refusals(self, seat: Seat) -> list[tuple[int, str]]:
+        told = self.of(seat, VersionRefused)
+        return [(event.version, event.reason) for event in told if isinstance(event, VersionRefused)]
+
+
+async def begin(world: World) -> tuple[Seat, list[Seat], Log]:
+    publisher, others = seats_of(world)
+    log = Log(world)
+    for seat in world.seats:
+        world.start(seat)
+    await trio.sleep(2)
+    return publisher, others, log
+
+
+async def until_all_have(world: World, seats: list[Seat], number: int, within_s: float = 120) -> None:
+    await world.until(f"version {number}", lambda: all(newest(seat) == number for seat in seats), within_s)
+
+
+def run(peers: int, scenario: Callable[[World], object], seed: int = 1) -> None:
+    finished = simulate(peers, scenario, seed, Weather(bytes_per_s=RATE), SIGNED)  # type: ignore[arg-type]
+    holds(finished)
+    assert not any(HandlerFailed.__name__ in line for line in finished.trace)
+
+
+def test_versions_reach_everybody_to_the_bit_while_peers_lie_and_die() -> None:
+    async def scenario(world: World) -> None:
+        publisher, others, log = await begin(world)
+        corrupter, staller, victim, honest = others[0], others[1], others[2], others[2:]
+        liars = [turn(world, corrupter, Corrupter), turn(world, staller, Claimer)]
+        versions = three_versions()
+
+        await publish(publisher, versions[0])
+        await world.until(
+            "half of it at the victim", lambda: any(2 * told.done > told.total for told in log.progress(victim)), 60
+        )
+        before = log.progress(victim)[-1]
+        assert before.done < before.total
+        world.faults.kill(victim)
+        world.start(victim)
+        await until_all_have(world, honest, 1)
+        after = [told.done for told in log.progress(victim) if told.done >= before.done][1:]
+        assert after and min(told.done for told in log.progress(victim)[log.progress(victim).index(before) :]) >= before.done
+
+        await publish(publisher, versions[1])
+        await until_all_have(world, honest, 2)
+        await publish(publisher, versions[2])
+        await until_all_have(world, honest, 3)
+        assert all(held(seat)[3] == versions[2] for seat in [publisher, *honest])
+        assert all(liar.asked for liar in liars), "they were asked, and it did no harm"
+
+    run(9, scenario)
+
+
+def test_a_peer_that_joins_late_or_was_away_takes_the_way_with_the_fewest_bytes() -> None:
+    async def scenario(world: World) -> None:
+        publisher, others, log = await begin(world)
+        away, late = others[-1], others[-2]
+        world.faults.kill(late)
+        versions = three_versions()
+        await publish(publisher, versions[0])
+        await until_all_have(world, [other for other in others if other is not late], 1)
+        world.faults.kill(away)
+        for number in (1, 2):
+            await publish(publisher, versions[number])
+            await until_all_have(world, others[:-2], number + 1)
+        world.faults.kill(publisher)
+        for seat in (away, late):
+            world.start(seat)
+            await until_all_have(world, [seat], 3)
+        assert all(held(seat)[3] == versions[2] for seat in others)
+        started = [event for event in log.of(away, VersionStarted) if isinstance(event, VersionStarted)]
+        assert started[-1].files == 2 and started[-1].size_bytes < len(versions[0]) / 10, "two patches"
+        started = [event for event in log.of(late, VersionStarted) if isinstance(event, VersionStarted)]
+        assert started[-1].version == 3 and started[-1].files == 3, "the anchor, and two patches; the publisher is gone"
+
+    run(5, scenario)
+
+
+def test_chunks_that_an_anchor_shares_with_an_older_version_are_not_fetched_again() -> None:
+    async def scenario(world: World) -> None:
+        publisher, others, log = await begin(world)
+        first = weights(COUNT)
+        await publish(publisher, first)
+        await until_all_have(world, others, 1)
+        second = bytearray(first)
+        second[len(first) // 2 :] = weights(COUNT, 9)[len(first) // 2 :]  # so much that the patch is worth nothing
+        await publish(publisher, bytes(second), anchor_every=1)
+        body = publisher.node.versions._catalogue.newest.body if publisher.node else None  # type: ignore[union-attr]
+        assert body is not None and body.anchor and body.patch is not None
+        useless = dict.fromkeys([Hash(body.patch.blob.root)], 2)
+        for seat in others:
+            assert seat.node is not None
+            seat.node.versions.follower._useless |= useless
+        await until_all_have(world, others, 2)
+        assert all(held(seat)[2] == bytes(second) for seat in others)
+        for seat in others:
+            told = [each for each in log.progress(seat) if each.version == 2]
+            assert told and min(each.done for each in told) >= told[0].total // 2 - 1, "half of it was there"
+
+    run(3, scenario)
+
+
+Lie = Callable[[Version], Version]
+
+
+def other_tensors(body: Version) -> Version:
+    return body.model_copy(update={"tensors": bytes(32)})
+
+
+def no_such_file(body: Version) -> Version:
+    return body.model_copy(update={"weights": body.weights.model_copy(update={"root": b"\7" * 32})})
+
+
+def another_size(body: Version) -> Version:
+    return body.model_copy(update={"weights": body.weights.model_copy(update={"size": body.weights.size - 2})})
+
+
+def a_patch_without_a_base(body: Version) -> Version:
+    assert body.patch is not None
+    return body.model_copy(update={"patch": body.patch.model_copy(update={"base_root": b"\7" * 32})})
+
+
+async def publish_lying(seat: Seat, data: bytes, lie: Lie, anchor_every: int) -> None:
+    assert seat.node is not None
+    publisher = seat.node.versions._publisher
+    truthful = publisher._made
+
+    async def made(source: Path, every: int) -> Version:
+        return lie(await truthful(source, every))
+
+    publisher._made = made  # type: ignore[method-assign]
+    try:
+        await publish(seat, data, anchor_every)
+    finally:
+        publisher._made = truthful  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("lie", "anchor_every"),
+    [
+        (other_tensors, 10),
+        (other_tensors, 1),
+        (no_such_file, 10),
+        (no_such_file, 1),
+        (another_size, 10),
+        (another_size, 1),
+        (a_patch_without_a_base, 10),
+    ],
+)
+def test_a_version_that_is_not_what_was_signed_is_used_by_nobody_and_the_next_one_is(lie: Lie, anchor_every: int) -> None:
+    async def scenario(world: World) -> None:
+        publisher, others, log = await begin(world)
+        versions = three_versions()
+        await publish(publisher, versions[0])
+        await until_all_have(world, others, 1)
+        await publish_lying(publisher, versions[1], lie, anchor_every)
+        await trio.sleep(60)
+        assert {newest(seat) for seat in others} == {1}
+        assert all(held(seat) == {1: versions[0]} for seat in others)
+        await publish(publisher, versions[2], anchor_every=1)
+        await until_all_have(world, others, 3)
+        assert all(held(seat)[3] == versions[2] for seat in others)
+
+    run(4, scenario)
+
+
+def test_a_patch_that_leads_elsewhere_is_left_out_and_the_anchor_used() -> None:
+    async def scenario(world: World) -> None:
+        publisher, others, log = await begin(world)
+        first, second, third = three_versions()
+        await publish(publisher, first)
+        await until_all_have(world, others, 1)
+        node = publisher.node
+        assert node is not None
+        patches: list[Version] = []
+
+        def remember(body: Version) -> Version:
+            patches.append(body)
+            return body
+
+        await publish_lying(publisher, second, remember, 10)
+        await until_all_have(world, others, 2)
+        old = patches[0].patch
+        assert old is not None
+
+        def leads_elsewhere(body: Version) -> Version:
+            assert body.patch is not None
+            return body.model_copy(update={"patch": body.patch.model_copy(update={"blob": old.blob})})
+
+        await publish_lying(publisher, third, leads_elsewhere, 1)
+        await until_all_have(world, others, 3)
+        assert all(held(seat)[3] == third for seat in others)
+        for seat in others:
+            assert [(3, "its patch does not lead to the weights that were signed")] == log.refusals(seat)
+
+    run(4, scenario)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    for at in range(0, len(data), CHUNK_BYTES):
+        data[at] ^= 1  # of every chunk, for nobody knows which one is asked for
+    path.write_bytes(data)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5000])
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def lose_index(path: Path) -> None:
+    path.with_suffix(".leaves").unlink()
+
+
+@pytest.mark.parametrize("damage", [flip, cut_short, lose, lose_index])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_damaged_file_is_never_served_and_is_fetched_again(damage: Callable[[Path], None], restarted: bool) -> None:
+    async def scenario(world: World) -> None:
+        publisher, others, log = await begin(world)
+        early, late = others[0], others[-1]
+        world.faults.kill(late)
+        first, second, _ = three_versions()
+        await publish(publisher, first)
+        await until_all_have(world, others[:-1], 1)
+        if restarted:
+            world.faults.kill(early)
+        folder = early.folder / "weights"
+        damage(next(folder.glob("*.blob")))
+        if restarted:
+            world.start(early)
+        world.start(late)
+        await until_all_have(world, others, 1)
+        assert held(late)[1] == first
+        if damage is not lose_index:
+            await world.until("whole again, once it was read", lambda: held(early).get(1) == first, 60)
+        assert not any("not those that were certified" in line for line in world.trace.lines)
+        await publish(publisher, second)
+        await until_all_have(world, others, 2)
+        assert all(held(seat)[2] == second for seat in others), "a patch of a damaged file leads nowhere"
+
+    run(4, scenario)
+
+
+def test_a_version_that_finds_no_room_below_the_cap_is_not_taken() -> None:
+    async def scenario(world: World) -> None:
+        publisher, others, log = await begin(world)
+        first = weights(COUNT)
+        for seat in others:
+            assert seat.node is not None
+            seat.node.versions.follower._settings = WeightSettings(1, len(first) // 2)
+        await publish(publisher, first)
+        await world.until("it is refused", lambda: all(log.refusals(seat) for seat in others), 30)
+        assert all(held(seat) == {} and not log.progress(seat) for seat in others)
+
+    run(3, scenario)
+
+
+def test_a_disk_has_what_the_settings_allow_and_not_more() -> None:
+    async def scenario(world: World) -> None:
+        publisher, others, log = await begin(world)
+        data = weights(COUNT)
+        for number in range(1, 9):
+            await publish(publisher, data, anchor_every=3)
+            await until_all_have(world, others, number)
+            data = next_weights(data, 0.01, number)
+        await trio.sleep(30)
+        for seat in world.seats:
+            assert set(held(seat)) == {7, 8}, "two versions, and 7 is the newest anchor"
+            assert len([*(seat.folder / "weights").glob("*.blob")]) == 4, "the patches to 7 and 8"
+            assert not [*(seat.folder / "weights").glob("*.part")]
+
+    run(3, scenario)
+
+
+def test_a_number_that_was_signed_twice_is_used_by_nobody() -> None:
+    async def scenario(world: World) -> None:
+        publisher, others, log = await begin(world)
+        first, second, third = three_versions()
+        await publish(publisher, first)
+        await until_all_have(world, others, 1)
+        await publish(publisher, second)
+        await until_all_have(world, others, 2)
+        node = publisher.node
+        assert node is not None
+        body = node.versions._catalogue.versions()[2]
+        await node._session.publish(body.model_copy(update={"tensors": bytes(32)}))
+        await until_all_have(world, others, 1)
+        for seat in others:
+            assert log.refusals(seat) == [(2, "two different statements were signed for it")]
+        world.faults.kill(others[0])
+        world.start(others[0])
+        await until_all_have(world, others, 1)
+        assert others[0].node is not None and others[0].node.versions._catalogue.void == [2], "it is on its disk"
+        await publish(publisher, third, anchor_every=1)
+        await until_all_have(world, others, 3)
+        assert all(held(seat)[3] == third for seat in others)
+
+    run(4, scenario)
+
+
+def test_nothing_is_said_where_no_version_is_published() -> None:
+    async def scenario(world: World) -> None:
+        _, _, log = await begin(world)
+        await world.until_round(1, 120)
+        assert not world.wire.questions["version"] + world.wire.questions["versions"]
+        assert all(seat.node is not None and not seat.node.versions.folder.exists() for seat in world.seats)
+
+    run(3, scenario)

@@ -1,0 +1,62 @@
+"""Which statements about versions count."""
+
+from __future__ import annotations
+
+from protocol.run.manifest import demo_manifest
+from protocol.versions.catalogue import KEPT, Catalogue, Heard, Signed
+from protocol.wire.identity import PeerId
+from protocol.wire.versions import Version
+from tests.protocol.chains import a_run
+from tests.protocol.peers import ANN, BOB, ME
+from tests.protocol.versions.test_route import a_blob, a_version
+
+MANIFEST = a_run(ANN).manifest
+ORGANISER = PeerId(MANIFEST.organiser)
+
+
+def a_catalogue() -> Catalogue:
+    return Catalogue(MANIFEST.model_copy(update={"publishers": [BOB.peer_id]}))
+
+
+def hear(catalogue: Catalogue, body: Version, publisher: PeerId = ORGANISER) -> Heard:
+    return catalogue.hear(Signed(body, publisher, b"raw"))
+
+
+def test_the_organiser_and_the_named_keys_publish_and_nobody_else() -> None:
+    catalogue, body = a_catalogue(), a_version(1, anchor=True, patch=None)
+    assert catalogue.refusal(ORGANISER, body) == catalogue.refusal(BOB.peer_id, body) == ""
+    assert "may not publish" in catalogue.refusal(ANN.peer_id, body), "a founder is no publisher"
+    assert not Catalogue(MANIFEST).may_publish(BOB.peer_id)
+    demo = demo_manifest().manifest
+    assert not Catalogue(demo).may_publish(PeerId(demo.organiser)), "everybody has that key"
+
+
+def test_weights_that_are_larger_than_the_model_are_refused() -> None:
+    catalogue = a_catalogue()
+    body = a_version(1, anchor=True, patch=None).model_copy(update={"weights": a_blob("w", catalogue.most_bytes + 1)})
+    assert "larger than the run's model" in catalogue.refusal(ORGANISER, body)
+
+
+def test_a_number_with_two_statements_is_void_for_good() -> None:
+    catalogue = a_catalogue()
+    first, second = a_version(2, anchor=True), a_version(2)
+    assert hear(catalogue, a_version(1, anchor=True, patch=None)) is Heard.NEW
+    assert (hear(catalogue, first), hear(catalogue, first)) == (Heard.NEW, Heard.KNOWN)
+    assert hear(catalogue, second, BOB.peer_id) is Heard.VOID, "whoever signed it"
+    assert catalogue.void == [2] and catalogue.newest is not None and catalogue.newest.body.version == 1
+    third = a_version(2, patch=7)
+    assert {hear(catalogue, each) for each in (first, second, third)} == {Heard.KNOWN}
+    assert len([*catalogue.all()]) == 3, "both statements are remembered as proof, and no third"
+    assert hear(catalogue, a_version(3, anchor=True)) is Heard.NEW
+    assert catalogue.newest.body.version == 3
+
+
+def test_a_flood_of_numbers_is_forgotten_but_for_the_newest() -> None:
+    catalogue = a_catalogue()
+    for number in range(1, 4 * KEPT):
+        hear(catalogue, a_version(number, anchor=True, patch=None))
+        hear(catalogue, a_version(number, anchor=True, patch=None).model_copy(update={"tensors": bytes(32)}))
+    assert len([*catalogue.all()]) == 2 * KEPT and catalogue.newest is None
+    assert hear(catalogue, a_version(1, anchor=True, patch=None)) is Heard.OLD
+    assert hear(catalogue, a_version(1 << 40, anchor=True, patch=None), ME.peer_id) is Heard.NEW
+    assert [*catalogue.usable] == [1 << 40]

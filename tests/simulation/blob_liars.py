@@ -1,0 +1,89 @@
+"""Peers of a simulated swarm that lie about blobs: they claim to have all of each, and send other bytes, or nothing."""
+
+from __future__ import annotations
+
+import trio
+
+from protocol.content.blob import to_bitmap
+from protocol.content.messages import BlobReply, BlobRequest, ChunkHeader, ChunksReply, ChunksRequest
+from protocol.network.interface import Acceptance, Handlers, Landing, NetworkError
+from protocol.wire.body import decode_body
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from tests.simulation.seat import Seat
+from tests.simulation.world import World
+
+
+class Claimer:
+    """Between the wire and a node: says that it has every chunk of a version that is asked for, and never sends one."""
+
+    def __init__(self, world: World, seat: Seat) -> None:
+        assert seat.node is not None
+        self._world, self._seat, self._node = world, seat, seat.node
+        self._handlers: Handlers = seat.node.dispatcher
+        self.asked = 0
+        """Chunks that others wanted of it."""
+
+    def has_member(self, peer: PeerId) -> bool:
+        return self._handlers.has_member(peer)
+
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
+        return self._handlers.on_gossip(forwarder, data)
+
+    async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
+        if kind == "blob":
+            blob = self._node.versions._catalogue.blob(Hash(decode_body(BlobRequest, data).blob))
+            if blob is not None:
+                bitmap = to_bitmap((1 << blob.count) - 1, blob.count)
+                return BlobReply(chunks=bitmap, more=True, neighbours=[]).encode()
+        if kind == "want":
+            wanted = decode_body(ChunksRequest, data)
+            if self._node.versions._catalogue.blob(Hash(wanted.blob)) is not None:
+                self.asked += len(wanted.chunks)
+                for chunk in wanted.chunks:
+                    self.promise(peer, Hash(wanted.blob), chunk)
+                return ChunksReply(chunks=[], busy=[]).encode()
+        return await self._handlers.on_request(peer, kind, data)
+
+    def promise(self, peer: PeerId, name: Hash, chunk: int) -> None:
+        """What comes of a promise: nothing."""
+
+    async def open_push(self, peer: PeerId, header: bytes, size: int) -> Landing | None:
+        return await self._handlers.open_push(peer, header, size)
+
+    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
+        await self._handlers.finish_push(peer, header, landing)
+
+    def on_peer_connected(self, peer: PeerId) -> None:
+        self._handlers.on_peer_connected(peer)
+
+    def on_peer_disconnected(self, peer: PeerId) -> None:
+        self._handlers.on_peer_disconnected(peer)
+
+
+class Corrupter(Claimer):
+    """Sends zeros for every chunk."""
+
+    def promise(self, peer: PeerId, name: Hash, chunk: int) -> None:
+        blob = self._node.versions._catalogue.blob(name)
+        assert blob is not None
+        size = min(blob.chunk_bytes, blob.size - chunk * blob.chunk_bytes)
+        if size > 0:
+            self._world.spawn(self._push, peer, ChunkHeader(blob=name, chunk=chunk).encode(), bytes(size))
+
+    async def _push(self, peer: PeerId, header: bytes, data: bytes) -> None:
+        end = self._world.wire.end(self._seat.peer)
+        await trio.lowlevel.checkpoint()
+        if end is not None:
+            try:
+                await self._node._session.network.push(peer, header, memoryview(data), timeout_s=30.0)
+            except NetworkError:
+                pass
+
+
+def turn(world: World, seat: Seat, kind: type[Claimer]) -> Claimer:
+    """From now on this peer lies, until it is restarted."""
+    end = world.wire.end(seat.peer)
+    assert end is not None
+    end.handlers = liar = kind(world, seat)
+    return liar
