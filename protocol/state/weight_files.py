@@ -30,11 +30,15 @@ _STATEMENT = re.compile(r"(\d{16})-[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Part:
-    """A file that is being fetched or made; `view` is its bytes, writable until it is published."""
+    """A file that is being fetched or made; `view` is its bytes, writable until it is published.
+
+    is_new: nothing was written to it yet.
+    """
 
     root: Hash
     path: Path
     mapping: mmap.mmap
+    is_new: bool = False
 
     @property
     def view(self) -> memoryview:
@@ -42,8 +46,10 @@ class Part:
         return memoryview(self.mapping)
 
     def missing(self, leaves: Sequence[Hash], chunk_bytes: int) -> list[int]:
-        """The chunks whose bytes are not those of their hashes.  Reads all."""
+        """The chunks whose bytes are not those of their hashes.  Reads all, unless nothing was written."""
         view = self.view
+        if self.is_new:
+            return [*range(len(leaves))]
         return [
             chunk
             for chunk, leaf in enumerate(leaves)
@@ -173,7 +179,7 @@ class WeightFiles:
             with open(path, "r+b") as file:
                 part = Part(root, path, mmap.mmap(file.fileno(), size))
         else:
-            part = Part(root, path, self.disk.allocate(path, size))
+            part = Part(root, path, self.disk.allocate(path, size), is_new=True)
         with self._lock:
             self._parts[root] = size
         return part
@@ -234,17 +240,19 @@ class WeightFiles:
         if not path.exists():
             write_guarded(self.disk, path, raw)
 
+    def keep_all(self, statements: Collection[tuple[int, bytes]], least: int) -> None:
+        """Keep these, each with its number; forget those of numbers below `least`.  Raises `StoreFull`."""
+        for number, raw in statements:
+            self.keep(number, raw)
+        for path in self.folder.iterdir():
+            match = _STATEMENT.fullmatch(path.name)
+            if match is not None and int(match[1]) < least:
+                self.disk.remove(path)
+
     def statements(self) -> list[bytes]:
         """All that were kept, by number."""
         paths = sorted(path for path in self.folder.iterdir() if _STATEMENT.fullmatch(path.name))
         return [raw for path in paths if (raw := read_guarded(self.disk, path)) is not None]
-
-    def forget_before(self, number: int) -> None:
-        """Remove the statements about lower numbers."""
-        for path in self.folder.iterdir():
-            match = _STATEMENT.fullmatch(path.name)
-            if match is not None and int(match[1]) < number:
-                self.disk.remove(path)
 
     def path(self, root: Hash) -> Path:
         """Where a complete file lies."""

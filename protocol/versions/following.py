@@ -137,9 +137,8 @@ class Follower:
 
     async def _keep_statements(self) -> None:
         """To the disk, before anything is done for them."""
-        for signed in self._catalogue.all():
-            await self._offload(self._files.keep, signed.body.version, signed.raw)
-        await self._offload(self._files.forget_before, self._catalogue.highest - KEPT + 1)
+        known = [(signed.body.version, signed.raw) for signed in self._catalogue.all()]
+        await self._offload(self._files.keep_all, known, self._catalogue.highest - KEPT + 1)
         self._refused = {number: why for number, why in self._refused.items() if self._is_remembered(number)}
         self._useless = {root: number for root, number in self._useless.items() if self._is_remembered(number)}
 

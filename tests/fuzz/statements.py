@@ -21,6 +21,7 @@ from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import STATEMENTS, pack, unpack
+from protocol.wire.versions import Version
 from tests.fuzz.examples import BODIES
 from tests.fuzz.examples import QUESTIONS as EXAMPLES
 from tests.fuzz.grammar import Grammar, Words, every_class
@@ -30,6 +31,8 @@ from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
 PEERS = 4
+PUBLISHER = Identity.from_seed(b"\x2a" * 32)
+"""The run's organiser: what it signs about versions of the weights is believed until it is found to be false."""
 STRANGERS = 40
 A_WORLD = 3000
 """Statements against one swarm; the next one has another seed."""
@@ -85,7 +88,9 @@ class Mouth:
         handlers, random = seat.node.dispatcher, self._random
         key = self._speaker()
         kind = random.choice(sorted(STATEMENTS))
-        way = random.choice(["gossip", "round", "round", "round", "question", "question", "push", "goodbye"])
+        way = random.choice(["gossip", "round", "round", "round", "question", "question", "push", "goodbye", "version"])
+        if kind == Version.KIND or way == "version":
+            key, kind, way = random.choice([key, PUBLISHER]), Version.KIND, random.choice(["gossip", "version"])
         with trio.move_on_after(random.choice([0.1, 2.0, 8.0])):
             if way == "question":
                 await self._ask(handlers, key)
