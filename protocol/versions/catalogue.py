@@ -44,7 +44,7 @@ class Signed:
 
 
 class Catalogue:
-    """Of one run."""
+    """Of one run.  May be read in any thread, and is changed in one."""
 
     def __init__(self, manifest: RunManifest) -> None:
         anybody = demo_manifest().manifest.organiser  # a key that everybody has
@@ -78,8 +78,9 @@ class Catalogue:
         known = self._heard.get(number, [])
         if any(each.body == signed.body for each in known) or len(known) > 1:
             return Heard.KNOWN
-        self._heard[number] = [*known, signed]
-        self._heard = {each: self._heard[each] for each in sorted(self._heard) if each > self.highest - KEPT}
+        heard = {**self._heard, number: [*known, signed]}
+        least = max(heard) - KEPT
+        self._heard = {each: heard[each] for each in sorted(heard) if each > least}  # others may be reading the old one
         return Heard.VOID if known else Heard.NEW
 
     @property

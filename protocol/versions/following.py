@@ -122,13 +122,13 @@ class Follower:
         await self._keep_statements()
         await self._offload(self._files.check)
         wanted = self._next()
-        if wanted is not None and wanted[1].legs:
+        if self.complete not in self.usable():
+            self.complete = 0  # it became void
+        if wanted is not None and (wanted[1].legs or wanted[0] != self.complete):
             if await self._take(*wanted):
                 self._retry_s = FIRST_RETRY_S
                 return 0.0
         else:
-            if wanted is not None:
-                self._reached(wanted[0], 0.0)
             damaged = await self._tidy()
             if damaged is None or await self._fetch(damaged):
                 return CHECK_S if damaged is None else 0.0
@@ -151,21 +151,17 @@ class Follower:
                 return number, way
         return None
 
-    def _reached(self, number: int, seconds: float) -> None:
-        if number != self.complete:
-            self.complete = number
-            weights = self._catalogue.versions()[number].weights
-            self._session.emit(VersionComplete(number, weights.root.hex(), weights.size, seconds))
-
     # -- one version --------------------------------------------------------------------------------------------------
 
     async def _take(self, number: int, way: Route) -> bool:
         """Whether something came of it: the version, or that a way to it is none."""
-        begun = trio.current_time()
-        self._session.emit(VersionStarted(number, way.size_bytes, len(way.legs)))
-        blobs = [blob for leg in way.legs for blob in (leg.blob, leg.version.weights, leg.base) if blob is not None]
+        begun, version = trio.current_time(), self._catalogue.versions()[number]
+        if way.legs:
+            self._session.emit(VersionStarted(number, way.size_bytes, len(way.legs)))
+        legs = way.legs or (Leg(version, version.weights, None),)  # what is here is read and checked, too
+        blobs = [blob for leg in legs for blob in (leg.blob, leg.version.weights, leg.base) if blob is not None]
         with self._files.using(*{Hash(blob.root) for blob in blobs}):
-            for leg in way.legs:
+            for leg in legs:
                 if leg.version.version not in self.usable():
                     return True  # it became void meanwhile
                 if not await self._have_room(leg) or not await self._fetch(leg):
@@ -176,7 +172,10 @@ class Follower:
                     self._useless_is(leg)
                 if made is not Made.RIGHT:
                     return made is Made.WRONG
-        self._reached(number, trio.current_time() - begun)
+        self.complete = number
+        self._session.emit(
+            VersionComplete(number, version.weights.root.hex(), version.weights.size, trio.current_time() - begun)
+        )
         return True
 
     def _useless_is(self, leg: Leg) -> None:

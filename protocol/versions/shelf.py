@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,18 +58,22 @@ class VersionShelf:
     def __init__(self, catalogue: Catalogue, files: WeightFiles) -> None:
         self._catalogue, self._files = catalogue, files
         self._hashes: OrderedDict[Hash, Sequence[Hash]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def find(self, name: Hash) -> Held | None:
         """As `Shelf.find`."""
         blob = self._catalogue.blob(name) if self._files.has(name) else None
         if blob is None:
             return None
-        hashes = self._hashes.get(name) or self._files.index(name, blob.chunk_bytes)
+        with self._lock:
+            hashes = self._hashes.get(name)
+        hashes = hashes or self._files.index(name, blob.chunk_bytes)
         if hashes is None:
             return None
-        self._hashes[name] = hashes
-        while len(self._hashes) > REMEMBERED:
-            self._hashes.popitem(last=False)
+        with self._lock:
+            self._hashes[name] = hashes
+            while len(self._hashes) > REMEMBERED:
+                self._hashes.popitem(last=False)
         return StoredBlob(self._files, blob, hashes)
 
 

@@ -6,8 +6,8 @@ versions tells each peer that it meets the newest one; a peer that lacks what le
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,9 +22,10 @@ from protocol.run.settings import WeightSettings
 from protocol.state.replica import Replica
 from protocol.versions.catalogue import Catalogue, Heard, Signed
 from protocol.versions.following import Follower
-from protocol.versions.publishing import ANCHOR_EVERY, Publisher
+from protocol.versions.publishing import ANCHOR_EVERY, CannotPublish, Publisher
 from protocol.wire.body import decode_body
 from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import unpack
 from protocol.wire.versions import MAX_STATEMENT_BYTES, Version, VersionsReply, VersionsRequest
@@ -225,12 +226,22 @@ class WeightVersions:
     async def publish(self, source: Path, anchor_every: int = ANCHOR_EVERY) -> Version:
         """Publish a file that lies in `folder` as the next version.  Raises `CannotPublish`."""
         self._begin()
+        if not self._begun:
+            raise CannotPublish("the peer is still starting; try again in a moment")
         await self._loaded.wait()
         signed = await self._publisher.publish(source, anchor_every)
         self._tell_user(signed.body, self._session.me)
         self.follower.wake()
         await self._gossip(signed)
         return signed.body
+
+    @contextmanager
+    def using(self, number: int) -> Iterator[Path | None]:
+        """The file of a version, which stays within; None where it is not here."""
+        version = self._catalogue.versions().get(number)
+        root = Hash(version.weights.root) if version is not None else Hash(b"")
+        with self._files.using(root):
+            yield self._files.path(root) if self._files.has(root) else None
 
     @property
     def folder(self) -> Path:

@@ -221,7 +221,7 @@ async def publish_lying(seat: Seat, data: bytes, lie: Lie, anchor_every: int) ->
     async def made(source: Path, every: int) -> Version:
         return lie(await truthful(source, every))
 
-    publisher._made = made  # type: ignore[method-assign]
+    publisher._made = made  # type: ignore[assignment,method-assign]
     try:
         await publish(seat, data, anchor_every)
     finally:
@@ -255,6 +255,19 @@ def test_a_version_that_is_not_what_was_signed_is_used_by_nobody_and_the_next_on
         assert all(held(seat)[3] == versions[2] for seat in others)
 
     run(4, scenario)
+
+
+def test_the_same_file_under_another_root_of_tensors_is_refused() -> None:
+    async def scenario(world: World) -> None:
+        publisher, others, log = await begin(world)
+        first = weights(COUNT)
+        await publish(publisher, first)
+        await until_all_have(world, others, 1)
+        await publish_lying(publisher, first, other_tensors, 10)
+        await world.until("it is refused", lambda: all(log.refusals(seat) for seat in others), 30)
+        assert {newest(seat) for seat in others} == {1} and all(held(seat)[1] == first for seat in others)
+
+    run(3, scenario)
 
 
 def test_a_patch_that_leads_elsewhere_is_left_out_and_the_anchor_used() -> None:
@@ -392,6 +405,27 @@ def test_a_number_that_was_signed_twice_is_used_by_nobody() -> None:
         assert all(held(seat)[3] == third for seat in others)
 
     run(4, scenario)
+
+
+def test_a_version_in_use_stays_on_the_disk() -> None:
+    async def scenario(world: World) -> None:
+        publisher, others, _ = await begin(world)
+        first, second, third = three_versions()
+        await publish(publisher, first)
+        await until_all_have(world, others, 1)
+        reader = others[0].node
+        assert reader is not None
+        with reader.versions.using(9) as nothing, reader.versions.using(1) as path:
+            assert nothing is None and path is not None
+            for number, data in ((2, second), (3, third), (4, first)):
+                await publish(publisher, next_weights(data, 0.01, number), anchor_every=2)
+                await until_all_have(world, others, number)
+            await trio.sleep(30)
+            assert path.read_bytes() == first
+        await trio.sleep(30)
+        assert not path.exists() and set(held(others[0])) == {3, 4}
+
+    run(2, scenario)
 
 
 def test_nothing_is_said_where_no_version_is_published() -> None:

@@ -74,7 +74,7 @@ def test_a_statement_of_a_run_is_no_manifest() -> None:
 def test_fields_that_came_later_leave_the_runs_before_them_as_they_are() -> None:
     assert DEMO.run.hex() == "8e2c4daba853f6a6e79d3a9b600475dba483e37db9c013d7c74d25a8761eedce"
     said = canonical.decode(DEMO.manifest.encode(), max_bytes=1 << 20)
-    assert not ModelSection.LATER & set(said["model"]) and "initial_state" not in said
+    assert not ModelSection.LATER & set(said["model"]) and not RunManifest.LATER & set(said)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,25 @@ def test_a_field_that_came_later_makes_another_run_and_comes_back(model: dict[st
     assert parse_run_file(dump(signed.manifest), ONE.peer_id) == signed.manifest
 
 
+def test_publishers_make_another_run_and_are_sorted() -> None:
+    named = sorted([ONE.peer_id, TWO.peer_id])
+    signed = sign(ONE, a_manifest(publishers=named))
+    assert signed.run != sign(ONE, a_manifest()).run and open_manifest(signed.raw) == signed
+    assert parse_run_file(dump(signed.manifest), ONE.peer_id) == signed.manifest
+    written = f'name = "x"\npublishers = ["{named[1]}", "{named[0]}"]\n'
+    assert parse_run_file(written, ONE.peer_id).publishers == named, "people list peers in any order"
+    for wrong in (named[::-1], [named[0]] * 2, ["nobody"], [ONE.peer_id] * 100):
+        with pytest.raises(ValueError):
+            a_manifest(publishers=wrong)
+
+
 def test_a_default_that_came_later_is_not_written_out() -> None:
     plain = canonical.decode(a_manifest().encode(), max_bytes=1 << 20)
-    for body in ({**plain, "initial_state": ""}, {**plain, "model": {**plain["model"], "qk_norm": False}}):
+    for body in (
+        {**plain, "initial_state": ""},
+        {**plain, "publishers": []},
+        {**plain, "model": {**plain["model"], "qk_norm": False}},
+    ):
         with pytest.raises(Malformed, match="does not say again what it said"):
             open_manifest(seal(ONE, ZERO_HASH, "manifest", canonical.encode(body)).raw)
 

@@ -1,0 +1,93 @@
+"""`peer weights` for a person, and what it asks for."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.cli import main
+from peer.commands.join import _bytes
+from peer.commands.weights import chunk_map, describe
+from peer.control.requests import GIVEN
+from peer.errors import ExitCode
+from tests.protocol.peers import ANN
+
+VERSION: dict[str, Any] = {
+    "version": 3,
+    "publisher": ANN.peer_id,
+    "kind": "patch",
+    "weights": "ab" * 32,
+    "size_bytes": 2_000_000,
+    "patch_base": 2,
+    "patch_bytes": 20_000,
+    "here": False,
+    "patch_here": False,
+    "refused": "",
+}
+COMING: dict[str, Any] = {
+    "version": 3,
+    "blob": "cd" * 32,
+    "what": "patch",
+    "done": 3,
+    "total": 10,
+    "size_bytes": 20_000,
+    "chunks": "0700",
+    "down_bytes_per_s": 1000.0,
+    "sources": 4,
+    "left_s": 14.0,
+}
+
+
+def test_versions_are_listed_with_what_is_on_its_way() -> None:
+    first = {**VERSION, "version": 2, "kind": "anchor", "patch_bytes": None, "here": True}
+    void = {**VERSION, "version": 1, "refused": "two statements were signed"}
+    lines = describe(
+        {
+            "run": "ef" * 32,
+            "newest": 2,
+            "versions": [void, first, VERSION],
+            "coming": COMING,
+            "disk_bytes": 9,
+            "folder": "/w",
+        }
+    )
+    assert lines[1] == "here    version 2, 9 B in /w"
+    assert lines[2] == "coming  version 3, patch: 3 of 10 chunks, 1.0 kB/s from 4 peers, 14 s to go"
+    assert lines[3].strip() == "###......."
+    assert [line.split()[0] for line in lines[5:]] == ["3", "2", "1"]
+    assert lines[5].endswith("not here") and lines[6].endswith(" here") and lines[7].endswith("two statements were signed")
+
+
+def test_a_map_of_chunks_has_at_most_forty_cells() -> None:
+    assert chunk_map("01", 1) == "#" and chunk_map("00", 3) == "..."
+    half = (1 << 500) - 1
+    assert chunk_map(half.to_bytes(125, "little").hex(), 1000) == "#" * 20 + "." * 20
+    assert chunk_map((1 << 999).to_bytes(125, "little").hex(), 1000) == "." * 39 + "+"
+
+
+def test_without_a_peer_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["weights"], ["weights", "--json"], ["weights", "publish", str(tmp_path)]):
+        assert main([*words, "--data-dir", str(tmp_path)]) == ExitCode.NOT_RUNNING
+        assert "no peer is running" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("anchors", ["0", "65", "x"])
+def test_anchors_are_counted_from_one_to_sixty_four(anchors: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["weights", "publish", "x", "--anchor-every", anchors, "--data-dir", str(tmp_path)])
+
+
+def test_only_a_file_that_the_command_made_ready_is_published() -> None:
+    assert GIVEN.fullmatch(".given-12.new")
+    for name in ("../.given-1.new", ".given-1.new/..", "x.safetensors", ".given-.new", ".given-1.new\n"):
+        assert not GIVEN.fullmatch(name)
+
+
+def test_sizes_of_a_cap() -> None:
+    assert (_bytes("500MB"), _bytes("1.5GB"), _bytes("2tb")) == (500_000_000, 1_500_000_000, 2 * 10**12)
+    for text in ("", "5", "5kB", "-1GB", "infGB", "x"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            _bytes(text)
