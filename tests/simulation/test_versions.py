@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from protocol.wire.identity import Identity
 from protocol.wire.versions import Version
 from tests.protocol.versions.files import next_weights, put, weights
 from tests.simulation.blob_liars import Claimer, Corrupter, turn
+from tests.simulation.processes import PROCESS, Killed
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
@@ -67,6 +70,13 @@ def held(seat: Seat) -> dict[int, bytes]:
     }
 
 
+def patches(seat: Seat) -> list[bytes]:
+    """The patches that a peer has."""
+    assert seat.node is not None
+    named = [body.patch for body in seat.node.versions._catalogue.versions().values() if body.patch is not None]
+    return [(seat.folder / "weights" / f"{patch.blob.root.hex()}.blob").read_bytes() for patch in named]
+
+
 def newest(seat: Seat) -> int:
     return seat.node.versions.follower.complete if seat.node is not None else 0
 
@@ -109,8 +119,8 @@ async def until_all_have(world: World, seats: list[Seat], number: int, within_s:
     await world.until(f"version {number}", lambda: all(newest(seat) == number for seat in seats), within_s)
 
 
-def run(peers: int, scenario: Callable[[World], object], seed: int = 1) -> None:
-    finished = simulate(peers, scenario, seed, Weather(bytes_per_s=RATE), SIGNED)  # type: ignore[arg-type]
+def run(peers: int, scenario: Callable[[World], object], seed: int = 1, weather: Weather | None = None) -> None:
+    finished = simulate(peers, scenario, seed, weather or Weather(bytes_per_s=RATE), SIGNED)  # type: ignore[arg-type]
     holds(finished)
     assert not any(HandlerFailed.__name__ in line for line in finished.trace)
 
@@ -140,8 +150,70 @@ def test_versions_reach_everybody_to_the_bit_while_peers_lie_and_die() -> None:
         await until_all_have(world, honest, 3)
         assert all(held(seat)[3] == versions[2] for seat in [publisher, *honest])
         assert all(liar.asked for liar in liars), "they were asked, and it did no harm"
+        assert publisher.node is not None
+        sent = publisher.node._swarm.up_bytes / sum(map(len, (versions[0], *patches(publisher))))
+        assert sent < 3, f"the publisher sent {sent:.1f} copies to eight peers, of which two lied"
 
     run(9, scenario)
+
+
+@pytest.mark.parametrize(
+    "weather",
+    [
+        Weather(bytes_per_s=RATE, gossip_loss=0.5, gossip_copies=0.3, gossip_late=0.3, request_loss=0.05),
+        Weather(bytes_per_s=RATE, latency_s=0.3, jitter_s=0.5),
+    ],
+)
+def test_versions_reach_everybody_in_any_weather(weather: Weather) -> None:
+    async def scenario(world: World) -> None:
+        publisher, others, _ = await begin(world)
+        for data in three_versions():
+            await publish(publisher, data)
+            await trio.sleep(1)
+        await until_all_have(world, others, 3, within_s=300)
+        assert all(held(seat)[3] == data for seat in others)
+
+    run(5, scenario, weather=weather)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_death_at_any_disk_operation_costs_nothing_but_time(victim: int) -> None:
+    """Of the publisher, and of a peer that takes what it publishes."""
+    for operation in itertools.count(1):
+        died = False
+
+        async def scenario(world: World, operation: int = operation) -> None:
+            nonlocal died
+            publisher, others, _ = await begin(world)
+            seat, data = world.seats[victim], three_versions()
+            await publish(publisher, data[0])
+            await until_all_have(world, others, 1)
+            world.spawn(_publish_if_alive, publisher, data[1])
+            seat.disk_fault, seat.disk_operations = "dies at a disk operation", operation
+            await trio.sleep(10)
+            seat.disk_fault = None
+            if not seat.up:
+                died = True
+                world.start(seat)
+                await trio.sleep(2)
+            await publish(publisher, data[2], anchor_every=1)
+            assert publisher.node is not None
+            last = publisher.node.versions._catalogue.highest
+            await until_all_have(world, others, last)
+            assert all(held(each)[last] == data[2] for each in world.seats)
+            assert all(each.node is not None and not each.node.versions._catalogue.void for each in world.seats)
+
+        run(2, scenario, seed=operation)
+        if not died:
+            break
+    assert operation > 15, "so many operations there are"
+
+
+async def _publish_if_alive(seat: Seat, data: bytes) -> None:
+    assert seat.node is not None
+    PROCESS.set(seat.process)
+    with suppress(Killed):
+        await publish(seat, data)
 
 
 def test_a_peer_that_joins_late_or_was_away_takes_the_way_with_the_fewest_bytes() -> None:
