@@ -52,6 +52,8 @@ class Catalogue:
         self._most_bytes = WEIGHT_BYTES * manifest.parameters + HEADER_BYTES
         self._heard: dict[int, list[Signed]] = {}
         """By number, ascending; two for one that is void."""
+        self.changes = 0
+        """So many statements were taken in."""
 
     @property
     def most_bytes(self) -> int:
@@ -79,6 +81,7 @@ class Catalogue:
         if any(each.body == signed.body for each in known) or len(known) > 1:
             return Heard.KNOWN
         heard = {**self._heard, number: [*known, signed]}
+        self.changes += 1
         least = max(heard) - KEPT
         self._heard = {each: heard[each] for each in sorted(heard) if each > least}  # others may be reading the old one
         return Heard.VOID if known else Heard.NEW

@@ -65,6 +65,8 @@ class Follower:
         self._progress: Progress | None = None
         self._news = trio.Event()
         self._retry_s = FIRST_RETRY_S
+        self._kept_changes = 0
+        """Of the catalogue, that are on the disk."""
         self.changing = trio.Lock()
         self.complete = 0
 
@@ -80,6 +82,7 @@ class Follower:
         tellers = self._tellers.setdefault(version.version, [])
         if peer not in tellers and len(tellers) < MOST_TELLERS:
             tellers.append(peer)
+            self._news.set()  # a source, perhaps the first one
         self._tellers = {number: self._tellers[number] for number in self._tellers if self._is_remembered(number)}
         for blob in (version.weights, *([version.patch.blob] if version.patch is not None else [])):
             self._swarm.add_sources(Hash(blob.root), [peer])
@@ -137,10 +140,14 @@ class Follower:
 
     async def _keep_statements(self) -> None:
         """To the disk, before anything is done for them."""
+        changes = self._catalogue.changes
+        if changes == self._kept_changes:
+            return
         known = [(signed.body.version, signed.raw) for signed in self._catalogue.all()]
         await self._offload(self._files.keep_all, known, self._catalogue.highest - KEPT + 1)
         self._refused = {number: why for number, why in self._refused.items() if self._is_remembered(number)}
         self._useless = {root: number for root, number in self._useless.items() if self._is_remembered(number)}
+        self._kept_changes = changes
 
     def _next(self) -> tuple[int, Route] | None:
         """The newest version that can be reached, and the way there."""

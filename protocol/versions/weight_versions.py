@@ -205,7 +205,6 @@ class WeightVersions:
         """Tell a peer that we are connected to now what it may not have heard."""
         if self._catalogue.newest is not None:
             self._background.start(self._tell, peer, self._catalogue.newest.raw)
-            self.follower.wake()
 
     async def _tell(self, peer: PeerId, raw: bytes) -> None:
         try:

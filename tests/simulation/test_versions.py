@@ -176,9 +176,10 @@ def test_versions_reach_everybody_in_any_weather(weather: Weather) -> None:
     run(5, scenario, weather=weather)
 
 
+@pytest.mark.parametrize("power_fails", [False, True])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_death_at_any_disk_operation_costs_nothing_but_time(victim: int) -> None:
-    """Of the publisher, and of a peer that takes what it publishes."""
+def test_a_death_at_any_disk_operation_costs_nothing_but_time(victim: int, power_fails: bool) -> None:
+    """Of the publisher, and of a peer that takes what it publishes; with the power, what was not synced is lost, too."""
     for operation in itertools.count(1):
         died = False
 
@@ -194,6 +195,8 @@ def test_a_death_at_any_disk_operation_costs_nothing_but_time(victim: int) -> No
             seat.disk_fault = None
             if not seat.up:
                 died = True
+                if power_fails:
+                    seat.platter.cut_power()
                 world.start(seat)
                 await trio.sleep(2)
             await publish(publisher, data[2], anchor_every=1)
