@@ -64,6 +64,7 @@ class WeightFiles:
         self.disk, self.folder = disk, folder
         self._whole: dict[Hash, int] = {}
         self._parts: dict[Hash, int] = {}
+        self._damaged: set[Hash] = set()
         self._used: Counter[Hash] = Counter()
         self._lock = threading.Lock()
 
@@ -93,6 +94,11 @@ class WeightFiles:
         """Sizes of the files on their way."""
         with self._lock:
             return dict(self._parts)
+
+    def damaged(self) -> set[Hash]:
+        """Those of the files on their way that were complete in this life."""
+        with self._lock:
+            return set(self._damaged)
 
     def has(self, root: Hash) -> bool:
         """Whether a file is complete, as far as we know."""
@@ -190,6 +196,7 @@ class WeightFiles:
         self.disk.publish(part.path, part.mapping, self.path(root))
         with self._lock:
             self._parts.pop(part.root, None)
+            self._damaged.discard(root)
             self._whole[root] = len(part.mapping)
 
     def scratch(self) -> Path:
@@ -212,6 +219,7 @@ class WeightFiles:
             size = self._whole.pop(root, None)
             if size is None:
                 return
+            self._damaged.add(root)
             try:
                 self.disk.move(self.path(root), self._path(root, "part"))
                 self._parts[root] = size
@@ -223,14 +231,9 @@ class WeightFiles:
         with self._lock:
             self._whole.pop(root, None)
             self._parts.pop(root, None)
+            self._damaged.discard(root)
         for kind in ("blob", "part", "leaves"):
             self.disk.remove(self._path(root, kind))
-
-    def remove_parts(self, but: Collection[Hash]) -> None:
-        """Remove the files on their way that nobody fetches."""
-        for root in self.parts():
-            if root not in but:
-                self.remove(root)
 
     # -- statements ---------------------------------------------------------------------------------------------------
 

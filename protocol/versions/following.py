@@ -267,9 +267,12 @@ class Follower:
     async def _tidy(self) -> Leg | None:
         """Remove what is not wanted any more; a file that is wanted and was damaged."""
         async with self.changing:
-            usable, sizes = self.usable(), self._files.sizes() | self._files.parts()
-            await self._remove(surplus(usable, sizes, self._files.used(), self._settings.keep, self._cap_bytes()))
-            damaged = self._files.parts()
+            usable, damaged = self.usable(), self._files.damaged()
+            begun = [root for root in self._files.parts() if root not in damaged]  # and given up for another way
+            sizes = {root: size for root, size in (self._files.sizes() | self._files.parts()).items() if root not in begun}
+            gone = surplus(usable, sizes, self._files.used(), self._settings.keep, self._cap_bytes())
+            await self._remove([*begun, *gone])
+            damaged = self._files.damaged()
         for version in usable.values():
             for blob in (version.weights, *([version.patch.blob] if version.patch is not None else [])):
                 if blob.root in damaged:

@@ -66,6 +66,7 @@ def test_a_chunk_that_is_not_what_it_was_is_never_read_and_the_file_is_a_part_ag
     files.path(ROOT).write_bytes(data)
     assert files.read(ROOT, 0, CHUNK, LEAVES[0]) is not None and files.has(ROOT)
     assert files.read(ROOT, CHUNK, CHUNK, LEAVES[1]) is None and not files.has(ROOT)
+    assert files.damaged() == {ROOT} and opened(tmp_path).damaged() == set()
     assert files.begin(ROOT, len(DATA)).missing(LEAVES, CHUNK) == [1], "only the damaged one is missing"
 
 
@@ -103,8 +104,8 @@ def test_uses_are_counted(tmp_path: Path) -> None:
 def test_nothing_is_left_of_a_removed_file(tmp_path: Path) -> None:
     files = complete(tmp_path)
     files.begin(Hash(bytes(32)), 10)
-    files.remove(ROOT)
-    files.remove_parts(but=())
+    for root in (ROOT, Hash(bytes(32))):
+        files.remove(root)
     assert [*files.folder.iterdir()] == [] and files.sizes() == files.parts() == {}
 
 
