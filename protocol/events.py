@@ -8,17 +8,15 @@ seconds, losses are nats a token.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Event:
-    """Base of all events."""
-
-    def to_fields(self) -> dict[str, Any]:
-        """A flat map: the class's name under "event", then the fields."""
-        return {"event": type(self).__name__, **asdict(self)}
+from protocol.event import Event as Event
+from protocol.weight_events import VersionComplete as VersionComplete
+from protocol.weight_events import VersionProgress as VersionProgress
+from protocol.weight_events import VersionPublished as VersionPublished
+from protocol.weight_events import VersionRefused as VersionRefused
+from protocol.weight_events import VersionStarted as VersionStarted
 
 
 @dataclass(frozen=True)
@@ -307,67 +305,6 @@ class SyncProgress(Event):
     what: str
     done: int
     total: int
-
-
-@dataclass(frozen=True)
-class VersionPublished(Event):
-    """A publisher has signed a version of the weights, and this peer has heard of it.
-
-    kind: anchor (it is to be had whole) or patch.  size_bytes: of the whole.  patch_bytes: None where there is no patch.
-    """
-
-    version: int
-    publisher: str
-    kind: str
-    size_bytes: int
-    patch_bytes: int | None
-
-
-@dataclass(frozen=True)
-class VersionStarted(Event):
-    """This peer begins to get a version.  size_bytes: to be fetched for it.  files: so many, patches or the whole."""
-
-    version: int
-    size_bytes: int
-    files: int
-
-
-@dataclass(frozen=True)
-class VersionProgress(Event):
-    """A file that leads to a version is on its way.
-
-    blob: its root.  what: whole or patch.  done, total: chunks.  chunks: which are here, bit i of byte i // 8 for chunk i,
-    in hex.  sources: peers that have some of it.  left_s: None while no rate is known.
-    """
-
-    version: int
-    blob: str
-    what: str
-    done: int
-    total: int
-    size_bytes: int
-    chunks: str
-    down_bytes_per_s: float
-    sources: int
-    left_s: float | None
-
-
-@dataclass(frozen=True)
-class VersionComplete(Event):
-    """A version is on disk, every tensor as it was signed.  weights: the root of its file.  seconds: since it began."""
-
-    version: int
-    weights: str
-    size_bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class VersionRefused(Event):
-    """A version, or a way to it, is not used; `reason` is a phrase."""
-
-    version: int
-    reason: str
 
 
 @dataclass(frozen=True)

@@ -199,10 +199,6 @@ class WeightFiles:
             self._damaged.discard(root)
             self._whole[root] = len(part.mapping)
 
-    def scratch(self) -> Path:
-        """A name for a file that is being made here; what an earlier life left of such a file is removed."""
-        return self.folder / ".made.new"
-
     def adopt(self, source: Path, root: Hash, leaves: Sequence[Hash]) -> None:
         """A file of this folder is complete: its bytes to the disk, then its name.  Raises `StoreFailed`."""
         size = source.stat().st_size

@@ -20,6 +20,9 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.versions import BlobName, PatchName, Version
 
+MADE = ".made.new"
+"""A patch that is being made; what an earlier life left of it is removed with all such files."""
+
 
 class Made(Enum):
     """What came of a leg whose blob is here."""
@@ -143,7 +146,7 @@ def make_version(
 
 def _make_patch(files: WeightFiles, before: memoryview, after: memoryview, chunk_bytes: int, base: Base) -> PatchName | None:
     """None where the whole is as small."""
-    path = files.scratch()
+    path = files.folder / MADE
     with path.open("wb") as file:
         for piece in make_patch(before, after):
             files.disk.write(file, piece)
