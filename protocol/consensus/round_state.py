@@ -11,6 +11,7 @@ from protocol.consensus.terms import View
 from protocol.consensus.validation import is_in
 from protocol.consensus.voting import blank
 from protocol.exchange.assignment import plan_hash
+from protocol.exchange.delays import SPREAD
 from protocol.state.base import Base, RoundSettings
 from protocol.state.chain import voters_of
 from protocol.wire.hashes import Hash
@@ -85,12 +86,12 @@ class RoundState:
     def has_patience(self, now: float, *, voting: bool) -> bool:
         """Whether what moved last is not longer ago than this attempt is given.
 
-        voting: a record is put to the vote: others are given as long to obtain it as our exchange took, at the most.  A
-        proposer that waits in its own exchange, when ours is over, is told the result (`Report`), and needs no time for it.
+        voting: a record is put to the vote: others are given as long to obtain it as our exchange took.  A proposer that
+        waits in its own exchange, when ours is over, is told the result (`Report`); its line may be slower than ours.
         """
         more_s = self.settings.stall_s if self.plan is not None else 0.0
         if self._exchange_s is not None:
-            more_s = min(more_s, self._exchange_s) if voting else 0.0
+            more_s = self._exchange_s * (1.0 if voting else SPREAD)
         return self.idle_s(now) <= more_s + PATIENCE_S * 2.0 ** min(self.losses, MAX_DOUBLINGS)
 
     def take_up(self, plan: Plan, now: float) -> None:

@@ -133,12 +133,14 @@ class Voter:
     def _can_propose(self, ballot: Ballot, view: View) -> bool:
         """Whether its proposer is alive, ready (if any voter is), and did not stall rounds lately.
 
-        What we remember of earlier rounds, others do not: it counts until we lose patience in this one, so that all come to
-        try the same proposers.
+        What we remember of earlier rounds, others do not: it counts for the first turn of all voters, and until we lose
+        patience in this one, so that all come to try the same proposers.  Else voters that distrust different ones would
+        go from attempt to attempt for ever, each on to a proposer that others pass over.
         """
         state, proposer = self._state, ballot.proposer
         trusted = state.closing.patience.proposers.share(proposer, state.base.round) > 0
-        if proposer != state.me and not state.losses and not trusted:
+        remembers = not state.losses and ballot.attempt < len(ballot.voters)
+        if proposer != state.me and remembers and not trusted:
             return False
         ready = [peer for peer in ballot.voters if peer in state.closing.readys]
         return state.closing.lives(proposer, view) and (proposer in ready or not ready)

@@ -46,6 +46,7 @@ class WaitingParts:
         self._parts: dict[tuple[int, PeerId], memoryview] = {}
         self._arriving = dict.fromkeys(senders, 0)
         self._share = share_of_buffers(len(senders))
+        self._held = dict.fromkeys(senders, 0)
         self._room = trio.Event()
 
     def __contains__(self, key: tuple[int, PeerId]) -> bool:
@@ -60,9 +61,17 @@ class WaitingParts:
 
     async def reserve(self, peer: PeerId) -> None:
         """Wait until `peer` has a buffer left of its share, and count one as arriving."""
-        while self._arriving[peer] + sum(sender == peer for _, sender in self._parts) >= self._share:
-            await self._room.wait()
+        self._held[peer] += 1
+        try:
+            while self._arriving[peer] + sum(sender == peer for _, sender in self._parts) >= self._share:
+                await self._room.wait()
+        finally:
+            self._held[peer] -= 1
         self._arriving[peer] += 1
+
+    def held(self) -> list[PeerId]:
+        """The senders that wait for room."""
+        return [peer for peer, pushes in self._held.items() if pushes]
 
     def arrived(self, peer: PeerId) -> None:
         """A part that `reserve` counted is complete, or broke off."""

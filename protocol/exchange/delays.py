@@ -8,9 +8,10 @@ from protocol.wire.identity import PeerId
 
 LONGEST_S = 1.0
 """What counts between two looks: where we slept in between, nobody else is to blame for it."""
-SPREAD = 0.25
+SPREAD = 0.5
 """Of the time that most took since the exchange began: others may take so much more, for no two lines are equally fast.  It
-is nothing where exchanges are short beside the work, and a quarter of an exchange where they are long."""
+is nothing where exchanges are short beside the work, and half an exchange where they are long.  Clearly more than the
+difference that the shares of chunks do not make up for (`protocol.exchange.assignment.ALIKE`)."""
 
 
 class Due:

@@ -21,6 +21,14 @@ class Heard:
 
 
 @dataclass(frozen=True)
+class Moving:
+    """More bytes of a push have come from this peer; or it would push, and we have no room yet."""
+
+    peer: PeerId
+    held: bool
+
+
+@dataclass(frozen=True)
 class PartArrived:
     """A verified part, of a member.  From one that takes us for the owner of a chunk we have, it asks for the result."""
 
@@ -84,4 +92,6 @@ class Tick:
     """Time has passed."""
 
 
-ExchangeEvent = Started | Heard | PartArrived | ResultArrived | SignedEarly | Averaged | Asked | PeerDead | PeerBack | Tick
+ExchangeEvent = (
+    Started | Heard | Moving | PartArrived | ResultArrived | SignedEarly | Averaged | Asked | PeerDead | PeerBack | Tick
+)

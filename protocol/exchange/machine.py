@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from math import inf
 
 from protocol.exchange.assignment import plan_hash, takeover_order
+from protocol.exchange.buffers import share_of_buffers
 from protocol.exchange.debts import Debts
 from protocol.exchange.delays import Delays, Due
 from protocol.exchange.effects import Ask, Done, ExchangeEffect, Lost, Reduce, SendPart, SendResult
@@ -33,6 +34,7 @@ from protocol.exchange.events import (
     Averaged,
     ExchangeEvent,
     Heard,
+    Moving,
     PartArrived,
     PeerBack,
     PeerDead,
@@ -48,6 +50,10 @@ from protocol.wire.messages import ChunkEntry, Plan
 
 OWNER_SHARE = 0.2
 """The least part of the time for an owner: the plan has given it chunks, and others may wait for it."""
+CHUNK_TIMES = 6.0
+"""Times `stall_s` for which the bytes of one chunk are a sign of life: a line may carry several at a time."""
+PACES = 3.0
+"""How often somebody may miss the pace of the others, beyond `stall_s`: the time that most needed for their first chunk."""
 RESULT_PATIENCE = 2.0
 """Times `stall_s` that an owner may be silent while it owes a result."""
 ASK_EVERY_S = 2.0
@@ -82,7 +88,8 @@ class ExchangeMachine:
         """wait_s: for how long our averages may wait for late parts.  owner_s: how late the averages of others may be."""
         self.left_out: dict[PeerId, None] = {}
         """Members whose parts we do not wait for any more."""
-        self._debts, self._omissions = Debts(self.members, now), Omissions(self.members, self.chunks)
+        self._debts = Debts(self.members, now, CHUNK_TIMES * stall_s)
+        self._omissions = Omissions(self.members, self.chunks)
         self._signed_early: dict[int, dict[PeerId, None]] = {}
         """Of each chunk: who has signed a result out of turn.  Whoever passes it on may not have it; its signer does."""
         self._parts: dict[int, set[int]] = {}
@@ -147,6 +154,9 @@ class ExchangeMachine:
                 return [effect for chunk in range(self.chunks) for effect in self._turn_to_owner(chunk)]
             case Heard(peer):
                 self._debts.announced(peer, now)
+                return []
+            case Moving(peer, held):
+                (self._debts.held if held else self._debts.moving)(peer, now)
                 return []
             case PartArrived(peer, chunk):
                 return self._part_arrived(peer, chunk, now)
@@ -271,7 +281,7 @@ class ExchangeMachine:
         """Members for whose parts alone we wait: of every chunk of ours that is not averaged, more than half of the jury's
         are here, and the others are due.  Before that they cost nothing, however far behind the others they are.
         """
-        mine = self._waiting()
+        mine = self._waiting()[: share_of_buffers(len(self.others))]  # there is no room for parts of those after them
         jury = {self._index[peer] for peer in self.jury}
         most = all(2 * len(jury & self._parts.get(chunk, set())) > len(jury) for chunk in mine)
         if not self._parts_due.has_come(most, now):
@@ -305,14 +315,15 @@ class ExchangeMachine:
 
     def _stalled(self, now: float) -> list[PeerId]:
         owing: dict[PeerId, float] = {}
+        silence_s = self._stall_s + PACES * self._debts.pace_s
         for chunk in range(self.chunks):
             if chunk in self.entries or chunk in self._reducing:
                 continue
             owner = self.owner(chunk)
             if owner == self.me:
-                owing |= {peer: self._stall_s * self.shares.get(peer, 1.0) for peer in self._missing(chunk)}
+                owing |= {peer: silence_s * self.shares.get(peer, 1.0) for peer in self._missing(chunk)}
             elif owner not in owing:
                 patience = 1.0 if self._omissions.is_left_out(owner) else RESULT_PATIENCE
-                owing[owner] = patience * self._stall_s * max(self.shares.get(owner, 1.0), OWNER_SHARE)
+                owing[owner] = patience * silence_s * max(self.shares.get(owner, 1.0), OWNER_SHARE)
         late = [peer for peer, seconds in self.lateness.seconds.items() if seconds > self.owner_s.get(peer, inf)]
         return sorted({*self._debts.overdue(owing, now), *(peer for peer in late if peer in owing)})

@@ -57,7 +57,8 @@ class Ownership:
         if self._reference is None:
             return False
         took_s, load = self._reference
-        return (now - self._begun) * load >= (1 + SPREAD) * took_s * self._load(len(self._chunks[peer]))
+        times = max(1.0, self._load(len(self._chunks[peer])) / load)  # who owns less may have a slower line
+        return now - self._begun >= (1 + SPREAD) * took_s * times
 
     def _load(self, chunks: int) -> int:
         """What an owner of so many sends, and receives, in chunks (`protocol.exchange.assignment`)."""

@@ -12,7 +12,7 @@ from protocol.events import Dropped, Event
 from protocol.exchange.averaging import examine
 from protocol.exchange.buffers import BufferPool, WaitingParts
 from protocol.exchange.chunks import Results
-from protocol.exchange.events import Heard, PartArrived, ResultArrived, SignedEarly
+from protocol.exchange.events import Heard, Moving, PartArrived, ResultArrived, SignedEarly
 from protocol.exchange.machine import ExchangeMachine
 from protocol.exchange.messages import PushHeader, read_header
 from protocol.network.interface import Landing
@@ -43,6 +43,17 @@ class Receiver:
         self.down_bytes = 0
         self._machine, self._layout, self._run = machine, layout, run
         self._parts, self._results, self._pool, self._emit = parts, results, pool, emit
+        self._landings: dict[tuple[PeerId, int, bool], Landing] = {}
+        self._arrived: dict[PeerId, int] = {}
+
+    def moving(self) -> list[Moving]:
+        """Whose bytes have come since the last call, and who waits for room here."""
+        arrived: dict[PeerId, int] = {}
+        for (peer, _, _), landing in self._landings.items():
+            arrived[peer] = arrived.get(peer, 0) + landing.arrived
+        moved = [peer for peer, size in arrived.items() if size != self._arrived.get(peer, 0)]
+        self._arrived = arrived
+        return [*(Moving(peer, held=False) for peer in moved), *(Moving(peer, held=True) for peer in self._parts.held())]
 
     async def open(self, peer: PeerId, raw: bytes, size: int) -> Landing | None:
         """A buffer for a part or a result that we can use, else None; waits while the sender has its share of buffers.
@@ -64,7 +75,9 @@ class Receiver:
             return None
         else:
             await self._parts.reserve(peer)
-        return Landing(self._pool.take(size), partial(examine, self._layout[header.chunk].count))
+        landing = Landing(self._pool.take(size), partial(examine, self._layout[header.chunk].count))
+        self._landings[peer, header.chunk, header.statement is None] = landing
+        return landing
 
     def _is_due(self, peer: PeerId, header: PushHeader) -> bool:
         """Whether to take this result."""
@@ -84,6 +97,7 @@ class Receiver:
     def finish(self, peer: PeerId, raw: bytes, landing: Landing | None) -> PartArrived | ResultArrived | None:
         """The push that `open` accepted is complete; landing: None when it broke off.  Returns the event for the machine."""
         header = read_header(raw)
+        self._landings.pop((peer, header.chunk, header.statement is None), None)
         if header.statement is None:
             self._parts.arrived(peer)
         if landing is None or not self._parts.takes_from(peer):

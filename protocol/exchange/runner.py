@@ -82,6 +82,8 @@ class ExchangeRunner:
                     nursery.start_soon(self._sender.serve, peer)
                 self._handle(Started())
                 while True:
+                    for moving in self._receiver.moving():
+                        self._handle(moving)
                     self._handle(Tick())
                     await trio.sleep(TICK_S)
         finally:

@@ -76,13 +76,18 @@ class Landing:
     """The destination of a push: a writable `buffer` of exactly its size.
 
     When the push is complete, the network runs `check` on the buffer, in a worker thread if it has any, and leaves its
-    result in `found`.
+    result in `found`.  arrived: so many bytes are here.
     """
 
     def __init__(self, buffer: memoryview, check: Callable[[memoryview], Any] | None = None) -> None:
         self.buffer = buffer
         self.found: Any = None
+        self.arrived = 0
         self._check = check
+
+    def count(self, size: int) -> None:
+        """Called by the network when so many more bytes have arrived."""
+        self.arrived += size
 
     def complete(self) -> None:
         """Called by the network when all bytes have arrived."""

@@ -118,6 +118,8 @@ class Receiving:
                     await link.receive_body(dest[offset : offset + length])
                 offset += length
                 self.down_bytes += length
+                if landing is not None:
+                    landing.count(length)
         if scope.cancelled_caught:
             raise BadPush("a push that comes too slowly", SLOWNESS)
         if landing is not None and size <= AT_ONCE_BYTES:

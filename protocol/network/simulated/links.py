@@ -129,6 +129,8 @@ class Transfer:
     ) -> None:
         self.flow, self.spare, self._size = flow, spare, size
         self.abandoned = False
+        self.on_slice: Callable[[int], None] = lambda size: None
+        """Told of the bytes that have arrived."""
         self._agenda, self._delay_s, self._arrived = agenda, delay_s, arrived
         self._left = 0
 
@@ -145,9 +147,10 @@ class Transfer:
         self.abandoned = True
 
     def _travel(self, receiver: Access, size: int) -> None:
-        self._agenda.put(self._delay_s, partial(receiver.down.put, self, size, self._through))
+        self._agenda.put(self._delay_s, partial(receiver.down.put, self, size, partial(self._through, size)))
 
-    def _through(self) -> None:
+    def _through(self, size: int) -> None:
         self._left -= 1
+        self.on_slice(size)
         if not self._left and not self.abandoned:
             self._arrived()

@@ -157,7 +157,9 @@ class MemoryNetwork(Endpoint):
                 return
             assert len(landing.buffer) == len(data)
             if not call.broken:  # the sender sent on while the header was looked at
-                call.transfers.append(self._wire.send(self, end, len(data), call.delivered.set, delay_s=0.0, spare=spare))
+                transfer = self._wire.send(self, end, len(data), call.delivered.set, delay_s=0.0, spare=spare)
+                transfer.on_slice = landing.count
+                call.transfers.append(transfer)
             with trio.move_on_after(HALF_OPEN_S):
                 await call.delivered.wait()
             if call.broken or not call.delivered.is_set():

@@ -135,6 +135,19 @@ def test_what_nobody_is_locked_on_may_be_followed_by_another_record() -> None:
     assert parliament.records() != {motion.record.encode()}
 
 
+@pytest.mark.parametrize("electors", [4, 5, 7])
+def test_voters_that_each_distrust_all_others_come_to_one_proposer(electors: int) -> None:
+    """What they remember of earlier rounds counts for one turn of all voters: else each goes on to itself, for ever."""
+    parliament = Parliament(electors)
+    for peer, seat in parliament.seats.items():
+        for other in parliament.seats:
+            if other != peer:
+                seat.machine._state.closing.patience.proposers.lost_with(other, parliament.base.round - 1)
+    parliament.ready()
+    parliament.run(60)
+    assert not parliament.undecided() and len(parliament.records()) == 1
+
+
 # -- proposers that lie ---------------------------------------------------------------------------------------------------
 
 
