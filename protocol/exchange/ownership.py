@@ -57,8 +57,8 @@ class Ownership:
         if self._reference is None:
             return False
         took_s, load = self._reference
-        times = max(1.0, self._load(len(self._chunks[peer])) / load)  # who owns less may have a slower line
-        return now - self._begun >= (1 + SPREAD) * took_s * times
+        most = max(load, self._load(len(self._chunks[peer])))  # who owns less may have a slower line
+        return (now - self._begun) * load >= (1 + SPREAD) * took_s * most
 
     def _load(self, chunks: int) -> int:
         """What an owner of so many sends, and receives, in chunks (`protocol.exchange.assignment`)."""

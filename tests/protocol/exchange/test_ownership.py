@@ -59,3 +59,9 @@ def test_who_owns_less_has_no_less_time_for_its_line_may_be_slower() -> None:
     owners = "a" * 7 + "bbbbbbbbbbccccccccccdddddddddd"
     assert late(owners, range(7, 37), later=1.49) == ""
     assert late(owners, range(7, 37), later=1.5) == "a"
+
+
+def test_a_plan_of_one_member_has_nobody_who_is_late() -> None:
+    ownership = Ownership([A] * 8, 1, 0.0)
+    assert ownership.late(range(8), JURY, lambda chunk: A, 1.0) == set()
+    assert ownership.late(range(8), JURY, lambda chunk: A, 9.0) == set()
