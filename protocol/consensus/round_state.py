@@ -61,6 +61,7 @@ class RoundState:
         self.obtained: set[bytes] = set()
         self._moved_at = self._taken_at = now
         self._exchange_s: float | None = None
+        self._taken_in = -1
 
     def ballot(self, attempt: int, absent: Sequence[str], members: Sequence[Member] = ()) -> Ballot:
         """A ballot of this round.  members: of its plan; they vote where no elector is left."""
@@ -91,11 +92,13 @@ class RoundState:
         """
         more_s = self.settings.stall_s if self.plan is not None else 0.0
         if self._exchange_s is not None:
-            more_s = self._exchange_s * (1.0 if voting else SPREAD)
+            is_its = self.attempt <= self._taken_in  # whoever is called after it has no exchange to end
+            more_s = self._exchange_s * (1.0 if voting else SPREAD * is_its)
         return self.idle_s(now) <= more_s + PATIENCE_S * 2.0 ** min(self.losses, MAX_DOUBLINGS)
 
-    def take_up(self, plan: Plan, now: float) -> None:
-        """Follow this plan from now on."""
+    def take_up(self, plan: Plan, attempt: int, now: float) -> None:
+        """Follow this plan, of this attempt, from now on."""
+        self._taken_in = attempt
         if plan != self.plan:
             self.plan, self._taken_at, self._exchange_s = plan, now, None
         self.move(now)

@@ -164,7 +164,7 @@ class Voter:
         state, plan = self._state, proposal.plan
         if self._plan != (proposal.attempt, plan):
             self._plan = (proposal.attempt, plan)
-            state.take_up(plan, now)
+            state.take_up(plan, proposal.attempt, now)
             state.go_to_attempt(proposal.attempt, now)
         state.planner = sender
         self._answered(proposal.attempt)
