@@ -48,6 +48,17 @@ def register(subparsers: Subparsers) -> None:
         action="store_true",
         help="go on when nobody reads standard output any more (default: leave)",
     )
+    _add_limits(parser)
+    parser.add_argument(
+        "--only-copy",
+        action="store_true",
+        help="vote at once with a data directory that was copied or put back: no other copy runs, and none is newer",
+    )
+    parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """What the peer may use of the line and the disk."""
     for way, what in (("up", "send"), ("down", "receive")):
         parser.add_argument(
             f"--max-{way}",
@@ -65,12 +76,6 @@ def register(subparsers: Subparsers) -> None:
         metavar="SIZE",
         help="disk that all of them may take, e.g. 20GB (default: no more than needed)",
     )
-    parser.add_argument(
-        "--only-copy",
-        action="store_true",
-        help="vote at once with a data directory that was copied or put back: no other copy runs, and none is newer",
-    )
-    parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
 
 
 def run(args: argparse.Namespace) -> int:

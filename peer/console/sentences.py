@@ -33,24 +33,10 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return f"held-out loss after {rounds} rounds: {number(loss)} (measured by {name(by)})"
         case ev.EvalProgress(rounds, done, total):
             return f"measuring the held-out loss after {rounds} rounds: {100 * done // max(1, total)} %"
-        case ev.CheckpointWritten(rounds, size_bytes):
-            return f"checkpoint after {rounds} rounds is on disk ({size(size_bytes)})"
         case ev.VersionPublished() | ev.VersionStarted() | ev.VersionProgress() | ev.VersionComplete() | ev.VersionRefused():
             return _of_weights(event, name)
-        case ev.RolledBack(to_round, abandoned, winner):
-            return (
-                f"the swarm had split and the other side won: went back {abandoned} rounds to {to_round} "
-                f"(from {name(winner)})"
-            )
-        case ev.StateLoaded(rounds):
-            return f"loaded the state after {rounds} rounds"
-        case ev.SecondHistory(round, ours, theirs, shown_by, signers):
-            return (
-                f"ALARM: {name(shown_by)} shows a second certified record of round {round} ({theirs[:8]}; we keep "
-                f"{ours[:8]}): a third of the electors or more lied; {_listed(signers, name) or 'nobody'} signed both"
-            )
-        case ev.Desynced(round, mine, theirs):
-            return f"state differs from the swarm's before round {round} ({mine[:8]}, not {theirs[:8]}); repairing"
+        case ev.CheckpointWritten() | ev.StateLoaded() | ev.RolledBack() | ev.SecondHistory() | ev.Desynced():
+            return _of_the_state(event, name)
         case ev.Dropped(peer, what, reason, times):
             again = f" ({times} times)" if times > 1 else ""
             return f"dropped a {clean(what)} from {name(peer)}{again}: {clean(reason, 200)}"
@@ -100,6 +86,27 @@ def _of_weights(event: ev.Event, name: Naming) -> str:
             return f"weights: version {version} is on disk ({weights[:8]}, {size(size_bytes)}) after {duration(seconds)}"
         case ev.VersionRefused(version, reason):
             return f"weights: version {version} is not used: {clean(reason, 200)}"
+    return ""
+
+
+def _of_the_state(event: ev.Event, name: Naming) -> str:
+    match event:
+        case ev.CheckpointWritten(rounds, size_bytes):
+            return f"checkpoint after {rounds} rounds is on disk ({size(size_bytes)})"
+        case ev.RolledBack(to_round, abandoned, winner):
+            return (
+                f"the swarm had split and the other side won: went back {abandoned} rounds to {to_round} "
+                f"(from {name(winner)})"
+            )
+        case ev.StateLoaded(rounds):
+            return f"loaded the state after {rounds} rounds"
+        case ev.SecondHistory(round, ours, theirs, shown_by, signers):
+            return (
+                f"ALARM: {name(shown_by)} shows a second certified record of round {round} ({theirs[:8]}; we keep "
+                f"{ours[:8]}): a third of the electors or more lied; {_listed(signers, name) or 'nobody'} signed both"
+            )
+        case ev.Desynced(round, mine, theirs):
+            return f"state differs from the swarm's before round {round} ({mine[:8]}, not {theirs[:8]}); repairing"
     return ""
 
 

@@ -22,7 +22,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Moving:
-    """More bytes of a push have come from this peer; or it would push, and we have no room yet."""
+    """More bytes of a push have come from this peer; or it has a push for which we have no room yet (`held`)."""
 
     peer: PeerId
     held: bool

@@ -7,9 +7,9 @@ Policy
 * The owner of a chunk is the first in its takeover order that is not lost.  When an owner is lost, members send the parts
   of its unfinished chunks, only those, to the next one; that one also asks for what it misses, and whoever is asked
   answers with the result, if it holds one, else with its part.  Nothing else is sent again.
-* A member is lost when it is reported dead, when it owes us a part and nothing came from it for `stall_s`, or when it owes
-  us a result and nothing came from it for twice that (an owner may itself be waiting for somebody); not twice, when the
-  owners of most chunks went on without it.
+* A member is lost when it is reported dead, when it owes us a part and nothing came from it for `stall_s` and `PACES` times
+  the pace of the others, or when it owes us a result and nothing came from it for twice that (an owner may itself be
+  waiting for somebody); not twice, when the owners of most chunks went on without it.  What counts as coming says `debts`.
 * A successor may have given up an owner before we do.  Its result is not taken until we do, too, but then asked for at once.
 * Who is never lost may still be late each time: what a member keeps us waiting for as an owner is counted (`delays`), and
   how late its averages are beside those of other owners (`lateness`); `protocol.consensus.patience` remembers both.
@@ -64,7 +64,7 @@ class ExchangeMachine:
     """One member's view of the exchange of `plan`: what it holds, who is lost, and what follows from each event.
 
     name: the hash of the plan.  entries: the index entries of the results that are here, by chunk.  `now` is trio time.
-    stall_s: how long a member may be silent that owes us a part.
+    stall_s: how long a member may be silent that owes us a part, where lines are quick.
     """
 
     def __init__(self, me: PeerId, plan: Plan, stall_s: float, now: float) -> None:

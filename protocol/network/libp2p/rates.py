@@ -37,8 +37,6 @@ class Gauge:
         self._full: deque[tuple[float, float]] = deque(maxlen=WINDOWS)
         self._before: dict[Hashable, SocketState] = {}
         self._at = 0.0
-        self.used: dict[Hashable, float] = {}
-        """Bytes a second that each socket sent in the last window."""
 
     def read(self, states: Mapping[Hashable, SocketState], now: float, offered: float) -> None:
         """Take the states of all sockets, about every `WINDOW_S`.  A window in which little moved is ignored.
