@@ -21,6 +21,7 @@ Policy
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
@@ -278,15 +279,18 @@ class ExchangeMachine:
         return [chunk for chunk in range(self.chunks) if chunk not in self.entries and self.owner(chunk) == self.me]
 
     def _delaying(self, now: float) -> set[PeerId]:
-        """Members for whose parts alone we wait: of every chunk of ours that is not averaged, more than half of the jury's
-        are here, and the others are due.  Before that they cost nothing, however far behind the others they are.
+        """Members for whose parts alone we wait: more than half of the jury gave all parts of our chunks, or as many as we
+        have room for before an average is made, and the others are due.  Before that they cost nothing, however far behind
+        the others they are.
         """
-        mine = self._waiting()[: share_of_buffers(len(self.others))]  # there is no room for parts of those after them
-        jury = {self._index[peer] for peer in self.jury}
-        most = all(2 * len(jury & self._parts.get(chunk, set())) > len(jury) for chunk in mine)
+        mine = self._waiting()
+        enough = min(len(mine), share_of_buffers(len(self.others)))
+        given = Counter(index for chunk in mine for index in self._parts.get(chunk, ()))
+        most = 2 * sum(given[self._index[peer]] >= enough for peer in self.jury) > len(self.jury)
         if not self._parts_due.has_come(most, now):
             return set()
-        return {peer for chunk in mine if chunk not in self._reducing for peer in self._missing(chunk)}
+        owing = {peer for chunk in mine if chunk not in self._reducing for peer in self._missing(chunk)}
+        return {peer for peer in owing if given[self._index[peer]] < enough}
 
     def _is_awaited(self, peer: PeerId) -> bool:
         return self.shares.get(peer, 1.0) > 0

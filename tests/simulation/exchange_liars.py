@@ -125,6 +125,19 @@ class Trickling(ExchangeRunner):
         super()._perform(effect)
 
 
+class Besieging(Trickling):
+    """Keeps all parts from one member, and gives it its averages one by one, so that the others find it late."""
+
+    every_s = 9.0
+    victim: PeerId
+
+    def _perform(self, effect: ExchangeEffect) -> None:
+        if not isinstance(effect, SendPart | SendResult) or effect.to != self.victim:
+            ExchangeRunner._perform(self, effect)
+        elif isinstance(effect, SendResult):
+            super()._perform(effect)
+
+
 @contextmanager
 def exchanging(make: Callable[..., ExchangeRunner], liars: Collection[PeerId]) -> Iterator[None]:
     """Exchanges that these peers begin within are of this kind."""

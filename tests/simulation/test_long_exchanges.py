@@ -12,6 +12,8 @@ from protocol.network.simulated.weather import Weather
 from protocol.run.manifest import SignedManifest, sign
 from protocol.wire.identity import Identity
 from protocol.wire.masks import members_in
+from tests.attacks.stage import identity_of
+from tests.simulation.exchange_liars import Besieging, exchanging
 from tests.simulation.kill_times import EXCHANGE_S, narrow_run
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat
@@ -24,7 +26,7 @@ ORGANISER = Identity.from_seed(b"\x2a" * 32)
 
 @dataclass
 class Seen:
-    """lost: who was given up in which round.  whole: rounds whose averages have all members' parts."""
+    """lost: in which round who was given up.  whole: rounds whose averages have all members' parts."""
 
     lost: list[tuple[int, str]] = field(default_factory=list)
     whole: list[int] = field(default_factory=list)
@@ -94,3 +96,17 @@ def test_chunks_that_are_large_for_the_lines_make_exchanges_long_and_not_impossi
     """A member sends to seven others at a time: its first chunks are there after 14 s, and `stall_s` is 10."""
     manifest = narrow_run().manifest.model_copy(update={"chunk_parameters": 49152})
     rounds(8, 2, sign(ORGANISER, manifest), nothing)
+
+
+def test_who_is_kept_waiting_by_one_member_is_given_up_by_nobody() -> None:
+    """A member keeps all parts from another one, which can then average nothing until it has waited for them enough."""
+    liar, victim = (identity_of(number, 1).peer_id for number in (3, 0))
+
+    class Besieger(Besieging):
+        pass
+
+    Besieger.victim = victim
+    manifest = narrow_run().manifest.model_copy(update={"chunk_parameters": 6144})
+    with exchanging(Besieger, [liar]):
+        seen = rounds(4, 1, sign(ORGANISER, manifest), nothing)
+    assert {lost for _, lost in seen.lost} <= {liar}

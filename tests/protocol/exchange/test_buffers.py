@@ -43,11 +43,13 @@ def test_a_sender_with_its_share_waits_until_a_chunk_is_dropped_or_a_push_breaks
                 nursery.start_soon(reserve, peer)
             await wait_all_tasks_blocked()
             assert room == [OTHER], "the other's share is its own"
+            assert parts.held() == [ONE]
             parts.drop(1)
             await wait_all_tasks_blocked()
             assert sorted(room) == [ONE, OTHER] and (1, ONE) not in parts and (2, ONE) in parts
             parts.arrived(ONE)  # the first push broke off
             await wait_all_tasks_blocked()
             assert sorted(room) == [ONE, ONE, OTHER]
+            assert parts.held() == []
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

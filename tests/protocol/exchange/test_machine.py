@@ -11,6 +11,7 @@ from protocol.exchange.events import (
     Averaged,
     ExchangeEvent,
     Heard,
+    Moving,
     PartArrived,
     PeerBack,
     PeerDead,
@@ -176,6 +177,17 @@ def test_what_a_successor_signed_before_its_turn_is_asked_for_when_its_turn_come
     assert effects == [Lost(PEERS[3]), Ask(owner, 0)], "no part is sent for what is averaged"
     assert exchange.handle(Tick(), 5.0) == [Ask(owner, 0)], "until it comes, or its signer is given up"
     assert Lost(owner) in exchange.handle(Tick(), 2.5 + 2 * STALL_S)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["more bytes of a push have come", "we have no room for its push"])
+def test_who_is_seen_to_push_is_not_silent(held: bool) -> None:
+    exchange = machine(PEERS[0], bytes([0]))
+    exchange.handle(Started(), 0.0)
+    exchange.handle(Heard(PEERS[1]), 0.0)
+    assert lost_at(exchange, 1.0) == []
+    exchange.handle(Moving(PEERS[1], held), STALL_S)
+    assert lost_at(exchange, 1.1 + STALL_S) == PEERS[2:]
+    assert lost_at(exchange, 0.1 + 2 * STALL_S) == [PEERS[1]]
 
 
 def test_an_owner_without_which_others_average_gets_no_more_time_than_for_a_part() -> None:

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from kernels.layout import chunk_layout, payload_bytes
 from protocol.events import Dropped, Event
 from protocol.exchange.assignment import plan_hash
 from protocol.exchange.averaging import entry_of
-from protocol.exchange.buffers import BufferPool, WaitingParts
+from protocol.exchange.buffers import PART_BUFFERS, BufferPool, WaitingParts
 from protocol.exchange.chunks import Results
+from protocol.exchange.events import Moving
 from protocol.exchange.machine import ExchangeMachine
 from protocol.exchange.messages import PushHeader
 from protocol.exchange.receiving import Receiver
@@ -88,3 +90,25 @@ def test_a_result_is_taken_if_it_was_its_signers_turn(signer: PeerId, chunk: int
 
     trio.run(main)
     assert [event.reason for event in told if isinstance(event, Dropped)] == ([reason] if reason is not None else [])
+
+
+def test_bytes_that_have_come_since_the_last_look_are_told_and_who_waits_for_room() -> None:
+    header = PushHeader(plan=plan_hash(PLAN), fragment=0, chunk=0, proof=[], statement=None).encode()
+
+    async def main() -> None:
+        taker = receiver()
+        assert taker.moving() == []
+        landings = [await taker.open(OTHER, header, LAYOUT[0].size) for _ in range(PART_BUFFERS)]
+        assert taker.moving() == [], "an announcement is no byte"
+        landing = landings[-1]
+        assert landing is not None
+        landing.count(1)
+        assert taker.moving() == [Moving(OTHER, held=False)] and taker.moving() == []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(taker.open, OTHER, header, LAYOUT[0].size)
+            await wait_all_tasks_blocked()
+            assert taker.moving() == [Moving(OTHER, held=True)]
+            nursery.cancel_scope.cancel()
+        assert taker.moving() == []
+
+    trio.run(main)
