@@ -82,7 +82,7 @@ class ExchangePeer:
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         """Of `open_push`."""
         if self.exchange is not None:
-            await self.exchange.finish_push(peer, header, landing)
+            self.exchange.finish_push(peer, header, landing)
 
     def on_peer_connected(self, peer: PeerId) -> None:
         """Nothing follows."""

@@ -1,28 +1,26 @@
 """Who owes us something in an exchange, since when, and when we last heard of it.
 
 A chunk may take long on a line that carries several at a time, so its bytes count as they come; but those of one chunk only,
-until it is here and right: else whoever pushes rubbish would be waited for as long as it does.
+until it is here and right: else whoever pushes rubbish would be waited for as long as it does.  Whoever has to wait for a
+buffer here does not owe us what it could not send.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
 from protocol.wire.identity import PeerId
 
 
 class Debts:
-    """`now` is trio time.  chunk_s: bytes of one chunk count for so long (s).
-
-    pace_s: how long it took until more than half of the others had delivered something, 0 before.  On lines that carry
-    large chunks to many at a time that is long, and so are honest silences.
-    """
+    """`now` is trio time.  chunk_s: bytes of one chunk count for so long (s)."""
 
     def __init__(self, peers: Iterable[PeerId], now: float, chunk_s: float) -> None:
-        self._heard, self._chunk_s, self._begun, self.pace_s = dict.fromkeys(peers, now), chunk_s, now, 0.0
+        self._heard, self._chunk_s, self._begun = dict.fromkeys(peers, now), chunk_s, now
         self._announced: dict[PeerId, float] = {}
         """Peers that have begun to push something since they last delivered, and when."""
+        self._first: dict[PeerId, float] = {}
         self._delivered: dict[PeerId, float] = {}
         self._owing: dict[PeerId, float] = {}
 
@@ -38,7 +36,7 @@ class Debts:
             self._heard[peer] = now
 
     def held(self, peer: PeerId, now: float) -> None:
-        """It would push, and has to wait for us."""
+        """A push of this peer waits for a buffer here, for which it is not to blame."""
         if peer in self._heard:
             self._heard[peer] = now
 
@@ -47,8 +45,16 @@ class Debts:
         if peer in self._heard:
             self._announced.pop(peer, None)
             self._heard[peer] = self._delivered[peer] = now
-            if not self.pace_s and 2 * len(self._delivered) > len(self._heard) - 1:
-                self.pace_s = now - self._begun
+            self._first.setdefault(peer, now)
+
+    def pace_s(self, peers: Collection[PeerId], most_s: float, now: float) -> float:
+        """How long it took until half of these delivered something; until they have, the time so far, `most_s` at most.
+
+        On lines that carry large chunks to many at a time that is long, and so are honest silences.
+        """
+        first = sorted(self._first[peer] for peer in peers if peer in self._first)
+        half = (len(peers) + 1) // 2
+        return first[half - 1] - self._begun if 0 < half <= len(first) else min(now - self._begun, most_s)
 
     def overdue(self, owing: Mapping[PeerId, float], now: float) -> list[PeerId]:
         """Those that have kept us waiting for too long, sorted.

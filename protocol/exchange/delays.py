@@ -15,22 +15,26 @@ difference that the shares of chunks do not make up for (`protocol.exchange.assi
 
 
 class Due:
-    """When what the others owe is due: `SPREAD` of the time since the exchange began after most of it came.
+    """When what the others owe is due: `SPREAD` later than most of us were, or would have been, done with giving it.
 
-    begun: trio time.
+    Most are held up where there is room for a part of it only.  Then the time in which they gave tells how long the whole
+    would have taken them.  begun: trio time.
     """
 
     def __init__(self, begun: float) -> None:
-        self._begun = begun
-        self._took_s: float | None = None
+        self._begun = self._looked_at = begun
+        self._gave_s = 0.0
+        self._most_gave = False
+        self.at = begun
+        """When it is due; the beginning while most still give."""
 
-    def has_come(self, most_is_here: bool, now: float) -> bool:
-        """Whether it is due.  most_is_here: at this moment; more may be owed later than before."""
-        if not most_is_here:
-            self._took_s = None
-        elif self._took_s is None:
-            self._took_s = now - self._begun
-        return self._took_s is not None and now - self._begun >= (1 + SPREAD) * self._took_s
+    def has_come(self, most_gave: bool, share: float, now: float) -> bool:
+        """Whether it is due.  most_gave: all that they can now; share: that is so much of the whole, until now."""
+        if not self._most_gave:
+            self._gave_s += now - self._looked_at
+        self._most_gave, self._looked_at = most_gave, now
+        self.at = self._begun + ((1 + SPREAD) * self._gave_s / share if most_gave else 0.0)
+        return most_gave and now >= self.at
 
 
 class Delays:

@@ -54,9 +54,9 @@ OWNER_SHARE = 0.2
 CHUNK_TIMES = 6.0
 """Times `stall_s` for which the bytes of one chunk are a sign of life: a line may carry several at a time."""
 PACES = 3.0
-"""How often somebody may miss the pace of the others, beyond `stall_s`: the time that most needed for their first chunk."""
+"""Times the pace of an exchange that a member may be silent beyond `stall_s`: what half of the jury took for one chunk."""
 RESULT_PATIENCE = 2.0
-"""Times `stall_s` that an owner may be silent while it owes a result."""
+"""Times as long that an owner may be silent while it owes a result."""
 ASK_EVERY_S = 2.0
 """Seconds between two rounds of questions for what a successor misses."""
 
@@ -142,6 +142,12 @@ class ExchangeMachine:
                 peers.update(dict.fromkeys(self._missing(chunk)))
         return sorted(peers)
 
+    def lacks(self, arrived: PartArrived | ResultArrived) -> bool:
+        """Whether this is a result that we do not have, or a part without which one was not made yet."""
+        if arrived.chunk in self.entries:
+            return False
+        return isinstance(arrived, ResultArrived) or self._index[arrived.peer] not in self._parts.get(arrived.chunk, ())
+
     def adopt(self, index: Sequence[ChunkEntry]) -> list[int]:
         """The chunks in which we hold nothing, or another version than the record's."""
         return [chunk for chunk, entry in enumerate(index) if self.entries.get(chunk) != entry]
@@ -157,7 +163,10 @@ class ExchangeMachine:
                 self._debts.announced(peer, now)
                 return []
             case Moving(peer, held):
-                (self._debts.held if held else self._debts.moving)(peer, now)
+                if not held:
+                    self._debts.moving(peer, now)
+                elif self._waits_for_others(peer):
+                    self._debts.held(peer, now)
                 return []
             case PartArrived(peer, chunk):
                 return self._part_arrived(peer, chunk, now)
@@ -181,7 +190,7 @@ class ExchangeMachine:
     def _part_arrived(self, peer: PeerId, chunk: int, now: float) -> list[ExchangeEffect]:
         if chunk in self.entries:
             return [SendResult(peer, chunk)]
-        if self._index[peer] not in self._parts.get(chunk, set()):
+        if self.lacks(PartArrived(peer, chunk)):
             self._debts.delivered(peer, now)
         self._parts.setdefault(chunk, set()).add(self._index[peer])
         if self.owner(chunk) != self.me:
@@ -274,23 +283,39 @@ class ExchangeMachine:
             and self._index[peer] not in have
         ]
 
+    def _first_senders(self) -> set[PeerId]:
+        """Those of the jury that have something to send us from the beginning: owners of chunks alone, if we own none."""
+        owners = {self.members[owner] for owner in self.plan.owners}
+        return {*self.jury} & ({*self.others} if self.me in owners else owners)
+
     def _waiting(self) -> list[int]:
-        """Chunks of ours whose averages are not here."""
-        return [chunk for chunk in range(self.chunks) if chunk not in self.entries and self.owner(chunk) == self.me]
+        """Chunks of ours whose averages are not here, in the order in which their parts are sent to us."""
+        mine = [chunk for chunk in range(self.chunks) if chunk not in self.entries and self.owner(chunk) == self.me]
+        return sorted(mine, key=lambda chunk: self._orders[chunk][0] != self.me)
+
+    def _waits_for_others(self, peer: PeerId) -> bool:
+        """Whether a push of this peer that we have no room for waits for the parts of others: it gave its own one of the
+        chunk that is averaged next."""
+        mine = self._waiting()
+        return bool(mine) and self._index[peer] in self._parts.get(mine[0], ())
 
     def _delaying(self, now: float) -> set[PeerId]:
-        """Members for whose parts alone we wait: more than half of the jury gave all parts of our chunks, or as many as we
-        have room for before an average is made, and the others are due.  Before that they cost nothing, however far behind
-        the others they are.
+        """Members for whose parts alone we wait.  More than half of the jury gave their parts of all our chunks, or as many
+        as there is room for before an average is made; the others are due, and did not give the first one that those gave.
+        Before that they cost nothing, however far behind the others they are.
         """
         mine = self._waiting()
+        jury = {self._index[peer] for peer in self.jury}
         enough = min(len(mine), share_of_buffers(len(self.others)))
-        given = Counter(index for chunk in mine for index in self._parts.get(chunk, ()))
-        most = 2 * sum(given[self._index[peer]] >= enough for peer in self.jury) > len(self.jury)
-        if not self._parts_due.has_come(most, now):
+        given = Counter(index for chunk in mine for index in jury & self._parts.get(chunk, set()))
+        most = 2 * sum(given[index] >= enough for index in jury) > len(jury)
+        done = sum(self.owner(chunk) == self.me for chunk in self.entries)
+        share = (done + enough) / (done + len(mine)) if mine else 1.0
+        if not self._parts_due.has_come(most, share, now):
             return set()
-        owing = {peer for chunk in mine if chunk not in self._reducing for peer in self._missing(chunk)}
-        return {peer for peer in owing if given[self._index[peer]] < enough}
+        ripe = (chunk for chunk in mine if 2 * len(jury & self._parts.get(chunk, set())) > len(jury))
+        first = next((chunk for chunk in ripe if chunk not in self._reducing), None)
+        return set(self._missing(first)) if first is not None else set()
 
     def _is_awaited(self, peer: PeerId) -> bool:
         return self.shares.get(peer, 1.0) > 0
@@ -318,16 +343,18 @@ class ExchangeMachine:
             wishes.append(peer)
 
     def _stalled(self, now: float) -> list[PeerId]:
-        owing: dict[PeerId, float] = {}
-        silence_s = self._stall_s + PACES * self._debts.pace_s
+        silence_s = self._stall_s + PACES * self._debts.pace_s(self._first_senders(), self._stall_s, now)
+        parts, averages = dict[PeerId, float](), dict[PeerId, float]()
         for chunk in range(self.chunks):
+            owner = self.owner(chunk)
             if chunk in self.entries or chunk in self._reducing:
                 continue
-            owner = self.owner(chunk)
             if owner == self.me:
-                owing |= {peer: silence_s * self.shares.get(peer, 1.0) for peer in self._missing(chunk)}
-            elif owner not in owing:
+                parts |= {peer: silence_s * self.shares.get(peer, 1.0) for peer in self._missing(chunk)}
+            elif owner not in averages:
                 patience = 1.0 if self._omissions.is_left_out(owner) else RESULT_PATIENCE
-                owing[owner] = patience * silence_s * max(self.shares.get(owner, 1.0), OWNER_SHARE)
+                averages[owner] = patience * silence_s * max(self.shares.get(owner, 1.0), OWNER_SHARE)
+        overdue = {*self._debts.overdue(averages | parts, now)}
+        waiting = {owner for owner in averages if now < self._parts_due.at + self.owner_s.get(owner, 0.0)} - {*parts}
         late = [peer for peer, seconds in self.lateness.seconds.items() if seconds > self.owner_s.get(peer, inf)]
-        return sorted({*self._debts.overdue(owing, now), *(peer for peer in late if peer in owing)})
+        return sorted((overdue - waiting) | {peer for peer in late if peer in averages or peer in parts})

@@ -15,7 +15,7 @@ from protocol.exchange.chunks import Results
 from protocol.exchange.events import Heard, Moving, PartArrived, ResultArrived, SignedEarly
 from protocol.exchange.machine import ExchangeMachine
 from protocol.exchange.messages import PushHeader, read_header
-from protocol.network.interface import Landing
+from protocol.network.interface import Landing, Offence
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, verify_proof
@@ -43,16 +43,11 @@ class Receiver:
         self.down_bytes = 0
         self._machine, self._layout, self._run = machine, layout, run
         self._parts, self._results, self._pool, self._emit = parts, results, pool, emit
-        self._landings: dict[tuple[PeerId, int, bool], Landing] = {}
-        self._arrived: dict[PeerId, int] = {}
+        self._moved: dict[PeerId, None] = {}
 
     def moving(self) -> list[Moving]:
         """Whose bytes have come since the last call, and who waits for room here."""
-        arrived: dict[PeerId, int] = {}
-        for (peer, _, _), landing in self._landings.items():
-            arrived[peer] = arrived.get(peer, 0) + landing.arrived
-        moved = [peer for peer, size in arrived.items() if size != self._arrived.get(peer, 0)]
-        self._arrived = arrived
+        moved, self._moved = self._moved, {}
         return [*(Moving(peer, held=False) for peer in moved), *(Moving(peer, held=True) for peer in self._parts.held())]
 
     async def open(self, peer: PeerId, raw: bytes, size: int) -> Landing | None:
@@ -75,9 +70,11 @@ class Receiver:
             return None
         else:
             await self._parts.reserve(peer)
-        landing = Landing(self._pool.take(size), partial(examine, self._layout[header.chunk].count))
-        self._landings[peer, header.chunk, header.statement is None] = landing
-        return landing
+        check = partial(examine, self._layout[header.chunk].count)
+        return Landing(self._pool.take(size), check, on_bytes=partial(self._note_bytes, peer))
+
+    def _note_bytes(self, peer: PeerId) -> None:
+        self._moved[peer] = None
 
     def _is_due(self, peer: PeerId, header: PushHeader) -> bool:
         """Whether to take this result."""
@@ -95,9 +92,11 @@ class Receiver:
         return True
 
     def finish(self, peer: PeerId, raw: bytes, landing: Landing | None) -> PartArrived | ResultArrived | None:
-        """The push that `open` accepted is complete; landing: None when it broke off.  Returns the event for the machine."""
+        """The push that `open` accepted is complete; landing: None when it broke off.  Returns the event for the machine.
+
+        Raises `Offence` for what its sender should have seen to be wrong.
+        """
         header = read_header(raw)
-        self._landings.pop((peer, header.chunk, header.statement is None), None)
         if header.statement is None:
             self._parts.arrived(peer)
         if landing is None or not self._parts.takes_from(peer):
@@ -110,7 +109,7 @@ class Receiver:
             )
         except Malformed as error:
             self._emit(Dropped(peer, "chunk", str(error)))
-            return None
+            raise Offence(str(error)) from error
         self.down_bytes += len(raw) + len(landing.buffer)
         return arrived
 

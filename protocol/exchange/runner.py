@@ -43,7 +43,7 @@ class ExchangeRunner:
     """Lives until its round ends: after it is `done` it goes on sending others what it owes them.
 
     contribution: codec bytes of ours, `leaves` the hashes of its chunks.  result: writable buffer of the same size, complete
-    when `done` is set.  stall_s: how long a member may be silent that owes us something.
+    when `done` is set.  stall_s: how long a member may be silent that owes us something, where lines are quick.
     """
 
     def __init__(
@@ -137,11 +137,14 @@ class ExchangeRunner:
         """As `Handlers.open_push` of the network."""
         return await self._receiver.open(peer, header, size)
 
-    async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        """As `Handlers.finish_push` of the network."""
+    def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> bool:
+        """As `Handlers.finish_push` of the network; whether the exchange lacked what has come."""
         arrived = self._receiver.finish(peer, header, landing)
-        if arrived is not None:
-            self._handle(arrived)
+        if arrived is None:
+            return False
+        is_new = self.machine.lacks(arrived)
+        self._handle(arrived)
+        return is_new
 
     # -- the machine ------------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class Refused(NetworkError):
 
 
 class Offence(Refused):
-    """Refused because no honest peer asks such a thing: the network lowers the reputation of the asker."""
+    """Refused because no honest peer asks, or pushes, such a thing: the network lowers its reputation."""
 
 
 class Acceptance(Enum):
@@ -76,18 +76,19 @@ class Landing:
     """The destination of a push: a writable `buffer` of exactly its size.
 
     When the push is complete, the network runs `check` on the buffer, in a worker thread if it has any, and leaves its
-    result in `found`.  arrived: so many bytes are here.
+    result in `found`.  on_bytes: called whenever some of them have arrived.
     """
 
-    def __init__(self, buffer: memoryview, check: Callable[[memoryview], Any] | None = None) -> None:
+    def __init__(
+        self,
+        buffer: memoryview,
+        check: Callable[[memoryview], Any] | None = None,
+        on_bytes: Callable[[], None] = lambda: None,
+    ) -> None:
         self.buffer = buffer
         self.found: Any = None
-        self.arrived = 0
+        self.on_bytes = on_bytes
         self._check = check
-
-    def count(self, size: int) -> None:
-        """Called by the network when so many more bytes have arrived."""
-        self.arrived += size
 
     def complete(self) -> None:
         """Called by the network when all bytes have arrived."""
@@ -107,7 +108,7 @@ class Members(Protocol):
 
 
 class Handlers(Members, Protocol):
-    """The callbacks for what arrives.  None of them may raise; `on_request` may raise `Refused`."""
+    """The callbacks for what arrives.  None of them may raise anything but what is said here."""
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
         """Judge a gossip message, before it is forwarded."""
@@ -125,7 +126,10 @@ class Handlers(Members, Protocol):
         ...
 
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        """The push that `open_push` accepted is complete; None when it broke off half-way."""
+        """The push that `open_push` accepted is complete; None when it broke off half-way.
+
+        Raises `Offence` for bytes that are not what they were said to be.
+        """
         ...
 
     def on_peer_connected(self, peer: PeerId) -> None:

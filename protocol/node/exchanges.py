@@ -104,10 +104,12 @@ class Exchanges:
         return running
 
     async def finish_push(self, plan: Hash, peer: PeerId, header: bytes, landing: Landing | None) -> None:
-        """A push that an exchange has accepted is complete, or broke off."""
+        """A push that an exchange has accepted is complete, or broke off.  Raises `Offence`.
+
+        The round moves by what the newest exchange lacked, and by nothing else: others could push for ever.
+        """
         exchange = await self.find(plan)
-        if exchange is not None:
-            await exchange.finish_push(peer, header, landing)
+        if exchange is not None and exchange.finish_push(peer, header, landing) and self.newest is self._running[plan]:
             self._inbox.note(ExchangeMoved())
 
     def refusing(self) -> list[PeerId]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import trio
 
 from protocol.exchange.runner import ExchangeRunner
+from protocol.run.manifest import SignedManifest, sign
 from tests.attacks.attack import Attack, Conduct
-from tests.attacks.stage import Stage
+from tests.attacks.stage import ORGANISER, Stage, identity_of
 from tests.simulation.adversaries import ATTACKS as HARMFUL
 from tests.simulation.adversaries import turn as turn_trainer
 from tests.simulation.exchange_liars import (
     Bogus,
+    Crowding,
     Delaying,
     DelayingAverages,
     DelayingAveragesLess,
@@ -23,6 +27,7 @@ from tests.simulation.exchange_liars import (
     exchanging,
 )
 from tests.simulation.liars import Corrupt, blow_up, flip_one, turn
+from tests.simulation.world import simulated_run
 
 
 def lying_as(kind: type[ExchangeRunner]) -> Conduct:
@@ -87,6 +92,22 @@ async def harmful_contributions(stage: Stage) -> None:
     await trio.sleep_forever()
 
 
+@lru_cache(maxsize=1)
+def last_three_found(peers: int) -> SignedManifest:
+    """The last three of so many seats are the founders."""
+    founders = sorted(identity_of(number).peer_id for number in range(peers - 3, peers))
+    return sign(ORGANISER, simulated_run().manifest.model_copy(update={"founders": founders}))
+
+
+async def crowd_the_buffers(stage: Stage) -> None:
+    """They push slowly, too, so that nothing is ever complete."""
+    for seat in stage.liars:
+        end = stage.world.wire.end(seat.peer)
+        assert end is not None
+        end.access.up.bytes_per_s = 100.0
+    await lying_as(Crowding)(stage)
+
+
 async def slow_trainer(stage: Stage) -> None:
     """Works at a fifth of the pace of the others, and says so."""
     for seat in stage.liars:
@@ -101,6 +122,7 @@ ATTACKS = [
     Attack("withholds parts", "and averages what it gets", lying_as(KeepingParts)),
     Attack("withholds averages", "and gives its parts", lying_as(KeepingResults)),
     Attack("bogus parts", "withhold everything, and push a worthless part every 2 s (simK)", lying_as(Bogus)),
+    Attack("crowd the buffers", "four newcomers beside three founders", crowd_the_buffers, 7, 4, run=last_three_found),
     Attack("trickles", "one chunk every 4.5 s", lying_as(Trickling)),
     Attack("parts always late", "by 4.5 s, in every exchange", always_late),
     Attack("two always late", "of seven", always_late, 7, 2, window_s=300),

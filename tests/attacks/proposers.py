@@ -28,6 +28,7 @@ from protocol.wire.messages import (
 from tests.attacks.attack import Attack
 from tests.attacks.exchanges import averaging_wrongly, expect_ejected
 from tests.attacks.stage import Stage, listed_run
+from tests.simulation.exchange_liars import Noisy, Repeating, exchanging
 from tests.simulation.forgeries import keys, member
 from tests.simulation.forgers import Altering, Forger, Withholding, half, lying, nobody, one
 from tests.simulation.liars import blow_up, record_of
@@ -54,6 +55,16 @@ async def proposes_to_half(stage: Stage) -> None:
 
 async def keeps_the_motion(stage: Stage) -> None:
     await play(stage, Withholding(Motion, favoured=nobody))
+
+
+async def keeps_the_motion_and_repeats(stage: Stage) -> None:
+    with exchanging(Repeating, {seat.peer for seat in stage.liars}):
+        await keeps_the_motion(stage)
+
+
+async def keeps_the_motion_and_makes_noise(stage: Stage) -> None:
+    with exchanging(Noisy, {seat.peer for seat in stage.liars}):
+        await keeps_the_motion(stage)
 
 
 async def motion_to_half(stage: Stage) -> None:
@@ -308,6 +319,8 @@ ATTACKS = [
     Attack("proposes to one", "and to nobody else", proposes_to_one),
     Attack("proposes to half", "the others hear nothing", proposes_to_half),
     Attack("keeps the motion", "the exchange is done in vain", keeps_the_motion),
+    Attack("keeps it and repeats", "pushes its part again every 2 s", keeps_the_motion_and_repeats),
+    Attack("keeps it and makes noise", "pushes worthless parts", keeps_the_motion_and_makes_noise),
     Attack("motion to half", "the others hear of no motion", motion_to_half),
     Attack("keeps the proof", "first votes lead nowhere", keeps_the_proof),
     Attack("proof to one", "one elector is locked", proof_to_one),

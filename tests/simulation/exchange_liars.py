@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import trio
 
+from protocol.exchange.buffers import PART_BUFFERS
 from protocol.exchange.effects import ExchangeEffect, SendPart, SendResult
 from protocol.exchange.messages import PushHeader, read_header
 from protocol.exchange.runner import ExchangeRunner
@@ -41,26 +42,51 @@ class KeepingResults(KeepingBack):
     kept_back = (SendResult,)
 
 
-class Bogus(KeepingBack):
-    """Withholds everything, and pushes worthless parts so that it is heard (simK).  every_s: how often."""
+class Noisy(ExchangeRunner):
+    """Does all that it should, and pushes worthless parts so that it is heard, one every `every_s`, or so many at a time."""
 
     every_s = 2.0
+    at_a_time = 1
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             for peer in self.machine.others:
-                nursery.start_soon(self._push_nothing, peer)
+                for number in range(self.at_a_time):
+                    nursery.start_soon(self._go_on_pushing, peer, number * self.every_s / self.at_a_time)
             await super().run()
 
-    async def _push_nothing(self, peer: PeerId) -> None:
-        size = self._results._layout[0].size
-        header = PushHeader(plan=self.machine.name, fragment=self.machine.plan.fragment, chunk=0, proof=[], statement=None)
+    async def _go_on_pushing(self, peer: PeerId, from_s: float) -> None:
+        await trio.sleep(from_s)
         while True:
+            proof, data = self._push()
+            header = PushHeader(
+                plan=self.machine.name, fragment=self.machine.plan.fragment, chunk=0, proof=proof, statement=None
+            )
             try:
-                await self._session.network.push(peer, header.encode(), memoryview(bytearray(size)), timeout_s=5)
+                await self._session.network.push(peer, header.encode(), data, timeout_s=60)
             except NetworkError:
                 pass
             await trio.sleep(self.every_s)
+
+    def _push(self) -> tuple[list[bytes], memoryview]:
+        return [], memoryview(bytearray(self._results._layout[0].size))
+
+
+class Repeating(Noisy):
+    """Pushes its true part of the first chunk again and again."""
+
+    def _push(self) -> tuple[list[bytes], memoryview]:
+        return self._sender._own.proof(0), self._sender._own[0]
+
+
+class Bogus(Noisy, KeepingBack):
+    """Withholds everything, and pushes worthless parts (simK)."""
+
+
+class Crowding(Bogus):
+    """Pushes more of them at a time than there is room for, so that one always waits."""
+
+    every_s, at_a_time = 15.0, 3 * PART_BUFFERS
 
 
 class Delaying(ExchangeRunner):

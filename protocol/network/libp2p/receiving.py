@@ -11,7 +11,7 @@ import struct
 
 import trio
 
-from protocol.network.interface import MAX_PUSH_BYTES, Handlers, Landing
+from protocol.network.interface import MAX_PUSH_BYTES, Handlers, Landing, Offence
 from protocol.network.libp2p.link import FRAME_OVERHEAD_BYTES, FrameKind, Link, LinkBroken
 from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.network.libp2p.reputation import SLOWNESS, VIOLATION, Channel, Reputation
@@ -80,6 +80,9 @@ class Receiving:
         with trio.CancelScope(shield=landing is None):
             try:
                 await self._handlers.finish_push(peer, header, landing)
+            except Offence as offence:
+                self._reputation.penalise(peer, VIOLATION, str(offence))
+                return False
             except Exception:
                 log.exception("the handler of pushes failed")
                 return False
@@ -119,7 +122,7 @@ class Receiving:
                 offset += length
                 self.down_bytes += length
                 if landing is not None:
-                    landing.count(length)
+                    landing.on_bytes()
         if scope.cancelled_caught:
             raise BadPush("a push that comes too slowly", SLOWNESS)
         if landing is not None and size <= AT_ONCE_BYTES:

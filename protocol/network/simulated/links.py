@@ -129,7 +129,7 @@ class Transfer:
     ) -> None:
         self.flow, self.spare, self._size = flow, spare, size
         self.abandoned = False
-        self.on_slice: Callable[[int], None] = lambda size: None
+        self.on_slice: Callable[[], None] = lambda: None
         """Told of the bytes that have arrived."""
         self._agenda, self._delay_s, self._arrived = agenda, delay_s, arrived
         self._left = 0
@@ -151,6 +151,6 @@ class Transfer:
 
     def _through(self, size: int) -> None:
         self._left -= 1
-        self.on_slice(size)
+        self.on_slice()
         if not self._left and not self.abandoned:
             self._arrived()

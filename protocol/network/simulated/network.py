@@ -20,6 +20,7 @@ from protocol.network.interface import (
     MAX_REQUEST_BYTES,
     Bandwidth,
     Handlers,
+    Offence,
     Refused,
     Traffic,
     Unreachable,
@@ -29,7 +30,9 @@ from protocol.network.simulated.wire import MemoryWire
 from protocol.wire.identity import PeerId
 
 HALF_OPEN_S = 30.0
-"""How long a receiver waits for the rest of a push whose sender fell silent."""
+"""How long a receiver waits for the rest of a push whose sender fell silent, and ..."""
+SLOWEST_BYTES_PER_S = 32 << 10
+"""... longer for as many bytes as this a second."""
 
 
 class MemoryNetwork(Endpoint):
@@ -158,9 +161,9 @@ class MemoryNetwork(Endpoint):
             assert len(landing.buffer) == len(data)
             if not call.broken:  # the sender sent on while the header was looked at
                 transfer = self._wire.send(self, end, len(data), call.delivered.set, delay_s=0.0, spare=spare)
-                transfer.on_slice = landing.count
+                transfer.on_slice = landing.on_bytes
                 call.transfers.append(transfer)
-            with trio.move_on_after(HALF_OPEN_S):
+            with trio.move_on_after(HALF_OPEN_S + len(data) / SLOWEST_BYTES_PER_S):
                 await call.delivered.wait()
             if call.broken or not call.delivered.is_set():
                 await end.handlers.finish_push(call.caller, header, None)
@@ -168,8 +171,12 @@ class MemoryNetwork(Endpoint):
             landing.buffer[:] = data
             landing.complete()
             self._wire.arrivals["push", end.peer_id] += 1
-            await end.handlers.finish_push(call.caller, header, landing)
-            self._reply(call, end, 0, lambda: call.finish(b""))
+            try:
+                await end.handlers.finish_push(call.caller, header, landing)
+            except Offence:
+                self._reply(call, end, 0, lambda: call.fail(Refused("the receiver could not use it")))
+            else:
+                self._reply(call, end, 0, lambda: call.finish(b""))
         finally:
             end.served.pop(call, None)
 

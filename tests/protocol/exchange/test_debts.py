@@ -47,11 +47,17 @@ def test_whoever_waits_for_room_here_is_not_silent() -> None:
     assert known.overdue(OWING, 12.0) == [B, D]
 
 
-def test_the_pace_is_that_of_more_than_half_of_the_others() -> None:
+def test_the_pace_is_that_of_half_of_those_who_have_something_to_send() -> None:
     known = debts()
     known.delivered(B, 4.0)
     known.delivered(B, 5.0)
-    assert known.pace_s == 0.0, "one of three"
     known.delivered(C, 6.0)
     known.delivered(D, 30.0)
-    assert known.pace_s == 6.0
+    assert [known.pace_s(peers, 0.0, 99.0) for peers in ([B], [B, C], [C, B, D], [D])] == [4.0, 4.0, 6.0, 30.0]
+
+
+def test_until_they_have_it_is_the_time_so_far_but_not_for_ever() -> None:
+    known = debts()
+    known.delivered(B, 4.0)
+    assert [known.pace_s([C, D], 10.0, now) for now in (5.0, 50.0)] == [5.0, 10.0]
+    assert known.pace_s([], 10.0, 5.0) == 5.0

@@ -47,6 +47,22 @@ def lost_at(exchange: ExchangeMachine, now: float) -> list[PeerId]:
     return [effect.peer for effect in exchange.handle(Tick(), now) if isinstance(effect, Lost)]
 
 
+def lines_are_quick(exchange: ExchangeMachine, chunk: int, *senders: PeerId) -> None:
+    """Half of the others give their part of a chunk of ours at once, so that only `stall_s` counts."""
+    for peer in senders:
+        exchange.handle(PartArrived(peer, chunk), 0.0)
+
+
+def test_until_somebody_has_delivered_anything_lines_may_be_slow() -> None:
+    """Of members that all are silent, nobody is given up for four times `stall_s`, and no owner for twice that."""
+    exchange = machine(PEERS[0], bytes([0, 3]))
+    exchange.handle(Started(), 0.0)
+    assert [lost_at(exchange, at * STALL_S) for at in (0.1, 1.1, 3.9, 4.2)] == [[], [], [], PEERS[1:]]
+    exchange = machine(PEERS[0], bytes([3, 3]))
+    exchange.handle(Started(), 0.0)
+    assert [lost_at(exchange, at * STALL_S) for at in (0.1, 4.2, 7.9, 8.2)] == [[], [], [], [PEERS[3]]]
+
+
 def test_the_patience_with_a_debt_begins_when_the_debt_does() -> None:
     """A member that has delivered everything is silent; when an owner dies, it owes its successor a part anew."""
     me = PEERS[0]
@@ -55,7 +71,7 @@ def test_the_patience_with_a_debt_begins_when_the_debt_does() -> None:
         exchange.handle(Started(), 0.0)
         for other in range(8):
             if other != chunk:
-                finish(exchange, other, 1.0)
+                finish(exchange, other, 0.0)
         exchange.handle(Heard(PEERS[3]), 50.0)
         exchange.handle(Tick(), 50.0)
         exchange.handle(PeerDead(PEERS[3]), 50.0)
@@ -170,24 +186,54 @@ def test_only_the_owner_signs_an_average_and_its_successor_once_it_is_lost() -> 
 def test_what_a_successor_signed_before_its_turn_is_asked_for_when_its_turn_comes() -> None:
     exchange = machine(PEERS[0], bytes([3, 0]))
     exchange.handle(Started(), 0.0)
+    lines_are_quick(exchange, 1, PEERS[1], PEERS[3])
     assert all(exchange.handle(SignedEarly(peer, 0), 1.0) == [] for peer in PEERS[1:3])
     effects = exchange.handle(PeerDead(PEERS[3]), 2.0)
     owner = exchange.owner(0)
     assert owner in PEERS[1:3], "one of the others comes first"
     assert effects == [Lost(PEERS[3]), Ask(owner, 0)], "no part is sent for what is averaged"
     assert exchange.handle(Tick(), 5.0) == [Ask(owner, 0)], "until it comes, or its signer is given up"
-    assert Lost(owner) in exchange.handle(Tick(), 2.5 + 2 * STALL_S)
+    assert Lost(owner) in exchange.handle(Tick(), 5.5 + 2 * STALL_S)
 
 
-@pytest.mark.parametrize("held", [False, True], ids=["more bytes of a push have come", "we have no room for its push"])
-def test_who_is_seen_to_push_is_not_silent(held: bool) -> None:
-    exchange = machine(PEERS[0], bytes([0]))
+def test_bytes_of_a_push_are_a_sign_of_life() -> None:
+    exchange = machine(PEERS[0], bytes([0, 0]))
     exchange.handle(Started(), 0.0)
+    lines_are_quick(exchange, 1, *PEERS[2:])
     exchange.handle(Heard(PEERS[1]), 0.0)
     assert lost_at(exchange, 1.0) == []
-    exchange.handle(Moving(PEERS[1], held), STALL_S)
+    exchange.handle(Moving(PEERS[1], held=False), STALL_S)
     assert lost_at(exchange, 1.1 + STALL_S) == PEERS[2:]
     assert lost_at(exchange, 0.1 + 2 * STALL_S) == [PEERS[1]]
+
+
+def test_who_waits_for_room_is_not_silent_if_it_gave_what_is_averaged_next() -> None:
+    """Two members gave a part each, and wait for room; that of the first chunk waits for the third."""
+    exchange = machine(PEERS[0], bytes([0, 0, 0]))
+    exchange.handle(Started(), 0.0)
+    for peer, chunk in ((PEERS[1], 0), (PEERS[2], 1)):
+        exchange.handle(PartArrived(peer, chunk), 0.0)
+        exchange.handle(Moving(peer, held=True), STALL_S)
+    exchange.shares[PEERS[3]] = 10.0
+    assert not lost_at(exchange, 1.0)
+    for peer in PEERS[1:3]:
+        exchange.handle(Moving(peer, held=True), STALL_S)
+    assert lost_at(exchange, 1.1 + STALL_S) == [PEERS[2]]
+
+
+def test_an_owner_may_wait_for_late_parts_for_as_long_as_we_would() -> None:
+    """The parts of our two chunks took 100 s; half of that later the others are due, and averages may be late by 5 s."""
+    exchange = machine(PEERS[0], bytes([0, 0, 1]))
+    exchange.owner_s[PEERS[1]] = 5.0
+    exchange.handle(Started(), 0.0)
+    for chunk, at in ((0, 1.0), (1, 100.0)):
+        for peer in PEERS[1:]:
+            exchange.shares[peer] = 100.0
+            exchange.handle(PartArrived(peer, chunk), at)
+        exchange.handle(Averaged(chunk, ENTRY), at)
+        exchange.handle(Tick(), at)
+    exchange.shares.clear()
+    assert [lost_at(exchange, at) for at in (100.1, 140.0, 154.9, 155.1)] == [[], [], [], [PEERS[1]]]
 
 
 def test_an_owner_without_which_others_average_gets_no_more_time_than_for_a_part() -> None:
@@ -220,9 +266,10 @@ def test_a_member_that_does_not_count_is_not_waited_for_and_counts_when_it_is_in
 
 
 def test_who_is_on_probation_gets_its_part_of_the_time_and_an_owner_always_some() -> None:
-    exchange = machine(PEERS[0], bytes([0, 3, 2]))
+    exchange = machine(PEERS[0], bytes([0, 3, 2, 0]))
     exchange.shares |= {PEERS[1]: 0.5, PEERS[3]: 0.0}
     exchange.handle(Started(), 0.0)
+    lines_are_quick(exchange, 3, *PEERS[2:])
     given_up = {now: lost_at(exchange, now) for now in (0.1, 0.3 * STALL_S, 0.45 * STALL_S, 0.55 * STALL_S, 1.1 * STALL_S)}
     assert [*given_up.values()] == [[], [], [PEERS[3]], [PEERS[1]], [PEERS[2]]]
 
@@ -258,6 +305,32 @@ def test_a_slower_line_costs_only_what_it_makes_the_exchange_longer(times: float
                     exchange.handle(PartArrived(peer, chunk), float(second))
         exchange.handle(Tick(), float(second))
     assert least_s <= exchange.delays.seconds.pop(PEERS[3], 0.0) <= most_s and not exchange.delays.seconds
+
+
+def test_who_gives_other_parts_than_those_that_are_averaged_next_is_late() -> None:
+    """There is room for 21 parts of each, of 30: two give the first ones, and the third member the last ones."""
+    exchange = machine(PEERS[0], bytes(30))
+    exchange.handle(Started(), 0.0)
+    for number in range(21):
+        for peer in PEERS[1:3]:
+            exchange.handle(PartArrived(peer, number), 20.0)
+        exchange.handle(PartArrived(PEERS[3], 29 - number), 20.0)
+    for second in range(21, 60):
+        exchange.handle(Tick(), float(second))
+    assert set(exchange.delays.seconds) == {PEERS[3]}
+
+
+def test_parts_for_which_there_is_no_room_yet_are_not_due_before_they_could_have_come() -> None:
+    """Two members gave 21 of 42 parts in 20 s; the others may be late by half of the 40 s that all would take them."""
+    exchange = machine(PEERS[0], bytes(42))
+    exchange.handle(Started(), 0.0)
+    exchange.handle(Tick(), 20.0)
+    for number in range(21):
+        for peer in PEERS[1:3]:
+            exchange.handle(PartArrived(peer, number), 20.0)
+    for second in range(20, 65):
+        exchange.handle(Tick(), float(second))
+        assert set(exchange.delays.seconds) == ({PEERS[3]} if second >= 60 else set())
 
 
 def test_who_waits_for_half_of_the_members_cannot_say_who_is_late() -> None:

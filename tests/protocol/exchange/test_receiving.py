@@ -18,6 +18,7 @@ from protocol.exchange.events import Moving
 from protocol.exchange.machine import ExchangeMachine
 from protocol.exchange.messages import PushHeader
 from protocol.exchange.receiving import Receiver
+from protocol.network.interface import Offence
 from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import ChunkResult, Plan, pack
@@ -102,7 +103,7 @@ def test_bytes_that_have_come_since_the_last_look_are_told_and_who_waits_for_roo
         assert taker.moving() == [], "an announcement is no byte"
         landing = landings[-1]
         assert landing is not None
-        landing.count(1)
+        landing.on_bytes()
         assert taker.moving() == [Moving(OTHER, held=False)] and taker.moving() == []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(taker.open, OTHER, header, LAYOUT[0].size)
@@ -112,3 +113,23 @@ def test_bytes_that_have_come_since_the_last_look_are_told_and_who_waits_for_roo
         assert taker.moving() == []
 
     trio.run(main)
+
+
+def test_a_part_that_is_not_what_its_sender_committed_to_is_an_offence() -> None:
+    told: list[Event] = []
+    plan = PLAN.model_copy(update={"owners": bytes([[member.peer for member in PLAN.members].index(ME)] * 3)})
+    header = PushHeader(plan=plan_hash(plan), fragment=0, chunk=0, proof=[], statement=None).encode()
+
+    async def main() -> None:
+        taker = receiver(told, plan)
+        landing = await taker.open(OTHER, header, LAYOUT[0].size)
+        assert landing is not None
+        landing.complete()
+        with pytest.raises(Offence):
+            taker.finish(OTHER, header, landing)
+        assert taker.finish(OTHER, header, None) is None, "what broke off is nobody's fault"
+
+    trio.run(main)
+    assert [event.reason for event in told if isinstance(event, Dropped)] == [
+        "a part that is not what its sender committed to"
+    ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import psutil
 import pytest
 import trio
 import trio.testing
 
-from protocol.network.interface import MAX_PUSH_BYTES, Landing, NetworkError, Refused, Unreachable
+from protocol.network.interface import MAX_PUSH_BYTES, Landing, NetworkError, Offence, Refused, Unreachable
 from protocol.network.libp2p import Libp2pNetwork
 from protocol.network.libp2p import bulk as bulk_module
 from protocol.network.libp2p import link as link_module
@@ -81,6 +82,29 @@ def test_a_push_may_be_given_up_while_it_waits_for_the_answer_to_another() -> No
                 b.let.set()
             await push(b"next")
             assert [header for header, _ in b.finished] == [b"slow", b"next"]
+
+    trio.run(main)
+
+
+def test_who_pushes_what_is_wrong_is_refused_and_after_a_while_banned() -> None:
+    class Judging(Recorder):
+        async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
+            await super().finish_push(peer, header, landing)
+            raise Offence("not what it was said to be")
+
+    async def main() -> None:
+        a, b = Recorder(), Judging()
+        async with network(a) as one, network(b) as two:
+            one.remember(two.addresses())
+            await b.until(lambda: b.connected)
+            await a.until(lambda: a.connected)
+            with pytest.raises(Refused):
+                await one.push(two.peer_id, b"wrong", memoryview(b"bytes"), timeout_s=PATIENCE_S)
+            with pytest.raises(Unreachable):
+                for _ in range(100):
+                    with suppress(Refused):
+                        await one.push(two.peer_id, b"wrong", memoryview(b"bytes"), timeout_s=PATIENCE_S)
+            assert 5 < len(b.finished) < 20
 
     trio.run(main)
 
