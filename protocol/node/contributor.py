@@ -1,7 +1,12 @@
-"""Making this peer's contribution to each round: training, then READY, which commits to what came of it."""
+"""Making this peer's contribution to each round: training, then READY, which commits to what came of it.
+
+Who begins a round late, because it had to fetch results first, does fewer steps.  Else it would be ready too late, miss the
+exchange, have to fetch the next results as well, and run behind the others for ever.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from math import isfinite
@@ -23,6 +28,9 @@ from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes, tree_root
 from protocol.wire.messages import Ready
 from protocol.wire.presence import Phase, WhyIdle
+
+SPARE_STEPS = 1
+"""So many steps less than the others have left does who comes late: rather ready before them than after."""
 
 
 class Contributor:
@@ -69,10 +77,11 @@ class Contributor:
         if self._trainer is not None:
             self._trainer.finish()
 
-    async def compute(self, base: Base, work: Work) -> Contribution | None:
+    async def compute(self, base: Base, work: Work, ahead: Callable[[], int] = lambda: 0) -> Contribution | None:
         """Train in the round on `base`, again from the start when the trainer dies.  `work` tells how far it is.
 
-        None when there is no trainer, or none any more, or when its numbers say that training has failed.
+        ahead: how many steps the others have done now.  None when there is no trainer, or none any more, or when its
+        numbers say that training has failed.
         """
         if self._trainer is None:
             self._activity.show(
@@ -82,7 +91,7 @@ class Contributor:
         while True:
             await self._pause.wait()
             try:
-                return self._sound(await self._train(self._trainer, base, work), base)
+                return self._sound(await self._train(self._trainer, base, work, ahead()), base)
             except TrainerGaveUp as end:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"no trainer any more: {end}"[:200])
                 return None
@@ -97,14 +106,15 @@ class Contributor:
         self._session.emit(Notice("warning", text))
         return None
 
-    async def _train(self, trainer: TrainerLink, base: Base, work: Work) -> Contribution:
+    async def _train(self, trainer: TrainerLink, base: Base, work: Work, ahead: int) -> Contribution:
         inner_steps = self._replica.manifest.rounds.inner_steps
+        work.wanted = max(1, inner_steps - ahead - SPARE_STEPS) if ahead else inner_steps
         fresh = trainer.pid != self._warmed_pid and base.round > 0
         self._warmed_pid = trainer.pid
         task = ComputeTask(
             base.round,
             self._lane(base),
-            inner_steps,
+            work.wanted,
             base.round * inner_steps,
             self._replica.manifest.inner.joiner_warmup_steps if fresh else 0,
         )
@@ -122,7 +132,7 @@ class Contributor:
 
     def _on_progress(self, work: Work, progress: Progress) -> None:
         work.steps, work.tokens, work.loss = progress.steps, progress.tokens, progress.loss
-        pace, total = self._pace, self._replica.manifest.rounds.inner_steps
+        pace, total = self._pace, work.wanted
         pace.observe(progress)
         self._session.emit(
             ComputeProgress(

@@ -245,7 +245,7 @@ class Node:
         """Seconds until our last inner step of this round; None when we do not train now, or know no rate yet."""
         if work is None or self._activity.phase is not Phase.COMPUTING:
             return None
-        return self._pace.left_s(self._replica.manifest.rounds.inner_steps - work.steps)
+        return self._pace.left_s(work.wanted - work.steps)
 
     def _final_rounds(self) -> int:
         """Rounds that this peer gives up for nothing that it may be shown."""
@@ -282,7 +282,7 @@ class Node:
             members=[member.peer for member in last.members] if last else [],
             tokens=sum(member.tokens for member in last.members) if last else 0,
             steps=work.steps if work else 0,
-            inner_steps=self._replica.manifest.rounds.inner_steps,
+            inner_steps=work.wanted if work and work.wanted else self._replica.manifest.rounds.inner_steps,
             tokens_per_s=self._heartbeats.tokens_per_s,
             round_left_s=self._round_left_s(work),
             loss=work.loss if work and work.steps else (last.loss if last else None),

@@ -316,7 +316,7 @@ class RoundRunner:
     async def _contribute(self) -> None:
         state_digest = await self._offload(self._replica.state.digest)
         self.inbox.note(StateHashed(state_digest))
-        contribution = await self._contributor.compute(self.base, self.work)
+        contribution = await self._contributor.compute(self.base, self.work, self._surroundings.steps_ahead)
         if contribution is not None:
             await self._say_ready(contribution, state_digest)
 

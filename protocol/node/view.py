@@ -51,6 +51,18 @@ class Surroundings:
         view[self._me] = PeerView(True, computing, False, 0.0, bytes_per_s)
         return view
 
+    def steps_ahead(self) -> int:
+        """How many steps more than half of the other electors have done on our tip, by their last heartbeats."""
+        now = trio.current_time()
+        self._membership.notice(now)
+        beats = {peer: known.heartbeat for peer, known in self._membership if known.liveness is Liveness.ALIVE}
+        electors = [peer for peer in self._base.electors if peer != self._me]
+        steps = sorted(self._steps(beats[peer]) if peer in beats else 0 for peer in electors)
+        return steps[(len(steps) - 1) // 2] if steps else 0
+
+    def _steps(self, beat: Heartbeat) -> int:
+        return beat.steps if beat.phase in AT_WORK and beat.tip == self._base.tip else 0
+
     def _of_live(self, peer: PeerId, beat: Heartbeat) -> PeerView:
         base, trains = self._base, beat.role is Role.TRAINER
         return PeerView(

@@ -15,10 +15,14 @@ from protocol.wire.messages import Ready
 
 @dataclass
 class Work:
-    """For heartbeats, status, and those who audit.  leaves: the hashes of the contribution's chunks."""
+    """For heartbeats, status, and those who audit.  leaves: the hashes of the contribution's chunks.
+
+    steps: done; wanted: in all.
+    """
 
     layout: Sequence[ChunkSpan]
     steps: int = 0
+    wanted: int = 0
     tokens: int = 0
     loss: float = 0.0
     ready: Ready | None = None

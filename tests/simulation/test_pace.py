@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from protocol.events import ComputeProgress, Event, RoundCommitted
+from protocol.events import ComputeProgress, Event, ReadySent, RoundCommitted
 from protocol.membership.heartbeats import SOONEST
 from protocol.membership.liveness import BEAT_S
 from tests.simulation.runs import holds, simulate
@@ -43,6 +43,33 @@ def test_the_rate_outlives_its_round() -> None:
         )
 
     holds(simulate(2, scenario))
+
+
+def test_who_comes_late_is_ready_with_the_others_and_in_their_record() -> None:
+    """A member is killed in the middle of a round, and comes back at once; nobody has to ask it to finish."""
+
+    async def scenario(world: World) -> None:
+        first, *_, last = world.seats
+        ready: list[int] = []
+
+        def listen(seat: Seat, event: Event) -> None:
+            if seat is last and isinstance(event, ReadySent) and event.round == 2:
+                ready.append(event.steps)
+
+        world.listeners.append(listen)
+        for seat in world.seats:
+            seat.step_s = 3.0
+            world.start(seat)
+        await world.until_round(2, within_s=200)
+        await world.until("half of the steps", lambda: first.node is not None and first.node.status().steps == 5, 60)
+        world.faults.kill(last)
+        world.start(last)
+        await world.until_round(3, within_s=60)
+        assert len(ready) == 1 and 1 <= ready[0] <= 5
+        assert first.node is not None
+        assert last.peer in {member.peer for member in first.node.commit_at(2).record.members}
+
+    holds(simulate(4, scenario))
 
 
 def test_who_is_greeted_again_and_again_does_not_speak_to_all_each_time() -> None:

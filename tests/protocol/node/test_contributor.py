@@ -118,6 +118,18 @@ def test_when_the_trainer_dies_the_round_is_trained_again_from_its_start(tmp_pat
     on_table(tmp_path, check)
 
 
+@pytest.mark.parametrize(("ahead", "left"), [(0, 10), (1, 8), (5, 4), (9, 1), (10, 1), (999, 1)])
+def test_who_begins_late_does_fewer_steps(tmp_path: Path, ahead: int, left: int) -> None:
+    async def check(table: Table) -> None:
+        assert table.manifest.rounds.inner_steps == 10
+        assert await table.contributor.compute(FAR, table.work, lambda: ahead) is not None
+        [task] = table.trainer.tasks
+        assert (task.steps, task.first_step, table.work.wanted) == (left, 7 * 10, left)
+        assert [event.total_steps for event in table.events if isinstance(event, ComputeProgress)] == [left]
+
+    on_table(tmp_path, check)
+
+
 def test_a_trainer_that_gave_up_contributes_nothing(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         table.trainer.deaths.append(TrainerGaveUp("out of memory"))
