@@ -99,6 +99,7 @@ class ExchangeMachine:
         self._wanted_by: dict[int, list[PeerId]] = {}
         self._asked_at = now
         self._orders = {chunk: [self.members[owner]] for chunk, owner in enumerate(plan.owners)}
+        self._planned = [chunk for chunk, owner in enumerate(plan.owners) if self.members[owner] == me]
         self._mine: list[int] = []
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -286,12 +287,17 @@ class ExchangeMachine:
     def _first_senders(self) -> set[PeerId]:
         """Those of the jury that have something to send us from the beginning: owners of chunks alone, if we own none."""
         owners = {self.members[owner] for owner in self.plan.owners}
-        return {*self.jury} & ({*self.others} if self.me in owners else owners)
+        return {*self.jury} & ({*self.others} if self._planned else owners)
 
     def _waiting(self) -> list[int]:
         """Chunks of ours whose averages are not here, in the order in which their parts are sent to us."""
-        mine = [chunk for chunk in range(self.chunks) if chunk not in self.entries and self.owner(chunk) == self.me]
-        return sorted(mine, key=lambda chunk: self._orders[chunk][0] != self.me)
+        waiting = [chunk for chunk in self._planned if chunk not in self.entries]
+        if self._lost:
+            others = (
+                chunk for chunk in range(self.chunks) if chunk not in self.entries and self._orders[chunk][0] != self.me
+            )
+            waiting += [chunk for chunk in others if self.owner(chunk) == self.me]
+        return waiting
 
     def _waits_for_others(self, peer: PeerId) -> bool:
         """Whether a push of this peer that we have no room for waits for the parts of others: it gave its own one of the
