@@ -95,14 +95,15 @@ class Connections:
         async with trio.open_nursery() as nursery:
             for connections in list(self._swarm.connections.values()):
                 for connection in list(connections):
-                    nursery.start_soon(_close, connection)
+                    nursery.start_soon(close, connection)
 
     def _alive(self, peer: PeerId) -> list[Connection]:
         connections = self._swarm.connections.get(library_id(peer), [])
         return [connection for connection in connections if not connection.is_closed]
 
 
-async def _close(connection: Connection) -> None:
+async def close(connection: Connection) -> None:
+    """Close a connection; raises nothing."""
     try:
         await connection.close()
     except Exception as error:  # noqa: BLE001 - the connection may be closing already

@@ -26,6 +26,8 @@ from protocol.wire.identity import PeerId, public_key_of
 MAX_PAUSE_S = 60.0
 LASTING_S = 30.0
 DIAL_S = 10.0
+RENEW_S = 3.0
+"""For an address at which a peer is to be reached again that is connected still."""
 MAX_FORGOTTEN = 1024
 MAX_ADDRESS_CHARS = 200
 MAX_AT_ONCE = 8
@@ -177,6 +179,20 @@ class Dialer:
         self._host.get_peerstore().clear_addrs(identity)
         await self._host.connect(PeerInfo(identity, [Multiaddr(address.rsplit("/p2p/", 1)[0])]))
         return True
+
+    async def renew(self, peer: PeerId) -> bool:
+        """Connect to a peer that is connected already, at any of its addresses; whether that worked."""
+        from multiaddr import Multiaddr
+
+        entry, swarm = self._book.get(peer), self._host.get_network()
+        for address in list(entry.addresses) if entry is not None else []:
+            try:
+                with trio.fail_after(RENEW_S):
+                    await swarm.dial_addr(Multiaddr(address.rsplit("/p2p/", 1)[0]), library_id(peer))
+                return True
+            except Exception as error:  # noqa: BLE001 - the library raises anything; there are other addresses, and times
+                log.debug("connecting anew to %s failed: %r", address, error)
+        return False
 
     async def answers(self, address: str) -> bool:
         """Whether the peer of this address answers there now: it proves its identity, and the connection is closed."""

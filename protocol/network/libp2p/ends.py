@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol, cast
+
 LAYERS = ("muxed_conn", "secured_conn", "_inner", "read_write_closer", "read_writer", "conn", "stream", "socket")
 """Names under which the layers of a connection hold the next lower one."""
 
 End = tuple[str, int]
 """IP address and TCP port."""
+
+
+class Socket(Protocol):
+    """What is asked of a socket here, trio's or Python's."""
+
+    def getsockname(self) -> Any: ...
+
+    def getpeername(self) -> Any: ...
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes: ...
 
 
 def local_end(connection: object) -> End | None:
@@ -19,14 +31,23 @@ def remote_end(connection: object) -> End | None:
     return _end(connection, "getpeername")
 
 
-def _end(layer: object, which: str) -> End | None:
+def _end(connection: object, which: str) -> End | None:
+    sock = socket_of(connection)
+    if sock is None:
+        return None
+    try:
+        ip, port = getattr(sock, which)()[:2]
+    except (OSError, ValueError):
+        return None
+    return str(ip), int(port)
+
+
+def socket_of(connection: object) -> Socket | None:
+    """The socket under it; None when the library has changed its layers."""
+    layer = connection
     for _ in range(2 * len(LAYERS)):
-        if hasattr(layer, which):
-            try:
-                ip, port = getattr(layer, which)()[:2]
-            except (OSError, ValueError):
-                return None
-            return str(ip), int(port)
+        if hasattr(layer, "getsockname"):
+            return cast(Socket, layer)
         name = next((name for name in LAYERS if name in getattr(layer, "__dict__", {}) or _has_slot(layer, name)), None)
         if name is None:
             return None

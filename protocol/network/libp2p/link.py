@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from protocol.network.interface import MAX_PUSH_HEADER_BYTES
+from protocol.network.libp2p.ends import Socket
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -318,13 +319,16 @@ class SocketState:
     rtt_s: float
     acked_bytes: int
     received_bytes: int
+    unacked: int = 0
+    """Segments that were sent and not acknowledged."""
 
 
-_TCP_INFO = struct.Struct("=68xI48xQQ")
-"""Round-trip time in microseconds; bytes acknowledged by the other end; bytes received (Linux's struct tcp_info)."""
+_TCP_INFO = struct.Struct("=24xI40xI48xQQ")
+"""Segments not acknowledged; round-trip time in microseconds; bytes acknowledged by the other end; bytes received (Linux's
+struct tcp_info)."""
 
 
-def socket_state(sock: socket.socket) -> SocketState | None:
+def socket_state(sock: Socket) -> SocketState | None:
     """None where the kernel does not tell."""
     if not hasattr(socket, "TCP_INFO"):
         return None
@@ -334,5 +338,5 @@ def socket_state(sock: socket.socket) -> SocketState | None:
         return None
     if len(raw) < _TCP_INFO.size:
         return None
-    rtt_us, acked, received = _TCP_INFO.unpack(raw)
-    return SocketState(rtt_us / 1e6, acked, received)
+    unacked, rtt_us, acked, received = _TCP_INFO.unpack(raw)
+    return SocketState(rtt_us / 1e6, acked, received, unacked)

@@ -16,6 +16,7 @@ from protocol.network.libp2p import connections
 from protocol.network.libp2p.bulk import Bulk
 from protocol.network.libp2p.connection_limits import ResourceLimits
 from protocol.network.libp2p.connections import Connections
+from protocol.network.libp2p.dead_ends import DeadEnds
 from protocol.network.libp2p.dialer import Dialer
 from protocol.network.libp2p.discovery import discover
 from protocol.network.libp2p.gossip import Gossip
@@ -61,6 +62,7 @@ class Stack:
         self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, self.reputation.is_banned, self.welcome)
         self.inbound = InboundConnections(self.reputation, settings.inbound, handlers, emit, self.bulk.accept)
         self.connections = Connections(self.host.get_network(), self.reputation, self.inbound)
+        self.dead_ends = DeadEnds(self.host.get_network(), self.dialer.renew, connections.close, self._on_renewed)
         connections.watch(self.host.get_network(), self._on_opened, self._on_closed)
         self.inbound.attach(self.host.get_network())
 
@@ -80,6 +82,7 @@ class Stack:
                 await nursery.start(self.bulk.run, port)
                 await self.gossip.start(stack, nursery)
                 nursery.start_soon(self.dialer.run)
+                nursery.start_soon(self.dead_ends.run)
                 if announced:
                     found = partial(self.dialer.remember, claimed=True)
                     nursery.start_soon(discover, self._run, self._me, announced, found)
@@ -152,6 +155,16 @@ class Stack:
                 self.bulk.disconnected(peer)
                 self.dialer.lost(peer, lasted_s)
                 self._handlers.on_peer_disconnected(peer)
+
+    def _on_renewed(self, peer: PeerId) -> None:
+        """What ran over its old connection begins anew over the other one; it was never gone."""
+        self.bulk.disconnected(peer)
+        if self._nursery is not None:
+            self._nursery.start_soon(self._gossip_again, peer)
+
+    async def _gossip_again(self, peer: PeerId) -> None:
+        await self.gossip.lost(peer)
+        await self.gossip.met(peer)
 
     def _on_ban(self, peer: PeerId, why: str) -> None:
         log.warning("banned %s: %s", peer, why)

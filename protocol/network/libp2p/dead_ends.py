@@ -1,0 +1,136 @@
+"""Connections that are over though neither end has said so: our address has changed, or the other end answers no more.
+
+TCP finds that out after a quarter of an hour.  Here a connection is over when its address is not ours any more, or when
+nothing that we sent on it was acknowledged for a while; a shorter one where its peer has connected again since, as one does
+whose address has changed.  A peer is connected anew before its old connection is closed, so that nobody takes it for gone,
+and a running exchange goes on.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable, Collection, Iterator
+
+import trio
+
+from protocol.network.libp2p.ends import local_end, socket_of
+from protocol.network.libp2p.library import Connection, Swarm, peer_id_of
+from protocol.network.libp2p.link import socket_state
+from protocol.wire.identity import PeerId
+
+LOOK_S = 1.0
+SILENT_S = 20.0
+"""How long nothing may be acknowledged; and how long we try to connect anew before we close a connection that is over."""
+REPLACED_S = 2.0
+"""The same, on a connection of a peer that has connected again since."""
+
+
+class Silences:
+    """For how long nothing was acknowledged on each connection, though something was sent."""
+
+    def __init__(self) -> None:
+        self._since: dict[object, tuple[int, float]] = {}
+
+    def silent_s(self, connection: object, acked_bytes: int, unacked: int, now: float) -> float:
+        """acked_bytes: since it began; unacked: segments on their way.  `now` is trio time."""
+        before = self._since.get(connection)
+        if not unacked or before is None or before[0] != acked_bytes:
+            before = self._since[connection] = acked_bytes, now
+        return now - before[1]
+
+    def keep(self, connections: Collection[object]) -> None:
+        """Forget all others."""
+        self._since = {connection: since for connection, since in self._since.items() if connection in connections}
+
+
+def is_ours(ip: str) -> bool:
+    """Whether this is an address of this computer now."""
+    import psutil
+
+    address = _plain(ip)
+    entries = (entry.address for each in psutil.net_if_addrs().values() for entry in each)
+    return address.is_loopback or any(_is_same(entry, address) for entry in entries)
+
+
+def _is_same(entry: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    try:
+        return _plain(entry) == address
+    except ValueError:
+        return False  # a hardware address
+
+
+def _plain(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    address = ipaddress.ip_address(ip.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+class DeadEnds:
+    """Looks for them while `run` runs.
+
+    renew: connects to a peer anew, though it is connected; whether it could.  close: ends a connection.  on_renewed: told
+    when a peer's old connection is closed, and another one is there.
+    """
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        renew: Callable[[PeerId], Awaitable[bool]],
+        close: Callable[[Connection], Awaitable[None]],
+        on_renewed: Callable[[PeerId], None],
+        is_ours: Callable[[str], bool] = is_ours,
+    ) -> None:
+        self._swarm, self._renew, self._close, self._on_renewed = swarm, renew, close, on_renewed
+        self.is_ours = is_ours
+        self._silences = Silences()
+        self._ending: set[Connection] = set()
+
+    async def run(self) -> None:
+        """Look once a second, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.sleep(LOOK_S)
+                for peer, connection, has_moved in self._over():
+                    self._ending.add(connection)
+                    nursery.start_soon(self._end, peer, connection, has_moved)
+
+    def _over(self) -> list[tuple[PeerId, Connection, bool]]:
+        """Connections that are over, with their peers, and whether it is our address that is gone."""
+        now, all_of_them = trio.current_time(), list(self._all())
+        self._silences.keep([connection for _, connection, _ in all_of_them])
+        over = []
+        for peer, connection, is_newest in all_of_them:
+            end = local_end(connection)
+            has_moved = end is not None and not self.is_ours(end[0])
+            is_silent = self._silent_s(connection, now) > (SILENT_S if is_newest else REPLACED_S)
+            if connection not in self._ending and (has_moved or is_silent):
+                over.append((peer, connection, has_moved))
+        return over
+
+    def _all(self) -> Iterator[tuple[PeerId, Connection, bool]]:
+        for identity, connections in self._swarm.connections.items():
+            for connection in connections:
+                yield peer_id_of(identity), connection, connection is connections[-1]
+
+    def _silent_s(self, connection: Connection, now: float) -> float:
+        sock = socket_of(connection)
+        state = socket_state(sock) if sock is not None else None
+        if state is None:
+            return 0.0
+        return self._silences.silent_s(connection, state.acked_bytes, state.unacked, now)
+
+    async def _end(self, peer: PeerId, connection: Connection, has_moved: bool) -> None:
+        try:
+            with trio.move_on_after(SILENT_S):
+                while has_moved and not self._has_another(peer, connection) and not await self._renew(peer):
+                    await trio.sleep(LOOK_S)
+            has_another = self._has_another(peer, connection)
+            await self._close(connection)
+            if has_another:
+                self._on_renewed(peer)
+        finally:
+            self._ending.discard(connection)
+
+    def _has_another(self, peer: PeerId, connection: Connection) -> bool:
+        """Whether the peer has a newer connection than this one."""
+        return any(other == peer and newest and each is not connection for other, each, newest in self._all())

@@ -1,0 +1,62 @@
+"""Connections whose end nobody has announced: addresses that are gone, and peers that answer no more."""
+
+from __future__ import annotations
+
+import trio
+
+from protocol.network.libp2p.dead_ends import LOOK_S, REPLACED_S, SILENT_S, Silences, is_ours
+from protocol.network.libp2p.ends import local_end
+from protocol.network.libp2p.host import ANY_IPV4
+from protocol.network.libp2p.library import library_id
+from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, stack
+
+MOVED = "127.0.0.2"
+
+
+def test_a_connection_is_silent_while_something_is_on_its_way_and_nothing_is_acknowledged() -> None:
+    known = Silences()
+    assert [known.silent_s("a", 10, unacked, now) for unacked, now in ((0, 0.0), (0, 50.0), (3, 60.0), (4, 65.0))] == [
+        0.0,
+        0.0,
+        10.0,
+        15.0,
+    ]
+    assert known.silent_s("a", 11, 4, 66.0) == 0.0, "some of it was"
+    assert known.silent_s("b", 0, 1, 70.0) == 0.0
+    known.keep(["b"])
+    assert known.silent_s("a", 11, 4, 80.0) == 0.0 and known.silent_s("b", 0, 1, 80.0) == 10.0
+
+
+def test_addresses_of_this_computer_are_ours() -> None:
+    assert all(is_ours(ip) for ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "127.7.7.7"))
+    assert not any(is_ours(ip) for ip in ("192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1"))
+
+
+def test_a_peer_whose_address_is_gone_connects_anew_and_is_never_taken_for_gone() -> None:
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with network(a) as one, network(b, host=ANY_IPV4) as two:
+            port = two.addresses()[0].split("/tcp/")[1].split("/")[0]
+            one.remember([f"/ip4/{MOVED}/tcp/{port}/p2p/{two.peer_id}"])
+            await b.until(lambda: b.connected)
+            await a.until(lambda: a.connected)
+            two.remember(one.addresses())
+            [old] = stack(two).host.get_network().connections[library_id(one.peer_id)]
+            assert local_end(old) == (MOVED, int(port))
+            stack(two).dead_ends.is_ours = lambda ip: ip != MOVED
+            with trio.fail_after(PATIENCE_S):
+                while old in stack(two).host.get_network().connections[library_id(one.peer_id)]:
+                    await trio.sleep(LOOK_S / 10)
+                while len(stack(one).host.get_network().connections[library_id(two.peer_id)]) > 1:
+                    await trio.sleep(LOOK_S / 10)
+            for end, other in ((one, two), (two, one)):
+                assert await end.request(other.peer_id, "echo", b"still here", timeout_s=PATIENCE_S) == b"still here"
+                await end.push(other.peer_id, b"a part", memoryview(b"bytes"), timeout_s=PATIENCE_S)
+            await one.publish(b"from one")
+            await two.publish(b"from two")
+            await a.until(lambda: b"from two" in a.gossip)
+            await b.until(lambda: b"from one" in b.gossip)
+            assert (len(a.connected), len(b.connected), a.disconnected, b.disconnected) == (1, 1, [], [])
+
+    assert REPLACED_S < SILENT_S
+    trio.run(main)
