@@ -108,6 +108,13 @@ class Links:
         """Words that, before a command, run it on a peer's computer."""
         return ("ip", "netns", "exec", self._peers[peer])
 
+    def move(self, peer: int) -> None:
+        """Give a peer's computer another address, as a router does that comes back: packets to the old one go nowhere."""
+        name, near = self._peers[peer], f"10.77.{peer + 1}"
+        _run("ip", "-n", name, "addr", "del", f"{near}.2/24", "dev", "net0")
+        _run("ip", "-n", name, "addr", "add", f"{near}.3/24", "dev", "net0")
+        _run("ip", "-n", name, "route", "add", "default", "via", f"{near}.1")
+
     def close(self) -> None:
         atexit.unregister(self.close)
         if self._forwarder is not None:

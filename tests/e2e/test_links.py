@@ -7,9 +7,31 @@ from pathlib import Path
 import pytest
 
 from benchmarks.links import Access, Links, address, why_not
+from protocol import events as ev
 from tests.e2e.swarm import Swarm
 
 PORT = 4800
+LONG_EXCHANGES = """
+name = "large"
+founders = "anyone"
+chunk_parameters = 65536
+[model]
+dim = 256
+layers = 4
+heads = 4
+kv_heads = 4
+ffn = 704
+[data]
+sequence_length = 32
+sequences_per_step = 1
+[rounds]
+inner_steps = 10
+min_members = 3
+grace_s = 10
+eviction_s = 60
+stall_s = 10
+"""
+"""About 3.3 M parameters: 10 s on lines of 4 Mbit/s."""
 
 
 def test_peers_on_home_lines_make_rounds_together(tmp_path: Path) -> None:
@@ -17,19 +39,37 @@ def test_peers_on_home_lines_make_rounds_together(tmp_path: Path) -> None:
         pytest.skip(reason)
     lines = [Access(20e6, 50e6), Access(20e6, 50e6), Access(5e6, 20e6)]
     with Links(lines, delay_s=0.02, loss=0.002) as links, Swarm(tmp_path) as swarm:
-        printed = swarm.command(
-            swarm.place("peer-0"),
-            "run",
-            "create",
-            str(swarm.run_file),
-            "--out",
-            str(swarm.manifest),
-            "--address",
-            f"/ip4/{address(0)}/tcp/{PORT}",
-        )
-        invitation = next(word for word in printed.split() if word.startswith("mh1"))
-        for number in range(len(lines)):
-            peer = swarm.peer(f"peer-{number}", invitation)
-            peer.around, peer.local = links.place(number), False
-            peer.start("--port", str(PORT))
+        begin(swarm, links, len(lines))
         swarm.equal(swarm.whole(*swarm.peers), *swarm.peers)
+
+
+def begin(swarm: Swarm, links: Links, peers: int) -> None:
+    """One peer on each line."""
+    create = ("run", "create", str(swarm.run_file), "--out", str(swarm.manifest))
+    printed = swarm.command(swarm.place("peer-0"), *create, "--address", f"/ip4/{address(0)}/tcp/{PORT}")
+    invitation = next(word for word in printed.split() if word.startswith("mh1"))
+    for number in range(peers):
+        peer = swarm.peer(f"peer-{number}", invitation)
+        peer.around, peer.local = links.place(number), False
+        peer.start("--port", str(PORT))
+
+
+def test_a_peer_whose_address_changes_in_an_exchange_stays_in_it(tmp_path: Path) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with Links([Access(4e6, 4e6)] * 3, delay_s=0.02) as links, Swarm(tmp_path, LONG_EXCHANGES) as swarm:
+        begin(swarm, links, 3)
+        round = swarm.whole(*swarm.peers)
+        moved = swarm.peers[2]
+
+        def exchanging() -> bool:
+            shown = [event for event in moved.heard(ev.ExchangeProgress) if event.round == round]
+            return any(event.chunks_done > 0 for event in shown)
+
+        swarm.until("an exchange that has begun", exchanging)
+        links.move(2)
+        swarm.until("its end", lambda: all(peer.committed > round + 1 for peer in swarm.peers))
+        for peer in swarm.peers:
+            assert {moved.peer_id} <= set(peer.members_of(round)) and {moved.peer_id} <= set(peer.members_of(round + 1))
+            assert not [event for event in peer.heard(ev.MemberLost) if event.round >= round]
+        swarm.equal(round + 2, *swarm.peers)
