@@ -60,6 +60,9 @@ ATTACKS = [
         Attack(f"{liars} of {peers} lie carefully", "nothing provable", say_anything(0.5, 4, careful=True), peers, liars)
         for peers, liars in SIZES
     ),
-    *(Attack(f"{liars} of {peers} take turns", "to keep things back", take_turns, peers, liars) for peers, liars in SIZES),
+    *(
+        Attack(f"{liars} of {peers} take turns", "to keep things back", take_turns, peers, liars, window_s=300)
+        for peers, liars in SIZES
+    ),
     *(Attack(f"{liars} of {peers} delay most", "give nothing", delay_most, peers, liars) for peers, liars in SIZES),
 ]
