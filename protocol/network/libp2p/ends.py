@@ -46,7 +46,7 @@ def socket_of(connection: object) -> Socket | None:
     """The socket under it; None when the library has changed its layers."""
     layer = connection
     for _ in range(2 * len(LAYERS)):
-        if hasattr(layer, "getsockname"):
+        if hasattr(layer, "getpeername") or hasattr(layer, "getsockname"):
             return cast(Socket, layer)
         name = next((name for name in LAYERS if name in getattr(layer, "__dict__", {}) or _has_slot(layer, name)), None)
         if name is None:
