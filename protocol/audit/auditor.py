@@ -194,7 +194,7 @@ class Auditor:
         for peer in takeover_order(case.name, chunk, case.members, owner):
             if peer == case.signer(chunk):
                 return True
-            lost = exchange is not None and exchange.machine.is_lost(peer)
+            lost = exchange is not None and peer in exchange.machine.lost
             if self._membership.is_live(peer) and not lost:
                 return False
         return False

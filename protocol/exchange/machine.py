@@ -22,10 +22,10 @@ Policy
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 
-from protocol.exchange.assignment import plan_hash, takeover_order
+from protocol.exchange.assignment import plan_hash
 from protocol.exchange.buffers import share_of_buffers
 from protocol.exchange.debts import Debts
 from protocol.exchange.delays import Delays, Due
@@ -46,6 +46,7 @@ from protocol.exchange.events import (
 )
 from protocol.exchange.omissions import Omissions
 from protocol.exchange.ownership import Ownership
+from protocol.exchange.succession import Succession
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import ChunkEntry, Plan
 
@@ -75,10 +76,7 @@ class ExchangeMachine:
         self.entries: dict[int, ChunkEntry] = {}
         self._stall_s = stall_s
         self._index = {peer: index for index, peer in enumerate(self.members)}
-        self._lost: dict[PeerId, None] = {}
-        self.shares: dict[PeerId, float] = {}
-        """The part of the time that members get who kept earlier exchanges waiting; others get all of it.  With 0 a member
-        is not waited for at all: what it gives counts if it is here in time."""
+        self.succession = Succession(me, plan, self.members)
         self.stalled: dict[PeerId, None] = {}
         """Members that were given up because they owed something for too long."""
         self.delays, self.jury = Delays(now), self.members
@@ -98,7 +96,6 @@ class ExchangeMachine:
         self._sent: set[tuple[PeerId, int]] = set()
         self._wanted_by: dict[int, list[PeerId]] = {}
         self._asked_at = now
-        self._orders = {chunk: [self.members[owner]] for chunk, owner in enumerate(plan.owners)}
         self._planned = [chunk for chunk, owner in enumerate(plan.owners) if self.members[owner] == me]
         self._mine: list[int] = []
 
@@ -109,9 +106,10 @@ class ExchangeMachine:
         """How many chunks a contribution has."""
         return len(self.plan.owners)
 
-    def is_lost(self, peer: PeerId) -> bool:
-        """Whether nobody waits for this member any more."""
-        return peer in self._lost
+    @property
+    def lost(self) -> Collection[PeerId]:
+        """Members that nobody waits for any more."""
+        return self.succession.lost.keys()
 
     def is_reducing(self, chunk: int) -> bool:
         """Its parts are being averaged."""
@@ -119,19 +117,7 @@ class ExchangeMachine:
 
     def owner(self, chunk: int) -> PeerId:
         """The member that averages this chunk now."""
-        order = self._orders[chunk]
-        if order[0] not in self._lost:
-            return order[0]
-        if len(order) == 1:
-            order = self._orders[chunk] = takeover_order(self.name, chunk, self.members, order[0])
-        return next((peer for peer in order if peer not in self._lost and self._is_awaited(peer)), self.me)
-
-    def may_sign(self, peer: PeerId, chunk: int) -> bool:
-        """Whether this member averages the chunk now, or did before we gave it up: the others would come first with less
-        than the owner has."""
-        owner = self.owner(chunk)
-        order = self._orders[chunk]
-        return peer == owner or peer in order[: order.index(owner)]
+        return self.succession.owner(chunk)
 
     def waiting_for(self) -> list[PeerId]:
         """Members that the missing results wait for, sorted: owners, and members that owe us parts."""
@@ -184,7 +170,7 @@ class ExchangeMachine:
             case PeerDead(peer):
                 return self._lose(peer)
             case PeerBack(peer):
-                return [SendResult(peer, chunk) for chunk in self._mine] if peer in self._lost else []
+                return [SendResult(peer, chunk) for chunk in self._mine] if peer in self.lost else []
             case Tick():
                 return self._tick(now)
 
@@ -205,13 +191,13 @@ class ExchangeMachine:
         self._debts.delivered(peer, now)
         waiting = self._parts.get(chunk, set()) if self.owner(chunk) == self.me else set()
         to = [self.members[index] for index in sorted(waiting)]
-        return self._hold(chunk, entry, [other for other in to if other not in (self.me, peer, *self._lost)])
+        return self._hold(chunk, entry, [other for other in to if other not in (self.me, peer, *self.lost)])
 
     def _averaged(self, chunk: int, entry: ChunkEntry) -> list[ExchangeEffect]:
         self._reducing.discard(chunk)
         if chunk in self.entries:
             return []
-        return self._hold(chunk, entry, [peer for peer in self.others if peer not in self._lost])
+        return self._hold(chunk, entry, [peer for peer in self.others if peer not in self.lost])
 
     def _asked(self, peer: PeerId, chunk: int) -> list[ExchangeEffect]:
         if peer not in self._index or peer == self.me or not 0 <= chunk < self.chunks:
@@ -219,14 +205,14 @@ class ExchangeMachine:
         return [SendResult(peer, chunk)] if chunk in self.entries else [SendPart(peer, chunk)]
 
     def _lose(self, peer: PeerId) -> list[ExchangeEffect]:
-        if peer not in self._index or peer in self._lost or peer == self.me:
+        if peer not in self._index or peer in self.lost or peer == self.me:
             return []
-        self._lost[peer] = None
+        self.succession.lost[peer] = None
         effects: list[ExchangeEffect] = [Lost(peer)]
         for chunk in range(self.chunks):
             if chunk in self.entries:
                 continue
-            if peer in self._orders[chunk]:
+            if self.succession.has_owned(peer, chunk):
                 effects += self._turn_to_owner(chunk)
             if self.owner(chunk) == self.me:
                 effects += self._reduce_if_complete(chunk)
@@ -267,7 +253,7 @@ class ExchangeMachine:
     def _asked_about(self, chunk: int) -> list[PeerId]:
         """Who is asked for a chunk: by a successor, whose part it misses; by others, a successor that signed early."""
         owner = self.owner(chunk)
-        if chunk in self.entries or owner == self._orders[chunk][0]:
+        if chunk in self.entries or owner == self.succession.planned(chunk):
             return []
         if owner == self.me:
             return self._missing(chunk)
@@ -275,29 +261,16 @@ class ExchangeMachine:
 
     def _missing(self, chunk: int) -> list[PeerId]:
         have = self._parts.get(chunk, set())
-        return [
-            peer
-            for peer in self.others
-            if self._is_awaited(peer)
-            and peer not in self.left_out
-            and peer not in self._lost
-            and self._index[peer] not in have
-        ]
-
-    def _first_senders(self) -> set[PeerId]:
-        """Those of the jury that have something to send us from the beginning: owners of chunks alone, if we own none."""
-        owners = {self.members[owner] for owner in self.plan.owners}
-        return {*self.jury} & ({*self.others} if self._planned else owners)
+        awaited = (peer for peer in self.others if self.succession.is_awaited(peer) and peer not in self.left_out)
+        return [peer for peer in awaited if self._index[peer] not in have]
 
     def _waiting(self) -> list[int]:
         """Chunks of ours whose averages are not here, in the order in which their parts are sent to us."""
-        waiting = [chunk for chunk in self._planned if chunk not in self.entries]
-        if self._lost:
-            others = (
-                chunk for chunk in range(self.chunks) if chunk not in self.entries and self._orders[chunk][0] != self.me
-            )
-            waiting += [chunk for chunk in others if self.owner(chunk) == self.me]
-        return waiting
+        missing = [chunk for chunk in range(self.chunks) if chunk not in self.entries] if self.lost else []
+        inherited = [
+            chunk for chunk in missing if self.succession.planned(chunk) != self.me and self.owner(chunk) == self.me
+        ]
+        return [chunk for chunk in self._planned if chunk not in self.entries] + inherited
 
     def _waits_for_others(self, peer: PeerId) -> bool:
         """Whether a push of this peer that we have no room for waits for the parts of others: it gave its own one of the
@@ -323,9 +296,6 @@ class ExchangeMachine:
         first = next((chunk for chunk in ripe if chunk not in self._reducing), None)
         return set(self._missing(first)) if first is not None else set()
 
-    def _is_awaited(self, peer: PeerId) -> bool:
-        return self.shares.get(peer, 1.0) > 0
-
     def _reduce_if_complete(self, chunk: int) -> list[ExchangeEffect]:
         if chunk in self.entries or chunk in self._reducing or self._missing(chunk):
             return []
@@ -349,17 +319,19 @@ class ExchangeMachine:
             wishes.append(peer)
 
     def _stalled(self, now: float) -> list[PeerId]:
-        silence_s = self._stall_s + PACES * self._debts.pace_s(self._first_senders(), self._stall_s, now)
+        owners = {self.members[owner] for owner in self.plan.owners}
+        senders = {*self.jury} & ({*self.others} if self._planned else owners)  # who has something for us from the beginning
+        silence_s = self._stall_s + PACES * self._debts.pace_s(senders, self._stall_s, now)
         parts, averages = dict[PeerId, float](), dict[PeerId, float]()
         for chunk in range(self.chunks):
             owner = self.owner(chunk)
             if chunk in self.entries or chunk in self._reducing:
                 continue
             if owner == self.me:
-                parts |= {peer: silence_s * self.shares.get(peer, 1.0) for peer in self._missing(chunk)}
+                parts |= {peer: silence_s * self.succession.share(peer) for peer in self._missing(chunk)}
             elif owner not in averages:
                 patience = 1.0 if self._omissions.is_left_out(owner) else RESULT_PATIENCE
-                averages[owner] = patience * silence_s * max(self.shares.get(owner, 1.0), OWNER_SHARE)
+                averages[owner] = patience * silence_s * max(self.succession.share(owner), OWNER_SHARE)
         overdue = {*self._debts.overdue(averages | parts, now)}
         waiting = {owner for owner in averages if now < self._parts_due.at + self.owner_s.get(owner, 0.0)} - {*parts}
         late = [peer for peer, seconds in self.lateness.seconds.items() if seconds > self.owner_s.get(peer, inf)]

@@ -86,7 +86,7 @@ class Receiver:
         except Malformed as error:
             self._emit(Dropped(peer, "chunk", str(error)))
             return False
-        if not machine.may_sign(signer, header.chunk):
+        if not machine.succession.may_sign(signer, header.chunk):
             machine.handle(SignedEarly(signer, header.chunk), trio.current_time())
             return False
         return True

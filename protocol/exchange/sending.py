@@ -53,7 +53,7 @@ class Sender:
                 if len(under_way) >= ahead:
                     await under_way.popleft().wait()
                 item = queue.popleft()
-                if isinstance(item, SendPart) and (self._machine.is_lost(peer) or item.chunk in self._machine.entries):
+                if isinstance(item, SendPart) and (peer in self._machine.lost or item.chunk in self._machine.entries):
                     self._ordered.discard(item)
                     continue
                 under_way.append(trio.Event())
@@ -83,7 +83,7 @@ class Sender:
                 if refusals >= REFUSALS or isinstance(item, SendResult):
                     return False
             except NetworkError:
-                if self._machine.is_lost(item.to):
+                if item.to in self._machine.lost:
                     return False
             await trio.sleep(RETRY_S)
 

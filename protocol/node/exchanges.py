@@ -146,7 +146,7 @@ class Exchanges:
         longest: dict[PeerId, float] = {}
         for machine, delays in each:
             for peer, seconds in delays.items():
-                if not machine.is_lost(peer):
+                if peer not in machine.lost:
                     longest[peer] = max(longest.get(peer, 0.0), seconds)
         return longest
 

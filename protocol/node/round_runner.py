@@ -249,7 +249,7 @@ class RoundRunner:
             machine.jury = electors if len(electors) >= FEWEST else machine.members  # keys of strangers cost nothing
             for member in plan.members:
                 peer = PeerId(member.peer)
-                machine.shares[peer] = share_of(self._patience.members, self.base, peer)
+                machine.succession.shares[peer] = share_of(self._patience.members, self.base, peer)
                 if peer in view and not view[peer].live:
                     running.exchange.peer_dead(peer)
             self._report.exchanging(plan)

@@ -10,7 +10,7 @@ from benchmarks.links import Access, Links, address, why_not
 from protocol import events as ev
 from tests.e2e.swarm import Swarm
 
-PORT = 4800
+PORT, WHY_NOT = 4800, why_not()
 LONG_EXCHANGES = """
 name = "large"
 founders = "anyone"
@@ -34,9 +34,10 @@ stall_s = 10
 """About 3.3 M parameters: 10 s on lines of 4 Mbit/s."""
 
 
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
 def test_peers_on_home_lines_make_rounds_together(tmp_path: Path) -> None:
-    if reason := why_not():
-        pytest.skip(reason)
     lines = [Access(20e6, 50e6), Access(20e6, 50e6), Access(5e6, 20e6)]
     with Links(lines, delay_s=0.02, loss=0.002) as links, Swarm(tmp_path) as swarm:
         begin(swarm, links, len(lines))
@@ -55,8 +56,6 @@ def begin(swarm: Swarm, links: Links, peers: int) -> None:
 
 
 def test_a_peer_whose_address_changes_in_an_exchange_stays_in_it(tmp_path: Path) -> None:
-    if reason := why_not():
-        pytest.skip(reason)
     with Links([Access(4e6, 4e6)] * 3, delay_s=0.02) as links, Swarm(tmp_path, LONG_EXCHANGES) as swarm:
         begin(swarm, links, 3)
         round = swarm.whole(*swarm.peers)

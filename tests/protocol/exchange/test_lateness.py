@@ -78,15 +78,15 @@ class Swarm:
                     self._handle(peer, Tick(), now)
         self.stalled.append({})
         for peer, machine in self.machines.items():
-            delays = {each: s for each, s in machine.delays.seconds.items() if not machine.is_lost(each)}
-            lateness = {each: s for each, s in machine.lateness.seconds.items() if not machine.is_lost(each)}
+            delays = {each: s for each, s in machine.delays.seconds.items() if each not in machine.lost}
+            lateness = {each: s for each, s in machine.lateness.seconds.items() if each not in machine.lost}
             seen = Seen(delays, lateness, machine.delays.all_s, [*machine.left_out], [*machine.stalled])
             self.stalled[-1][peer] = self.patience[peer].judge_late(peer, seen, base, STALL_S, FAIR_S)
         self.round += 1
         return now
 
     def _handle(self, peer: PeerId, event: ExchangeEvent, now: float) -> None:
-        if isinstance(event, ResultArrived) and not self.machines[peer].may_sign(event.signer, event.chunk):
+        if isinstance(event, ResultArrived) and not self.machines[peer].succession.may_sign(event.signer, event.chunk):
             event = SignedEarly(event.signer, event.chunk)
         for effect in self.machines[peer].handle(event, now):
             self._perform(peer, effect, now)
@@ -186,7 +186,7 @@ def test_an_owner_is_lost_when_its_averages_are_later_than_it_may_be() -> None:
     swarm = Swarm(average_s=lambda swarm, sender, to: 1000.0 if sender == LIARS[0] else 0.0)
     took = swarm.exchange()
     assert STALL_S < took <= STALL_S + FAIR_S + 2 * TICK_S, "and not twice as long"
-    assert all(swarm.machines[peer].is_lost(LIARS[0]) for peer in PEERS[2:])
+    assert all(LIARS[0] in swarm.machines[peer].lost for peer in PEERS[2:])
 
 
 def test_an_owner_averages_without_those_that_it_waited_for_long_enough() -> None:

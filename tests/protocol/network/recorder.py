@@ -127,6 +127,16 @@ async def network(
         nursery.cancel_scope.cancel()
 
 
+@asynccontextmanager
+async def pair(a: Recorder, b: Recorder) -> AsyncIterator[tuple[Libp2pNetwork, Libp2pNetwork]]:
+    """Two networks on loopback that have greeted each other."""
+    async with network(a) as one, network(b) as two:
+        one.remember(two.addresses())
+        await b.until(lambda: b.connected)
+        await a.until(lambda: a.connected)
+        yield one, two
+
+
 def stack(end: Libp2pNetwork) -> Stack:
     """The parts of a started network."""
     assert end._stack is not None

@@ -17,7 +17,7 @@ from protocol.network.libp2p import link as link_module
 from protocol.network.libp2p.host import ANY_IPV4, has_ipv6
 from protocol.network.libp2p.link import FrameKind, Link, SocketState
 from protocol.wire.identity import PeerId
-from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, stack
+from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, pair, stack
 
 DATA = os.urandom(3 << 20)
 
@@ -25,10 +25,7 @@ DATA = os.urandom(3 << 20)
 def test_pushes_arrive_whole_and_a_refusal_does_not_end_the_connection() -> None:
     async def main() -> None:
         a, b = Recorder(), Recorder()
-        async with network(a) as one, network(b) as two:
-            one.remember(two.addresses())
-            await b.until(lambda: b.connected)
-            await a.until(lambda: a.connected)
+        async with pair(a, b) as (one, two):
             await one.push(two.peer_id, b"first", memoryview(DATA), timeout_s=PATIENCE_S)
             assert b.buffers[b"first"] == DATA and b.finished == [(b"first", True)]
             with pytest.raises(Refused):
@@ -64,10 +61,7 @@ def test_a_push_may_be_given_up_while_it_waits_for_the_answer_to_another() -> No
 
     async def main() -> None:
         a, b = Recorder(), Slow()
-        async with network(a) as one, network(b) as two:
-            one.remember(two.addresses())
-            await b.until(lambda: b.connected)
-            await a.until(lambda: a.connected)
+        async with pair(a, b) as (one, two):
 
             async def push(header: bytes) -> None:
                 await one.push(two.peer_id, header, memoryview(DATA), timeout_s=PATIENCE_S)
@@ -94,10 +88,7 @@ def test_who_pushes_what_is_wrong_is_refused_and_after_a_while_banned() -> None:
 
     async def main() -> None:
         a, b = Recorder(), Judging()
-        async with network(a) as one, network(b) as two:
-            one.remember(two.addresses())
-            await b.until(lambda: b.connected)
-            await a.until(lambda: a.connected)
+        async with pair(a, b) as (one, two):
             with pytest.raises(Refused):
                 await one.push(two.peer_id, b"wrong", memoryview(b"bytes"), timeout_s=PATIENCE_S)
             with pytest.raises(Unreachable):
@@ -138,10 +129,7 @@ def _break_second_data_frame(monkeypatch: pytest.MonkeyPatch, harm) -> None:  # 
 
 async def _broken_then_whole() -> None:
     a, b = Recorder(), Recorder()
-    async with network(a) as one, network(b) as two:
-        one.remember(two.addresses())
-        await a.until(lambda: a.connected)
-        await b.until(lambda: b.connected)
+    async with pair(a, b) as (one, two):
         with pytest.raises(Unreachable):
             await one.push(two.peer_id, b"broken", memoryview(DATA), timeout_s=PATIENCE_S)
         await b.until(lambda: b.finished == [(b"broken", False)])
@@ -154,10 +142,7 @@ def test_everything_goes_through_the_one_port_that_is_announced() -> None:
 
     async def main() -> None:
         a, b = Recorder(), Recorder()
-        async with network(a) as one, network(b) as two:
-            one.remember(two.addresses())
-            await b.until(lambda: b.connected)
-            await a.until(lambda: a.connected)
+        async with pair(a, b) as (one, two):
             await one.push(two.peer_id, b"there", memoryview(DATA), timeout_s=PATIENCE_S)
             await two.push(one.peer_id, b"back", memoryview(DATA), timeout_s=PATIENCE_S)
             announced = {int(end.addresses()[0].split("/")[4]) for end in (one, two)}
@@ -195,10 +180,7 @@ def test_on_a_long_way_pushes_use_several_sockets_and_one_socket_near_by(monkeyp
 
 async def _pushes_use(sockets: int) -> None:
     a, b = Recorder(), Recorder()
-    async with network(a) as one, network(b) as two:
-        one.remember(two.addresses())
-        await b.until(lambda: b.connected)
-        await a.until(lambda: a.connected)
+    async with pair(a, b) as (one, two):
         await one.push(two.peer_id, b"first", memoryview(DATA), timeout_s=PATIENCE_S)
         async with trio.open_nursery() as nursery:
             for number in range(8):

@@ -10,7 +10,7 @@ import trio
 from benchmarks.caps import fullest_window
 from protocol.network.interface import MAX_REQUEST_BYTES
 from protocol.network.libp2p.rate_limit import BURST_S
-from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, stack
+from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, pair, stack
 
 CAP = 4e6
 DATA = os.urandom(3 << 20)
@@ -49,10 +49,7 @@ def test_pushes_and_large_answers_arrive_whole_and_no_faster_than_the_limit(caps
 def test_all_that_libp2p_moves_is_counted() -> None:
     async def main() -> None:
         a, b = Recorder(), Recorder()
-        async with network(a) as one, network(b) as two:
-            one.remember(two.addresses())
-            await b.until(lambda: b.connected)
-            await a.until(lambda: a.connected)
+        async with pair(a, b) as (one, two):
             meters = [stack(end).meter for end in (one, two)]
             before = [(meter.up_bytes, meter.down_bytes) for meter in meters]
             assert all(up > 100 and down > 100 for up, down in before), "both have shaken hands, whoever dialled"
