@@ -1,7 +1,7 @@
 """Making this peer's contribution to each round: training, then READY, which commits to what came of it.
 
-Who begins a round late, because it had to fetch results first, does fewer steps.  Else it would be ready too late, miss the
-exchange, have to fetch the next results as well, and run behind the others for ever.
+A peer that begins a round late, because it had to fetch results first, does fewer steps.  Otherwise it would be ready too
+late, miss the exchange, have to fetch the next results as well, and stay behind the others for ever.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from protocol.wire.messages import Ready
 from protocol.wire.presence import Phase, WhyIdle
 
 SPARE_STEPS = 1
-"""So many steps less than the others have left does who comes late: rather ready before them than after."""
+"""A latecomer does so many steps fewer than the others have left: better ready before them than after."""
 
 
 class Contributor:
