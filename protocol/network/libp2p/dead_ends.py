@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import suppress
 
 import trio
 
@@ -17,6 +18,8 @@ from protocol.network.libp2p.ends import local_end, socket_of
 from protocol.network.libp2p.library import Connection, Swarm, peer_id_of
 from protocol.network.libp2p.link import socket_state
 from protocol.wire.identity import PeerId
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 LOOK_S = 1.0
 SILENT_S = 20.0
@@ -43,26 +46,23 @@ class Silences:
         self._since = {connection: since for connection, since in self._since.items() if connection in connections}
 
 
-def is_ours(ip: str) -> bool:
-    """Whether this is an address of this computer now."""
+def own_addresses() -> set[Address]:
+    """All addresses of this computer now; none when the system does not tell."""
     import psutil
 
-    address = _plain(ip)
-    entries = (entry.address for each in psutil.net_if_addrs().values() for entry in each)
-    return address.is_loopback or any(_is_same(entry, address) for entry in entries)
+    with suppress(OSError):
+        return {ip for each in psutil.net_if_addrs().values() for entry in each if (ip := address_of(entry.address))}
+    return set()
 
 
-def _is_same(entry: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def address_of(text: str) -> Address | None:
+    """The address that this text means, an IPv4 one if it is mapped to IPv6; None for other texts, as hardware addresses."""
     try:
-        return _plain(entry) == address
+        ip = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
-        return False  # a hardware address
-
-
-def _plain(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    address = ipaddress.ip_address(ip.partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
+        return None
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return mapped or ip
 
 
 class DeadEnds:
@@ -78,11 +78,13 @@ class DeadEnds:
         renew: Callable[[PeerId], Awaitable[bool]],
         close: Callable[[Connection], Awaitable[None]],
         on_renewed: Callable[[PeerId], None],
-        is_ours: Callable[[str], bool] = is_ours,
+        addresses: Callable[[], Collection[Address]] = own_addresses,
     ) -> None:
         self._swarm, self._renew, self._close, self._on_renewed = swarm, renew, close, on_renewed
-        self.is_ours = is_ours
+        self.addresses = addresses
         self._silences = Silences()
+        self._ours: set[Address] = set()
+        """Ends of connections that were among our addresses: the system may not list all that it takes for its own."""
         self._ending: set[Connection] = set()
 
     async def run(self) -> None:
@@ -98,10 +100,13 @@ class DeadEnds:
         """Connections that are over, with their peers, and whether it is our address that is gone."""
         now, all_of_them = trio.current_time(), list(self._all())
         self._silences.keep([connection for _, connection, _ in all_of_them])
+        ends = {connection: address_of(end[0]) for _, connection, _ in all_of_them if (end := local_end(connection))}
+        ours = self.addresses()
+        self._ours = {ip for ip in ends.values() if ip and (ip in ours or ip in self._ours)}
         over = []
         for peer, connection, is_newest in all_of_them:
-            end = local_end(connection)
-            has_moved = end is not None and not self.is_ours(end[0])
+            ip = ends.get(connection)
+            has_moved = ip in self._ours and ip not in ours
             is_silent = self._silent_s(connection, now) > (SILENT_S if is_newest else REPLACED_S)
             if connection not in self._ending and (has_moved or is_silent):
                 over.append((peer, connection, has_moved))

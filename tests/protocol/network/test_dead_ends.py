@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import psutil
+import pytest
 import trio
 
-from protocol.network.libp2p.dead_ends import LOOK_S, REPLACED_S, SILENT_S, Silences, is_ours
+from protocol.network.libp2p.dead_ends import (
+    LOOK_S,
+    REPLACED_S,
+    SILENT_S,
+    Address,
+    DeadEnds,
+    Silences,
+    address_of,
+    own_addresses,
+)
 from protocol.network.libp2p.ends import local_end
 from protocol.network.libp2p.host import ANY_IPV4
 from protocol.network.libp2p.library import library_id
-from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, stack
+from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, pair, stack
 
 MOVED = "127.0.0.2"
 
@@ -27,9 +38,50 @@ def test_a_connection_is_silent_while_something_is_on_its_way_and_nothing_is_ack
     assert known.silent_s("a", 11, 4, 80.0) == 0.0 and known.silent_s("b", 0, 1, 80.0) == 10.0
 
 
-def test_addresses_of_this_computer_are_ours() -> None:
-    assert all(is_ours(ip) for ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "127.7.7.7"))
-    assert not any(is_ours(ip) for ip in ("192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1"))
+def test_addresses_of_this_computer_are_known_in_each_form() -> None:
+    here = own_addresses()
+    assert {address_of("127.0.0.1"), address_of("::ffff:127.0.0.1")} <= here
+    assert not here & {address_of("192.0.2.1"), address_of("2001:db8::1")}
+    assert address_of("fe80::1%eth0") == address_of("fe80::1")
+    assert address_of("02:42:ac:11:00:02") is None and None not in here
+
+
+def test_a_system_that_does_not_list_its_addresses_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(psutil, "net_if_addrs", refuse)
+    assert own_addresses() == set()
+
+
+def test_an_address_that_was_never_listed_is_not_gone() -> None:
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with pair(a, b) as (one, two):
+            looks = Looks(stack(two).dead_ends, set(), set())
+            await looks.made(3)
+            assert [len(stack(end).host.get_network().connections) for end in (one, two)] == [1, 1]
+            assert not looks.ends._ending
+
+    trio.run(main)
+
+
+class Looks:
+    """What `ends` finds listed at its first look, and afterwards."""
+
+    def __init__(self, ends: DeadEnds, first: set[Address], later: set[Address]) -> None:
+        self.ends, self._first, self._later, self._made = ends, first, later, 0
+        ends.addresses = self._next
+
+    def _next(self) -> set[Address]:
+        self._made += 1
+        return self._first if self._made == 1 else self._later
+
+    async def made(self, looks: int) -> None:
+        """So many looks were taken."""
+        with trio.fail_after(PATIENCE_S):
+            while self._made < looks:
+                await trio.sleep(LOOK_S / 10)
 
 
 def test_a_peer_whose_address_is_gone_connects_anew_and_is_never_taken_for_gone() -> None:
@@ -43,7 +95,9 @@ def test_a_peer_whose_address_is_gone_connects_anew_and_is_never_taken_for_gone(
             two.remember(one.addresses())
             [old] = stack(two).host.get_network().connections[library_id(one.peer_id)]
             assert local_end(old) == (MOVED, int(port))
-            stack(two).dead_ends.is_ours = lambda ip: ip != MOVED
+            gone = address_of(MOVED)
+            assert gone is not None
+            Looks(stack(two).dead_ends, {gone}, set())
             with trio.fail_after(PATIENCE_S):
                 while old in stack(two).host.get_network().connections[library_id(one.peer_id)]:
                     await trio.sleep(LOOK_S / 10)
