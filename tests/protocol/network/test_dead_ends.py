@@ -103,6 +103,8 @@ def test_a_peer_whose_address_is_gone_connects_anew_and_is_never_taken_for_gone(
                     await trio.sleep(LOOK_S / 10)
                 while len(stack(one).host.get_network().connections[library_id(two.peer_id)]) > 1:
                     await trio.sleep(LOOK_S / 10)
+                while stack(two).dead_ends._ending:  # what ran over the old connection ends after it
+                    await trio.sleep(LOOK_S / 10)
             for end, other in ((one, two), (two, one)):
                 assert await end.request(other.peer_id, "echo", b"still here", timeout_s=PATIENCE_S) == b"still here"
                 await end.push(other.peer_id, b"a part", memoryview(b"bytes"), timeout_s=PATIENCE_S)
