@@ -106,7 +106,7 @@ class DeadEnds:
         over = []
         for peer, connection, is_newest in all_of_them:
             ip = ends.get(connection)
-            has_moved = ip in self._ours and ip not in ours
+            has_moved = bool(ours) and ip in self._ours and ip not in ours
             is_silent = self._silent_s(connection, now) > (SILENT_S if is_newest else REPLACED_S)
             if connection not in self._ending and (has_moved or is_silent):
                 over.append((peer, connection, has_moved))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
+
 import psutil
 import pytest
 import trio
@@ -22,6 +24,8 @@ from protocol.network.libp2p.library import library_id
 from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, pair, stack
 
 MOVED = "127.0.0.2"
+OTHERS: set[Address] = {IPv4Address("192.0.2.1")}
+HERE: set[Address] = {IPv4Address("127.0.0.1")}
 
 
 def test_a_connection_is_silent_while_something_is_on_its_way_and_nothing_is_acknowledged() -> None:
@@ -54,11 +58,12 @@ def test_a_system_that_does_not_list_its_addresses_has_none(monkeypatch: pytest.
     assert own_addresses() == set()
 
 
-def test_an_address_that_was_never_listed_is_not_gone() -> None:
+@pytest.mark.parametrize("first", [OTHERS, HERE], ids=["never listed", "then no list can be read"])
+def test_only_an_address_that_was_listed_and_is_missing_in_a_later_list_is_gone(first: set[Address]) -> None:
     async def main() -> None:
         a, b = Recorder(), Recorder()
         async with pair(a, b) as (one, two):
-            looks = Looks(stack(two).dead_ends, set(), set())
+            looks = Looks(stack(two).dead_ends, first, OTHERS if first is OTHERS else set())
             await looks.made(3)
             assert [len(stack(end).host.get_network().connections) for end in (one, two)] == [1, 1]
             assert not looks.ends._ending
@@ -97,7 +102,7 @@ def test_a_peer_whose_address_is_gone_connects_anew_and_is_never_taken_for_gone(
             assert local_end(old) == (MOVED, int(port))
             gone = address_of(MOVED)
             assert gone is not None
-            Looks(stack(two).dead_ends, {gone}, set())
+            Looks(stack(two).dead_ends, {gone}, OTHERS)
             with trio.fail_after(PATIENCE_S):
                 while old in stack(two).host.get_network().connections[library_id(one.peer_id)]:
                     await trio.sleep(LOOK_S / 10)
