@@ -212,7 +212,7 @@ class ExchangeMachine:
         for chunk in range(self.chunks):
             if chunk in self.entries:
                 continue
-            if self.succession.has_owned(peer, chunk):
+            if self.succession.is_in_line(peer, chunk):
                 effects += self._turn_to_owner(chunk)
             if self.owner(chunk) == self.me:
                 effects += self._reduce_if_complete(chunk)

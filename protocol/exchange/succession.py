@@ -43,8 +43,8 @@ class Succession:
             order = self._orders[chunk] = takeover_order(self._name, chunk, self._members, order[0])
         return next((peer for peer in order if self.is_awaited(peer)), self._me)
 
-    def has_owned(self, peer: PeerId, chunk: int) -> bool:
-        """Whether this member averaged the chunk before it was lost, or might have next."""
+    def is_in_line(self, peer: PeerId, chunk: int) -> bool:
+        """Whether this member owns the chunk, or follows an owner that was lost."""
         return peer in self._orders[chunk]
 
     def may_sign(self, peer: PeerId, chunk: int) -> bool:
