@@ -28,13 +28,14 @@ from protocol.network.interface import (
 )
 from protocol.network.libp2p.bulk_places import displaced
 from protocol.network.libp2p.ends import remote_end
+from protocol.network.libp2p.flows import MAX_FLOWS
 from protocol.network.libp2p.library import Host, Stream, TaskStatus, library_id, peer_id_of
-from protocol.network.libp2p.link import MAC_BYTES, NONCE_BYTES, TOKEN_BYTES, Keys, Link, LinkBroken
+from protocol.network.libp2p.link import MAC_BYTES, NONCE_BYTES, TOKEN_BYTES, Keys, Link, LinkBroken, states_of
 from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.network.libp2p.rates import WINDOW_S, Gauge
 from protocol.network.libp2p.receiving import Receiving
 from protocol.network.libp2p.reputation import EXCESS, Reputation
-from protocol.network.libp2p.sending import MAX_LANES, Sending
+from protocol.network.libp2p.sending import Sending
 from protocol.network.libp2p.streams import discard, finish, read_exactly
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -44,7 +45,7 @@ FIRST_BYTE = b"\xb1"
 HANDSHAKE_S = 5.0
 MAX_LINKS = 256
 """Accepted from all peers; members take the places of strangers."""
-MAX_LINKS_PER_PEER = 4 * MAX_LANES
+MAX_LINKS_PER_PEER = 4 * MAX_FLOWS
 """Accepted from one peer: those it uses, for what is urgent and for what is not, and as many that broke unnoticed."""
 MAX_PENDING = 64
 """Sockets that have not authenticated themselves, at one time.  The next one replaces the oldest from the address with the
@@ -101,14 +102,11 @@ class Bulk:
     async def _watch_bandwidth(self) -> None:
         while True:
             accepted = [link for links in self._links.values() for link in links]
-            states = {link: link.state for link in (*accepted, *self._sending.links(), *self._spare.links())}
-            self._gauge.read(
-                {link: state for link, state in states.items() if state is not None},
-                trio.current_time(),
-                self._sending.offered(),
-            )
+            now = trio.current_time()
+            states = states_of((*accepted, *self._sending.links(), *self._spare.links()))
+            self._gauge.read(states, now, self._sending.offered())
             for sending in (self._sending, self._spare):
-                sending.share_out(self._gauge.line_bytes_per_s)
+                sending.measure(self._gauge.line_bytes_per_s, now)
             await trio.sleep(WINDOW_S)
 
     async def run(self, port: int, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:

@@ -18,7 +18,7 @@ import mmap
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -293,6 +293,11 @@ class Link:
         return LinkBroken(self.why)
 
 
+def states_of(links: Iterable[Link]) -> dict[Hashable, SocketState]:
+    """What the kernel knows of these, as far as it tells."""
+    return {link: state for link in links if (state := link.state) is not None}
+
+
 _KINDS = {int(kind): kind for kind in FrameKind}
 
 
@@ -321,11 +326,13 @@ class SocketState:
     received_bytes: int
     unacked: int = 0
     """Segments that were sent and not acknowledged."""
+    least_rtt_s: float = 0.0
+    """The shortest round trip lately, as one without any queue on the way takes."""
 
 
-_TCP_INFO = struct.Struct("=24xI40xI48xQQ")
-"""Segments not acknowledged; round-trip time in microseconds; bytes acknowledged by the other end; bytes received (Linux's
-struct tcp_info)."""
+_TCP_INFO = struct.Struct("=24xI40xI48xQQ12xI")
+"""Segments not acknowledged; round-trip time in microseconds; bytes acknowledged by the other end; bytes received; the least
+round-trip time (Linux's struct tcp_info)."""
 
 
 def socket_state(sock: Socket) -> SocketState | None:
@@ -338,5 +345,5 @@ def socket_state(sock: Socket) -> SocketState | None:
         return None
     if len(raw) < _TCP_INFO.size:
         return None
-    unacked, rtt_us, acked, received = _TCP_INFO.unpack(raw)
-    return SocketState(rtt_us / 1e6, acked, received, unacked)
+    unacked, rtt_us, acked, received, least_rtt_us = _TCP_INFO.unpack(raw)
+    return SocketState(rtt_us / 1e6, acked, received, unacked, least_rtt_us / 1e6)

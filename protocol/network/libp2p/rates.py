@@ -3,14 +3,15 @@
 `Gauge` measures what the links can carry: the best of the recent seconds in which data moved, counted by the kernel where it
 tells (acknowledged and received bytes, so that a full buffer is not taken for bandwidth).
 
-`pace` shares our line out to the sockets that use it.  Without it, one TCP connection may get a third of what another
-gets over a full line, for the length of an exchange, which then ends with one flow alone on lines that idle.
+`offer` is what there is to share out to the sockets that use our line.  Unless it is, one TCP connection may get a third of
+what another gets over a full line, for the length of an exchange, which then ends with one flow alone on lines that idle.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from math import inf
 
 from protocol.network.libp2p.link import SocketState
@@ -28,6 +29,34 @@ USED = 0.9
 """A window measures the line if it carried so much of what it was offered; otherwise other lines were the limit."""
 
 
+@dataclass(frozen=True)
+class Rates:
+    """Bytes a second."""
+
+    up: float
+    down: float
+
+
+class Moved:
+    """What sockets carry between two looks at them; one that was not there the last time does not count."""
+
+    def __init__(self) -> None:
+        self._before: dict[Hashable, SocketState] = {}
+        self._at = 0.0
+
+    def since(self, states: Mapping[Hashable, SocketState], now: float) -> Rates | None:
+        """What all of them together carried since the last call; None if none of them was there."""
+        seconds, known = now - self._at, [(self._before.get(link), state) for link, state in states.items()]
+        both = [(before, after) for before, after in known if before is not None]
+        self._before, self._at = dict(states), now
+        if not both or seconds <= 0:
+            return None
+        return Rates(
+            sum(after.acked_bytes - before.acked_bytes for before, after in both) / seconds,
+            sum(after.received_bytes - before.received_bytes for before, after in both) / seconds,
+        )
+
+
 class Gauge:
     """Measures the bytes a second that the bulk sockets together carry, up and down; 0 while nothing is known."""
 
@@ -35,7 +64,7 @@ class Gauge:
         self._up: deque[float] = deque(maxlen=WINDOWS)
         self._down: deque[float] = deque(maxlen=WINDOWS)
         self._full: deque[tuple[float, float]] = deque(maxlen=WINDOWS)
-        self._before: dict[Hashable, SocketState] = {}
+        self._moved = Moved()
         self._at = 0.0
 
     def read(self, states: Mapping[Hashable, SocketState], now: float, offered: float) -> None:
@@ -43,21 +72,15 @@ class Gauge:
 
         offered: bytes a second that the sockets were allowed all the time; 0 when there was not always something to send.
         """
-        seconds, up, down = now - self._at, 0, 0
-        for link, state in states.items():
-            before = self._before.get(link)
-            if before is not None:
-                up += state.acked_bytes - before.acked_bytes
-                down += state.received_bytes - before.received_bytes
-        if self._before and seconds > 0:
-            for size, rates in ((up, self._up), (down, self._down)):
-                if size >= SMALLEST_SAMPLE_BYTES:
-                    rates.append(size / seconds)
-            if up >= SMALLEST_SAMPLE_BYTES and offered and (offered == inf or up / seconds >= USED * offered):
-                self._full.append((now, up / seconds))
+        seconds, self._at = now - self._at, now
+        moved = self._moved.since(states, now) or Rates(0.0, 0.0)
+        for rate, rates in ((moved.up, self._up), (moved.down, self._down)):
+            if rate * seconds >= SMALLEST_SAMPLE_BYTES:
+                rates.append(rate)
+        if moved.up * seconds >= SMALLEST_SAMPLE_BYTES and offered and (offered == inf or moved.up >= USED * offered):
+            self._full.append((now, moved.up))
         while self._full and now - self._full[0][0] > FORGET_S:
             self._full.popleft()
-        self._before, self._at = dict(states), now
 
     @property
     def up_bytes_per_s(self) -> float:
@@ -75,6 +98,6 @@ class Gauge:
         return max((rate for _, rate in self._full), default=0.0)
 
 
-def pace(line_bytes_per_s: float, flows: int) -> float:
-    """Bytes a second at which each of the flows on a line may go; infinite where there is nothing to share out."""
-    return line_bytes_per_s * GROWTH / flows if flows and 0 < line_bytes_per_s < PACED_BELOW else inf
+def offer(line_bytes_per_s: float) -> float:
+    """Bytes a second to share out to the sockets on our line; infinite where there is nothing to share out."""
+    return line_bytes_per_s * GROWTH if 0 < line_bytes_per_s < PACED_BELOW else inf

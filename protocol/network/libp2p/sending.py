@@ -1,8 +1,8 @@
-"""The sending end of bulk links: pushes to one peer, over one socket or, when its round-trip time is long, several.
+"""The sending end of bulk links: pushes to one peer, over one socket or, where that does not fill the line, several.
 
 A socket carries its pushes one after the other; the next ones start while the answers to those before are still on
-their way.  Decides how many sockets a peer gets, and which of them takes a push.  Sockets stay open for the next round,
-until the peer disconnects.
+their way.  Decides which of them takes a push; how many there are, and how fast they may be, says `flows`.  Sockets stay
+open for the next round, until the peer disconnects.
 
 What is not urgent has sockets of its own, which give way: while there is anything urgent to send, to whomever, they send a
 frame now and then, so that nobody takes them for dead.
@@ -11,22 +11,19 @@ frame now and then, so that nobody takes them for dead.
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from math import inf
 
 import trio
 
 from protocol.network.interface import Refused, Unreachable
-from protocol.network.libp2p.link import FRAME_BYTES, FRAME_OVERHEAD_BYTES, FrameKind, Link, LinkBroken
+from protocol.network.libp2p.flows import LONG_WAY_S, Flows, fair_shares
+from protocol.network.libp2p.link import FRAME_BYTES, FRAME_OVERHEAD_BYTES, FrameKind, Link, LinkBroken, states_of
 from protocol.network.libp2p.rate_limit import RateLimit, Turn
-from protocol.network.libp2p.rates import pace
+from protocol.network.libp2p.rates import offer
 from protocol.wire.identity import PeerId
 
-MAX_LANES = 4
-LONG_WAY_S = 0.010
-"""From this round-trip time on, one socket may not fill the link: it waits for its window, and for retransmissions."""
-LANE_PER_RTT_S = 0.040
 NEAR_BYTES, FAR_BYTES = 0, 16 << 20
 """No push starts while more than this is sent and not answered.  On a short way, data waiting in buffers gains nothing."""
 
@@ -35,11 +32,6 @@ WAY_S = 0.5
 
 Dial = Callable[[PeerId], Awaitable[Link]]
 """Opens a link to a peer.  Raises `LinkBroken` or `OSError` when it cannot."""
-
-
-def lanes_for(rtt_s: float) -> int:
-    """How many sockets a peer at this round-trip time gets: 1 near by, 2 from 10 ms, one more for each 40 ms, 4 at most."""
-    return 1 if rtt_s < LONG_WAY_S else min(MAX_LANES, 2 + int(rtt_s / LANE_PER_RTT_S))
 
 
 def rtt_of(link: Link) -> float:
@@ -54,6 +46,7 @@ class _Push:
     def __init__(self, header: bytes, data: memoryview) -> None:
         self.header, self.data = header, data
         self.number, self.sent = -1, 0
+        self.lane: Lane | None = None
         self.over = trio.Event()
         self.outcome: Exception | None = None
 
@@ -74,28 +67,43 @@ class Sending:
         self._offered = inf
         self._line = 0.0
         self._lanes: dict[PeerId, list[Lane]] = {}
+        self._flows: defaultdict[PeerId, Flows] = defaultdict(Flows)
 
     async def push(self, nursery: trio.Nursery, peer: PeerId, header: bytes, data: memoryview) -> None:
         """Push `data` to `peer`.  Raises `Refused` or `Unreachable`.  Cancelling it half-way breaks its socket."""
         push = _Push(header, data)
-        await self._choose(nursery, peer).carry(push)
+        self._choose(nursery, peer).take(push)
+        try:
+            await push.over.wait()
+        except trio.Cancelled:
+            if push.lane is not None:
+                push.lane.drop(push)
+            raise
         if push.outcome is not None:
             raise push.outcome
 
-    def share_out(self, line_bytes_per_s: float | None = None) -> None:
-        """Share our line out equally to the peers with pushes under way, and the share of a peer to its sockets.
+    def measure(self, line_bytes_per_s: float, now: float) -> None:
+        """Look, each second, at what each peer takes, and share our line out by it.
 
         line_bytes_per_s: the measured rate of the line; 0 when it is not known.
         """
-        if line_bytes_per_s is not None:
-            self._line = line_bytes_per_s
-        busy = [[lane.link for lane in lanes if lane.link is not None and lane.busy] for lanes in self._lanes.values()]
-        peers = [links for links in busy if links]
-        each = pace(self._line, len(peers))
-        self._offered = each * len(peers) if peers else inf
-        for links in peers:
-            for link in links:
-                link.pace(each / len(links))
+        self._line = line_bytes_per_s
+        for peer, lanes in self._lanes.items():
+            states = states_of(lane.link for lane in lanes if lane.link is not None)
+            share = sum(lane.share for lane in lanes if lane.link is not None and lane.busy)
+            flows, busy = self._flows[peer], [lane.always_busy() for lane in lanes]
+            flows.read(states, share, all(busy[: flows.number]), now)
+        self.share_out()
+
+    def share_out(self) -> None:
+        """Share our line out to the peers with pushes under way, and the share of a peer to its sockets."""
+        busy = {peer: [lane for lane in lanes if lane.link is not None and lane.busy] for peer, lanes in self._lanes.items()}
+        peers = {peer: lanes for peer, lanes in busy.items() if lanes}
+        shares = fair_shares(offer(self._line), [self._flows[peer].takes for peer in peers])
+        self._offered = sum(shares) if shares else inf
+        for lanes, share in zip(peers.values(), shares, strict=True):
+            for lane in lanes:
+                lane.pace(share / len(lanes))
 
     def offered(self) -> float:
         """Bytes a second that our sockets were allowed since the last call; 0 if there was ever nothing to send."""
@@ -135,28 +143,45 @@ class Sending:
 
     def disconnected(self, peer: PeerId) -> None:
         """End the sockets to a peer, and the pushes on them."""
+        self._flows.pop(peer, None)
         for lane in self._lanes.pop(peer, []):
             lane.scope.cancel()
 
     def _choose(self, nursery: trio.Nursery, peer: PeerId) -> Lane:
-        """An idle socket, else a new one if the round-trip time is long, else the one with the least to send."""
-        lanes = self._lanes.setdefault(peer, [])
-        best = min(lanes, key=lambda lane: lane.backlog, default=None)
-        if best is None or (best.backlog and len(lanes) < lanes_for(max(lane.rtt_s for lane in lanes))):
+        """An idle socket, else a new one if there may be more, else the one with the least to send."""
+        lanes, number = self._lanes.setdefault(peer, []), self._flows[peer].number
+        best = min(lanes[:number], key=lambda lane: lane.backlog, default=None)
+        if best is None or (best.backlog and len(lanes) < number):
             best = Lane(self, peer)
             lanes.append(best)
             nursery.start_soon(best.run)
         return best
 
+    def opened(self, peer: PeerId, rtt_s: float) -> None:
+        """A socket to this peer is open."""
+        self._flows[peer].reached(rtt_s)
+        if self._line:
+            self.share_out()
+
+    def instead(self, peer: PeerId, lane: Lane) -> Lane | None:
+        """An open socket for the pushes of one that could not be opened, which is given up; None if there is none."""
+        lanes = self._lanes.get(peer, [])
+        best = min((other for other in lanes if other.link is not None), key=lambda other: other.backlog, default=None)
+        if best is not None:
+            lanes.remove(lane)
+            self._flows[peer].refused(len(lanes))
+        return best
+
 
 class Lane:
-    """One socket to a peer, opened when there is something to send.  rtt_s: when it was opened."""
+    """One socket to a peer, opened when there is something to send.  share: bytes a second that it may send."""
 
     def __init__(self, sending: Sending, peer: PeerId) -> None:
         self.scope = trio.CancelScope()
         self.link: Link | None = None
-        self.rtt_s = 0.0
+        self.share = inf
         self._sending, self._peer = sending, peer
+        self._was_busy = True
         self._waiting: deque[_Push] = deque()
         self._wake = trio.Event()
         self._current: _Push | None = None
@@ -175,21 +200,31 @@ class Lane:
         """Whether a push waits, is being sent, or is not answered."""
         return bool(self._current or self._waiting or self._unanswered)
 
-    async def carry(self, push: _Push) -> None:
-        """Send a push and wait for its end."""
-        rested = not self.busy
+    def always_busy(self) -> bool:
+        """Whether it is busy, and was at the last call if there was one."""
+        before, self._was_busy = self._was_busy, self.busy
+        return before and self._was_busy
+
+    def pace(self, bytes_per_s: float) -> None:
+        """Send no faster than this."""
+        self.share = bytes_per_s
+        if self.link is not None:
+            self.link.pace(bytes_per_s)
+
+    def take(self, push: _Push) -> None:
+        """Send a push after those that wait already."""
+        rested, push.lane = not self.busy, self
         self._waiting.append(push)
         self._wake.set()
         if rested:
             self._sending.turned()
-        try:
-            await push.over.wait()
-        except trio.Cancelled:
-            if push in self._waiting:
-                self._waiting.remove(push)
-            elif self.link is not None:
-                self.link.abort("the answer did not come in time")  # and nothing reads its data any more
-            raise
+
+    def drop(self, push: _Push) -> None:
+        """Read nothing of its data any more."""
+        if push in self._waiting:
+            self._waiting.remove(push)
+        elif self.link is not None:
+            self.link.abort("the answer did not come in time")
 
     async def run(self) -> None:
         """Send pushes until its scope is cancelled; then every push ends."""
@@ -200,6 +235,10 @@ class Lane:
                     try:
                         link = await self._sending.dial(self._peer)
                     except (LinkBroken, OSError) as error:
+                        if (other := self._sending.instead(self._peer, self)) is not None:
+                            while self._waiting:
+                                other.take(self._waiting.popleft())
+                            return
                         self._lose(self._waiting, f"no bulk connection to {self._peer}: {error}")
                         continue
                     await self._use(link)
@@ -208,7 +247,8 @@ class Lane:
 
     async def _use(self, link: Link) -> None:
         """Send until the link breaks."""
-        self.link, self.rtt_s = link, rtt_of(link)
+        self.link = link
+        self._sending.opened(self._peer, rtt_of(link))
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read_answers, link, nursery.cancel_scope)

@@ -13,6 +13,7 @@ import trio.testing
 from protocol.network.interface import MAX_PUSH_BYTES, Landing, NetworkError, Offence, Refused, Unreachable
 from protocol.network.libp2p import Libp2pNetwork
 from protocol.network.libp2p import bulk as bulk_module
+from protocol.network.libp2p import flows as flows_module
 from protocol.network.libp2p import link as link_module
 from protocol.network.libp2p.host import ANY_IPV4, has_ipv6
 from protocol.network.libp2p.link import FrameKind, Link, SocketState
@@ -76,6 +77,24 @@ def test_a_push_may_be_given_up_while_it_waits_for_the_answer_to_another() -> No
                 b.let.set()
             await push(b"next")
             assert [header for header, _ in b.finished] == [b"slow", b"next"]
+
+    trio.run(main)
+
+
+def test_pushes_for_a_socket_that_is_refused_go_over_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_module, "MAX_LINKS_PER_PEER", 1)
+    monkeypatch.setattr(flows_module, "first_guess", lambda rtt_s: 4)
+
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with pair(a, b) as (one, two):
+            headers = [b"push %d" % number for number in range(8)]
+            await one.push(two.peer_id, b"first", memoryview(DATA), timeout_s=PATIENCE_S)
+            async with trio.open_nursery() as nursery:
+                for header in headers:
+                    nursery.start_soon(lambda h=header: one.push(two.peer_id, h, memoryview(DATA), timeout_s=PATIENCE_S))
+            assert sorted(b.finished) == [(header, True) for header in (b"first", *headers)]
+            assert len(stack(one).bulk._sending.links()) == 1
 
     trio.run(main)
 

@@ -10,8 +10,8 @@ import trio.testing
 
 from protocol.network.libp2p.link import Link, SocketState
 from protocol.network.libp2p.rate_limit import RateLimit
-from protocol.network.libp2p.rates import FORGET_S, GROWTH, PACED_BELOW, Gauge, pace
-from protocol.network.libp2p.sending import MAX_LANES, WAY_S, Lane, Sending, _Push, lanes_for
+from protocol.network.libp2p.rates import FORGET_S, GROWTH, PACED_BELOW, Gauge, offer
+from protocol.network.libp2p.sending import WAY_S, Lane, Sending, _Push
 from protocol.wire.identity import PeerId
 
 
@@ -26,13 +26,9 @@ def test_a_gauge_shows_the_best_window_of_all_sockets_together() -> None:
     assert gauge.up_bytes_per_s == 2_000_000.0 and gauge.down_bytes_per_s == 4_000_000.0
 
 
-def test_long_ways_get_several_sockets() -> None:
-    assert [lanes_for(rtt) for rtt in (0.0, 0.001, 0.02, 0.045, 0.085, 3.0)] == [1, 1, 2, 3, MAX_LANES, MAX_LANES]
-
-
-def test_a_line_is_shared_out_equally_if_it_is_known_and_not_too_fast() -> None:
-    assert pace(12e6, 3) == pytest.approx(12e6 * GROWTH / 3)
-    assert pace(0.0, 3) == pace(PACED_BELOW, 3) == pace(12e6, 0) == inf
+def test_a_line_is_shared_out_if_it_is_known_and_not_too_fast() -> None:
+    assert offer(12e6) == pytest.approx(12e6 * GROWTH)
+    assert offer(0.0) == offer(PACED_BELOW) == inf
 
 
 def test_a_line_is_known_only_from_windows_in_which_it_was_always_used_and_nothing_else_held_back() -> None:
@@ -66,14 +62,10 @@ def test_what_is_not_urgent_gives_way_but_not_for_long() -> None:
         assert await waits(spare) == 0 and await waits(urgent) == 0
         lane = Lane(urgent, PeerId("somebody"))
         urgent._lanes[PeerId("somebody")] = [lane]
-        async with trio.open_nursery() as nursery:
-            push = _Push(b"", memoryview(b"urgent"))
-            nursery.start_soon(lane.carry, push)
-            await trio.testing.wait_all_tasks_blocked()
-            assert await waits(spare) == WAY_S and await waits(urgent) == 0
-            lane._waiting.clear()
-            push.end(None)
-            urgent.turned()
+        lane.take(_Push(b"", memoryview(b"urgent")))
+        assert await waits(spare) == WAY_S and await waits(urgent) == 0
+        lane._waiting.clear()
+        urgent.turned()
         assert await waits(spare) == 0
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
