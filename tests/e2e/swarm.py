@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import psutil
 
-from peer.control.client import ControlClient, ControlError
+from peer.control.client import ControlClient, ControlError, Stamped
 from peer.errors import ExitCode
 from protocol import events as ev
 
@@ -73,8 +73,8 @@ class Peer:
     local: bool = True
     """Whether it stays on loopback."""
     peer_id: str = ""
-    events: list[ev.Event] = field(default_factory=list)
-    """Of its present life."""
+    stamped: list[Stamped] = field(default_factory=list)
+    """The events of its present life."""
     commits: dict[int, ev.RoundCommitted] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
 
@@ -100,7 +100,7 @@ class Peer:
     def start(self, *options: str) -> Self:
         assert not self.up
         self.lives += 1
-        self.events = []
+        self.stamped = []
         command = [
             *self.around,
             sys.executable,
@@ -147,9 +147,14 @@ class Peer:
         self._close_input()
         return code
 
+    @property
+    def events(self) -> list[ev.Event]:
+        """Of its present life."""
+        return [stamped.event for stamped in list(self.stamped)]
+
     def heard(self, kind: type[ev.Event]) -> list[Any]:
         """Events of a kind in its present life."""
-        return [event for event in list(self.events) if isinstance(event, kind)]
+        return [event for event in self.events if isinstance(event, kind)]
 
     @property
     def committed(self) -> int:
@@ -175,14 +180,15 @@ class Peer:
                 if stream.status.pid == process.pid:
                     self.peer_id = stream.status.peer
                     for stamped in stream.recent:
-                        self._take(stamped.event, life)
+                        self._take(stamped, life)
                     for stamped in stream:
-                        self._take(stamped.event, life)
+                        self._take(stamped, life)
 
-    def _take(self, event: ev.Event, life: int) -> None:
+    def _take(self, stamped: Stamped, life: int) -> None:
         with self.swarm.happened:
+            event = stamped.event
             if life == self.lives:
-                self.events.append(event)
+                self.stamped.append(stamped)
             if isinstance(event, ev.RoundCommitted):
                 self.commits[event.round] = event
             elif isinstance(event, ev.StateApplied):

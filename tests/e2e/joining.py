@@ -1,0 +1,190 @@
+"""`python -m tests.e2e.joining`: what a joiner costs those who train, and how long it takes until its work counts.
+
+As root.  Real peers on emulated lines (`benchmarks.links`) make rounds together; then newcomers join, one after the other,
+each of whom fetches the whole state from the others, trains, and leaves again.  Compared are the tokens a second of the
+others in rounds in which a newcomer was fetching with those in rounds without one.  All peers share the processors of one
+machine here, which newcomers at home would bring along: theirs have the lowest priority.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from benchmarks.links import Access, Links, address, why_not
+from benchmarks.shaped import rate
+from protocol import events as ev
+from tests.e2e.swarm import Peer, Swarm
+
+PORT = 4800
+Happened = TypeVar("Happened", bound=ev.Event)
+RUN = """
+name = "joining"
+founders = "anyone"
+chunk_parameters = 65536
+[model]
+dim = 256
+layers = 4
+heads = 4
+kv_heads = 4
+ffn = 704
+[data]
+sequence_length = 32
+sequences_per_step = 1
+[rounds]
+inner_steps = {steps}
+min_members = 2
+grace_s = 4
+eviction_s = 30
+stall_s = 5
+"""
+"""About 3.3 M parameters."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A round of the others.  at: when it was committed, wall clock."""
+
+    at: float
+    seconds: float
+    tokens: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True)
+class Join:
+    """Seconds after `peer join` of a newcomer.  begun: wall clock."""
+
+    begun: float
+    greeted: float
+    fetched: float
+    ready: float
+    counted: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.e2e.joining", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peers", type=int, default=3)
+    parser.add_argument("--joins", type=int, default=3)
+    parser.add_argument("--rate", type=rate, default=rate("8mbit"))
+    parser.add_argument("--delay", type=float, default=0.0, help="ms, one way")
+    parser.add_argument("--steps", type=int, default=60, help="inner steps a round")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if reason := why_not():
+        raise SystemExit(f"lines cannot be emulated here: {reason}")
+    lines = [Access(arguments.rate, arguments.rate)] * (arguments.peers + arguments.joins)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Links(lines, delay_s=arguments.delay / 1000) as links,
+        Swarm(Path(folder), RUN.format(steps=arguments.steps)) as swarm,
+    ):
+        printed = swarm.command(
+            swarm.place("peer-0"),
+            *("run", "create", str(swarm.run_file), "--out", str(swarm.manifest)),
+            *("--address", f"/ip4/{address(0)}/tcp/{PORT}"),
+        )
+        invitation = next(word for word in printed.split() if word.startswith("mh1"))
+        others = [_start(swarm, links, number, invitation) for number in range(arguments.peers)]
+        first = swarm.whole(*others) + 1
+        joins = []
+        for number in range(arguments.joins):
+            _rounds(swarm, others, 3)
+            joins.append(_join(swarm, _start(swarm, links, arguments.peers + number, invitation, "nice", "-n", "19")))
+            print(f"newcomer {number + 1} of {arguments.joins}: {joins[-1]}", file=sys.stderr, flush=True)
+        spans, size = _spans(others, first), max(event.size_bytes for event in others[0].heard(ev.CheckpointWritten))
+    _show(arguments, spans, joins, size)
+    return 0
+
+
+def _start(swarm: Swarm, links: Links, number: int, invitation: str, *around: str) -> Peer:
+    peer = swarm.peer(f"peer-{number}", invitation)
+    peer.around, peer.local = (*links.place(number), *around), False
+    return peer.start("--port", str(PORT))
+
+
+def _rounds(swarm: Swarm, peers: Sequence[Peer], count: int) -> None:
+    until = swarm.newest() + count
+    swarm.until(f"{count} rounds more", lambda: all(peer.committed >= until for peer in peers))
+
+
+def _join(swarm: Swarm, newcomer: Peer) -> Join:
+    """Until a round counts it; then it leaves."""
+
+    def counted() -> list[float]:
+        return [at for at, event in _stamped(newcomer, ev.RoundCommitted) if event.mine]
+
+    swarm.until("a round with the newcomer", counted)
+    begun = min(at for at, _ in _stamped(newcomer, ev.Started))
+    kinds = (ev.PeerJoined, ev.StateLoaded, ev.ReadySent)
+    greeted, fetched, ready = (min(at for at, _ in _stamped(newcomer, kind)) - begun for kind in kinds)
+    at = counted()[0]
+    newcomer.leave()
+    return Join(begun, greeted, fetched, ready, at - begun)
+
+
+def _stamped(peer: Peer, kind: type[Happened]) -> list[tuple[float, Happened]]:
+    return [(stamped.at, stamped.event) for stamped in list(peer.stamped) if isinstance(stamped.event, kind)]
+
+
+def _spans(others: Sequence[Peer], first: int) -> list[Span]:
+    """The rounds from `first` on in which all of the others, and nobody else, were members."""
+    peers = {peer.peer_id for peer in others}
+    ready = [(event.round, event.tokens) for peer in others for event in peer.heard(ev.ReadySent)]
+    found, before = list[Span](), 0.0
+    for at, event in _stamped(others[0], ev.RoundCommitted):
+        if event.round > first and set(event.members) == peers:
+            tokens = sum(count for round, count in ready if round == event.round)
+            found.append(Span(at, at - before, tokens))
+        before = at
+    return found
+
+
+def _fetching(span: Span, joins: Sequence[Join]) -> bool | None:
+    """Whether a newcomer was fetching in all of this round; None if for a part of it, or if one was there otherwise."""
+    begun = span.at - span.seconds
+    met = [join for join in joins if join.begun < span.at and begun < join.begun + join.counted]
+    if not met:
+        return False
+    whole = any(join.begun + join.greeted <= begun and span.at <= join.begun + join.fetched for join in met)
+    return True if whole else None
+
+
+def _show(arguments: argparse.Namespace, spans: Sequence[Span], joins: Sequence[Join], size: int) -> None:
+    calm = [span.tokens_per_s for span in spans if _fetching(span, joins) is False]
+    met = [span.tokens_per_s for span in spans if _fetching(span, joins)]
+    alone_s = size / (arguments.rate / 8)
+    share = statistics.median(met) / statistics.median(calm) if met and calm else None
+    print("| others | state, MB | Mbit/s | rounds without, with | tokens/s without | with | share |")
+    print("|---|---|---|---|---|---|---|")
+    print(
+        f"| {arguments.peers} | {size / 1e6:.1f} | {arguments.rate / 1e6:.0f} | {len(calm)}, {len(met)} | "
+        f"{statistics.median(calm):.0f} | {statistics.median(met) if met else 0:.0f} | "
+        + (f"{share:.3f} |\n" if share else "- |\n")
+    )
+    print("| newcomer | met a peer, s | has the state | has trained | is counted | state/rate | state over that |")
+    print("|---|---|---|---|---|---|---|")
+    for number, join in enumerate(joins, start=1):
+        print(
+            f"| {number} | {join.greeted:.1f} | {join.fetched:.1f} | {join.ready:.1f} | {join.counted:.1f} | "
+            f"{alone_s:.1f} | {join.fetched / alone_s:.2f} |"
+        )
+    if arguments.json:
+        rows = [{**asdict(join), "state_over_rate_s": alone_s} for join in joins]
+        print(json.dumps({"peers": arguments.peers, "throughput_with_joiner": share, "state_bytes": size, "joins": rows}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
