@@ -7,11 +7,13 @@ Policy
   peer's share of our line, and met no queue: where a line is full, packets wait, and their round trips take longer than the
   shortest one did.  More sockets would only push others aside there.
 * What does not carry `GAIN` times as much within `TRIAL_S` is taken back, and not tried again for `REST_S`.
-* A peer that takes less than its share is left `MARGIN` more than it took; the others share the rest.
+* A peer that takes less than `SLOW` of its share for `SLOW_TIMES` seconds in a row is left `MARGIN` more than it took at
+  best; the others share the rest, until it takes all that it is left.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -28,7 +30,7 @@ MOST_GUESSED = 4
 TRIAL_S = 3.0
 REST_S = 60.0
 GAIN = 1.15
-MARGIN = 1.25
+SLOW, SLOW_TIMES, MARGIN = 0.4, 5, 1.25
 QUEUE_S, QUEUE_SHARE = 0.010, 0.25
 """A round trip that takes longer than the shortest one by both has waited in a queue: by so much, and by this part of it."""
 
@@ -76,6 +78,8 @@ class Flows:
         self.number = 1
         self.takes = inf
         self._moved = Moved()
+        self._lately: deque[float] = deque(maxlen=SLOW_TIMES)
+        """Rates of the last seconds in which it took little of its share."""
         self._trial: _Trial | None = None
         self._rest_until = 0.0
 
@@ -99,7 +103,7 @@ class Flows:
             return
         rate = moved.up
         enough = rate >= USED * share
-        self.takes = inf if enough else rate * MARGIN
+        self._see_what_it_takes(rate, share, enough)
         if self._trial is not None:
             trial = self._trial
             self._trial = _Trial(trial.number, trial.before, trial.until, max(trial.best, rate))
@@ -108,6 +112,15 @@ class Flows:
         elif self._may_try(states.values(), enough, now):
             self._trial = _Trial(self.number, rate, now + TRIAL_S)
             self.number = min(2 * self.number, MAX_FLOWS)
+
+    def _see_what_it_takes(self, rate: float, share: float, enough: bool) -> None:
+        if enough or (self.takes == inf and rate >= SLOW * share):
+            self.takes = inf
+            self._lately.clear()
+            return
+        self._lately.append(rate)
+        if len(self._lately) == SLOW_TIMES:
+            self.takes = MARGIN * max(self._lately)
 
     def _may_try(self, states: Collection[SocketState], enough: bool, now: float) -> bool:
         if enough or not states or self.number >= MAX_FLOWS or now < self._rest_until:

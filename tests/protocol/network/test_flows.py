@@ -12,6 +12,7 @@ from protocol.network.libp2p.flows import (
     MARGIN,
     MAX_FLOWS,
     REST_S,
+    SLOW_TIMES,
     TRIAL_S,
     Flows,
     fair_shares,
@@ -96,7 +97,9 @@ def test_a_peer_that_refuses_sockets_is_not_asked_for_more() -> None:
 
 def test_a_peer_takes_what_it_was_seen_to_take_and_a_little_more() -> None:
     line = Line(each=1e6, most=2e6, rtt_s=0.001)
-    line.go_on(2, share=4e6)
+    line.go_on(SLOW_TIMES, share=4e6)
+    assert line.flows.takes == inf, "one slow second tells little"
+    line.go_on(1, share=4e6)
     assert line.flows.takes == pytest.approx(1e6 * MARGIN)
     line.go_on(1, share=1e6)
     assert line.flows.takes == inf, "it took all that it was allowed"
