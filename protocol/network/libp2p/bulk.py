@@ -104,9 +104,10 @@ class Bulk:
             accepted = [link for links in self._links.values() for link in links]
             now = trio.current_time()
             states = states_of((*accepted, *self._sending.links(), *self._spare.links()))
-            self._gauge.read(states, now, self._sending.offered())
-            for sending in (self._sending, self._spare):
-                sending.measure(self._gauge.line_bytes_per_s, now)
+            sending = [states[link] for link in self._sending.busy_links() if link in states]
+            self._gauge.read(states, now, self._sending.offered(), sending)
+            for end in (self._sending, self._spare):
+                end.measure(self._gauge.offer_bytes_per_s, now)
             await trio.sleep(WINDOW_S)
 
     async def run(self, port: int, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:

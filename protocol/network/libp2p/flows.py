@@ -18,32 +18,22 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from protocol.network.libp2p.link import SocketState
+from protocol.network.libp2p.link import LONG_WAY_S, SocketState
 from protocol.network.libp2p.rates import USED, Moved
 
 MAX_FLOWS = 8
 """As many as pushes to one peer are under way in an exchange."""
-LONG_WAY_S = 0.010
-"""From this round-trip time on, one socket may not fill the link: it waits for its window, and for retransmissions."""
 FLOW_PER_RTT_S = 0.040
 MOST_GUESSED = 4
 TRIAL_S = 3.0
 REST_S = 60.0
 GAIN = 1.15
 SLOW, SLOW_TIMES, MARGIN = 0.4, 5, 1.25
-QUEUE_S, QUEUE_SHARE = 0.010, 0.25
-"""A round trip that takes longer than the shortest one by both has waited in a queue: by so much, and by this part of it."""
 
 
 def first_guess(rtt_s: float) -> int:
     """1 near by, 2 from 10 ms of round-trip time, one more for each 40 ms, 4 at most."""
     return 1 if rtt_s < LONG_WAY_S else min(MOST_GUESSED, 2 + int(rtt_s / FLOW_PER_RTT_S))
-
-
-def met_a_queue(state: SocketState) -> bool:
-    """Whether packets of this socket wait somewhere on their way."""
-    waited = state.rtt_s - state.least_rtt_s
-    return waited > QUEUE_S and waited > QUEUE_SHARE * state.least_rtt_s
 
 
 def fair_shares(line: float, takes: Sequence[float]) -> list[float]:
@@ -125,7 +115,7 @@ class Flows:
     def _may_try(self, states: Collection[SocketState], enough: bool, now: float) -> bool:
         if enough or not states or self.number >= MAX_FLOWS or now < self._rest_until:
             return False
-        return all(state.least_rtt_s >= LONG_WAY_S and not met_a_queue(state) for state in states)
+        return all(state.is_far and not state.queued for state in states)
 
     def _decide(self, trial: _Trial, now: float) -> None:
         self._trial = None

@@ -51,6 +51,10 @@ BULK_PRIORITY = 2
 SO_MAX_PACING_RATE = 47
 """Linux's number; Python has no name for it."""
 UNPACED = (1 << 32) - 1
+LONG_WAY_S = 0.010
+"""From this round-trip time on, one socket may not fill the line: it waits for its window, and for retransmissions."""
+QUEUE_S, QUEUE_SHARE = 0.010, 0.25
+"""A round trip that takes longer than the shortest one by both has waited in a queue: by so much, and by this part of it."""
 NONCE_BYTES = 32
 TOKEN_BYTES = 16
 MAC_BYTES = 32
@@ -328,6 +332,17 @@ class SocketState:
     """Segments that were sent and not acknowledged."""
     least_rtt_s: float = 0.0
     """The shortest round trip lately, as one without any queue on the way takes."""
+
+    @property
+    def queued(self) -> bool:
+        """Whether packets wait somewhere on their way, as they do where a line is full."""
+        waited = self.rtt_s - self.least_rtt_s
+        return waited > QUEUE_S and waited > QUEUE_SHARE * self.least_rtt_s
+
+    @property
+    def is_far(self) -> bool:
+        """Whether a round trip takes so long that a socket needs seconds to find out what the line carries."""
+        return self.least_rtt_s >= LONG_WAY_S
 
 
 _TCP_INFO = struct.Struct("=24xI40xI48xQQ12xI")

@@ -3,14 +3,16 @@
 `Gauge` measures what the links can carry: the best of the recent seconds in which data moved, counted by the kernel where it
 tells (acknowledged and received bytes, so that a full buffer is not taken for bandwidth).
 
-`offer` is what there is to share out to the sockets that use our line.  Unless it is, one TCP connection may get a third of
-what another gets over a full line, for the length of an exchange, which then ends with one flow alone on lines that idle.
+`Gauge.offer` is what there is to share out to the sockets that use our line.  Unless it is, one TCP connection may get a
+third of what another gets over a full line, for the length of an exchange, which then ends with one flow alone on lines that
+idle.  What sockets carry while they begin is less than what the line can: far away, a second in which nothing limited them
+measures it only if packets met a queue.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -21,8 +23,9 @@ WINDOWS = 64
 SMALLEST_SAMPLE_BYTES = 256 << 10
 PACED_BELOW = 125e6
 """Bytes a second from which a line is left to TCP: there the processor is the limit."""
-GROWTH = 1.04
-"""The line is offered this much more than it was seen to carry, so that the measurement can grow."""
+GROWTH, FREE_GROWTH = 1.04, 1.5
+"""The line is offered this much more than it was seen to carry, so that the measurement can grow; the second where the way
+is long and no packet met a queue, so that the line is not full."""
 FORGET_S = 600.0
 """Measurements of the line that are older are dropped."""
 USED = 0.9
@@ -66,18 +69,26 @@ class Gauge:
         self._full: deque[tuple[float, float]] = deque(maxlen=WINDOWS)
         self._moved = Moved()
         self._at = 0.0
+        self._growth = GROWTH
 
-    def read(self, states: Mapping[Hashable, SocketState], now: float, offered: float) -> None:
+    def read(
+        self, states: Mapping[Hashable, SocketState], now: float, offered: float, sending: Collection[SocketState] = ()
+    ) -> None:
         """Take the states of all sockets, about every `WINDOW_S`.  A window in which little moved is ignored.
 
         offered: bytes a second that the sockets were allowed all the time; 0 when there was not always something to send.
+        sending: the states of those that share the line.
         """
         seconds, self._at = now - self._at, now
         moved = self._moved.since(states, now) or Rates(0.0, 0.0)
         for rate, rates in ((moved.up, self._up), (moved.down, self._down)):
             if rate * seconds >= SMALLEST_SAMPLE_BYTES:
                 rates.append(rate)
-        if moved.up * seconds >= SMALLEST_SAMPLE_BYTES and offered and (offered == inf or moved.up >= USED * offered):
+        is_far, is_queued = any(state.is_far for state in sending), any(state.queued for state in sending)
+        self._growth = FREE_GROWTH if is_far and not is_queued else GROWTH
+        was_full = is_queued if is_far else offered == inf
+        was_full = was_full or (offered < inf and moved.up >= USED * offered)
+        if moved.up * seconds >= SMALLEST_SAMPLE_BYTES and offered and was_full:
             self._full.append((now, moved.up))
         while self._full and now - self._full[0][0] > FORGET_S:
             self._full.popleft()
@@ -97,7 +108,7 @@ class Gauge:
         """The rate of our line in windows in which it was always in use; 0 while that is not known."""
         return max((rate for _, rate in self._full), default=0.0)
 
-
-def offer(line_bytes_per_s: float) -> float:
-    """Bytes a second to share out to the sockets on our line; infinite where there is nothing to share out."""
-    return line_bytes_per_s * GROWTH if 0 < line_bytes_per_s < PACED_BELOW else inf
+    @property
+    def offer_bytes_per_s(self) -> float:
+        """What there is to share out to the sockets on our line; infinite where it is not known, or left to TCP."""
+        return self.line_bytes_per_s * self._growth if 0 < self.line_bytes_per_s < PACED_BELOW else inf

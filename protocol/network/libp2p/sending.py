@@ -18,10 +18,17 @@ from math import inf
 import trio
 
 from protocol.network.interface import Refused, Unreachable
-from protocol.network.libp2p.flows import LONG_WAY_S, Flows, fair_shares
-from protocol.network.libp2p.link import FRAME_BYTES, FRAME_OVERHEAD_BYTES, FrameKind, Link, LinkBroken, states_of
+from protocol.network.libp2p.flows import Flows, fair_shares
+from protocol.network.libp2p.link import (
+    FRAME_BYTES,
+    FRAME_OVERHEAD_BYTES,
+    LONG_WAY_S,
+    FrameKind,
+    Link,
+    LinkBroken,
+    states_of,
+)
 from protocol.network.libp2p.rate_limit import RateLimit, Turn
-from protocol.network.libp2p.rates import offer
 from protocol.wire.identity import PeerId
 
 NEAR_BYTES, FAR_BYTES = 0, 16 << 20
@@ -65,7 +72,7 @@ class Sending:
         self._rested.set()
         self._idle = True
         self._offered = inf
-        self._line = 0.0
+        self._offer = inf
         self._lanes: dict[PeerId, list[Lane]] = {}
         self._flows: defaultdict[PeerId, Flows] = defaultdict(Flows)
 
@@ -82,12 +89,12 @@ class Sending:
         if push.outcome is not None:
             raise push.outcome
 
-    def measure(self, line_bytes_per_s: float, now: float) -> None:
+    def measure(self, offer_bytes_per_s: float, now: float) -> None:
         """Look, each second, at what each peer takes, and share our line out by it.
 
-        line_bytes_per_s: the measured rate of the line; 0 when it is not known.
+        offer_bytes_per_s: what there is to share out; infinite when our sockets are not to be paced.
         """
-        self._line = line_bytes_per_s
+        self._offer = offer_bytes_per_s
         for peer, lanes in self._lanes.items():
             states = states_of(lane.link for lane in lanes if lane.link is not None)
             share = sum(lane.share for lane in lanes if lane.link is not None and lane.busy)
@@ -99,7 +106,7 @@ class Sending:
         """Share our line out to the peers with pushes under way, and the share of a peer to its sockets."""
         busy = {peer: [lane for lane in lanes if lane.link is not None and lane.busy] for peer, lanes in self._lanes.items()}
         peers = {peer: lanes for peer, lanes in busy.items() if lanes}
-        shares = fair_shares(offer(self._line), [self._flows[peer].takes for peer in peers])
+        shares = fair_shares(self._offer, [self._flows[peer].takes for peer in peers])
         self._offered = sum(shares) if shares else inf
         for lanes, share in zip(peers.values(), shares, strict=True):
             for lane in lanes:
@@ -118,7 +125,7 @@ class Sending:
             self._rested.set()
         elif self._rested.is_set():
             self._rested = trio.Event()
-        if self._line:
+        if self._offer < inf:
             self.share_out()
 
     async def give_way(self) -> bool:
@@ -139,7 +146,11 @@ class Sending:
 
     def links(self) -> list[Link]:
         """All open links."""
-        return [lane.link for lanes in self._lanes.values() for lane in lanes if lane.link is not None]
+        return [lane.link for lane in self._all() if lane.link is not None]
+
+    def busy_links(self) -> list[Link]:
+        """Those that have something to send, or wait for an answer."""
+        return [lane.link for lane in self._all() if lane.link is not None and lane.busy]
 
     def disconnected(self, peer: PeerId) -> None:
         """End the sockets to a peer, and the pushes on them."""
@@ -160,7 +171,7 @@ class Sending:
     def opened(self, peer: PeerId, rtt_s: float) -> None:
         """A socket to this peer is open."""
         self._flows[peer].reached(rtt_s)
-        if self._line:
+        if self._offer < inf:
             self.share_out()
 
     def instead(self, peer: PeerId, lane: Lane) -> Lane | None:

@@ -10,7 +10,7 @@ import trio.testing
 
 from protocol.network.libp2p.link import Link, SocketState
 from protocol.network.libp2p.rate_limit import RateLimit
-from protocol.network.libp2p.rates import FORGET_S, GROWTH, PACED_BELOW, Gauge, offer
+from protocol.network.libp2p.rates import FORGET_S, FREE_GROWTH, GROWTH, PACED_BELOW, Gauge
 from protocol.network.libp2p.sending import WAY_S, Lane, Sending, _Push
 from protocol.wire.identity import PeerId
 
@@ -26,9 +26,26 @@ def test_a_gauge_shows_the_best_window_of_all_sockets_together() -> None:
     assert gauge.up_bytes_per_s == 2_000_000.0 and gauge.down_bytes_per_s == 4_000_000.0
 
 
-def test_a_line_is_shared_out_if_it_is_known_and_not_too_fast() -> None:
-    assert offer(12e6) == pytest.approx(12e6 * GROWTH)
-    assert offer(0.0) == offer(PACED_BELOW) == inf
+@pytest.mark.parametrize(("rate", "offer"), [(12e6, 12e6 * GROWTH), (PACED_BELOW, inf)])
+def test_a_line_is_shared_out_if_it_is_known_and_not_too_fast(rate: float, offer: float) -> None:
+    gauge = Gauge()
+    assert gauge.offer_bytes_per_s == inf
+    gauge.read({"a": SocketState(0.0, 0, 0)}, 1.0, inf)
+    gauge.read({"a": SocketState(0.0, int(rate), 0)}, 2.0, inf)
+    assert gauge.offer_bytes_per_s == pytest.approx(offer)
+
+
+def test_sockets_that_begin_far_away_do_not_measure_the_line() -> None:
+    gauge, acked = Gauge(), 0
+    offers = []
+    for second, (size, rtt_s) in enumerate(
+        [(0, 0.2), (1_000_000, 0.2), (3_000_000, 0.3), (3_120_000, 0.2), (4_000_000, 0.3)]
+    ):
+        acked += size
+        state, offered = SocketState(rtt_s, acked, 0, least_rtt_s=0.2), gauge.offer_bytes_per_s
+        gauge.read({"a": state}, float(second), offered, [state])
+        offers.append(gauge.offer_bytes_per_s)
+    assert offers == pytest.approx([inf, inf, 3e6 * GROWTH, 3.12e6 * FREE_GROWTH, 4e6 * GROWTH]), "the fourth met no queue"
 
 
 def test_a_line_is_known_only_from_windows_in_which_it_was_always_used_and_nothing_else_held_back() -> None:
