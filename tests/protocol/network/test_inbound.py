@@ -76,9 +76,13 @@ def test_2000_connections_leave_nothing_behind() -> None:
             await many(address, 1000, 50)
             await empty(one)
             with trio.fail_after(PATIENCE_S):
-                while trio.lowlevel.current_statistics().tasks_living > tasks or stack(one).host.get_network().connections:
+                while (
+                    trio.lowlevel.current_statistics().tasks_living > tasks
+                    or stack(one).host.get_network().connections
+                    or process.num_fds() > files
+                ):
                     await trio.sleep(0.01)
-            assert process.num_fds() <= files and not a.connected
+            assert not a.connected
             async with network(Recorder()) as two:
                 two.remember([address])
                 await a.until(lambda: a.connected == [two.peer_id])
