@@ -21,23 +21,13 @@ from typing import TypeVar
 from benchmarks.links import Access, Links, address, why_not
 from benchmarks.shaped import rate
 from protocol import events as ev
-from tests.e2e.swarm import Peer, Swarm
+from tests.e2e.swarm import LARGE_MODEL, Peer, Swarm
 
 PORT = 4800
 Happened = TypeVar("Happened", bound=ev.Event)
-RUN = """
-name = "joining"
-founders = "anyone"
-chunk_parameters = 65536
-[model]
-dim = 256
-layers = 4
-heads = 4
-kv_heads = 4
-ffn = 704
-[data]
-sequence_length = 32
-sequences_per_step = 1
+RUN = (
+    LARGE_MODEL
+    + """
 [rounds]
 inner_steps = {steps}
 min_members = 2
@@ -45,7 +35,7 @@ grace_s = 4
 eviction_s = 30
 stall_s = 5
 """
-"""About 3.3 M parameters."""
+)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,21 @@ sequences_per_step = 2
 [inner]
 warmup_steps = 4
 """
+LARGE_MODEL = """
+name = "large"
+founders = "anyone"
+chunk_parameters = 65536
+[model]
+dim = 256
+layers = 4
+heads = 4
+kv_heads = 4
+ffn = 704
+[data]
+sequence_length = 32
+sequences_per_step = 1
+"""
+"""About 3.3 M parameters."""
 TINY_RUN = (
     TINY_MODEL
     + """

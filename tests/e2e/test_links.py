@@ -8,22 +8,12 @@ import pytest
 
 from benchmarks.links import Access, Links, address, why_not
 from protocol import events as ev
-from tests.e2e.swarm import Swarm
+from tests.e2e.swarm import LARGE_MODEL, Swarm
 
 PORT, WHY_NOT = 4800, why_not()
-LONG_EXCHANGES = """
-name = "large"
-founders = "anyone"
-chunk_parameters = 65536
-[model]
-dim = 256
-layers = 4
-heads = 4
-kv_heads = 4
-ffn = 704
-[data]
-sequence_length = 32
-sequences_per_step = 1
+LONG_EXCHANGES = (
+    LARGE_MODEL
+    + """
 [rounds]
 inner_steps = 10
 min_members = 3
@@ -31,7 +21,8 @@ grace_s = 10
 eviction_s = 60
 stall_s = 10
 """
-"""About 3.3 M parameters: 10 s on lines of 4 Mbit/s."""
+)
+"""An exchange takes 10 s on lines of 4 Mbit/s."""
 
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
