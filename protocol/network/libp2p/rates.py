@@ -3,10 +3,10 @@
 `Gauge` measures what the links can carry: the best of the recent seconds in which data moved, counted by the kernel where it
 tells (acknowledged and received bytes, so that a full buffer is not taken for bandwidth).
 
-`Gauge.offer_bytes_per_s` is what there is to share out to the sockets that use our line.  Unless it is, one TCP connection may get a
-third of what another gets over a full line, for the length of an exchange, which then ends with one flow alone on lines that
-idle.  What sockets carry while they begin is less than what the line can: far away, a second in which nothing limited them
-measures it only if packets met a queue.
+`Gauge.offer_bytes_per_s` is what there is to share out to the sockets that use our line.  Were it not shared out, one TCP
+connection might get a third of what another gets over a full line, for the length of an exchange, which would then end with
+one flow alone on lines that idle.  Sockets that have just begun carry less than the line can: on a long way, a second
+without a pace measures the line only if packets met a queue.
 """
 
 from __future__ import annotations
