@@ -6,16 +6,17 @@ Policy
 * Twice as many are tried after a second in which all of them always had something to send, carried less than `USED` of the
   peer's share of our line, and met no queue: where a line is full, packets wait, and their round trips take longer than the
   shortest one did.  More sockets would only push others aside there.
-* What does not carry `GAIN` times as much within `TRIAL_S` is taken back, and not tried again for `REST_S`.
+* What does not carry `GAIN` times as much in the `TRIAL_S` after all of them were open is taken back, and not tried again
+  for `REST_S`; nor is what could not be opened.
 * A peer that takes less than `SLOW` of its share for `SLOW_TIMES` seconds in a row is left `MARGIN` more than it took at
-  best; the others share the rest, until it takes all that it is left.
+  best, and no less than `LEAST_BYTES_PER_S`; the others share the rest, until it takes all that it is left.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from protocol.network.libp2p.link import LONG_WAY_S, SocketState
@@ -25,10 +26,12 @@ MAX_FLOWS = 8
 """As many as pushes to one peer are under way in an exchange."""
 FLOW_PER_RTT_S = 0.040
 MOST_GUESSED = 4
-TRIAL_S = 3.0
+OPENING_S, TRIAL_S = 10.0, 3.0
 REST_S = 60.0
 GAIN = 1.15
 SLOW, SLOW_TIMES, MARGIN = 0.4, 5, 1.25
+LEAST_BYTES_PER_S = float(256 << 10)
+"""Linux paces what it hands to a line at once as a whole: with much less, a socket would stand still for minutes."""
 
 
 def first_guess(rtt_s: float) -> int:
@@ -53,11 +56,15 @@ def fair_shares(line: float, takes: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class _Trial:
-    """Twice as many sockets as before, which carried `before` bytes a second, until it is decided."""
+    """Twice as many sockets as the `number` before, which carried `before` bytes a second.
+
+    until: when it is decided; before all are open, when they have to be.
+    """
 
     number: int
     before: float
     until: float
+    is_open: bool = False
     best: float = 0.0
 
 
@@ -77,9 +84,9 @@ class Flows:
         """A socket was opened, with this round-trip time."""
         self.number = max(self.number, first_guess(rtt_s))
 
-    def refused(self, number: int) -> None:
-        """The peer gives us no more than `number` sockets."""
-        self.number, self._trial, self._rest_until = max(1, number), None, inf
+    def refused(self, number: int, now: float) -> None:
+        """One more than `number` sockets could not be opened, for a reason on either side."""
+        self.number, self._trial, self._rest_until = max(1, min(number, self.number)), None, now + REST_S
 
     def read(self, states: Mapping[Hashable, SocketState], share: float, busy: bool, now: float) -> None:
         """Take the states of all sockets, about every second.
@@ -88,6 +95,7 @@ class Flows:
         """
         moved = self._moved.since(states, now)
         if not busy:
+            self._lately.clear()
             self._end_trial()
         if not busy or moved is None:
             return
@@ -95,12 +103,9 @@ class Flows:
         enough = rate >= USED * share
         self._see_what_it_takes(rate, share, enough)
         if self._trial is not None:
-            trial = self._trial
-            self._trial = _Trial(trial.number, trial.before, trial.until, max(trial.best, rate))
-            if now >= trial.until:
-                self._decide(self._trial, now)
+            self._go_on(self._trial, len(states), rate, now)
         elif self._may_try(states.values(), enough, now):
-            self._trial = _Trial(self.number, rate, now + TRIAL_S)
+            self._trial = _Trial(self.number, rate, now + OPENING_S)
             self.number = min(2 * self.number, MAX_FLOWS)
 
     def _see_what_it_takes(self, rate: float, share: float, enough: bool) -> None:
@@ -110,17 +115,23 @@ class Flows:
             return
         self._lately.append(rate)
         if len(self._lately) == SLOW_TIMES:
-            self.takes = MARGIN * max(self._lately)
+            self.takes = max(MARGIN * max(self._lately), LEAST_BYTES_PER_S)
 
     def _may_try(self, states: Collection[SocketState], enough: bool, now: float) -> bool:
         if enough or not states or self.number >= MAX_FLOWS or now < self._rest_until:
             return False
         return all(state.is_far and not state.queued for state in states)
 
-    def _decide(self, trial: _Trial, now: float) -> None:
-        self._trial = None
-        if trial.best < GAIN * trial.before:
-            self.number, self._rest_until = trial.number, now + REST_S
+    def _go_on(self, trial: _Trial, sockets: int, rate: float, now: float) -> None:
+        if trial.is_open:
+            trial = replace(trial, best=max(trial.best, rate))
+        elif sockets >= self.number:
+            trial = replace(trial, is_open=True, until=now + TRIAL_S)
+        self._trial = trial
+        if now >= trial.until:
+            self._trial = None
+            if trial.best < GAIN * trial.before:
+                self.number, self._rest_until = trial.number, now + REST_S
 
     def _end_trial(self) -> None:
         """There was too little to send to see what more sockets do."""

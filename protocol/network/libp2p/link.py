@@ -145,6 +145,11 @@ class Link:
         return self._broken
 
     @property
+    def between_frames(self) -> bool:
+        """Whether nothing of another frame has been read."""
+        return self._in_start == self._in_end
+
+    @property
     def rekeyed(self) -> tuple[int, int]:
         """How often the key was replaced, out and in."""
         return self._out.rekeyed, self._in.rekeyed
@@ -156,7 +161,7 @@ class Link:
 
     def pace(self, bytes_per_s: float) -> None:
         """Send no faster than this, where the kernel can limit it."""
-        pace = int(min(bytes_per_s, UNPACED))
+        pace = max(1, int(min(bytes_per_s, UNPACED)))  # 0 would be no limit
         if pace != self._pace and not self._broken and sys.platform == "linux":
             self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=I", pace))
             self._pace = pace

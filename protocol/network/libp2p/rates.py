@@ -5,8 +5,8 @@ tells (acknowledged and received bytes, so that a full buffer is not taken for b
 
 `Gauge.offer_bytes_per_s` is what there is to share out to the sockets that use our line.  Were it not shared out, one TCP
 connection might get a third of what another gets over a full line, for the length of an exchange, which would then end with
-one flow alone on lines that idle.  Sockets that have just begun carry less than the line can: on a long way, a second
-without a pace measures the line only if packets met a queue.
+one flow alone on lines that idle.  Sockets that have just begun carry less than the line can: where most go a long way, a
+second without a pace measures the line only if packets met a queue.
 """
 
 from __future__ import annotations
@@ -84,10 +84,13 @@ class Gauge:
         for rate, rates in ((moved.up, self._up), (moved.down, self._down)):
             if rate * seconds >= SMALLEST_SAMPLE_BYTES:
                 rates.append(rate)
-        is_far, is_queued = any(state.is_far for state in sending), any(state.queued for state in sending)
+        is_far = 2 * sum(state.is_far for state in sending) > len(sending)
+        is_queued = any(state.queued for state in sending)
         self._growth = FREE_GROWTH if is_far and not is_queued else GROWTH
-        was_full = is_queued if is_far else offered == inf
-        was_full = was_full or (offered < inf and moved.up >= USED * offered)
+        if offered == inf:
+            was_full = is_queued or not is_far
+        else:  # a queue may be on somebody else's line
+            was_full = moved.up >= min(USED * offered, self.line_bytes_per_s)
         if moved.up * seconds >= SMALLEST_SAMPLE_BYTES and offered and was_full:
             self._full.append((now, moved.up))
         while self._full and now - self._full[0][0] > FORGET_S:

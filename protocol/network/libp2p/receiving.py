@@ -93,6 +93,8 @@ class Receiving:
             kind, number, plain = await link.receive_small()
             if kind is FrameKind.ABANDON and not plain:  # crossed the last data of a push that was refused
                 kind, number, plain = await link.receive_small()
+        if scope.cancelled_caught and link.between_frames:
+            raise LinkBroken("nothing to receive")
         if scope.cancelled_caught:
             raise BadPush("a push that does not begin", SLOWNESS)
         if kind is not FrameKind.OPEN or len(plain) < 8:

@@ -170,6 +170,8 @@ class Sending:
 
     def opened(self, peer: PeerId, rtt_s: float) -> None:
         """A socket to this peer is open."""
+        if peer not in self._lanes:
+            return  # it left at the same moment
         self._flows[peer].reached(rtt_s)
         if self._offer < inf:
             self.share_out()
@@ -180,7 +182,7 @@ class Sending:
         best = min((other for other in lanes if other.link is not None), key=lambda other: other.backlog, default=None)
         if best is not None:
             lanes.remove(lane)
-            self._flows[peer].refused(len(lanes))
+            self._flows[peer].refused(len(lanes), trio.current_time())
         return best
 
 

@@ -9,8 +9,10 @@ import pytest
 
 from protocol.network.libp2p.flows import (
     GAIN,
+    LEAST_BYTES_PER_S,
     MARGIN,
     MAX_FLOWS,
+    OPENING_S,
     REST_S,
     SLOW_TIMES,
     TRIAL_S,
@@ -30,6 +32,7 @@ class Line:
         self.flows, self.each, self.most, self.rtt_s, self.queue_s = Flows(), each, most, rtt_s, queue_s
         self.flows.reached(rtt_s)
         self.acked = [0] * MAX_FLOWS
+        self.open = MAX_FLOWS
         self.now = 0.0
 
     def go_on(self, seconds: int, share: float = inf, busy: bool = True) -> list[int]:
@@ -37,11 +40,11 @@ class Line:
         numbers = []
         for _ in range(seconds):
             rate = min(self.each, self.most / self.flows.number)
-            for index in range(self.flows.number):
+            for index in range(min(self.flows.number, self.open)):
                 self.acked[index] += int(rate)
             states: dict[Hashable, SocketState] = {
                 index: SocketState(self.rtt_s + self.queue_s, self.acked[index], 0, least_rtt_s=self.rtt_s)
-                for index in range(MAX_FLOWS)
+                for index in range(self.open)
             }
             self.now += 1.0
             self.flows.read(states, share, busy, self.now)
@@ -62,9 +65,20 @@ def test_sockets_are_added_as_long_as_they_carry_more() -> None:
 def test_what_carries_no_more_is_taken_back_and_tried_again_much_later() -> None:
     line = Line(each=1e6, most=2e6 * GAIN * 0.99, rtt_s=0.020)
     numbers = line.go_on(20)
-    assert numbers[1] == 4 and numbers[1 + int(TRIAL_S) :] == [2] * (19 - int(TRIAL_S))
+    tried = 1 + int(TRIAL_S)
+    assert numbers[1] == 4 and numbers[1 + tried :] == [2] * (19 - tried)
     later = line.go_on(int(REST_S))
-    assert later.count(4) == TRIAL_S
+    assert later.count(4) == tried
+
+
+def test_sockets_that_are_not_open_yet_are_not_judged() -> None:
+    line = Line(each=1e6, rtt_s=0.020)
+    line.open = 2
+    assert line.go_on(2 + int(OPENING_S) - 1)[1:] == [4] * int(OPENING_S)
+    assert line.go_on(int(REST_S)) == [2] * int(REST_S), "nor waited for for ever"
+    line.go_on(1)
+    line.open = MAX_FLOWS
+    assert line.go_on(10)[-1] == MAX_FLOWS
 
 
 @pytest.mark.parametrize(
@@ -88,11 +102,14 @@ def test_a_trial_that_ends_for_want_of_data_decides_nothing() -> None:
     assert line.go_on(1) == [4], "nor does it have to rest"
 
 
-def test_a_peer_that_refuses_sockets_is_not_asked_for_more() -> None:
+def test_a_peer_that_refuses_sockets_is_not_asked_for_more_for_a_while() -> None:
     line = Line(each=1e6, rtt_s=0.020)
     line.go_on(2)
-    line.flows.refused(3)
-    assert line.go_on(2 * int(REST_S))[-1] == 3
+    line.flows.refused(3, line.now)
+    assert line.go_on(int(REST_S) - 1) == [3] * (int(REST_S) - 1)
+    assert line.go_on(1) == [6], "it, or we, may have had no room for a moment only"
+    line.flows.refused(8, line.now)
+    assert line.flows.number == 6, "sockets of a trial that is over may still be open"
 
 
 def test_a_peer_takes_what_it_was_seen_to_take_and_a_little_more() -> None:
@@ -103,6 +120,20 @@ def test_a_peer_takes_what_it_was_seen_to_take_and_a_little_more() -> None:
     assert line.flows.takes == pytest.approx(1e6 * MARGIN)
     line.go_on(1, share=1e6)
     assert line.flows.takes == inf, "it took all that it was allowed"
+
+
+def test_a_peer_is_left_something_whatever_it_took() -> None:
+    line = Line(each=100.0, rtt_s=0.001)
+    line.go_on(SLOW_TIMES + 1, share=4e6)
+    assert line.flows.takes == LEAST_BYTES_PER_S
+
+
+def test_slow_seconds_count_only_in_a_row() -> None:
+    line = Line(each=1e6, rtt_s=0.001)
+    for _ in range(SLOW_TIMES + 1):
+        line.go_on(2, share=4e6)
+        line.go_on(1, busy=False)
+    assert line.flows.takes == inf
 
 
 def test_shares_are_fair() -> None:

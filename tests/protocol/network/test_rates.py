@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -46,6 +47,17 @@ def test_sockets_that_begin_far_away_do_not_measure_the_line() -> None:
         gauge.read({"a": state}, float(second), offered, [state])
         offers.append(gauge.offer_bytes_per_s)
     assert offers == pytest.approx([inf, inf, 3e6 * GROWTH, 3.12e6 * FREE_GROWTH, 4e6 * GROWTH]), "the fourth met no queue"
+
+
+def test_one_slow_receiver_far_away_does_not_measure_our_line() -> None:
+    gauge = Gauge()
+    near, far = SocketState(0.0, 0, 0), SocketState(0.5, 0, 0, least_rtt_s=0.1)
+    gauge.read({"near": near}, 0.0, inf, [near])
+    gauge.read({"near": replace(near, acked_bytes=12_000_000)}, 1.0, inf, [near])
+    for second in range(2, 80):
+        far = replace(far, acked_bytes=far.acked_bytes + 600_000)
+        gauge.read({"far": far}, float(second), gauge.offer_bytes_per_s, [far])
+    assert gauge.line_bytes_per_s == 12_000_000, "the queue is on its line"
 
 
 def test_a_line_is_known_only_from_windows_in_which_it_was_always_used_and_nothing_else_held_back() -> None:
