@@ -86,7 +86,8 @@ def most_chunks(chunks: int, electors: int, members: int) -> int:
     """How many of the chunks one member may own.  electors: of the tip; members: those of them that are in the plan.
 
     `UNEQUAL` times the equal share of an elector, so that the liars that four or more electors bear own less than half,
-    whoever is missing; more only where the electors in the plan are too few to own all chunks.
+    whoever is missing; more only where the electors in the plan are too few to own all chunks, or where there are no more
+    than twice as many chunks as such liars.
     """
     if electors < FEWEST or not members:
         return chunks
