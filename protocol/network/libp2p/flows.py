@@ -9,7 +9,8 @@ Policy
 * What does not carry `GAIN` times as much in the `TRIAL_S` after all of them were open is taken back, and not tried again
   for `REST_S`; nor is what could not be opened.
 * A peer that takes less than `SLOW` of its share for `SLOW_TIMES` seconds in a row is left `MARGIN` more than it took at
-  best, and no less than `LEAST_BYTES_PER_S`; the others share the rest, until it takes all that it is left.
+  best; the others share the rest, until it takes all that it is left.  Its sockets are allowed `LEAST_BYTES_PER_S` all the
+  same, of which it takes what it can.
 """
 
 from __future__ import annotations
@@ -108,6 +109,10 @@ class Flows:
             self._trial = _Trial(self.number, rate, now + OPENING_S)
             self.number = min(2 * self.number, MAX_FLOWS)
 
+    def pace(self, share: float) -> float:
+        """Bytes a second that its sockets are allowed together when this is its share of our line."""
+        return share if self.takes == inf else max(share, LEAST_BYTES_PER_S)
+
     def _see_what_it_takes(self, rate: float, share: float, enough: bool) -> None:
         if enough or (self.takes == inf and rate >= SLOW * share):
             self.takes = inf
@@ -115,7 +120,7 @@ class Flows:
             return
         self._lately.append(rate)
         if len(self._lately) == SLOW_TIMES:
-            self.takes = max(MARGIN * max(self._lately), LEAST_BYTES_PER_S)
+            self.takes = max(MARGIN * max(self._lately), 1.0)
 
     def _may_try(self, states: Collection[SocketState], enough: bool, now: float) -> bool:
         if enough or not states or self.number >= MAX_FLOWS or now < self._rest_until:

@@ -108,9 +108,9 @@ class Sending:
         peers = {peer: lanes for peer, lanes in busy.items() if lanes}
         shares = fair_shares(self._offer, [self._flows[peer].takes for peer in peers])
         self._offered = sum(shares) if shares else inf
-        for lanes, share in zip(peers.values(), shares, strict=True):
+        for (peer, lanes), share in zip(peers.items(), shares, strict=True):
             for lane in lanes:
-                lane.pace(share / len(lanes))
+                lane.allow(share / len(lanes), self._flows[peer].pace(share) / len(lanes))
 
     def offered(self) -> float:
         """Bytes a second that our sockets were allowed since the last call; 0 if there was ever nothing to send."""
@@ -179,6 +179,8 @@ class Sending:
     def instead(self, peer: PeerId, lane: Lane) -> Lane | None:
         """An open socket for the pushes of one that could not be opened, which is given up; None if there is none."""
         lanes = self._lanes.get(peer, [])
+        if lane not in lanes:
+            return None  # its peer left meanwhile, and may be back
         best = min((other for other in lanes if other.link is not None), key=lambda other: other.backlog, default=None)
         if best is not None:
             lanes.remove(lane)
@@ -218,11 +220,11 @@ class Lane:
         before, self._was_busy = self._was_busy, self.busy
         return before and self._was_busy
 
-    def pace(self, bytes_per_s: float) -> None:
-        """Send no faster than this."""
-        self.share = bytes_per_s
+    def allow(self, share: float, pace: float) -> None:
+        """Its share of our line, and how fast it may send."""
+        self.share = share
         if self.link is not None:
-            self.link.pace(bytes_per_s)
+            self.link.pace(pace)
 
     def take(self, push: _Push) -> None:
         """Send a push after those that wait already."""

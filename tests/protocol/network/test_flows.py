@@ -122,10 +122,12 @@ def test_a_peer_takes_what_it_was_seen_to_take_and_a_little_more() -> None:
     assert line.flows.takes == inf, "it took all that it was allowed"
 
 
-def test_a_peer_is_left_something_whatever_it_took() -> None:
-    line = Line(each=100.0, rtt_s=0.001)
+def test_a_peer_that_took_next_to_nothing_costs_the_others_nothing_and_is_not_stopped() -> None:
+    line = Line(each=0.0, rtt_s=0.001)
+    assert line.flows.pace(100.0) == 100.0
     line.go_on(SLOW_TIMES + 1, share=4e6)
-    assert line.flows.takes == LEAST_BYTES_PER_S
+    assert line.flows.takes == 1.0
+    assert line.flows.pace(1.0) == LEAST_BYTES_PER_S and line.flows.pace(4e6) == 4e6
 
 
 def test_slow_seconds_count_only_in_a_row() -> None:

@@ -1,0 +1,53 @@
+"""Sockets that cannot be opened, while their peer comes and goes."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+import trio.testing
+
+from protocol.network.interface import Unreachable
+from protocol.network.libp2p.link import Keys, Link, LinkBroken
+from protocol.network.libp2p.rate_limit import RateLimit
+from protocol.network.libp2p.sending import Sending
+from protocol.wire.hashes import hash_bytes
+from protocol.wire.identity import Identity
+
+ME, PEER = Identity.from_seed(b"\x01" * 32).peer_id, Identity.from_seed(b"\x02" * 32).peer_id
+KEYS = Keys.agree(hash_bytes("manifest", b"sending"), ME, PEER, bytes(16), bytes(64))
+
+
+def test_a_socket_that_fails_after_its_peer_left_and_came_back_ends_nothing_else() -> None:
+    """The first handshake fails, and is cleaned up for a moment, in which it cannot be cancelled."""
+    begun = trio.Event()
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            here, there = socket.create_connection(server.getsockname()), server.accept()[0]
+
+        async def dial(peer: object) -> Link:
+            if begun.is_set():
+                return Link(here, KEYS, dialled=True)
+            begun.set()
+            with trio.CancelScope(shield=True):
+                await trio.sleep(2)
+            raise LinkBroken("no answer")
+
+        async def push() -> None:
+            with pytest.raises(Unreachable):
+                await sending.push(nursery, PEER, b"", memoryview(b"data"))
+
+        sending = Sending(dial, RateLimit())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(push)
+            await begun.wait()
+            sending.disconnected(PEER)
+            nursery.start_soon(push)
+            await trio.sleep(5)
+            assert sending.links(), "the other one is open, and waits for an answer"
+            sending.disconnected(PEER)
+        there.close()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
