@@ -50,6 +50,8 @@ class Voter:
         self._call: Call | None = None
         self._plan: tuple[int, Plan] | None = None
         """The plan accepted last, and in which attempt."""
+        self._spoilt: Ballot | None = None
+        """The last one whose proposer has proposed what nobody takes up."""
         self._motion: Motion | None = None
         self._leader = state.me
         """Who put the motion to the vote."""
@@ -145,6 +147,12 @@ class Voter:
         ready = [peer for peer in ballot.voters if peer in state.closing.readys]
         return state.closing.lives(proposer, view) and (proposer in ready or not ready)
 
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether the proposer of the attempt that is due has proposed what nobody takes up: nothing will come of it."""
+        called = self._call.ballot if self._call is not None else None
+        return called is not None and called == self._spoilt and called.attempt == self._state.attempt
+
     def proposer_to_blame(self) -> PeerId | None:
         """The proposer of our attempt, when it has kept us waiting."""
         call = self._call
@@ -158,10 +166,15 @@ class Voter:
 
     def on_proposal(self, sender: PeerId, proposal: Proposal, view: View, now: float) -> list[RoundEffect]:
         """Take up the plan, or say why not."""
-        objection = self._objection_to_proposal(sender, proposal, view)
+        state, plan = self._state, proposal.plan
+        ballot = state.ballot(proposal.attempt, proposal.absent, plan.members)
+        objection = self._objection_to_proposal(sender, ballot, proposal, view)
         if objection is not None:
             return [Reject(sender, Proposal.KIND, objection)]
-        state, plan = self._state, proposal.plan
+        flaw = self._flaw_of_proposal(ballot, proposal)
+        if flaw is not None:
+            self._spoilt = ballot if sender == ballot.proposer else self._spoilt
+            return [Reject(sender, Proposal.KIND, flaw)]
         if self._plan != (proposal.attempt, plan):
             self._plan = (proposal.attempt, plan)
             state.take_up(plan, proposal.attempt, now)
@@ -171,20 +184,24 @@ class Voter:
         begin = [BeginExchange(plan)] if is_in(plan, state.me, state.closing.ready_of(state.me)) else []
         return [*begin, *result_for_planner(state, plan_hash(plan))]
 
-    def _objection_to_proposal(self, sender: PeerId, proposal: Proposal, view: View) -> str | None:
-        """The first reason not to take it up; None when there is none."""
+    def _objection_to_proposal(self, sender: PeerId, ballot: Ballot, proposal: Proposal, view: View) -> str | None:
+        """The first reason that we have not to take it up, and others may not have; None when there is none."""
         state, plan = self._state, proposal.plan
-        ballot = state.ballot(proposal.attempt, proposal.absent, plan.members)
         objection = self._objection_to_ballot(sender, ballot, view)
         if objection is not None:
             return objection
         if self._plan is not None and self._plan[0] == ballot.attempt and self._plan[1] != plan:
             return "it is the second plan for one ballot"
+        if state.state_digest is not None and plan.state_digest != state.state_digest:
+            return "its plan stands on another state than ours"
+        return None
+
+    def _flaw_of_proposal(self, ballot: Ballot, proposal: Proposal) -> str | None:
+        """The first reason for which nobody takes it up; None when there is none."""
+        state, plan = self._state, proposal.plan
         flaw = flaw_of_plan(state.settings, state.base, plan)
         if flaw is not None:
             return flaw
-        if state.state_digest is not None and plan.state_digest != state.state_digest:
-            return "its plan stands on another state than ours"
         try:
             justification = justify(state.settings.run, ballot, proposal.rolls)
         except Malformed as error:

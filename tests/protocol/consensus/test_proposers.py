@@ -8,6 +8,7 @@ import pytest
 
 from protocol.consensus.effects import Reject
 from protocol.consensus.events import Tick
+from protocol.consensus.round_state import PATIENCE_S
 from protocol.state.chain import index_root, record_hash
 from protocol.wire.body import Body
 from protocol.wire.hashes import ZERO_HASH, chunk_hash
@@ -229,6 +230,28 @@ class Liar:
         """The others come to one record."""
         self.parliament.run(90)
         assert not self.parliament.undecided() and len(self.parliament.records()) == 1
+
+
+def test_what_nobody_takes_up_ends_its_attempt_at_once() -> None:
+    """All chunks are its own.  Every voter sees that, so nobody waits for more, and what is remembered of others holds."""
+    liar = Liar()
+    plan = liar.plan(0)
+    greedy = plan.model_copy(update={"owners": bytes(3)})
+    liar.says(liar.proposal(0).model_copy(update={"plan": greedy}), *liar.others)
+    liar.parliament.run(PATIENCE_S - 0.5)
+    assert len(liar.parliament.records()) == 1
+    for peer in liar.others:
+        state = liar.parliament.seats[peer].machine._state
+        assert state.closing.patience.proposers.share(liar.peer, state.base.round + 1) == 0 and not state.losses
+
+
+def test_a_proposal_that_only_some_refuse_leaves_its_proposer_the_usual_time() -> None:
+    """Its plan stands on another state than ours, and may stand on that of the others."""
+    liar = Liar()
+    plan = liar.plan(0).model_copy(update={"state_digest": bytes([1] * 32), "owners": bytes(3)})
+    liar.says(liar.proposal(0).model_copy(update={"plan": plan}), *liar.others)
+    liar.parliament.run(PATIENCE_S - 0.5)
+    assert not liar.parliament.records()
 
 
 def test_two_plans_for_one_ballot_hold_nobody_up_for_long() -> None:
