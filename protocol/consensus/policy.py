@@ -101,7 +101,7 @@ class ClosingPolicy:
             verify_admission(self.settings.manifest, self.settings.run, peer, ready.admission, self.base.round)
         except Malformed:
             return False
-        return True
+        return self.base.uses.may_admit(peer, ready.admission)  # else rolls would demand whom no plan can have
 
     def ready_of(self, peer: PeerId) -> Ready | None:
         """The newest READY of this peer."""

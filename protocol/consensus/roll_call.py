@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocol.consensus.ballot import RATIFYING, Ballot, held_in
 from protocol.consensus.justification import Justification, check_lock, check_roll, demanded
 from protocol.consensus.round_state import RoundState
+from protocol.consensus.validation import flaw_of_motion
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import rebuild
 from protocol.wire.identity import PeerId
@@ -55,8 +56,12 @@ class RollCall:
         return None
 
     def on_lock(self, sender: PeerId, lock: Lock) -> None:
-        """Keep the proof of a lock that a roll names, until the roll is here."""
-        if sender in self._state.base.electors or sender in self._state.closing.readys:
+        """Keep the proof of a lock that a roll names, until the roll is here: one that can be put to the vote, for the proof
+        is of the record alone, and is as good beside another index."""
+        state = self._state
+        if flaw_of_motion(state.settings, state.base, lock.record, lock.index, lock.provenance) is not None:
+            return
+        if sender in state.base.electors or sender in state.closing.readys:
             kept = [known for known in self._locks.get(sender, []) if bool(known.proof.absent) != bool(lock.proof.absent)]
             self._locks[sender] = [*kept, lock][-LOCKS_KEPT:]
 

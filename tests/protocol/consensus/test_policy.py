@@ -14,7 +14,7 @@ from protocol.consensus.patience import FIRST_ROUNDS, HURRIED, Patience
 from protocol.consensus.policy import ANSWER_S, FINISH_S, LATE, RESEND_S, ClosingPolicy
 from protocol.consensus.terms import PeerView, View
 from protocol.consensus.validation import flaw_of_plan
-from protocol.run.admission import make_proof
+from protocol.run.admission import TokenUses, make_proof
 from protocol.run.manifest import Admission, RunManifest
 from protocol.run.tokens import bearer_token
 from protocol.state.electorate import quorum_size
@@ -294,6 +294,9 @@ def test_a_plan_has_no_more_newcomers_than_their_token_admits_and_none_without_a
     plan = closing.make_plan(a_view(*[AT_WORK] * 5), STATE, [])
     assert plan is not None and flaw_of_plan(settings, base, plan) is None
     assert [member.peer for member in plan.members] == PEERS[:3]
+    used = TokenUses().after([(PEERS[2], make_proof(token, RUN, PEERS[2], key))])
+    later = ClosingPolicy(ME, settings, replace(base, uses=used), Patience())
+    assert not says_ready(later, 3, admission=make_proof(token, RUN, PEERS[3], key)), "no plan could have it"
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,24 @@ class Liar:
         assert not self.parliament.undecided() and len(self.parliament.records()) == 1
 
 
+@pytest.mark.parametrize("spoilt", ["index", "provenance"])
+def test_a_lock_with_what_cannot_be_put_to_the_vote_spoils_no_attempt(spoilt: str) -> None:
+    """Its proof is of the record alone.  All others are locked, and the liar shows each the lock with something else."""
+    liar = Liar()
+    motion = liar.motion(b"version")
+    liar.says(motion, *liar.others)
+    proof = liar.proof(motion)
+    liar.says(proof, *liar.others)
+    lock = Lock(record=motion.record, index=motion.index, provenance=motion.provenance, proof=proof.certificate)
+    others = {
+        "index": [ChunkEntry(hash=chunk_hash(b"another"), mask=b"\x0f")] * 3,
+        "provenance": motion.provenance.model_copy(update={"owners": bytes(1)}),
+    }
+    liar.says(lock.model_copy(update={spoilt: others[spoilt]}), *liar.others)
+    liar.is_outlived()
+    assert all(liar.parliament.seats[peer].machine.attempt == 1 for peer in liar.others)
+
+
 def test_what_nobody_takes_up_ends_its_attempt_at_once() -> None:
     """All chunks are its own.  Every voter sees that, so nobody waits for more, and what is remembered of others holds."""
     liar = Liar()
