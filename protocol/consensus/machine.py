@@ -303,11 +303,8 @@ class RoundMachine:
             state.move(now)
         if not state.closing.can_decide(view) or not self._is_accompanied():
             state.move(now)  # nobody is to blame
-        elif self._voter.is_spoilt:
-            self._blame_proposer()
-            state.go_to_attempt(state.attempt + 1, now)
-        elif not state.has_patience(now, voting=self._voter.is_voting):
-            self._lose_patience(now)
+        elif self._voter.is_spoilt or not state.has_patience(now, voting=self._voter.is_voting):
+            self._give_up_attempt(now)
         call, ballot = self._voter.call(view, now)
         effects += call
         if ballot is not None and ballot.proposer == self.me:
@@ -330,13 +327,13 @@ class RoundMachine:
         other = self._state.closing.state_against(digest) if digest is not None else None
         return [Repair(Hash(other))] if other is not None else []
 
-    def _blame_proposer(self) -> None:
-        stalled = self._voter.proposer_to_blame()
+    def _give_up_attempt(self, now: float) -> None:
+        """Go on to another attempt.  Where everybody sees that nothing comes of this one, that is no loss of patience."""
+        state, stalled = self._state, self._voter.proposer_to_blame()
         if stalled is not None:
-            self._state.closing.patience.proposers.lost_with(stalled, self.base.round)
-
-    def _lose_patience(self, now: float) -> None:
-        state = self._state
-        self._blame_proposer()
+            state.closing.patience.proposers.lost_with(stalled, self.base.round)
+        if self._voter.is_spoilt:
+            state.go_to_attempt(state.attempt + 1, now)
+            return
         state.losses += 1
         state.go_to_attempt(max(state.attempt + 1, self._calls.pull()), now)

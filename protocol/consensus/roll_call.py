@@ -56,14 +56,17 @@ class RollCall:
         return None
 
     def on_lock(self, sender: PeerId, lock: Lock) -> None:
-        """Keep the proof of a lock that a roll names, until the roll is here: one that can be put to the vote, for the proof
-        is of the record alone, and is as good beside another index."""
+        """Keep the proof of a lock that a roll names, until the roll is here.
+
+        Only a lock that can be put to the vote: its proof names the record alone, and stays good beside a wrong index.
+        """
         state = self._state
+        if sender not in state.base.electors and sender not in state.closing.readys:
+            return
         if flaw_of_motion(state.settings, state.base, lock.record, lock.index, lock.provenance) is not None:
             return
-        if sender in state.base.electors or sender in state.closing.readys:
-            kept = [known for known in self._locks.get(sender, []) if bool(known.proof.absent) != bool(lock.proof.absent)]
-            self._locks[sender] = [*kept, lock][-LOCKS_KEPT:]
+        kept = [known for known in self._locks.get(sender, []) if bool(known.proof.absent) != bool(lock.proof.absent)]
+        self._locks[sender] = [*kept, lock][-LOCKS_KEPT:]
 
     # -- which attempt is due -----------------------------------------------------------------------------------------
 

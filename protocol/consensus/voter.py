@@ -22,6 +22,7 @@ from protocol.consensus.voting import (
     roll_of,
 )
 from protocol.exchange.assignment import plan_hash
+from protocol.state.base import RoundSettings
 from protocol.state.chain import record_hash, verify_votes
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
@@ -171,9 +172,10 @@ class Voter:
         objection = self._objection_to_proposal(sender, ballot, proposal, view)
         if objection is not None:
             return [Reject(sender, Proposal.KIND, objection)]
-        flaw = self._flaw_of_proposal(ballot, proposal)
+        flaw = flaw_of_proposal(state.settings, ballot, proposal)
         if flaw is not None:
-            self._spoilt = ballot if sender == ballot.proposer else self._spoilt
+            if sender == ballot.proposer:
+                self._spoilt = ballot
             return [Reject(sender, Proposal.KIND, flaw)]
         if self._plan != (proposal.attempt, plan):
             self._plan = (proposal.attempt, plan)
@@ -185,7 +187,7 @@ class Voter:
         return [*begin, *result_for_planner(state, plan_hash(plan))]
 
     def _objection_to_proposal(self, sender: PeerId, ballot: Ballot, proposal: Proposal, view: View) -> str | None:
-        """The first reason that we have not to take it up, and others may not have; None when there is none."""
+        """The first reason for us not to take it up, which others may not have; None when there is none."""
         state, plan = self._state, proposal.plan
         objection = self._objection_to_ballot(sender, ballot, view)
         if objection is not None:
@@ -194,22 +196,6 @@ class Voter:
             return "it is the second plan for one ballot"
         if state.state_digest is not None and plan.state_digest != state.state_digest:
             return "its plan stands on another state than ours"
-        return None
-
-    def _flaw_of_proposal(self, ballot: Ballot, proposal: Proposal) -> str | None:
-        """The first reason for which nobody takes it up; None when there is none."""
-        state, plan = self._state, proposal.plan
-        flaw = flaw_of_plan(state.settings, state.base, plan)
-        if flaw is not None:
-            return flaw
-        try:
-            justification = justify(state.settings.run, ballot, proposal.rolls)
-        except Malformed as error:
-            return str(error)
-        if justification.highest_locks():
-            return "its rolls name a lock, which is to be put to the vote"
-        if not justification.allows_plan(plan, state.settings.max_members):
-            return "its plan leaves out an elector that was ready"
         return None
 
     def _objection_to_ballot(self, sender: PeerId, ballot: Ballot, view: View) -> str | None:
@@ -353,3 +339,20 @@ class Voter:
         """Forget the motion if an average of its record is proven wrong, unless it is justified by a lock."""
         if self._motion is not None and not self._carried and self._state.doubts.is_false(self._motion.index):
             self._motion = None
+
+
+def flaw_of_proposal(settings: RoundSettings, ballot: Ballot, proposal: Proposal) -> str | None:
+    """The first reason for which nobody takes it up, whatever each has seen; None when there is none."""
+    plan = proposal.plan
+    flaw = flaw_of_plan(settings, ballot.base, plan)
+    if flaw is not None:
+        return flaw
+    try:
+        justification = justify(settings.run, ballot, proposal.rolls)
+    except Malformed as error:
+        return str(error)
+    if justification.highest_locks():
+        return "its rolls name a lock, which is to be put to the vote"
+    if not justification.allows_plan(plan, settings.max_members):
+        return "its plan leaves out an elector that was ready"
+    return None

@@ -166,7 +166,7 @@ def _ready_member_dropped() -> Sequence[Any]:
 
 def _attempt_never_advances() -> Sequence[Any]:
     return [
-        patch.object(RoundMachine, "_lose_patience", lambda self, now: None),
+        patch.object(RoundMachine, "_give_up_attempt", lambda self, now: None),
         patch.object(Voter, "_can_propose", lambda self, ballot, view: True),
     ]
 
