@@ -143,12 +143,16 @@ class Membership:
     def notice(self, now: float) -> None:
         """Call often.  When the last call is long ago, we slept (a frozen process, a suspended laptop): that time does not
         count as the others' silence."""
-        gap = now - self._awake
-        self._awake = now
+        gap, self._awake = now - self._awake, now
         if gap > SLEPT_S:
-            self.started += gap
-            for known in self._peers.values():
-                known.heard, known.said = min(known.heard + gap, now), min(known.said + gap, now)
+            self.excuse(gap, now)
+
+    def excuse(self, deaf_s: float, now: float) -> None:
+        """For the last `deaf_s` seconds we could not have heard anybody: they do not count as the others' silence."""
+        self._awake = now
+        self.started = min(self.started + deaf_s, now)
+        for known in self._peers.values():
+            known.heard, known.said = min(known.heard + deaf_s, now), min(known.said + deaf_s, now)
 
     def silent_s(self, peer: PeerId, now: float) -> float:
         """Seconds since `peer` was heard; since we began to listen when it never was."""
@@ -191,10 +195,11 @@ class Membership:
         """The handshake shows that the peer is here now."""
         self._connected.add(peer)
         known = self._peers.get(peer)
-        if known is None or known.liveness is not Liveness.UNPROVEN:
+        if known is None or known.liveness not in (Liveness.UNPROVEN, Liveness.ALIVE):
             return []
+        is_new = known.liveness is Liveness.UNPROVEN
         known.liveness, known.heard = Liveness.ALIVE, now
-        return [PeerJoined(peer, known.heartbeat.name)]
+        return [PeerJoined(peer, known.heartbeat.name)] if is_new else []
 
     def on_disconnected(self, peer: PeerId, now: float) -> list[Event]:
         """The connection broke: suspicious at once; a heartbeat by another way clears it."""

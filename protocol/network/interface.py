@@ -133,7 +133,7 @@ class Handlers(Members, Protocol):
         ...
 
     def on_peer_connected(self, peer: PeerId) -> None:
-        """We have reached a peer, or it has greeted us."""
+        """We have reached a peer, or it has greeted us; or it was connected, and is connected anew."""
         ...
 
     def on_peer_disconnected(self, peer: PeerId) -> None:
@@ -167,6 +167,10 @@ class Network(Protocol):
 
     def bandwidth(self) -> Bandwidth:
         """What our links have lately been seen to carry, or may carry."""
+        ...
+
+    def is_moving(self) -> bool:
+        """Whether our own address is gone, and we are connecting anew: that nobody is heard is then nobody's silence."""
         ...
 
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:

@@ -47,6 +47,8 @@ class Watch:
             now = trio.current_time()
             if now - last >= self._rounds.eviction_s:
                 self._activity.was_away = True  # frozen: the others may have gone on without us
+            if self._session.network.is_moving():
+                self._membership.excuse(now - last, now)
             last = now
             self._judge_silence(now)
             self._follow(now, nursery)

@@ -93,6 +93,9 @@ class TableNetwork:
     def connected(self) -> list[PeerId]:
         return [*self.answers]
 
+    def is_moving(self) -> bool:
+        return False
+
     def forget(self, peer: PeerId) -> None:
         self.forgotten.append(peer)
 

@@ -85,7 +85,13 @@ class DeadEnds:
         self._silences = Silences()
         self._ours: set[Address] = set()
         """Ends of connections that were among our addresses: the system may not list all that it takes for its own."""
-        self._ending: set[Connection] = set()
+        self._ending: dict[Connection, bool] = {}
+        """Connections that are over and not closed yet, and whether we are connecting anew since our address is gone."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether our address is gone, and not everybody is connected anew: that we hear nobody is nobody's silence."""
+        return any(self._ending.values())
 
     async def run(self) -> None:
         """Look once a second, until cancelled."""
@@ -93,7 +99,7 @@ class DeadEnds:
             while True:
                 await trio.sleep(LOOK_S)
                 for peer, connection, has_moved in self._over():
-                    self._ending.add(connection)
+                    self._ending[connection] = has_moved
                     nursery.start_soon(self._end, peer, connection, has_moved)
 
     def _over(self) -> list[tuple[PeerId, Connection, bool]]:
@@ -129,12 +135,13 @@ class DeadEnds:
             with trio.move_on_after(SILENT_S):
                 while has_moved and not self._has_another(peer, connection) and not await self._renew(peer):
                     await trio.sleep(LOOK_S)
+            self._ending[connection] = False
             has_another = self._has_another(peer, connection)
             await self._close(connection)
             if has_another:
                 self._on_renewed(peer)
         finally:
-            self._ending.discard(connection)
+            del self._ending[connection]
 
     def _has_another(self, peer: PeerId, connection: Connection) -> bool:
         """Whether the peer has a newer connection than this one."""

@@ -113,6 +113,10 @@ class Libp2pNetwork:
         """What our links have lately been seen to carry, or may carry."""
         return self._stack.bulk.bandwidth() if self._stack is not None else Bandwidth(0.0, 0.0)
 
+    def is_moving(self) -> bool:
+        """Whether our own address is gone, and we are connecting anew."""
+        return self._stack is not None and self._stack.dead_ends.is_moving
+
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
         """Dial these addresses while their peer is not connected, with backoff.  claimed: other peers say so."""
         if self._stack is not None:

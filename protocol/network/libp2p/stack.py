@@ -159,6 +159,8 @@ class Stack:
     def _on_renewed(self, peer: PeerId) -> None:
         """What ran over its old connection begins anew over the other one; it was never gone."""
         self.bulk.disconnected(peer)
+        if peer in self.connections:
+            self._handlers.on_peer_connected(peer)
         if self._nursery is not None:
             self._nursery.start_soon(self._gossip_again, peer)
 

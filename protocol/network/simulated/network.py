@@ -66,6 +66,10 @@ class MemoryNetwork(Endpoint):
         """The rates of our links."""
         return Bandwidth(self.access.up.bytes_per_s, self.access.down.bytes_per_s)
 
+    def is_moving(self) -> bool:
+        """No: addresses do not change here."""
+        return False
+
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:
         """Does nothing: every peer is connected already."""
 

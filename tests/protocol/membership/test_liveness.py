@@ -130,6 +130,20 @@ def test_the_time_in_which_we_slept_is_nobodys_silence() -> None:
     assert membership.silent_s(PEER, 1000.0) == 1.0 and membership.started == 999.0
 
 
+def test_a_peer_that_connects_anew_has_shown_that_it_is_alive() -> None:
+    membership = heard()
+    assert ticked(membership, 5.0) == [] and membership.on_connected(PEER, 5.0) == []
+    assert ticked(membership, 5.0 + SUSPECT_S) == [] and membership.silent_s(PEER, 5.0 + SUSPECT_S) == SUSPECT_S
+
+
+def test_the_time_in_which_we_were_deaf_is_counted_once_though_we_slept_as_well() -> None:
+    membership = heard()
+    membership.tick(1.0)
+    membership.excuse(999.0, 1000.0)
+    assert membership.tick(1000.0) == []
+    assert membership.silent_s(PEER, 1000.0) == 1.0 and membership.started == 999.0
+
+
 def crowd(membership: Membership, first: int, count: int, forwarder: PeerId = BOB.peer_id, now: float = 1.0) -> int:
     """The first heartbeats of so many keys, which this neighbour forwards; how many were news."""
     keys = [PeerId(f"key {number}") for number in range(first, first + count)]

@@ -21,6 +21,7 @@ from protocol.network.libp2p.dead_ends import (
 from protocol.network.libp2p.ends import local_end
 from protocol.network.libp2p.host import ANY_IPV4
 from protocol.network.libp2p.library import library_id
+from protocol.wire.identity import PeerId
 from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, pair, stack
 
 MOVED = "127.0.0.2"
@@ -89,7 +90,9 @@ class Looks:
                 await trio.sleep(LOOK_S / 10)
 
 
-def test_a_peer_whose_address_is_gone_connects_anew_and_is_never_taken_for_gone() -> None:
+def test_a_peer_whose_address_is_gone_connects_anew_and_is_never_taken_for_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main() -> None:
         a, b = Recorder(), Recorder()
         async with network(a) as one, network(b, host=ANY_IPV4) as two:
@@ -102,7 +105,15 @@ def test_a_peer_whose_address_is_gone_connects_anew_and_is_never_taken_for_gone(
             assert local_end(old) == (MOVED, int(port))
             gone = address_of(MOVED)
             assert gone is not None
-            Looks(stack(two).dead_ends, {gone}, OTHERS)
+            ends, moving = stack(two).dead_ends, [two.is_moving()]
+            renew = ends._renew
+
+            async def renewed(peer: PeerId) -> bool:
+                moving.append(two.is_moving())
+                return await renew(peer)
+
+            monkeypatch.setattr(ends, "_renew", renewed)
+            Looks(ends, {gone}, OTHERS)
             with trio.fail_after(PATIENCE_S):
                 while old in stack(two).host.get_network().connections[library_id(one.peer_id)]:
                     await trio.sleep(LOOK_S / 10)
@@ -117,7 +128,8 @@ def test_a_peer_whose_address_is_gone_connects_anew_and_is_never_taken_for_gone(
             await two.publish(b"from two")
             await a.until(lambda: b"from two" in a.gossip)
             await b.until(lambda: b"from one" in b.gossip)
-            assert (len(a.connected), len(b.connected), a.disconnected, b.disconnected) == (1, 1, [], [])
+            assert [*moving, two.is_moving()] == [False, True, False]
+            assert (len(a.connected), b.connected, a.disconnected, b.disconnected) == (1, [one.peer_id] * 2, [], [])
 
     assert REPLACED_S < SILENT_S
     trio.run(main)
