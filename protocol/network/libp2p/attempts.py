@@ -55,13 +55,6 @@ def problem_of(error: BaseException) -> str:
     return ODD
 
 
-def is_foreign(error: BaseException) -> bool:
-    """Whether a stream failed because the other end does not know our protocol, which names the run."""
-    from libp2p.protocol_muxer.exceptions import MultiselectClientError
-
-    return any(isinstance(cause, MultiselectClientError) and "not supported" in str(cause) for cause in _causes(error))
-
-
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """The error and everything under it: groups, the library's lists of errors, and causes."""
     waiting, seen = [error], 0

@@ -29,14 +29,14 @@ from protocol.network.interface import (
 from protocol.network.libp2p.bulk_places import displaced
 from protocol.network.libp2p.ends import remote_end
 from protocol.network.libp2p.flows import MAX_FLOWS
-from protocol.network.libp2p.library import Host, Stream, TaskStatus, library_id, peer_id_of
+from protocol.network.libp2p.library import Host, Stream, TaskStatus, peer_id_of
 from protocol.network.libp2p.link import MAC_BYTES, NONCE_BYTES, TOKEN_BYTES, Keys, Link, LinkBroken, states_of
 from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.network.libp2p.rates import WINDOW_S, Gauge
 from protocol.network.libp2p.receiving import Receiving
 from protocol.network.libp2p.reputation import EXCESS, Reputation
 from protocol.network.libp2p.sending import Sending
-from protocol.network.libp2p.streams import discard, finish, read_exactly
+from protocol.network.libp2p.streams import agreement, discard, finish, open_stream, read_exactly
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -148,12 +148,13 @@ class Bulk:
     async def _dial(self, peer: PeerId) -> Link:
         with trio.move_on_after(HANDSHAKE_S):
             try:
-                stream = await self._host.new_stream(library_id(peer), [self._protocol])
+                stream = await open_stream(self._host, peer, self._protocol)
             except Exception as error:
                 raise LinkBroken(f"no bulk connection: {error}") from error
             try:
                 nonce = os.urandom(NONCE_BYTES)
                 await stream.write(nonce)
+                await agreement(stream, self._protocol)
                 port, token, theirs = _GRANT.unpack(await read_exactly(stream, _GRANT.size))
                 address = remote_end(stream.muxed_conn)
             except Exception as error:

@@ -15,12 +15,23 @@ import trio
 
 from protocol.events import Event
 from protocol.network.interface import MAX_REQUEST_BYTES, Handlers, NetworkError, Offence, Refused, Unreachable
-from protocol.network.libp2p.attempts import OTHER_RUN, is_foreign
-from protocol.network.libp2p.library import Host, Stream, library_id, peer_id_of
+from protocol.network.libp2p.attempts import OTHER_RUN
+from protocol.network.libp2p.library import Host, Stream, peer_id_of
 from protocol.network.libp2p.memory_budget import MemoryBudget
 from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.network.libp2p.reputation import EXCESS, SLOWNESS, VIOLATION, Channel, Reputation
-from protocol.network.libp2p.streams import BadFrame, discard, finish, read_exactly, read_frame, read_length, write_frame
+from protocol.network.libp2p.streams import (
+    BadFrame,
+    NotSpoken,
+    agreement,
+    discard,
+    finish,
+    open_stream,
+    read_exactly,
+    read_frame,
+    read_length,
+    write_frame,
+)
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
@@ -84,19 +95,20 @@ class Requests:
         with trio.move_on_after(timeout_s) as scope:
             try:
                 return await self._ask(peer, kind, data, timeout_s)
+            except NotSpoken as error:
+                raise OtherRun(f"{peer}: {OTHER_RUN}") from error
             except (Refused, Unreachable):
                 raise
             except Exception as error:
-                if is_foreign(error):
-                    raise OtherRun(f"{peer}: {OTHER_RUN}") from error
                 raise Unreachable(f"the question '{kind}' to {peer} failed: {error}") from error
         assert scope.cancelled_caught
         raise Unreachable(f"{peer} did not answer '{kind}' within {timeout_s:g} s")
 
     async def _ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
-        stream = await self._host.new_stream(library_id(peer), [self._protocol])
+        stream = await open_stream(self._host, peer, self._protocol)
         try:
             await write_frame(stream, encode_question(kind, data, max(1, int(timeout_s * 1000))), self._up)
+            await agreement(stream, self._protocol)
             raw = await read_frame(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES, self._down)
         except BaseException:
             await discard(stream)

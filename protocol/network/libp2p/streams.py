@@ -1,4 +1,8 @@
-"""Frames on a libp2p stream: four bytes of length, then that many bytes.  Shared by requests and the bulk handshake."""
+"""A libp2p stream of one of our protocols, and frames on it: four bytes of length, then that many bytes.
+
+Whoever opens a stream says which protocol it means, and goes on before the other end has agreed: the library would wait
+for two round trips before a question may leave.  Shared by requests and the bulk handshake.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,59 @@ import struct
 import trio
 
 from protocol.network.interface import NetworkError, Unreachable
-from protocol.network.libp2p.library import Stream
+from protocol.network.libp2p.library import Host, Stream, library_id
 from protocol.network.libp2p.rate_limit import RateLimit
+from protocol.wire.identity import PeerId
 
+MULTISTREAM, NOT_AVAILABLE = "/multistream/1.0.0", b"\x03na\n"
+"""Of multistream-select, by which two ends of a stream agree on its protocol."""
 LARGE_BYTES = 64 << 10
 """What is larger keeps to the limits of its direction; what is not never waits."""
 _NO_LIMIT = RateLimit()
 _LENGTH = struct.Struct(">I")
 
 
+class NotSpoken(Unreachable):
+    """The other end does not know the protocol."""
+
+
 class BadFrame(NetworkError):
     """The other end sent something that is not a frame, or not the expected content of one."""
+
+
+async def open_stream(host: Host, peer: PeerId, protocol: str) -> Stream:
+    """A new stream to a connected peer, on which `protocol` was asked for: write to it, then wait for `agreement`.
+
+    Raises whatever the library raises.
+    """
+    stream = await host.get_network().new_stream(library_id(peer))
+    try:
+        await stream.write(_line(MULTISTREAM) + _line(protocol))
+    except BaseException:
+        await discard(stream)
+        raise
+    return stream
+
+
+async def agreement(stream: Stream, protocol: str) -> None:
+    """Wait until the other end has agreed to the protocol that was asked for.
+
+    Raises `NotSpoken`, `BadFrame`, and as `read_exactly` does.
+    """
+    greeting, agreed = _line(MULTISTREAM), _line(protocol)
+    if await read_exactly(stream, len(greeting)) != greeting:
+        raise BadFrame("the other end speaks another version of multistream-select")
+    answer = await read_exactly(stream, len(NOT_AVAILABLE))
+    if answer == NOT_AVAILABLE:
+        raise NotSpoken(f"{protocol} is not spoken there")
+    if answer + await read_exactly(stream, len(agreed) - len(answer)) != agreed:
+        raise BadFrame("the other end agrees to another protocol")
+
+
+def _line(text: str) -> bytes:
+    """A message of multistream-select: its length as a varint, which is one byte for ours, and the text with a line feed."""
+    assert len(text) < 127
+    return bytes([len(text) + 1]) + text.encode() + b"\n"
 
 
 def _waits(size: int, limit: RateLimit) -> bool:
