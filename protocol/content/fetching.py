@@ -74,6 +74,8 @@ class Fetch:
         """Peers that were asked what they have, and have not answered yet."""
         self._promising: set[PeerId] = set()
         """Peers that say that more will come to them."""
+        self._apart: set[PeerId] = set()
+        """Peers that show each of us other chunks."""
         self._landings: dict[tuple[PeerId, int], Landing] = {}
         self._moved_at = self._hoped_at = trio.current_time()
         self._over = trio.Event()
@@ -160,6 +162,7 @@ class Fetch:
         """A peer is not connected any more."""
         self._asked.pop(peer, None)
         self._promising.discard(peer)
+        self._apart.discard(peer)
         self._handle(SourceGone(peer))
 
     def _has_room(self) -> bool:
@@ -201,6 +204,7 @@ class Fetch:
         if peer not in self._asked:
             return  # it is gone meanwhile
         (self._promising.add if reply.more else self._promising.discard)(peer)
+        (self._apart.add if reply.apart else self._apart.discard)(peer)
         self._handle(SourceHas(peer, chunks))
         connected = self._session.network.connected()
         for other in map(PeerId, reply.neighbours):
@@ -235,7 +239,7 @@ class Fetch:
         elif not self.here >> chunk & 1:
             self._into[self.blob.span(chunk)] = landing.buffer
             self._moved_at = trio.current_time()
-            self.offer.add(chunk)
+            self.offer.add(chunk, is_first=peer in self._apart)
             self._handle(Came(peer, chunk))
             self._on_progress(self.here.bit_count(), self.count)
 

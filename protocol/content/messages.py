@@ -33,10 +33,12 @@ class BlobRequest(Body):
 
 
 class BlobReply(Body):
-    """chunks: what may be asked for (a bitmap).  more: whether others may come.  neighbours: others that fetch the blob."""
+    """chunks: what may be asked for (a bitmap).  more: whether others may come.  apart: whether each asker is shown others,
+    which nobody else has yet.  neighbours: others that fetch the blob."""
 
     chunks: Bitmap
     more: bool
+    apart: bool
     neighbours: Annotated[list[PeerField], Field(max_length=MAX_NEIGHBOURS)]
 
 

@@ -15,6 +15,8 @@ from protocol.content.blob import ChunkSet
 from protocol.content.superseeding import Superseeding
 from protocol.wire.identity import PeerId
 
+NO_HURRY_S = 0.5
+"""What others have as well, a guest is told so often, together: many small statements cost more than they gain."""
 MAX_GUESTS = 64
 """Peers that are told what comes to a blob; the others have to ask again."""
 
@@ -58,22 +60,30 @@ class Offer(Protocol):
         ...
 
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
-        """What is to be told to whom now."""
+        """What is to be told to whom now; all of it when `now` is infinite."""
         ...
 
 
 class OpenOffer:
-    """All that is here, of a blob of `count` chunks, is open to everybody."""
+    """All that is here, of a blob of `count` chunks, is open to everybody.
+
+    Guests are told at once of what nobody else can give them, and with it of all that came since they were told.
+    """
 
     def __init__(self, count: int, here: ChunkSet, is_member: IsMember) -> None:
         self._here, self._all, self._is_member = here, (1 << count) - 1, is_member
         self._untold: dict[PeerId, ChunkSet] = {}
         """Of each guest, what came since it was told."""
+        self._told_at: dict[PeerId, float] = {}
+        self._firsts: ChunkSet = 0
+        """What nobody had before us, as far as we know."""
         self._has: dict[PeerId, ChunkSet] = {}
 
-    def add(self, chunk: int) -> None:
-        """A chunk is here now."""
+    def add(self, chunk: int, *, is_first: bool = False) -> None:
+        """A chunk is here now.  is_first: it came from an origin, which shows it to nobody else."""
         self._here |= 1 << chunk
+        if is_first:
+            self._firsts |= 1 << chunk
         for peer in self._untold:
             self._untold[peer] |= 1 << chunk
 
@@ -83,7 +93,7 @@ class OpenOffer:
         if isinstance(place, str):
             self.leave(place)
         if place:
-            self._has[peer], self._untold[peer] = has, 0
+            self._has[peer], self._untold[peer], self._told_at[peer] = has, 0, now
         return self._here
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
@@ -99,6 +109,7 @@ class OpenOffer:
         """As `Offer.leave`."""
         self._has.pop(peer, None)
         self._untold.pop(peer, None)
+        self._told_at.pop(peer, None)
 
     def guests(self) -> list[PeerId]:
         """As `Offer.guests`."""
@@ -106,9 +117,14 @@ class OpenOffer:
 
     def news(self, now: float) -> dict[PeerId, ChunkSet]:
         """As `Offer.news`: only what they do not have."""
-        news = {peer: chunks & ~self._has[peer] for peer, chunks in self._untold.items()}
-        self._untold = dict.fromkeys(self._untold, 0)
-        return {peer: chunks for peer, chunks in news.items() if chunks}
+        news = {}
+        for peer, chunks in self._untold.items():
+            told = chunks & ~self._has[peer]
+            if told & self._firsts or (told and now - self._told_at[peer] >= NO_HURRY_S):
+                news[peer] = told
+        for peer in news:
+            self._untold[peer], self._told_at[peer] = 0, now
+        return news
 
 
 class OriginOffer:

@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
+from math import inf
 
 import trio
 
@@ -80,7 +81,7 @@ class Swarm:
                 self._nursery.start_soon(self._uploads.run)
                 while True:
                     for name, offer in self._offers():
-                        self._spread(name, offer)
+                        self._spread(name, offer, trio.current_time())
                     await trio.sleep(NEWS_S)
         finally:
             self._nursery = None  # a fetch that ends later tells nobody
@@ -106,7 +107,7 @@ class Swarm:
         try:
             return await fetch.run(sources)
         finally:
-            self._spread(blob.name, fetch.offer)  # what came last, too
+            self._spread(blob.name, fetch.offer, inf)  # all that nobody was told yet
             others.remove(fetch)
             if not others:
                 del self._fetches[blob.name]
@@ -156,9 +157,9 @@ class Swarm:
             if offered == name:
                 offer.fed(peer, chunk, trio.current_time())
 
-    def _spread(self, name: Hash, offer: Offer) -> None:
+    def _spread(self, name: Hash, offer: Offer, now: float) -> None:
         """Tell the news of an offer, to each peer when it has answered the last ones: whoever is slow is told less often."""
-        for peer, chunks in offer.news(trio.current_time()).items():
+        for peer, chunks in offer.news(now).items():
             if (peer, name) in self._untold:
                 self._untold[peer, name] |= chunks
             elif self._nursery is not None:
@@ -206,7 +207,9 @@ class Swarm:
         others = [str(other) for other in neighbours if other != peer]
         self._random.shuffle(others)
         more = bool(fetches) or origin is not None
-        return BlobReply(chunks=to_bitmap(shown, held.count), more=more, neighbours=others[:MAX_NEIGHBOURS]).encode()
+        apart = not fetches and origin is not None
+        bitmap = to_bitmap(shown, held.count)
+        return BlobReply(chunks=bitmap, more=more, apart=apart, neighbours=others[:MAX_NEIGHBOURS]).encode()
 
     async def _news(self, peer: PeerId, data: bytes) -> bytes:
         news = decode_body(ChunkNews, data)

@@ -139,7 +139,7 @@ QUESTIONS: list[Body] = [
     LeavesRequest(blob=TIP),
     LeavesReply(leaves=[TIP, RUN]),
     BlobRequest(blob=TIP, chunks=b"\x03"),
-    BlobReply(chunks=b"\x07", more=True, neighbours=[ONE.peer_id]),
+    BlobReply(chunks=b"\x07", more=True, apart=False, neighbours=[ONE.peer_id]),
     ChunkNews(blob=TIP, chunks=[2]),
     ChunksRequest(blob=TIP, chunks=[0, 1]),
     ChunksReply(chunks=[1], busy=[0]),

@@ -35,7 +35,7 @@ class Claimer:
             blob = self._node.versions._catalogue.blob(Hash(decode_body(BlobRequest, data).blob))
             if blob is not None:
                 bitmap = to_bitmap((1 << blob.count) - 1, blob.count)
-                return BlobReply(chunks=bitmap, more=True, neighbours=[]).encode()
+                return BlobReply(chunks=bitmap, more=True, apart=False, neighbours=[]).encode()
         if kind == "want":
             wanted = decode_body(ChunksRequest, data)
             if self._node.versions._catalogue.blob(Hash(wanted.blob)) is not None:

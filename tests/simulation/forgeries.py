@@ -196,7 +196,7 @@ class Historian(Ghost):
             return HaveReply(length=len(self.chain), oldest_result=0, checkpoints=list(self.checkpoints)).encode()
         if kind == "blob":
             count = len(self._layout) if self._bytes_of(decode_body(BlobRequest, data).blob) is not None else 0
-            return BlobReply(chunks=to_bitmap((1 << count) - 1, count), more=True, neighbours=[]).encode()
+            return BlobReply(chunks=to_bitmap((1 << count) - 1, count), more=True, apart=False, neighbours=[]).encode()
         if kind == "want":
             self._world.spawn(self._push, peer, decode_body(ChunksRequest, data))
             return ChunksReply(chunks=[], busy=[]).encode()

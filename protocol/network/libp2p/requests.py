@@ -24,9 +24,9 @@ from protocol.network.libp2p.streams import (
     BadFrame,
     NotSpoken,
     agreement,
+    ask_frame,
     discard,
     finish,
-    open_stream,
     read_exactly,
     read_frame,
     read_length,
@@ -105,9 +105,9 @@ class Requests:
         raise Unreachable(f"{peer} did not answer '{kind}' within {timeout_s:g} s")
 
     async def _ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
-        stream = await open_stream(self._host, peer, self._protocol)
+        question = encode_question(kind, data, max(1, int(timeout_s * 1000)))
+        stream = await ask_frame(self._host, peer, self._protocol, question, self._up)
         try:
-            await write_frame(stream, encode_question(kind, data, max(1, int(timeout_s * 1000))), self._up)
             await agreement(stream, self._protocol)
             raw = await read_frame(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES, self._down)
         except BaseException:

@@ -31,14 +31,14 @@ class BadFrame(NetworkError):
     """The other end sent something that is not a frame, or not the expected content of one."""
 
 
-async def open_stream(host: Host, peer: PeerId, protocol: str) -> Stream:
-    """A new stream to a connected peer, on which `protocol` was asked for: write to it, then wait for `agreement`.
+async def open_stream(host: Host, peer: PeerId, protocol: str, data: bytes = b"") -> Stream:
+    """A new stream to a connected peer, on which `protocol` was asked for, and `data` sent; `agreement` is to be read first.
 
     Raises whatever the library raises.
     """
     stream = await host.get_network().new_stream(library_id(peer))
     try:
-        await stream.write(_line(MULTISTREAM) + _line(protocol))
+        await stream.write(_line(MULTISTREAM) + _line(protocol) + data)
     except BaseException:
         await discard(stream)
         raise
@@ -96,6 +96,19 @@ async def read_length(stream: Stream, max_bytes: int) -> int:
 async def read_frame(stream: Stream, max_bytes: int, limit: RateLimit = _NO_LIMIT) -> bytes:
     """Read one frame of at most `max_bytes`.  Raises as `read_exactly` and `read_length` do."""
     return await read_exactly(stream, await read_length(stream, max_bytes), limit)
+
+
+async def ask_frame(host: Host, peer: PeerId, protocol: str, data: bytes, limit: RateLimit = _NO_LIMIT) -> Stream:
+    """As `open_stream`, with `data` as the first frame: a small one leaves together with the rest."""
+    if not _waits(len(data), limit):
+        return await open_stream(host, peer, protocol, _LENGTH.pack(len(data)) + data)
+    stream = await open_stream(host, peer, protocol)
+    try:
+        await write_frame(stream, data, limit)
+    except BaseException:
+        await discard(stream)
+        raise
+    return stream
 
 
 async def write_frame(stream: Stream, data: bytes, limit: RateLimit = _NO_LIMIT) -> None:

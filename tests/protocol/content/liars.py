@@ -32,7 +32,7 @@ class Claimer(Peer):
     async def on_request(self, peer: PeerId, kind: str, data: bytes) -> bytes:
         count = len(self.table.blob)
         if kind == "blob":
-            return BlobReply(chunks=to_bitmap(self.table.blob.all, count), more=True, neighbours=[]).encode()
+            return BlobReply(chunks=to_bitmap(self.table.blob.all, count), more=True, apart=False, neighbours=[]).encode()
         if kind == "want":
             chunks = decode_body(ChunksRequest, data).chunks
             self.asked += len(chunks)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import pytest
 
-from protocol.content.offers import MAX_GUESTS, Offer, OpenOffer, OriginOffer
+from protocol.content.offers import MAX_GUESTS, NO_HURRY_S, Offer, OpenOffer, OriginOffer
 from protocol.wire.identity import PeerId
 from tests.protocol.content.peers import PEERS
 
@@ -29,9 +30,20 @@ def test_a_guest_is_told_what_is_here_and_then_what_comes() -> None:
     offer.add(4)
     offer.add(5)
     offer.got(ANN, 1 << 5)
-    assert offer.news(0.1) == {ANN: 1 << 4}, "not what it has"
-    assert not offer.news(0.2)
-    assert offer.join(BOB, 0, 0.3) == 0b110011 and not offer.news(0.3)
+    assert offer.news(NO_HURRY_S) == {ANN: 1 << 4}, "not what it has"
+    assert not offer.news(2 * NO_HURRY_S)
+    assert offer.join(BOB, 0, 3.0) == 0b110011 and not offer.news(3.0)
+
+
+def test_a_guest_is_told_at_once_of_what_nobody_else_has_and_of_the_rest_with_it_or_later() -> None:
+    offer = OpenOffer(8, 0, is_member)
+    offer.join(ANN, 0, 0.0)
+    offer.add(1)
+    assert not offer.news(NO_HURRY_S - 0.1)
+    offer.add(2, is_first=True)
+    assert offer.news(NO_HURRY_S - 0.1) == {ANN: 0b110}
+    offer.add(3)
+    assert not offer.news(NO_HURRY_S) and offer.news(inf) == {ANN: 0b1000}
 
 
 def test_who_is_gone_is_told_nothing() -> None:

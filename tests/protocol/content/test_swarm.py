@@ -5,6 +5,8 @@ Times are virtual, and the same in every run.
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 import trio
 
@@ -246,7 +248,7 @@ def test_a_fetch_that_ends_after_the_swarm_was_stopped_tells_nobody() -> None:
         assert one.swarm._nursery is None and one.outcome is None
         fetch.offer.join(other.id, 0, trio.current_time())
         fetch.offer.add(0)
-        one.swarm._spread(table.blob.name, fetch.offer)
+        one.swarm._spread(table.blob.name, fetch.offer, inf)
         assert not one.swarm._untold
 
     on_swarm_table(check)

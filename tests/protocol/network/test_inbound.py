@@ -15,6 +15,7 @@ from protocol.network.libp2p import Libp2pNetwork, open_network
 from protocol.network.libp2p.inbound import address_group
 from protocol.network.libp2p.inbound_policy import InboundLimits, Stage
 from protocol.network.libp2p.patches import agent_version
+from protocol.network.libp2p.streams import agreement, open_stream
 from protocol.network.libp2p.token_bucket import Allowance
 from protocol.wire.identity import Identity
 from tests.protocol.network.outsiders import HALF_A_HANDSHAKE, socket_to, stranger_to
@@ -178,13 +179,13 @@ def test_identify_says_what_program_this_is() -> None:
     async def main() -> None:
         from libp2p.identity.identify.identify import ID as IDENTIFY
         from libp2p.identity.identify.identify import parse_identify_response
-        from libp2p.peer.id import ID
 
         a = Recorder()
         async with network(a) as one, network(Recorder()) as two:
             one.remember(two.addresses())
             await a.until(lambda: a.connected)
-            stream = await stack(one).host.new_stream(ID.from_string(two.peer_id), [IDENTIFY])
+            stream = await open_stream(stack(one).host, two.peer_id, IDENTIFY)
+            await agreement(stream, IDENTIFY)
             found = parse_identify_response(await read_all(stream.read))
             assert found.agent_version == agent_version() and found.agent_version.startswith("manyhands/")
             assert found.protocol_version == "manyhands/1"

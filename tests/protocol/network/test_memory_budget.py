@@ -12,10 +12,9 @@ import trio.testing
 from protocol.events import Dropped, Event
 from protocol.network.interface import Unreachable
 from protocol.network.libp2p import open_network
-from protocol.network.libp2p.library import library_id
 from protocol.network.libp2p.memory_budget import BUDGET_BYTES, EVENT_EVERY_S, SMALL_BYTES, MemoryBudget
 from protocol.network.libp2p.requests import encode_question
-from protocol.network.libp2p.streams import write_frame
+from protocol.network.libp2p.streams import ask_frame
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.network.recorder import LOOPBACK, PATIENCE_S, RUN, Recorder, network, stack
 from tests.protocol.peers import TheseMembers
@@ -173,14 +172,14 @@ def test_answers_that_nobody_reads_hold_their_room_and_members_are_answered() ->
                 for end, recorder in ((two, b), (three, c), (four, d)):
                     end.remember(one.addresses())
                     await recorder.greeted.wait()
-                for end in (two, four):
+                for end, held in ((two, 16), (four, 24)):
+                    requests, before = stack(end).requests, len(asked)
                     for _ in range(16):
-                        requests = stack(end).requests
-                        stream = await stack(end).host.new_stream(library_id(one.peer_id), [requests._protocol])
-                        await write_frame(stream, encode_question("large", b"", 100_000))
-                with trio.fail_after(PATIENCE_S):
-                    while len(asked) < 32 or answers.held_bytes < 24 * SIZE:
-                        await trio.sleep(0.01)
+                        question = encode_question("large", b"", 100_000)
+                        await ask_frame(stack(end).host, one.peer_id, requests._protocol, question)
+                    with trio.fail_after(PATIENCE_S):
+                        while len(asked) < before + 16 or answers.held_bytes < held * SIZE:
+                            await trio.sleep(0.01)
                 assert answers.held_bytes == 24 * SIZE, "half of the strangers' room, and half of the rest"
                 assert len(await three.request(one.peer_id, "large", b"", timeout_s=PATIENCE_S)) == SIZE
                 assert len(asked) == 33, "those that wait are not found again before there is room"
