@@ -143,7 +143,9 @@ def _question(data: bytes) -> bytes:
 
 
 def _answer(data: bytes) -> bytes:
-    return canonical.encode({"data": decode_answer(data)})
+    answer, stays_open = decode_answer(data)
+    given = {"reason": str(answer)} if isinstance(answer, Refused) else {"data": answer}
+    return canonical.encode({**given, "open": stays_open})
 
 
 def _control(data: bytes) -> None:
@@ -244,9 +246,9 @@ DOORS: list[Door] = [
     Door(
         "answer",
         _answer,
-        [canonical.encode({"data": b"x"}), canonical.encode({"reason": "no"})],
+        [canonical.encode({"data": b"x", "open": True}), canonical.encode({"reason": "no", "open": False})],
         2 << 20,
-        (Malformed, BadFrame, Refused),
+        (Malformed, BadFrame),
     ),
     Door(
         "control frame",

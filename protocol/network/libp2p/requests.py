@@ -1,4 +1,4 @@
-"""One question, one answer, each on its own libp2p stream.
+"""One question, one answer, on a libp2p stream that may carry further ones afterwards.
 
 Decides size limits, deadlines and how many questions of one peer are answered at once; `memory_budget` decides how much
 memory those of all peers take.  The handlers give the answers; an exception of theirs ends the one stream and nothing else.
@@ -16,6 +16,7 @@ import trio
 from protocol.events import Event
 from protocol.network.interface import MAX_REQUEST_BYTES, Handlers, NetworkError, Offence, Refused, Unreachable
 from protocol.network.libp2p.attempts import OTHER_RUN
+from protocol.network.libp2p.kept_streams import MOST_KEPT, WAITED_S, KeptStreams
 from protocol.network.libp2p.library import Host, Stream, peer_id_of
 from protocol.network.libp2p.memory_budget import MemoryBudget
 from protocol.network.libp2p.rate_limit import RateLimit
@@ -43,7 +44,7 @@ MAX_CONCURRENT_PER_PEER = 16
 MAX_KIND_CHARS = 64
 MAX_REASON_CHARS = 300
 READ_QUESTION_S = 5.0
-"""Until a question begins; the rest of it may take what it takes at `SLOWEST_BYTES_PER_S`."""
+"""Until the first question begins; the rest of it may take what it takes at `SLOWEST_BYTES_PER_S`."""
 WRITE_ANSWER_S = 5.0
 """Until an answer is taken, and as much more as it takes at `SLOWEST_BYTES_PER_S`."""
 SLOWEST_BYTES_PER_S = 32 << 10
@@ -79,7 +80,9 @@ class Requests:
         self._up, self._down = up, down
         self._questions, self._answers = MemoryBudget(handlers, emit), MemoryBudget(handlers, emit)
         self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/request"
-        self._open: Counter[PeerId] = Counter()
+        self._kept = KeptStreams()
+        self._open, self._waiting = Counter[PeerId](), Counter[PeerId]()
+        """Questions that are being read or answered; streams on which we wait for a further one."""
         self.up_bytes = 0
         self.down_bytes = 0
         host.set_stream_handler(self._protocol, self._serve)
@@ -104,32 +107,55 @@ class Requests:
         assert scope.cancelled_caught
         raise Unreachable(f"{peer} did not answer '{kind}' within {timeout_s:g} s")
 
+    async def run(self) -> None:
+        """Close the streams that nobody uses any more, until cancelled."""
+        await self._kept.run()
+
+    def disconnected(self, peer: PeerId) -> None:
+        """A connection to this peer has closed, and the streams on it with it."""
+        self._kept.forget(peer)
+
     async def _ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
         question = encode_question(kind, data, max(1, int(timeout_s * 1000)))
-        stream = await ask_frame(self._host, peer, self._protocol, question, self._up)
+        stream, is_new = await self._put(peer, question)
         try:
-            await agreement(stream, self._protocol)
+            if is_new:
+                await agreement(stream, self._protocol)
             raw = await read_frame(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES, self._down)
+            self.up_bytes += len(data)
+            answer, stays_open = decode_answer(raw)
         except BaseException:
             await discard(stream)
             raise
-        await finish(stream)
-        self.up_bytes += len(data)
-        answer = decode_answer(raw)
+        if not stays_open or not self._kept.keep(peer, stream):
+            await finish(stream)
+        if isinstance(answer, Refused):
+            raise answer
         self.down_bytes += len(answer)
         return answer
+
+    async def _put(self, peer: PeerId, question: bytes) -> tuple[Stream, bool]:
+        """Send a question; the stream on which it is answered, and whether that is new."""
+        while (kept := self._kept.take(peer)) is not None:
+            try:
+                await write_frame(kept, question, self._up)
+            except Exception as error:  # noqa: BLE001 - the library raises anything; its connection may be closed, and another open
+                log.debug("a stream that was kept has ended: %r", error)
+                await discard(kept)
+            except BaseException:
+                await discard(kept)
+                raise
+            else:
+                return kept, False
+        return await ask_frame(self._host, peer, self._protocol, question, self._up), True
 
     async def _serve(self, stream: Stream) -> None:
         """libp2p's stream handler: an exception here would bring down the whole host, so none leaves."""
         peer = peer_id_of(stream.muxed_conn.peer_id)
-        if self._open[peer] >= MAX_CONCURRENT_PER_PEER:
-            self._reputation.penalise(peer, EXCESS, "too many questions at once")
-            await discard(stream)
-            return
-        self._open[peer] += 1
         try:
-            with ExitStack() as held:
-                await self._answer(peer, stream, held)
+            size: int | None = await self._first(peer, stream)
+            while size is not None:
+                size = await self._next(peer, stream) if await self._answer(peer, stream, size) else None
         except Exception as error:  # noqa: BLE001 - see above
             log.debug("a question of %s failed: %r", peer, error)
             if isinstance(error, Malformed | BadFrame):
@@ -137,21 +163,48 @@ class Requests:
             await discard(stream)
         else:
             await finish(stream)
-        finally:
-            self._open[peer] -= 1
-            if not self._open[peer]:
-                del self._open[peer]
 
-    async def _answer(self, peer: PeerId, stream: Stream, held: ExitStack) -> None:
-        raw = await self._read_question(peer, stream, held)
-        if not self._reputation.spend(peer, Channel.QUESTION, len(raw)):
-            raise Unreachable("over its allowance")
+    async def _first(self, peer: PeerId, stream: Stream) -> int:
+        """Wait for the first question of a stream; its size."""
+        with trio.move_on_after(READ_QUESTION_S):
+            return await read_length(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+        raise self._too_slow(peer)
+
+    async def _next(self, peer: PeerId, stream: Stream) -> int | None:
+        """Wait for a further one, as was promised; None when none comes."""
+        try:
+            with trio.move_on_after(WAITED_S):
+                return await read_length(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+        except BadFrame:
+            raise
+        except Exception as error:  # noqa: BLE001 - the library raises anything when the other end has closed the stream
+            log.debug("no further question of %s: %r", peer, error)
+        finally:
+            _count_down(self._waiting, peer)
+        return None
+
+    async def _answer(self, peer: PeerId, stream: Stream, size: int) -> bool:
+        """Answer a question of which `size` bytes are to come; whether we wait for another one."""
+        if self._open[peer] >= MAX_CONCURRENT_PER_PEER:
+            self._reputation.penalise(peer, EXCESS, "too many questions at once")
+            raise Unreachable("too many questions at once")
+        self._open[peer] += 1
+        try:
+            with ExitStack() as held:
+                raw = await self._read_question(peer, stream, size, held)
+                if not self._reputation.spend(peer, Channel.QUESTION, len(raw)):
+                    raise Unreachable("over its allowance")
+                return await self._answer_it(peer, stream, raw, held)
+        finally:
+            _count_down(self._open, peer)
+
+    async def _answer_it(self, peer: PeerId, stream: Stream, raw: bytes, held: ExitStack) -> bool:
         kind, data, milliseconds = decode_question(raw)
         self.down_bytes += len(data)
         with trio.fail_after(max(0.0, min(milliseconds / 1000, MAX_ANSWER_S))):
             try:
                 found = await self._find(peer, kind, data, held)
-                answer: dict[str, bytes | str] = {"data": found}
+                answer: dict[str, bytes | str | bool] = {"data": found}
             except Refused as refusal:
                 if isinstance(refusal, Offence):
                     self._reputation.penalise(peer, VIOLATION, str(refusal))
@@ -159,8 +212,21 @@ class Requests:
             if len(found) > MAX_REQUEST_BYTES:
                 answer = {"reason": f"the answer has {len(found)} bytes, more than {MAX_REQUEST_BYTES}"}
             with trio.fail_after(WRITE_ANSWER_S + len(found) / self._up.slowest(SLOWEST_BYTES_PER_S)):
-                await write_frame(stream, canonical.encode(answer), self._up)
+                stays_open = await self._write(peer, stream, answer)
         self.up_bytes += len(found)
+        return stays_open
+
+    async def _write(self, peer: PeerId, stream: Stream, answer: dict[str, bytes | str | bool]) -> bool:
+        """Send an answer; whether we promised with it to wait for another question, which `_next` does."""
+        stays_open = self._waiting[peer] < MOST_KEPT
+        self._waiting[peer] += stays_open
+        try:
+            await write_frame(stream, canonical.encode({**answer, "open": stays_open}), self._up)
+        except BaseException:
+            if stays_open:
+                _count_down(self._waiting, peer)
+            raise
+        return stays_open
 
     async def _find(self, peer: PeerId, kind: str, data: bytes, held: ExitStack) -> bytes:
         """The answer to a question; `held` keeps the room for it.
@@ -177,18 +243,25 @@ class Requests:
         held.enter_context(await self._answers.room(peer, size))
         return await self._handlers.on_request(peer, kind, data)
 
-    async def _read_question(self, peer: PeerId, stream: Stream, held: ExitStack) -> bytes:
+    async def _read_question(self, peer: PeerId, stream: Stream, size: int, held: ExitStack) -> bytes:
         """Read a question; `held` keeps the room for it.
 
         Raises `Unreachable` when there is no room, and, at a penalty for its asker, when its bytes come too slowly.
         """
-        with trio.move_on_after(READ_QUESTION_S) as scope:
-            size = await read_length(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
-            held.enter_context(self._questions.hold(peer, size))
-            scope.deadline += size / SLOWEST_BYTES_PER_S
+        held.enter_context(self._questions.hold(peer, size))
+        with trio.move_on_after(READ_QUESTION_S + size / SLOWEST_BYTES_PER_S):
             return await read_exactly(stream, size)
+        raise self._too_slow(peer)
+
+    def _too_slow(self, peer: PeerId) -> Unreachable:
         self._reputation.penalise(peer, SLOWNESS, "a question that did not come to its end")
-        raise Unreachable("a question that did not come to its end")
+        return Unreachable("a question that did not come to its end")
+
+
+def _count_down(counter: Counter[PeerId], peer: PeerId) -> None:
+    counter[peer] -= 1
+    if not counter[peer]:
+        del counter[peer]
 
 
 def encode_question(kind: str, data: bytes, milliseconds: int) -> bytes:
@@ -209,11 +282,15 @@ def decode_question(raw: bytes) -> tuple[str, bytes, int]:
     return kind, data, milliseconds
 
 
-def decode_answer(raw: bytes) -> bytes:
-    """The data of an answer.  Raises `Refused` with the peer's reason; `Malformed` or `BadFrame` if it is not an answer."""
+def decode_answer(raw: bytes) -> tuple[bytes | Refused, bool]:
+    """The data of an answer, or the refusal with the peer's reason; and whether it waits for another question.
+
+    Raises `Malformed` or `BadFrame` if it is not an answer.
+    """
     answer = canonical.decode(raw, max_bytes=MAX_REQUEST_BYTES + ENVELOPE_BYTES)
-    if isinstance(answer, dict) and set(answer) == {"data"} and isinstance(answer["data"], bytes):
-        return answer["data"]
-    if isinstance(answer, dict) and set(answer) == {"reason"} and isinstance(answer["reason"], str):
-        raise Refused(answer["reason"][:MAX_REASON_CHARS])
+    if isinstance(answer, dict) and isinstance(stays_open := answer.pop("open", None), bool):
+        if set(answer) == {"data"} and isinstance(answer["data"], bytes):
+            return answer["data"], stays_open
+        if set(answer) == {"reason"} and isinstance(answer["reason"], str):
+            return Refused(answer["reason"][:MAX_REASON_CHARS]), stays_open
     raise BadFrame("an answer that is none")

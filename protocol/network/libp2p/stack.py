@@ -81,6 +81,7 @@ class Stack:
                 nursery.start_soon(self.inbound.run)
                 await nursery.start(self.bulk.run, port)
                 await self.gossip.start(stack, nursery)
+                nursery.start_soon(self.requests.run)
                 nursery.start_soon(self.dialer.run)
                 nursery.start_soon(self.dead_ends.run)
                 if announced:
@@ -153,12 +154,14 @@ class Stack:
                 self._handlers.on_peer_connected(peer)
             case connections.Disconnected(lasted_s):
                 self.bulk.disconnected(peer)
+                self.requests.disconnected(peer)
                 self.dialer.lost(peer, lasted_s)
                 self._handlers.on_peer_disconnected(peer)
 
     def _on_renewed(self, peer: PeerId) -> None:
         """What ran over its old connection begins anew over the other one; it was never gone."""
         self.bulk.disconnected(peer)
+        self.requests.disconnected(peer)
         if peer in self.connections:
             self._handlers.on_peer_connected(peer)
         if self._nursery is not None:
