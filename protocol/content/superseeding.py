@@ -21,8 +21,9 @@ from protocol.content.blob import ChunkSet, set_of
 from protocol.content.copies import Copies, any_of
 from protocol.wire.identity import PeerId
 
-AHEAD = 3
-"""Chunks that a peer is shown and has not fetched: so many keep its line busy."""
+AHEAD, AHEAD_OF_ALL = 3, 12
+"""Chunks that a peer is shown and has not fetched: so many keep our line busy where many share it.  Where few do it takes
+more, one for each that it fetched, up to its share of the second number: over a long way much is under way."""
 MOST_AT_ONCE = 8
 TURN = 16
 LEAST_PATIENCE_S, FIRST_PATIENCE_S, MOST_PATIENCE_S = 2.0, 8.0, 60.0
@@ -104,9 +105,10 @@ class Superseeding:
         self._give_places(now)
         news: dict[PeerId, ChunkSet] = {}
         fed = [(peer, guest) for peer, guest in self._guests.items() if guest.fed_at is not None]
-        for _ in range(AHEAD):  # in turns, so that the first peer does not get all that nobody was shown
+        most = max(AHEAD, AHEAD_OF_ALL // max(1, len(fed)))
+        for _ in range(most):  # in turns, so that the first peer does not get all that nobody was shown
             for peer, guest in fed:
-                chunk = self._next_for(guest, now) if len(guest.shown) < AHEAD else None
+                chunk = self._next_for(guest, now) if len(guest.shown) < min(most, AHEAD + guest.meals) else None
                 if chunk is not None:
                     guest.shown[chunk] = now
                     self._shown.add(1 << chunk)

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.content.blob import ChunkSet, chunks_in
-from protocol.content.superseeding import AHEAD, FIRST_PATIENCE_S, MOST_AT_ONCE, PATIENCE_TIMES, TURN, Superseeding
+from protocol.content.superseeding import (
+    AHEAD,
+    AHEAD_OF_ALL,
+    FIRST_PATIENCE_S,
+    MOST_AT_ONCE,
+    PATIENCE_TIMES,
+    TURN,
+    Superseeding,
+)
 from protocol.wire.identity import PeerId
 from tests.protocol.content.peers import PEERS
 
@@ -45,9 +53,21 @@ def test_nobody_is_shown_more_than_a_few_that_it_has_not() -> None:
     assert not set(first[ANN]) & set(first[BOB])
     assert not origin.show(0.1)
     origin.fed(ANN, first[ANN][0], 0.2)
-    assert {peer: len(chunks) for peer, chunks in members(origin.show(0.2)).items()} == {ANN: 1}
+    assert {peer: len(chunks) for peer, chunks in members(origin.show(0.2)).items()} == {ANN: 2}, "one more than it had"
     origin.got(BOB, 1 << first[BOB][0])
     assert {peer: len(chunks) for peer, chunks in members(origin.show(0.3)).items()} == {BOB: 1}, "got elsewhere"
+
+
+def test_where_few_share_the_line_each_is_shown_more_the_more_it_fetches() -> None:
+    for guests in (1, 2, 8):
+        peers = PEERS[:guests]
+        origin = an_origin(1000, *peers)
+        for step in range(20):
+            origin.show(float(step))
+            for peer in peers:
+                origin.fed(peer, next(chunks_in(origin.shown_to(peer))), float(step))
+        origin.show(20.0)
+        assert {origin.shown_to(peer).bit_count() for peer in peers} == {max(AHEAD, AHEAD_OF_ALL // guests)}
 
 
 def test_second_copies_wait_until_the_last_first_copy_is_through() -> None:
@@ -164,7 +184,7 @@ def test_whatever_guests_do_the_books_stay_right(seed: int) -> None:
             case 4:
                 origin.fed(peer, random.randrange(count), now)
         for fed, shown in origin.show(now).items():
-            assert shown & origin.shown_to(fed) == shown and origin.shown_to(fed).bit_count() <= AHEAD
+            assert shown & origin.shown_to(fed) == shown and origin.shown_to(fed).bit_count() <= AHEAD_OF_ALL
         now += random.random()
     assert sum(bool(origin.shown_to(peer)) for peer in PEERS) <= 2 * MOST_AT_ONCE
     for peer in PEERS:
