@@ -30,16 +30,7 @@ from protocol.network.libp2p.bulk_places import displaced
 from protocol.network.libp2p.ends import remote_end
 from protocol.network.libp2p.flows import MAX_FLOWS
 from protocol.network.libp2p.library import Host, Stream, TaskStatus, peer_id_of
-from protocol.network.libp2p.link import (
-    MAC_BYTES,
-    NONCE_BYTES,
-    TOKEN_BYTES,
-    Keys,
-    Link,
-    LinkBroken,
-    socket_state,
-    states_of,
-)
+from protocol.network.libp2p.link import MAC_BYTES, NONCE_BYTES, TOKEN_BYTES, Keys, Link, LinkBroken, states_of
 from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.network.libp2p.rates import WINDOW_S, Gauge
 from protocol.network.libp2p.receiving import Receiving
@@ -52,8 +43,6 @@ from protocol.wire.identity import PeerId
 FIRST_BYTE = b"\xb1"
 """Of a bulk socket; libp2p's begin with the length of the name of its first protocol, 19."""
 HANDSHAKE_S = 5.0
-NEAR_CONGESTION = b"cubic"
-"""Where a round trip is short: it takes at once what others leave of a line, which BBR does within many round trips."""
 MAX_LINKS = 256
 """Accepted from all peers; members take the places of strangers."""
 MAX_LINKS_PER_PEER = 4 * MAX_FLOWS
@@ -196,14 +185,11 @@ class Bulk:
             raise
 
     def _bare(self, sock: trio.socket.SocketType) -> socket.socket:
-        """The socket without trio, with the congestion control for its way if the kernel lets us."""
+        """The socket without trio, with our congestion control if the kernel lets us."""
         bare = socket.socket(fileno=sock.detach())
         if hasattr(socket, "TCP_CONGESTION"):
-            state = socket_state(bare)
-            is_near = state is not None and not state.is_far
             with suppress(OSError):
-                control = NEAR_CONGESTION if is_near else self._congestion
-                bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control)
+                bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._congestion)
         return bare
 
     async def _grant(self, stream: Stream) -> None:

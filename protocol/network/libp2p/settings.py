@@ -13,8 +13,8 @@ class NetworkSettings:
 
     listen_port: 0 for any free one.  mdns: whether to find peers of the run on the local network.  up_limit, down_limit:
     bytes a second in all, of which pushes get what other traffic leaves; None for no limit.  inbound: for connections that
-    others open to us.  congestion: the control of bulk sockets to far peers, if the kernel has it and lets us: over a long
-    way with some loss BBR carries several times what CUBIC does, which most computers have as the default.
+    others open to us.  congestion: the control of bulk sockets, where the kernel has it and lets us: over a long way with
+    some loss BBR carries several times what CUBIC does, which most computers have as the default.
     """
 
     listen_host: str = "0.0.0.0"
