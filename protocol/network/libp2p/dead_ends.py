@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import trio
 
-from protocol.network.libp2p.ends import local_end, socket_of
+from protocol.network.libp2p.ends import Socket, local_end_of, socket_of
 from protocol.network.libp2p.library import Connection, Swarm, peer_id_of
 from protocol.network.libp2p.link import socket_state
 from protocol.wire.identity import PeerId
@@ -85,6 +85,8 @@ class DeadEnds:
         self._silences = Silences()
         self._ours: set[Address] = set()
         """Ends of connections that were among our addresses: the system may not list all that it takes for its own."""
+        self._sockets: dict[Connection, Socket | None] = {}
+        """Of all connections: to find one under the library's layers takes longer than to ask it."""
         self._ending: dict[Connection, bool] = {}
         """Connections that are over and not closed yet, and whether we are connecting anew since our address is gone."""
 
@@ -105,8 +107,10 @@ class DeadEnds:
     def _over(self) -> list[tuple[PeerId, Connection, bool]]:
         """Connections that are over, with their peers, and whether it is our address that is gone."""
         now, all_of_them = trio.current_time(), list(self._all())
-        self._silences.keep([connection for _, connection, _ in all_of_them])
-        ends = {connection: address_of(end[0]) for _, connection, _ in all_of_them if (end := local_end(connection))}
+        self._silences.keep({connection for _, connection, _ in all_of_them})
+        before = self._sockets
+        self._sockets = {each: before.get(each) or socket_of(each) for _, each, _ in all_of_them}
+        ends = {each: address_of(end[0]) for each, sock in self._sockets.items() if sock and (end := local_end_of(sock))}
         ours = self.addresses()
         self._ours = {ip for ip in ends.values() if ip and (ip in ours or ip in self._ours)}
         over = []
@@ -124,7 +128,7 @@ class DeadEnds:
                 yield peer_id_of(identity), connection, connection is connections[-1]
 
     def _silent_s(self, connection: Connection, now: float) -> float:
-        sock = socket_of(connection)
+        sock = self._sockets[connection]
         state = socket_state(sock) if sock is not None else None
         if state is None:
             return 0.0

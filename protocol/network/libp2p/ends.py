@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 LAYERS = ("muxed_conn", "secured_conn", "_inner", "read_write_closer", "read_writer", "conn", "stream", "socket")
@@ -23,20 +24,24 @@ class Socket(Protocol):
 
 def local_end(connection: object) -> End | None:
     """Our end; None when the socket is closed, or the library has changed its layers."""
-    return _end(connection, "getsockname")
+    sock = socket_of(connection)
+    return local_end_of(sock) if sock is not None else None
 
 
 def remote_end(connection: object) -> End | None:
     """The other end; None likewise."""
-    return _end(connection, "getpeername")
-
-
-def _end(connection: object, which: str) -> End | None:
     sock = socket_of(connection)
-    if sock is None:
-        return None
+    return _named(sock.getpeername) if sock is not None else None
+
+
+def local_end_of(sock: Socket) -> End | None:
+    """Our end; None when the socket is closed."""
+    return _named(sock.getsockname)
+
+
+def _named(name: Callable[[], Any]) -> End | None:
     try:
-        ip, port = getattr(sock, which)()[:2]
+        ip, port = name()[:2]
     except (OSError, ValueError):
         return None
     return str(ip), int(port)
