@@ -104,7 +104,9 @@ class Dispatcher:
 
     def on_peer_connected(self, peer: PeerId) -> None:
         """Greet a peer that we are connected to now."""
-        if self._background.is_open:
+        if not self._background.is_open:
+            return
+        with self._guard.watch(peer, "connection"):
             self._background.start(self._greet, peer)
             for event in self._membership.on_connected(peer, trio.current_time()):
                 self._session.emit(event)

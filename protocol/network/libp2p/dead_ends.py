@@ -69,7 +69,7 @@ class DeadEnds:
     """Looks for them while `run` runs.
 
     renew: connects to a peer anew, though it is connected; whether it could.  close: ends a connection.  on_renewed: told
-    when a peer's old connection is closed, and another one is there.
+    when a peer's old connection is closed, and another one is there; and whether it was made because our address is gone.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class DeadEnds:
         swarm: Swarm,
         renew: Callable[[PeerId], Awaitable[bool]],
         close: Callable[[Connection], Awaitable[None]],
-        on_renewed: Callable[[PeerId], None],
+        on_renewed: Callable[[PeerId, bool], None],
         addresses: Callable[[], Collection[Address]] = own_addresses,
     ) -> None:
         self._swarm, self._renew, self._close, self._on_renewed = swarm, renew, close, on_renewed
@@ -143,7 +143,7 @@ class DeadEnds:
             has_another = self._has_another(peer, connection)
             await self._close(connection)
             if has_another:
-                self._on_renewed(peer)
+                self._on_renewed(peer, has_moved)
         finally:
             del self._ending[connection]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from protocol.network.interface import NetworkError
 from protocol.network.libp2p import patches
-from protocol.network.libp2p.connection_limits import ResourceLimits, limit_connections
+from protocol.network.libp2p.connection_limits import ResourceLimits, guard_streams, limit_connections
 from protocol.network.libp2p.library import Connection, Host, LibraryId
 from protocol.network.libp2p.reputation import Reputation
 from protocol.wire.identity import Identity
@@ -119,6 +119,7 @@ def new_host(identity: Identity, reputation: Reputation, limits: ResourceLimits)
     )
     swarm = host.get_network()
     limit_connections(swarm, reputation)
+    guard_streams(swarm)
     _say_less(host)
     swarm.retry_config = RetryConfig(max_retries=0)
     return host

@@ -38,6 +38,9 @@ class MuxedConnection(Protocol):
     """An authenticated and multiplexed connection."""
 
     @property
+    def is_closed(self) -> bool: ...
+
+    @property
     def peer_id(self) -> LibraryId: ...
 
     def get_remote_address(self) -> tuple[str, int] | None: ...
@@ -130,6 +133,7 @@ class Swarm(Protocol):
     connections: Mapping[LibraryId, Sequence[Connection]]
     notifees: Sequence[INotifee]
     retry_config: RetryConfig
+    common_stream_handler: StreamHandler
     _handle_inbound_connection: AcceptHandler
     _stream_semaphore: trio.Semaphore | None
 

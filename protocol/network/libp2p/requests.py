@@ -16,20 +16,20 @@ import trio
 from protocol.events import Event
 from protocol.network.interface import MAX_REQUEST_BYTES, Handlers, NetworkError, Offence, Refused, Unreachable
 from protocol.network.libp2p.attempts import OTHER_RUN
-from protocol.network.libp2p.kept_streams import MOST_KEPT, WAITED_S, KeptStreams
+from protocol.network.libp2p.kept_streams import KEPT_BYTES, MOST_KEPT, WAITED_S, KeptStream, KeptStreams
 from protocol.network.libp2p.library import Host, Stream, peer_id_of
 from protocol.network.libp2p.memory_budget import MemoryBudget
 from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.network.libp2p.reputation import EXCESS, SLOWNESS, VIOLATION, Channel, Reputation
 from protocol.network.libp2p.streams import (
     BadFrame,
+    EndedEarly,
     NotSpoken,
     agreement,
     ask_frame,
     discard,
     finish,
     read_exactly,
-    read_frame,
     read_length,
     write_frame,
 )
@@ -113,49 +113,69 @@ class Requests:
 
     def disconnected(self, peer: PeerId) -> None:
         """A connection to this peer has closed, and the streams on it with it."""
-        self._kept.forget(peer)
+        self._kept.forget_closed(peer)
 
     async def _ask(self, peer: PeerId, kind: str, data: bytes, timeout_s: float) -> bytes:
         question = encode_question(kind, data, max(1, int(timeout_s * 1000)))
-        stream, is_new = await self._put(peer, question)
+        asked = await self._put(peer, question)
         try:
-            if is_new:
-                await agreement(stream, self._protocol)
-            raw = await read_frame(stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES, self._down)
+            size = await self._begun(asked)
+            while size is None:
+                await finish(asked.stream)
+                asked = await self._put(peer, question)
+                size = await self._begun(asked)
+            raw = await read_exactly(asked.stream, size, self._down)
             self.up_bytes += len(data)
             answer, stays_open = decode_answer(raw)
         except BaseException:
-            await discard(stream)
+            await discard(asked.stream)
             raise
-        if not stays_open or not self._kept.keep(peer, stream):
-            await finish(stream)
+        asked.brought_bytes += len(raw)
+        if not stays_open or not self._kept.keep(peer, asked):
+            await finish(asked.stream)
         if isinstance(answer, Refused):
             raise answer
         self.down_bytes += len(answer)
         return answer
 
-    async def _put(self, peer: PeerId, question: bytes) -> tuple[Stream, bool]:
-        """Send a question; the stream on which it is answered, and whether that is new."""
+    async def _put(self, peer: PeerId, question: bytes) -> KeptStream:
+        """Send a question; the stream on which it is answered."""
         while (kept := self._kept.take(peer)) is not None:
             try:
-                await write_frame(kept, question, self._up)
+                await write_frame(kept.stream, question, self._up)
             except Exception as error:  # noqa: BLE001 - the library raises anything; its connection may be closed, and another open
                 log.debug("a stream that was kept has ended: %r", error)
-                await discard(kept)
+                await discard(kept.stream)
             except BaseException:
-                await discard(kept)
+                await discard(kept.stream)
                 raise
             else:
-                return kept, False
-        return await ask_frame(self._host, peer, self._protocol, question, self._up), True
+                return kept
+        return KeptStream(await ask_frame(self._host, peer, self._protocol, question, self._up))
+
+    async def _begun(self, asked: KeptStream) -> int | None:
+        """The size of the answer that comes; None when the other end had closed a stream that was kept, and read nothing."""
+        from libp2p.network.stream.exceptions import StreamEOF
+
+        try:
+            if asked.is_new:
+                await agreement(asked.stream, self._protocol)
+            return await read_length(asked.stream, MAX_REQUEST_BYTES + ENVELOPE_BYTES)
+        except (StreamEOF, EndedEarly):
+            if asked.is_new:
+                raise
+            return None
 
     async def _serve(self, stream: Stream) -> None:
         """libp2p's stream handler: an exception here would bring down the whole host, so none leaves."""
         peer = peer_id_of(stream.muxed_conn.peer_id)
         try:
             size: int | None = await self._first(peer, stream)
+            brought_bytes = 0
             while size is not None:
-                size = await self._next(peer, stream) if await self._answer(peer, stream, size) else None
+                brought_bytes += size
+                may_stay = brought_bytes <= KEPT_BYTES
+                size = await self._next(peer, stream) if await self._answer(peer, stream, size, may_stay) else None
         except Exception as error:  # noqa: BLE001 - see above
             log.debug("a question of %s failed: %r", peer, error)
             if isinstance(error, Malformed | BadFrame):
@@ -183,8 +203,8 @@ class Requests:
             _count_down(self._waiting, peer)
         return None
 
-    async def _answer(self, peer: PeerId, stream: Stream, size: int) -> bool:
-        """Answer a question of which `size` bytes are to come; whether we wait for another one."""
+    async def _answer(self, peer: PeerId, stream: Stream, size: int, may_stay: bool) -> bool:
+        """Answer a question of which `size` bytes are to come; whether we wait for another one, if it `may_stay` open."""
         if self._open[peer] >= MAX_CONCURRENT_PER_PEER:
             self._reputation.penalise(peer, EXCESS, "too many questions at once")
             raise Unreachable("too many questions at once")
@@ -194,11 +214,11 @@ class Requests:
                 raw = await self._read_question(peer, stream, size, held)
                 if not self._reputation.spend(peer, Channel.QUESTION, len(raw)):
                     raise Unreachable("over its allowance")
-                return await self._answer_it(peer, stream, raw, held)
+                return await self._answer_it(peer, stream, raw, held, may_stay)
         finally:
             _count_down(self._open, peer)
 
-    async def _answer_it(self, peer: PeerId, stream: Stream, raw: bytes, held: ExitStack) -> bool:
+    async def _answer_it(self, peer: PeerId, stream: Stream, raw: bytes, held: ExitStack, may_stay: bool) -> bool:
         kind, data, milliseconds = decode_question(raw)
         self.down_bytes += len(data)
         with trio.fail_after(max(0.0, min(milliseconds / 1000, MAX_ANSWER_S))):
@@ -212,13 +232,13 @@ class Requests:
             if len(found) > MAX_REQUEST_BYTES:
                 answer = {"reason": f"the answer has {len(found)} bytes, more than {MAX_REQUEST_BYTES}"}
             with trio.fail_after(WRITE_ANSWER_S + len(found) / self._up.slowest(SLOWEST_BYTES_PER_S)):
-                stays_open = await self._write(peer, stream, answer)
+                stays_open = await self._write(peer, stream, answer, may_stay)
         self.up_bytes += len(found)
         return stays_open
 
-    async def _write(self, peer: PeerId, stream: Stream, answer: dict[str, bytes | str | bool]) -> bool:
+    async def _write(self, peer: PeerId, stream: Stream, answer: dict[str, bytes | str | bool], may_stay: bool) -> bool:
         """Send an answer; whether we promised with it to wait for another question, which `_next` does."""
-        stays_open = self._waiting[peer] < MOST_KEPT
+        stays_open = may_stay and self._waiting[peer] < MOST_KEPT
         self._waiting[peer] += stays_open
         try:
             await write_frame(stream, canonical.encode({**answer, "open": stays_open}), self._up)

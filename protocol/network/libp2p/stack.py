@@ -158,11 +158,14 @@ class Stack:
                 self.dialer.lost(peer, lasted_s)
                 self._handlers.on_peer_disconnected(peer)
 
-    def _on_renewed(self, peer: PeerId) -> None:
-        """What ran over its old connection begins anew over the other one; it was never gone."""
+    def _on_renewed(self, peer: PeerId, has_answered: bool) -> None:
+        """What ran over its old connection begins anew over the other one; it was never gone.
+
+        has_answered: it has just done so on the other one, which may be older else.
+        """
         self.bulk.disconnected(peer)
         self.requests.disconnected(peer)
-        if peer in self.connections:
+        if has_answered and peer in self.connections:
             self._handlers.on_peer_connected(peer)
         if self._nursery is not None:
             self._nursery.start_soon(self._gossip_again, peer)

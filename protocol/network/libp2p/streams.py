@@ -27,6 +27,10 @@ class NotSpoken(Unreachable):
     """The other end does not know the protocol."""
 
 
+class EndedEarly(Unreachable):
+    """The other end closed the stream before it said all."""
+
+
 class BadFrame(NetworkError):
     """The other end sent something that is not a frame, or not the expected content of one."""
 
@@ -80,7 +84,7 @@ async def read_exactly(stream: Stream, size: int, limit: RateLimit = _NO_LIMIT) 
             paid += piece
         data = await stream.read(min(paid - len(parts), 1 << 16))
         if not data:
-            raise Unreachable("the stream ended early")
+            raise EndedEarly("the stream ended early")
         parts += data
     return bytes(parts)
 

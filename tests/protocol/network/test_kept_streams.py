@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from libp2p.network.stream.exceptions import StreamError
 
 from protocol.network.interface import Refused
-from protocol.network.libp2p import Libp2pNetwork
-from protocol.network.libp2p.kept_streams import KEPT_S, MOST_KEPT, WAITED_S
+from protocol.network.libp2p import Libp2pNetwork, requests
+from protocol.network.libp2p.kept_streams import KEPT_BYTES, KEPT_S, MOST_KEPT, WAITED_S
 from protocol.network.libp2p.library import library_id
 from protocol.network.libp2p.reputation import Reputation
 from protocol.network.libp2p.requests import MAX_CONCURRENT_PER_PEER, Requests
@@ -85,8 +86,8 @@ def test_a_question_does_not_fail_because_a_kept_stream_has_ended() -> None:
     async def main() -> None:
         async with two_ends(Recorder()) as (one, asking, _, peer):
             await one.request(peer, "echo", b"first", timeout_s=PATIENCE_S)
-            for _, stream in asking._kept._kept[peer]:
-                await discard(stream)
+            for kept in asking._kept._kept[peer]:
+                await discard(kept.stream)
             assert await one.request(peer, "echo", b"second", timeout_s=PATIENCE_S) == b"second"
 
     trio.run(main)
@@ -100,8 +101,8 @@ def test_what_is_no_question_ends_a_stream_that_was_kept_and_has_its_price(monke
         async with two_ends(Recorder()) as (one, asking, answering, peer):
             await one.request(peer, "echo", b"first", timeout_s=PATIENCE_S)
             kept = asking._kept._kept[peer]
-            for _, stream in kept:
-                await stream.write(b"\xff\xff\xff\xff")
+            for each in kept:
+                await each.stream.write(b"\xff\xff\xff\xff")
             with trio.fail_after(PATIENCE_S):
                 while answering._waiting:
                     await trio.sleep(0.01)
@@ -121,5 +122,47 @@ def test_nothing_is_kept_of_a_peer_that_is_gone() -> None:
                 assert stack(one).requests._kept._kept
             await a.until(lambda: a.disconnected)
             assert not stack(one).requests._kept._kept
+
+    trio.run(main)
+
+
+def test_a_question_goes_on_to_a_new_stream_when_the_other_end_has_closed_those_that_were_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requests, "WAITED_S", 0.0)
+
+    async def main() -> None:
+        async with two_ends(Recorder()) as (one, asking, answering, peer):
+            await one.request(peer, "echo", b"first", timeout_s=PATIENCE_S)
+            with trio.fail_after(PATIENCE_S):
+                while answering._waiting:
+                    await trio.sleep(0.01)
+            assert asking._kept._kept[peer]
+            assert await one.request(peer, "echo", b"second", timeout_s=PATIENCE_S) == b"second"
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("size", [100, KEPT_BYTES])
+def test_what_brought_much_is_kept_by_neither_end(size: int) -> None:
+    async def main() -> None:
+        async with two_ends(Recorder()) as (one, asking, answering, peer):
+            for _ in range(6):
+                await one.request(peer, "echo", bytes(size), timeout_s=PATIENCE_S)
+            assert all(kept.brought_bytes <= KEPT_BYTES for kept in asking._kept._kept.get(peer, []))
+            assert bool(asking._kept._kept.get(peer)) is (size < KEPT_BYTES)
+
+    trio.run(main)
+
+
+def test_what_is_no_name_of_a_protocol_ends_its_stream_alone() -> None:
+    async def main() -> None:
+        async with two_ends(Recorder()) as (one, asking, answering, peer):
+            stream = await stack(one).host.get_network().new_stream(library_id(peer))
+            await stream.write(b"\x13/multistream/1.0.0\n\x02\xff\n")
+            with pytest.raises(StreamError), trio.fail_after(PATIENCE_S):
+                while True:
+                    assert await stream.read(1)
+            assert await one.request(peer, "echo", b"still here", timeout_s=PATIENCE_S) == b"still here"
 
     trio.run(main)
