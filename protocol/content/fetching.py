@@ -75,7 +75,7 @@ class Fetch:
         self._promising: set[PeerId] = set()
         """Peers that say that more will come to them."""
         self._apart: set[PeerId] = set()
-        """Peers that show each of us other chunks."""
+        """Origins: they show us chunks that they show nobody else."""
         self._landings: dict[tuple[PeerId, int], Landing] = {}
         self._moved_at = self._hoped_at = trio.current_time()
         self._over = trio.Event()

@@ -33,8 +33,8 @@ class BlobRequest(Body):
 
 
 class BlobReply(Body):
-    """chunks: what may be asked for (a bitmap).  more: whether others may come.  apart: whether each asker is shown others,
-    which nobody else has yet.  neighbours: others that fetch the blob."""
+    """chunks: what may be asked for (a bitmap).  more: whether others may come.  apart: whether it shows each asker other
+    chunks, which nobody else has yet.  neighbours: others that fetch the blob."""
 
     chunks: Bitmap
     more: bool

@@ -16,7 +16,7 @@ from protocol.content.superseeding import Superseeding
 from protocol.wire.identity import PeerId
 
 NO_HURRY_S = 0.5
-"""What others have as well, a guest is told so often, together: many small statements cost more than they gain."""
+"""How often a guest is told of chunks that others have as well: many small statements cost more than they gain."""
 MAX_GUESTS = 64
 """Peers that are told what comes to a blob; the others have to ask again."""
 

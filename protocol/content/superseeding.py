@@ -22,8 +22,8 @@ from protocol.content.copies import Copies, any_of
 from protocol.wire.identity import PeerId
 
 AHEAD, AHEAD_OF_ALL = 3, 12
-"""Chunks that a peer is shown and has not fetched: so many keep our line busy where many share it.  Where few do it takes
-more, one for each that it fetched, up to its share of the second number: over a long way much is under way."""
+"""How many chunks a peer is shown before it has fetched them.  Three keep our line busy where many peers share it.  Where
+few do, a peer is shown one more for each that it fetched, up to its share of twelve: over a long way much is under way."""
 MOST_AT_ONCE = 8
 TURN = 16
 LEAST_PATIENCE_S, FIRST_PATIENCE_S, MOST_PATIENCE_S = 2.0, 8.0, 60.0

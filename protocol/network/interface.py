@@ -170,7 +170,7 @@ class Network(Protocol):
         ...
 
     def is_moving(self) -> bool:
-        """Whether our own address is gone, and we are connecting anew: that nobody is heard is then nobody's silence."""
+        """Whether our own address is gone, and we are connecting anew.  Not to hear a peer then means nothing."""
         ...
 
     def remember(self, addresses: Sequence[str], *, claimed: bool = False) -> None:

@@ -6,24 +6,20 @@ for.  Here both are limited.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Protocol, cast
 
 import trio
 
-from protocol.network.libp2p.library import LibraryId, Stream, Swarm, peer_id_of
+from protocol.network.libp2p.library import LibraryId, Swarm, peer_id_of
 from protocol.network.libp2p.reputation import ABUSE, EXCESS, Channel, Reputation
-from protocol.network.libp2p.streams import discard
 from protocol.wire.identity import PeerId
 
 if TYPE_CHECKING:
     from libp2p.abc import IMuxedConn, ISecureConn
     from libp2p.peer.id import ID
     from libp2p.stream_muxer.yamux.yamux import Yamux
-
-log = logging.getLogger(__name__)
 
 MAX_STREAMS_PER_PEER = 48
 """Streams that one peer has opened to us: its questions, its gossip, handshakes of its bulk sockets."""
@@ -41,24 +37,6 @@ def limit_connections(swarm: Swarm, reputation: Reputation) -> None:
 
     muxers.new_conn = new_connection  # type: ignore[method-assign]
     swarm._stream_semaphore = None  # one for all peers: a peer that holds many streams would hold up all others
-
-
-def guard_streams(swarm: Swarm) -> None:
-    """From now on nothing that a peer writes on a stream of `swarm` ends more than the stream.
-
-    The library agrees on the protocol before a handler of ours begins, and lets out what it did not think of (a name of a
-    protocol that is no UTF-8): that would end the whole program.
-    """
-    agree_and_handle = swarm.common_stream_handler
-
-    async def handle(stream: Stream) -> None:
-        try:
-            await agree_and_handle(stream)
-        except Exception as error:  # noqa: BLE001 - see above
-            log.debug("a stream failed: %r", error)
-            await discard(stream)
-
-    swarm.common_stream_handler = handle
 
 
 class _FrameCounter:

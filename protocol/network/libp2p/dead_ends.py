@@ -92,7 +92,7 @@ class DeadEnds:
 
     @property
     def is_moving(self) -> bool:
-        """Whether our address is gone, and not everybody is connected anew: that we hear nobody is nobody's silence."""
+        """Whether an address of ours is gone, and not everybody is connected anew."""
         return any(self._ending.values())
 
     async def run(self) -> None:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, cast
 
 from protocol.network.interface import NetworkError
 from protocol.network.libp2p import patches
-from protocol.network.libp2p.connection_limits import ResourceLimits, guard_streams, limit_connections
+from protocol.network.libp2p.connection_limits import ResourceLimits, limit_connections
 from protocol.network.libp2p.library import Connection, Host, LibraryId
 from protocol.network.libp2p.reputation import Reputation
+from protocol.network.libp2p.streams import guard_streams
 from protocol.wire.identity import Identity
 
 if TYPE_CHECKING:

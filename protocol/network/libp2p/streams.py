@@ -6,12 +6,13 @@ for two round trips before a question may leave.  Shared by requests and the bul
 
 from __future__ import annotations
 
+import logging
 import struct
 
 import trio
 
 from protocol.network.interface import NetworkError, Unreachable
-from protocol.network.libp2p.library import Host, Stream, library_id
+from protocol.network.libp2p.library import Host, Stream, Swarm, library_id
 from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.wire.identity import PeerId
 
@@ -19,6 +20,8 @@ MULTISTREAM, NOT_AVAILABLE = "/multistream/1.0.0", b"\x03na\n"
 """Of multistream-select, by which two ends of a stream agree on its protocol."""
 LARGE_BYTES = 64 << 10
 """What is larger keeps to the limits of its direction; what is not never waits."""
+log = logging.getLogger(__name__)
+
 _NO_LIMIT = RateLimit()
 _LENGTH = struct.Struct(">I")
 
@@ -33,6 +36,24 @@ class EndedEarly(Unreachable):
 
 class BadFrame(NetworkError):
     """The other end sent something that is not a frame, or not the expected content of one."""
+
+
+def guard_streams(swarm: Swarm) -> None:
+    """From now on nothing that a peer writes on a stream of `swarm` ends more than the stream.
+
+    The library agrees on the protocol before a handler of ours begins, and lets out what it did not think of (a name of a
+    protocol that is no UTF-8): that would end the whole program.
+    """
+    agree_and_handle = swarm.common_stream_handler
+
+    async def handle(stream: Stream) -> None:
+        try:
+            await agree_and_handle(stream)
+        except Exception as error:  # noqa: BLE001 - see above
+            log.debug("a stream failed: %r", error)
+            await discard(stream)
+
+    swarm.common_stream_handler = handle
 
 
 async def open_stream(host: Host, peer: PeerId, protocol: str, data: bytes = b"") -> Stream:
@@ -95,11 +116,6 @@ async def read_length(stream: Stream, max_bytes: int) -> int:
     if size > max_bytes:
         raise BadFrame(f"a frame of {size} bytes is over the limit of {max_bytes}")
     return int(size)
-
-
-async def read_frame(stream: Stream, max_bytes: int, limit: RateLimit = _NO_LIMIT) -> bytes:
-    """Read one frame of at most `max_bytes`.  Raises as `read_exactly` and `read_length` do."""
-    return await read_exactly(stream, await read_length(stream, max_bytes), limit)
 
 
 async def ask_frame(host: Host, peer: PeerId, protocol: str, data: bytes, limit: RateLimit = _NO_LIMIT) -> Stream:
