@@ -102,6 +102,17 @@ class Catalogue:
         return next(reversed(self.usable.values()), None)
 
     @property
+    def has_gap(self) -> bool:
+        """Whether a statement is missing on the way of patches that leads to the newest version."""
+        usable, number = self.usable, max(self.usable, default=0)
+        while number in usable:
+            patch = usable[number].body.patch
+            if patch is None:
+                return False
+            number = patch.base  # a lower number
+        return self.highest - KEPT < number and number > 0 and number not in self._heard
+
+    @property
     def void(self) -> list[int]:
         """Numbers that count no more."""
         return [number for number, heard in self._heard.items() if len(heard) > 1]

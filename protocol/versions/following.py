@@ -222,7 +222,7 @@ class Follower:
         blob, root = leg.blob, Hash(leg.blob.root)
         if self._files.has(root):
             return True
-        sources = self._sources(leg.version.version)
+        sources = self.sources(leg.version.version)
         leaves: Sequence[Hash] | None = await self._offload(self._files.leaves, root)
         if leaves is None:
             leaves = await fetch_leaves(self._session, root, blob.count, sources, "weights")
@@ -254,8 +254,8 @@ class Follower:
         here = self._files.sizes()
         return [each.weights for each in reversed(self.usable().values()) if each.weights.root in here][:DONORS]
 
-    def _sources(self, number: int) -> list[PeerId]:
-        """Whom to ask: those that told us of it, and others."""
+    def sources(self, number: int) -> list[PeerId]:
+        """Whom to ask for a version: those that told us of it, and others."""
         connected = [*self._session.network.connected()]
         told = [peer for peer in self._tellers.get(number, []) if peer in connected]
         others = [peer for peer in connected if peer not in told]

@@ -6,6 +6,7 @@ versions tells each peer that it meets the newest one; a peer that lacks what le
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -35,6 +36,9 @@ REPEAT_S = 30.0
 """A publisher gossips its newest statement again so often: gossip may be lost."""
 AGAIN_S = 10.0
 """After a failure of ours."""
+FIRST_SEEK_S, LONGEST_SEEK_S = 5.0, 320.0
+"""While the way to the newest version has a gap, somebody is asked for all statements so often; less often each time that
+nothing new came of it."""
 
 
 class Watching(Protocol):
@@ -77,6 +81,7 @@ class WeightVersions:
         self.follower = Follower(session, catalogue, self._files, swarm, offload, settings)
         chunk_bytes = replica.manifest.checkpoint_chunk_bytes
         self._publisher = Publisher(session, catalogue, self._files, swarm, offload, self.follower, chunk_bytes)
+        self._random = random.Random(session.me)
         self._begun, self._loaded = False, trio.Event()
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -102,6 +107,7 @@ class WeightVersions:
         self._loaded.set()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._repeat)
+            nursery.start_soon(self._seek)
             while True:
                 with self._guard.watch(self._session.me, "version of the weights"):
                     await self.follower.run()
@@ -122,6 +128,17 @@ class WeightVersions:
             newest = self._catalogue.newest
             if newest is not None and newest.publisher == self._session.me:
                 await self._gossip(newest)
+
+    async def _seek(self) -> None:
+        """Close gaps: a statement may have been lost on its way, and so may the answer to a question for it."""
+        pause_s = FIRST_SEEK_S
+        while True:
+            changes = self._catalogue.changes
+            await trio.sleep(pause_s)
+            pause_s = FIRST_SEEK_S if self._catalogue.changes != changes else min(2 * pause_s, LONGEST_SEEK_S)
+            sources = self.follower.sources(self._catalogue.highest) if self._catalogue.has_gap else []
+            if sources:
+                await self._ask(self._random.choice(sources))
 
     async def _gossip(self, signed: Signed) -> None:
         try:

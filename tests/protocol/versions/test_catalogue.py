@@ -60,3 +60,24 @@ def test_a_flood_of_numbers_is_forgotten_but_for_the_newest() -> None:
     assert hear(catalogue, a_version(1, anchor=True, patch=None)) is Heard.OLD
     assert hear(catalogue, a_version(1 << 40, anchor=True, patch=None), ME.peer_id) is Heard.NEW
     assert [*catalogue.usable] == [1 << 40]
+
+
+def test_a_gap_is_a_statement_that_nobody_told_us_of() -> None:
+    catalogue = a_catalogue()
+    assert not catalogue.has_gap, "nothing is known"
+    hear(catalogue, a_version(3))
+    assert catalogue.has_gap
+    hear(catalogue, a_version(2))
+    assert catalogue.has_gap
+    hear(catalogue, a_version(1, anchor=True, patch=None))
+    assert not catalogue.has_gap
+    hear(catalogue, a_version(2, anchor=True), BOB.peer_id)
+    assert catalogue.void == [2] and not catalogue.has_gap, "nobody can tell us more of a number that is void"
+
+
+def test_what_is_too_old_to_be_remembered_is_no_gap() -> None:
+    catalogue = a_catalogue()
+    hear(catalogue, a_version(KEPT + 1, base=1))
+    assert not catalogue.has_gap
+    hear(catalogue, a_version(KEPT + 2, base=3))
+    assert catalogue.has_gap
