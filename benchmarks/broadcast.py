@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--receivers", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--rate", type=rate, default=rate("100mbit"))
     parser.add_argument("--megabytes", type=int, default=256)
-    parser.add_argument("--chunk", type=int, default=1 << 20, help="bytes a chunk")
+    parser.add_argument("--chunk", type=int, default=1 << 18, help="bytes a chunk")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--loss", type=float, default=0.0)

@@ -268,7 +268,7 @@ class Download:
         if chunk is None:
             return False
         size = self.blob.sizes[chunk]
-        owed = self._sources.asked(peer, size)
+        owed = self._sources.asked(peer, size, now)
         self._owed_bytes += size
         debts[chunk] = _Debt(now, owed, now + self._sources.due_s(peer, 0), self._sources.deadline(peer, now))
         self._late.discard((peer, chunk))

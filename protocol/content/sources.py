@@ -11,6 +11,8 @@ Pure.  Policy:
   multiplicative decrease).
 * **Deadline.**  A chunk is overdue after four times what the measured rate says for all that the source owes us, and others
   are asked for it; it is still taken if it comes.  A source whose rate is not known is believed to be slow.
+* **Pause.**  A source on a fast line is asked for several chunks together, not for one as often as one came: a peer answers
+  a hundred questions a second.
 * **Busy.**  A source that says so is asked again after a moment, longer each time; that is no failure.
 * **Rest.**  Two failures in a row, and a source is left alone for a while, twice as long each time.  A chunk with wrong
   bytes, and it is set aside for good.
@@ -28,6 +30,7 @@ MEMORY = 0.3
 """Weight of the newest observation in the averages (SHARDCAST's)."""
 EXPLORE = 0.05
 FIRST_WINDOW, MOST_IN_WINDOW = 2, 32
+FAST_WINDOW, PAUSE_S = 8, 0.02
 SOON_S, LATE_S = 1.0, 4.0
 DEADLINE_TIMES = 4.0
 LEAST_DEADLINE_S, MOST_DEADLINE_S = 2.0, 60.0
@@ -47,6 +50,7 @@ class Source:
     owed_bytes: int = 0
     failures: int = 0
     rests_until: float = -inf
+    asked_at: float = -inf
     rest_s: float = REST_S
     busy_s: float = BUSY_S
 
@@ -58,6 +62,11 @@ class Source:
         """How long it is expected to take for all that it owes us and `size` bytes more."""
         owed = self.owed_bytes + size
         return owed / self.rate if self.rate else max(FIRST_DUE_S, owed / FIRST_BYTES_PER_S)
+
+    def may_be_asked(self, now: float) -> bool:
+        """Neither at rest nor asked a moment ago, while it has enough to send."""
+        pauses = self.window >= FAST_WINDOW and self.owed_bytes > 0 and now - self.asked_at < PAUSE_S
+        return self.rests_until <= now and not pauses
 
 
 class Sources:
@@ -101,21 +110,18 @@ class Sources:
 
     def awake(self, now: float) -> list[PeerId]:
         """Those that may be asked, in the order in which to ask them."""
-        peers = [peer for peer, source in self._known.items() if source.rests_until <= now]
+        peers = [peer for peer, source in self._known.items() if source.may_be_asked(now)]
         if self._random.random() < EXPLORE:
             self._random.shuffle(peers)
             return peers
         best = max((self._known[peer].rate for peer in peers), default=0.0) or 1.0
         return sorted(peers, key=lambda peer: -self._known[peer].score(best))
 
-    def wakes_at(self) -> float:
-        """When the first source that rests now may be asked again; infinite when none rests."""
-        return min((source.rests_until for source in self._known.values()), default=inf)
-
-    def asked(self, peer: PeerId, size: int) -> int:
+    def asked(self, peer: PeerId, size: int, now: float) -> int:
         """A source owes us `size` more bytes; returns how many in all."""
         source = self._known[peer]
         source.owed_bytes += size
+        source.asked_at = now
         return source.owed_bytes
 
     def settled(self, peer: PeerId, size: int) -> None:

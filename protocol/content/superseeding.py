@@ -24,6 +24,8 @@ from protocol.wire.identity import PeerId
 AHEAD, AHEAD_OF_ALL = 3, 12
 """How many chunks a peer is shown before it has fetched them.  Three keep our line busy where many peers share it.  Where
 few do, a peer is shown one more for each that it fetched, up to its share of twelve: over a long way much is under way."""
+AHEAD_S, MOST_AHEAD = 0.5, 256
+"""A peer on a fast line is shown as much as it fetched lately in this time: it hears of more only a few times a second."""
 MOST_AT_ONCE = 8
 TURN = 16
 LEAST_PATIENCE_S, FIRST_PATIENCE_S, MOST_PATIENCE_S = 2.0, 8.0, 60.0
@@ -36,15 +38,20 @@ MEMORY = 0.1
 class _Guest:
     """has: chunks that it said to have.  shown: those that it has not and may ask for, since when.
 
-    fed_at: when it last got one, or its place; None without a place.  meals: chunks it got in this place.  waits: its place
-    in the queue.
+    fed_at: when it last got one, or its place; None without a place.  meals: chunks it got in this place.  pace_s: from one
+    to the next, on average.  waits: its place in the queue.
     """
 
     has: ChunkSet = 0
     shown: dict[int, float] = field(default_factory=dict)
     fed_at: float | None = None
     meals: int = 0
+    pace_s: float = AHEAD_S
     waits: int = 0
+
+    def ahead(self, share: int) -> int:
+        """How many chunks it is shown before it has fetched them.  share: of what our line should have under way."""
+        return max(min(share, AHEAD + self.meals), min(round(AHEAD_S / max(self.pace_s, 1e-3)), MOST_AHEAD))
 
 
 class Superseeding:
@@ -91,6 +98,7 @@ class Superseeding:
             waited_s = now - guest.shown[chunk]
             self._usual_s += (MEMORY if self._usual_s else 1.0) * (waited_s - self._usual_s)
         if guest.fed_at is not None:
+            guest.pace_s += MEMORY * (now - guest.fed_at - guest.pace_s)
             guest.fed_at = now
             guest.meals += 1
         self.got(peer, 1 << chunk)
@@ -105,14 +113,16 @@ class Superseeding:
         self._give_places(now)
         news: dict[PeerId, ChunkSet] = {}
         fed = [(peer, guest) for peer, guest in self._guests.items() if guest.fed_at is not None]
-        most = max(AHEAD, AHEAD_OF_ALL // max(1, len(fed)))
-        for _ in range(most):  # in turns, so that the first peer does not get all that nobody was shown
-            for peer, guest in fed:
-                chunk = self._next_for(guest, now) if len(guest.shown) < min(most, AHEAD + guest.meals) else None
-                if chunk is not None:
-                    guest.shown[chunk] = now
-                    self._shown.add(1 << chunk)
-                    news[peer] = news.get(peer, 0) | 1 << chunk
+        share = max(AHEAD, AHEAD_OF_ALL // max(1, len(fed)))
+        while fed:  # in turns, so that the first peer does not get all that nobody was shown
+            for peer, guest in [*fed]:
+                chunk = self._next_for(guest, now) if len(guest.shown) < guest.ahead(share) else None
+                if chunk is None:
+                    fed.remove((peer, guest))
+                    continue
+                guest.shown[chunk] = now
+                self._shown.add(1 << chunk)
+                news[peer] = news.get(peer, 0) | 1 << chunk
         return news
 
     def _patience_s(self) -> float:

@@ -27,7 +27,7 @@ FEW_CHUNKS = 1024
 """A contribution in more chunks is not shared out any better, and each costs a signature."""
 FEW_CHECKPOINT_CHUNKS = 1 << 13
 LEAST_CHUNK_PARAMETERS = 1 << 16
-LEAST_CHECKPOINT_CHUNK_BYTES = 1 << 20
+LEAST_CHECKPOINT_CHUNK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from random import Random
 from protocol.content.sources import (
     BUSY_S,
     DEADLINE_TIMES,
+    FAST_WINDOW,
     FIRST_WINDOW,
     LATE_S,
     LEAST_DEADLINE_S,
@@ -15,6 +16,7 @@ from protocol.content.sources import (
     MOST_DEADLINE_S,
     MOST_IN_WINDOW,
     MOST_REST_S,
+    PAUSE_S,
     REST_S,
     SOON_S,
     Sources,
@@ -119,9 +121,9 @@ def test_a_busy_source_is_asked_again_soon_and_is_not_blamed() -> None:
 def test_deadlines_follow_the_measured_rate_within_bounds() -> None:
     sources = some_sources()
     sources.brought(ANN, 1000, 1.0)
-    sources.asked(ANN, 3000)
+    sources.asked(ANN, 3000, 0.0)
     assert sources.deadline(ANN, 5.0) == 5.0 + DEADLINE_TIMES * 3.0
-    sources.asked(ANN, 10**9)
+    sources.asked(ANN, 10**9, 0.0)
     assert sources.deadline(ANN, 5.0) == 5.0 + MOST_DEADLINE_S
     sources.settled(ANN, 10**9 + 3000)
     assert sources.deadline(ANN, 5.0) == 5.0 + LEAST_DEADLINE_S
@@ -129,8 +131,8 @@ def test_deadlines_follow_the_measured_rate_within_bounds() -> None:
 
 def test_a_large_chunk_of_an_unknown_source_has_longer() -> None:
     sources = some_sources()
-    sources.asked(ANN, 1000)
-    sources.asked(BOB, 8 << 20)
+    sources.asked(ANN, 1000, 0.0)
+    sources.asked(BOB, 8 << 20, 0.0)
     assert LEAST_DEADLINE_S < sources.deadline(ANN, 0.0) < sources.deadline(BOB, 0.0) == MOST_DEADLINE_S
 
 
@@ -147,3 +149,15 @@ def test_wrong_bytes_bar_for_good() -> None:
     sources.bar(ANN)
     sources.add(ANN)
     assert ANN not in sources and ANN not in sources.awake(inf) and sources.barred == {ANN}
+
+
+def test_a_source_on_a_fast_line_is_asked_for_several_chunks_together() -> None:
+    sources = some_sources()
+    sources.asked(ANN, 1000, 10.0)
+    assert ANN in sources.awake(10.0), "its window is small"
+    while sources.window(ANN) < FAST_WINDOW:
+        sources.brought(ANN, 1000, 0.01)
+    assert ANN not in sources.awake(10.0 + PAUSE_S / 2)
+    assert ANN in sources.awake(10.1)
+    sources.settled(ANN, 1000)
+    assert ANN in sources.awake(10.0 + PAUSE_S / 2), "it has nothing to send"

@@ -13,6 +13,7 @@ from protocol.content.superseeding import (
     AHEAD,
     AHEAD_OF_ALL,
     FIRST_PATIENCE_S,
+    MOST_AHEAD,
     MOST_AT_ONCE,
     PATIENCE_TIMES,
     TURN,
@@ -44,6 +45,17 @@ def test_each_chunk_is_shown_once_before_any_twice() -> None:
                 origin.fed(peer, chunk, now)
         now += 0.1
     assert len(shown) == 40 and set(shown.values()) == {1}
+
+
+def test_a_fast_peer_is_shown_as_much_as_it_fetches_in_a_while() -> None:
+    origin, now, open_ = an_origin(4000, ANN), 0.0, list[int]()
+    for _ in range(20):
+        for chunk in open_:
+            origin.fed(ANN, chunk, now)
+            now += 0.001
+        open_ = members(origin.show(now)).get(ANN, [])
+    assert AHEAD_OF_ALL < len(open_) <= MOST_AHEAD
+    assert [shown for shown in range(4000) if origin.shown_to(ANN) >> shown & 1] == sorted(open_)
 
 
 def test_nobody_is_shown_more_than_a_few_that_it_has_not() -> None:

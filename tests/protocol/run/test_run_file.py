@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from kernels.layout import chunk_layout
 from protocol.run.derive import derived
-from protocol.run.fitting import MAX_PARAMETERS, ModelShape, ffn_width, head_count, kv_head_count
+from protocol.run.fitting import (
+    LEAST_CHECKPOINT_CHUNK_BYTES,
+    MAX_PARAMETERS,
+    ModelShape,
+    ffn_width,
+    head_count,
+    kv_head_count,
+)
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.run.model_section import ModelSection
 from protocol.run.run_file import RunFileError, dump, parse_run_file
@@ -62,7 +69,8 @@ def test_what_is_said_is_kept() -> None:
 
 
 def test_a_file_without_a_model_has_the_default_one() -> None:
-    assert parsed("") == RunManifest(name="run", organiser=ME, founders=[ME])
+    chunk_bytes = LEAST_CHECKPOINT_CHUNK_BYTES
+    assert parsed("") == RunManifest(name="run", organiser=ME, founders=[ME], checkpoint_chunk_bytes=chunk_bytes)
     assert derived({})["model"] == {"ffn": 384, "heads": 4, "kv_heads": 2}
 
 
