@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
 
 import trio
 
 from benchmarks.json_lines import hear, say
-from protocol.content.blob import Blob
+from protocol.content.blob import Blob, ChunkSet, set_of
 from protocol.content.messages import QUESTIONS, LeavesRequest, read_chunk_header
 from protocol.content.replica_shelf import WholeBlob
 from protocol.content.shelf import Held
 from protocol.content.swarm import Swarm
+from protocol.events import Dropped, Event
 from protocol.network.interface import Acceptance, Landing, Refused
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings
 from protocol.network.session import Session
+from protocol.state.disk import Disk
+from protocol.state.weight_files import WeightFiles
 from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 from protocol.wire.identity import Identity, PeerId
@@ -40,8 +47,11 @@ class Blobs:
 class Peer:
     """Implements `protocol.network.interface.Handlers`: answers about blobs, and takes chunks that were asked for."""
 
-    def __init__(self) -> None:
-        self.identity = Identity.generate()
+    def __init__(self, size: int, chunk: int, seed: str = "") -> None:
+        self.size, self.chunk = size, chunk
+        self.identity = Identity.from_seed(chunk_hash(seed.encode())) if seed else Identity.generate()
+        self.chunk_bytes = 0
+        self.set_aside: set[str] = set()
         self.shelf = Blobs({})
         self.swarm: Swarm | None = None
 
@@ -60,6 +70,7 @@ class Peer:
     async def finish_push(self, peer: PeerId, header: bytes, landing: Landing | None) -> None:
         chunk = read_chunk_header(header)
         if self.swarm is not None and chunk is not None and landing is not None:
+            self.chunk_bytes += len(landing.buffer)
             self.swarm.finish_push(peer, chunk, landing)
 
     def has_member(self, peer: PeerId) -> bool:
@@ -71,8 +82,9 @@ class Peer:
         if self.swarm is not None:
             self.swarm.gone(peer)
 
-    def make(self, size: int, chunk: int) -> Hash:
+    def make(self) -> Hash:
         """A new blob of random bytes that nobody else has."""
+        size, chunk = self.size, self.chunk
         data = memoryview(mmap.mmap(-1, size))
         spans = [slice(at, min(at + chunk, size)) for at in range(0, size, chunk)]
         for span in spans:
@@ -84,28 +96,77 @@ class Peer:
         self.swarm.originate(name, len(spans))
         return name
 
-    async def fetch(self, network: Libp2pNetwork, name: Hash, size: int, chunk: int, origin: PeerId) -> float:
-        """Fetch a blob; returns the seconds from here until all of it is in its place."""
+    async def fetch(self, network: Libp2pNetwork, words: dict[str, Any]) -> dict[str, Any]:
+        """Fetch a blob; answers when all of it is in its place.
+
+        folder: it is kept in files there, and what an earlier life left is used.  die_at: the share of it at which we are
+        killed.
+        """
         assert self.swarm is not None
-        into, begun = memoryview(mmap.mmap(-1, size)), time.perf_counter()
+        name, size, origin = Hash(bytes.fromhex(words["name"])), self.size, PeerId(words["origin"])
+        begun, before, used = time.perf_counter(), network.traffic(), time.process_time()
         raw = await network.request(origin, "leaves", LeavesRequest(blob=name).encode(), timeout_s=60)
         leaves = [Hash(leaf) for leaf in decode_body(LeavesReply, raw).leaves]
         assert tree_root(leaves) == name
-        blob = Blob.even(name, leaves, size, chunk)
-        assert await self.swarm.fetch(blob, into, [origin])
-        seconds = time.perf_counter() - begun
+        blob = Blob.even(name, leaves, size, self.chunk)
+        into, here = _resume(words["folder"], blob) if "folder" in words else (memoryview(mmap.mmap(-1, size)), 0)
+
+        def on_progress(done: int, total: int) -> None:
+            if done >= words.get("die_at", inf) * total:
+                say(here=done)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sources, tries = [origin], 1
+        while not await self.swarm.fetch(blob, into, sources, here=here, on_progress=on_progress):
+            sources, tries = [*network.connected()], tries + 1
         self.shelf.held = {name: WholeBlob(into, [blob.span(index) for index in range(len(blob))], leaves, is_urgent=False)}
-        return seconds
+        now = network.traffic()
+        return {
+            "seconds": time.perf_counter() - begun,
+            "up_bytes": now.up_bytes - before.up_bytes,
+            "down_bytes": now.down_bytes - before.down_bytes,
+            "chunk_bytes": self.chunk_bytes,
+            "cpu_seconds": time.process_time() - used,
+            "resumed": here.bit_count(),
+            "tries": tries,
+            "set_aside": len(self.set_aside),
+        }
+
+    async def obey(self, network: Libp2pNetwork, words: dict[str, Any], nursery: trio.Nursery) -> dict[str, Any]:
+        """Do as we are told; returns what to say of it."""
+        if words["do"] == "make":
+            if "die_after" in words:
+                nursery.start_soon(self.die_after, words["die_after"])
+            return {"name": self.make().hex()}
+        if words["do"] == "count":
+            return {"up_bytes": network.traffic().up_bytes}
+        return await self.fetch(network, words)
+
+    async def die_after(self, up_bytes: float) -> None:
+        """Be killed when so many bytes of chunks have left."""
+        assert self.swarm is not None
+        while self.swarm.up_bytes < up_bytes:
+            await trio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def note(self, event: Event) -> None:
+        if isinstance(event, Dropped) and event.what == "chunk":
+            self.set_aside.add(event.peer)
 
 
-async def main() -> None:
-    host, size, chunk = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    peer = Peer()
+def _resume(folder: str, blob: Blob) -> tuple[memoryview, ChunkSet]:
+    """A file for the blob, and which chunks of it are there."""
+    files = WeightFiles(Disk(), Path(folder))
+    files.load()
+    part = files.begin(blob.name, sum(blob.sizes))
+    return part.view, blob.all & ~set_of(part.missing(blob.leaves, blob.sizes[0]))
+
+
+async def main(peer: Peer) -> None:
     async with trio.open_nursery() as nursery:
-        network = Libp2pNetwork(peer.identity, RUN, peer, NetworkSettings(listen_host=host, mdns=False))
+        network = Libp2pNetwork(peer.identity, RUN, peer, NetworkSettings(listen_host=sys.argv[1], mdns=False))
         await nursery.start(network.run)
-        session = Session(peer.identity, RUN, network, lambda event: print(event, file=sys.stderr))
-        peer.swarm = Swarm(session, peer, peer.shelf, trio.to_thread.run_sync)
+        peer.swarm = Swarm(Session(peer.identity, RUN, network, peer.note), peer, peer.shelf, trio.to_thread.run_sync)
         nursery.start_soon(peer.swarm.run)
         say(peer=peer.identity.peer_id, address=network.addresses()[0])
         members = (await hear())["peers"]
@@ -117,24 +178,10 @@ async def main() -> None:
             network.welcome(other)
         say(connected=len(others))
         while (words := await hear())["do"] != "end":
-            before, used = network.traffic(), time.process_time()
-            if words["do"] == "make":
-                say(name=peer.make(size, chunk).hex())
-            elif words["do"] == "count":
-                say(up_bytes=network.traffic().up_bytes)
-            else:
-                name = Hash(bytes.fromhex(words["name"]))
-                seconds = await peer.fetch(network, name, size, chunk, PeerId(words["origin"]))
-                now = network.traffic()
-                say(
-                    seconds=seconds,
-                    up_bytes=now.up_bytes - before.up_bytes,
-                    down_bytes=now.down_bytes - before.down_bytes,
-                    cpu_seconds=time.process_time() - used,
-                )
+            say(**await peer.obey(network, words, nursery))
         await network.close()
         nursery.cancel_scope.cancel()
 
 
 if __name__ == "__main__":
-    trio.run(main)
+    trio.run(main, Peer(int(sys.argv[2]), int(sys.argv[3]), "".join(sys.argv[4:])))

@@ -16,7 +16,7 @@ from protocol.content.swarm import Swarm
 from protocol.network.interface import Acceptance, Landing
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings
 from protocol.network.session import Session
-from protocol.wire.hashes import Hash, tree_root
+from protocol.wire.hashes import tree_root
 from protocol.wire.identity import PeerId
 
 BLOB_CHUNK = 1 << 20
@@ -27,9 +27,9 @@ QUESTION_S = 0.1
 class Peer:
     """Implements `protocol.network.interface.Handlers` for exchanges, blobs, and questions that are sent back."""
 
-    def __init__(self, parameters: int, chunk: int) -> None:
+    def __init__(self, parameters: int, chunk: int, blob_bytes: int) -> None:
         self.exchange = exchange_member.Peer(parameters, chunk, "mean")
-        self.blobs = broadcast_member.Peer()
+        self.blobs = broadcast_member.Peer(blob_bytes, BLOB_CHUNK)
         self.identity = self.blobs.identity = self.exchange.identity
 
     def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
@@ -82,8 +82,8 @@ async def ask(network: Libp2pNetwork, peer: PeerId, seconds: list[float], scope:
 class Member:
     """The peer, its network, and what it measures."""
 
-    def __init__(self, peer: Peer, network: Libp2pNetwork, nursery: trio.Nursery, blob_bytes: int) -> None:
-        self.peer, self.network, self.nursery, self.blob_bytes = peer, network, nursery, blob_bytes
+    def __init__(self, peer: Peer, network: Libp2pNetwork, nursery: trio.Nursery) -> None:
+        self.peer, self.network, self.nursery = peer, network, nursery
         self.me = str(peer.identity.peer_id)
         self.members: list[dict[str, Any]] = []
         self.samples: list[tuple[float, int, int]] = []
@@ -105,8 +105,8 @@ class Member:
         fetched = words["fetch"].get(self.me)
         if fetched is not None:
             source = self.members[fetched]
-            wanted = Hash(bytes.fromhex(source["blob"])), self.blob_bytes, BLOB_CHUNK, PeerId(source["peer"])
-            self.nursery.start_soon(self.peer.blobs.fetch, self.network, *wanted)
+            wanted = {"name": source["blob"], "origin": source["peer"]}
+            self.nursery.start_soon(self.peer.blobs.fetch, self.network, wanted)
         if self.me in words["ask"]:
             self.nursery.start_soon(ask, self.network, PeerId(self.members[0]["peer"]), self.questions, self.asking)
 
@@ -121,7 +121,7 @@ class Member:
 
 async def main() -> None:
     parameters, chunk, blob, host, up, down = sys.argv[1:]
-    peer = Peer(int(parameters), int(chunk))
+    peer = Peer(int(parameters), int(chunk), int(blob))
     settings = NetworkSettings(listen_host=host, mdns=False, up_limit=float(up) or None, down_limit=float(down) or None)
     async with trio.open_nursery() as nursery:
         network = Libp2pNetwork(peer.identity, RUN, peer, settings)
@@ -129,8 +129,8 @@ async def main() -> None:
         session = Session(peer.identity, RUN, network, lambda event: print(event, file=sys.stderr))
         peer.blobs.swarm = Swarm(session, peer, peer.blobs.shelf, trio.to_thread.run_sync)
         nursery.start_soon(peer.blobs.swarm.run)
-        member = Member(peer, network, nursery, int(blob))
-        name, root = peer.blobs.make(int(blob), BLOB_CHUNK), tree_root(peer.exchange.leaves)
+        member = Member(peer, network, nursery)
+        name, root = peer.blobs.make(), tree_root(peer.exchange.leaves)
         say(peer=member.me, address=network.addresses()[0], root=root.hex(), blob=name.hex())
         await member.meet()
         say()

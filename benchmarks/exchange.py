@@ -8,7 +8,8 @@ same processes
 * average the same tensors as fp32 with gloo's all-reduce, unencrypted;
 * and, with --hivemind-python, by an interpreter that has hivemind 1.1.12, with its averager.
 
-Prints a table; asserts nothing about time.  Each figure is the median over the repetitions of the slowest peer.
+Prints a table; asserts nothing about time.  Each figure is the median over the repetitions of the slowest peer.  With
+--parts, also where the processor's time of an exchange goes (`benchmarks.exchange_parts`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from benchmarks.exchange_parts import parts
 from kernels.aggregate import Rule
 from kernels.layout import chunk_layout, payload_bytes
 
@@ -81,6 +83,8 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--rule", choices=get_args(Rule), default="mean", help="gloo and hivemind know the mean only")
     parser.add_argument("--hivemind-python", help="an interpreter that can import hivemind")
+    parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     parameters = int(arguments.parameters)
     ours = exchange(arguments.peers, parameters, arguments.chunk, arguments.repeat, arguments.rule)
@@ -90,6 +94,7 @@ def main() -> None:
         ("the same bytes pushed, nothing averaged (limit here)", ours["wire"], ours["bytes"]),
         ("gloo all-reduce, fp32, unencrypted", gloo, 4 * 2 * (arguments.peers - 1) / arguments.peers),
     ]
+    hivemind = None
     if arguments.hivemind_python:
         command = [arguments.hivemind_python, "benchmarks/hivemind_member.py"]
         hivemind = others(command, arguments.peers, parameters, arguments.repeat)
@@ -113,6 +118,21 @@ def main() -> None:
         f"equal results: {ours['equal']}; peak memory of a peer beyond contribution and result: "
         f"{ours['extra'] / 1e6:.0f} MB"
     )
+    measured = _show_parts(arguments, ours) if arguments.parts else {}
+    if arguments.json:
+        over = {"times_gloo": gloo / ours["exchange"], "times_hivemind": hivemind and hivemind / ours["exchange"]}
+        print(json.dumps({"peers": arguments.peers, "parameters": parameters, **ours, **over, "parts": measured}))
+
+
+def _show_parts(arguments: argparse.Namespace, ours: dict[str, Any]) -> dict[str, float]:
+    """Where the processor's time goes, beside what pushing the same bytes takes; returns seconds of one peer."""
+    total = ours["exchange cpu"]
+    seconds = dict(parts(arguments.peers, int(arguments.parameters), arguments.chunk, arguments.rule))
+    rows = {**seconds, "the rest": total - sum(seconds.values())}
+    print("\n| processor time of a peer | seconds | share |\n|---|---|---|")
+    for what, each in {**rows, "all": total, "the same bytes pushed, nothing averaged": ours["wire cpu"]}.items():
+        print(f"| {what} | {each:.3f} | {each / total:.2f} |")
+    return rows
 
 
 def exchange(peers: int, parameters: int, chunk: int, repeat: int, rule: Rule) -> dict[str, Any]:
