@@ -3,7 +3,8 @@
 As root.  Real peers on emulated lines (`benchmarks.links`) make rounds together; then newcomers join, one after the other,
 each of whom fetches the whole state from the others, trains, and leaves again.  Compared are the tokens a second of the
 others in rounds in which a newcomer was fetching with those in rounds without one.  All peers share the processors of one
-machine here, which newcomers at home would bring along: theirs have the lowest priority.
+machine here, which newcomers at home would bring along: theirs have the lowest priority.  With `--seeds` they do not train,
+so that what others lose to them is what their fetching costs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,13 +54,17 @@ class Span:
 
 @dataclass(frozen=True)
 class Join:
-    """Seconds after `peer join` of a newcomer.  begun: wall clock."""
+    """Seconds after `peer join` of a newcomer.  begun: wall clock.  A seed is never ready, and nothing of it is counted."""
 
     begun: float
     greeted: float
     fetched: float
-    ready: float
-    counted: float
+    ready: float | None = None
+    counted: float | None = None
+
+    @property
+    def over(self) -> float:
+        return self.fetched if self.counted is None else self.counted
 
 
 def main() -> int:
@@ -70,6 +75,7 @@ def main() -> int:
     parser.add_argument("--joins", type=int, default=3)
     parser.add_argument("--rate", type=rate, default=rate("8mbit"))
     parser.add_argument("--delay", type=float, default=0.0, help="ms, one way")
+    parser.add_argument("--seeds", action="store_true", help="newcomers do not train: they leave when they have the state")
     parser.add_argument("--steps", type=int, default=60, help="inner steps a round")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -92,17 +98,19 @@ def main() -> int:
         joins = []
         for number in range(arguments.joins):
             _rounds(swarm, others, 3)
-            joins.append(_join(swarm, _start(swarm, links, arguments.peers + number, invitation, "nice", "-n", "19")))
+            words = ("--role", "seed") if arguments.seeds else ()
+            newcomer = _start(swarm, links, arguments.peers + number, invitation, words, "nice", "-n", "19")
+            joins.append(_seed(swarm, newcomer) if arguments.seeds else _join(swarm, newcomer))
             print(f"newcomer {number + 1} of {arguments.joins}: {joins[-1]}", file=sys.stderr, flush=True)
         spans, size = _spans(others, first), max(event.size_bytes for event in others[0].heard(ev.CheckpointWritten))
     _show(arguments, spans, joins, size)
     return 0
 
 
-def _start(swarm: Swarm, links: Links, number: int, invitation: str, *around: str) -> Peer:
+def _start(swarm: Swarm, links: Links, number: int, invitation: str, words: Sequence[str] = (), *around: str) -> Peer:
     peer = swarm.peer(f"peer-{number}", invitation)
     peer.around, peer.local = (*links.place(number), *around), False
-    return peer.start("--port", str(PORT))
+    return peer.start("--port", str(PORT), *words)
 
 
 def _rounds(swarm: Swarm, peers: Sequence[Peer], count: int) -> None:
@@ -117,12 +125,25 @@ def _join(swarm: Swarm, newcomer: Peer) -> Join:
         return [at for at, event in _stamped(newcomer, ev.RoundCommitted) if event.mine]
 
     swarm.until("a round with the newcomer", counted)
-    begun = min(at for at, _ in _stamped(newcomer, ev.Started))
-    kinds = (ev.PeerJoined, ev.StateLoaded, ev.ReadySent)
-    greeted, fetched, ready = (min(at for at, _ in _stamped(newcomer, kind)) - begun for kind in kinds)
     at = counted()[0]
     newcomer.leave()
-    return Join(begun, greeted, fetched, ready, at - begun)
+    join = _fetched(newcomer)
+    ready = min(at for at, _ in _stamped(newcomer, ev.ReadySent))
+    return replace(join, ready=ready - join.begun, counted=at - join.begun)
+
+
+def _seed(swarm: Swarm, newcomer: Peer) -> Join:
+    """Until it has the state; then it leaves."""
+    swarm.until("a newcomer that has the state", lambda: newcomer.heard(ev.StateLoaded))
+    newcomer.leave()
+    return _fetched(newcomer)
+
+
+def _fetched(newcomer: Peer) -> Join:
+    begun, greeted, fetched = (
+        min(at for at, _ in _stamped(newcomer, kind)) for kind in (ev.Started, ev.PeerJoined, ev.StateLoaded)
+    )
+    return Join(begun, greeted - begun, fetched - begun)
 
 
 def _stamped(peer: Peer, kind: type[Happened]) -> list[tuple[float, Happened]]:
@@ -145,7 +166,7 @@ def _spans(others: Sequence[Peer], first: int) -> list[Span]:
 def _fetching(span: Span, joins: Sequence[Join]) -> bool | None:
     """Whether a newcomer was fetching in all of this round; None if for a part of it, or if one was there otherwise."""
     begun = span.at - span.seconds
-    met = [join for join in joins if join.begun < span.at and begun < join.begun + join.counted]
+    met = [join for join in joins if join.begun < span.at and begun < join.begun + join.over]
     if not met:
         return False
     whole = any(join.begun + join.greeted <= begun and span.at <= join.begun + join.fetched for join in met)
@@ -168,12 +189,16 @@ def _show(arguments: argparse.Namespace, spans: Sequence[Span], joins: Sequence[
     print("|---|---|---|---|---|---|---|")
     for number, join in enumerate(joins, start=1):
         print(
-            f"| {number} | {join.greeted:.1f} | {join.fetched:.1f} | {join.ready:.1f} | {join.counted:.1f} | "
+            f"| {number} | {join.greeted:.1f} | {join.fetched:.1f} | {_seconds(join.ready)} | {_seconds(join.counted)} | "
             f"{alone_s:.1f} | {join.fetched / alone_s:.2f} |"
         )
     if arguments.json:
         rows = [{**asdict(join), "state_over_rate_s": alone_s} for join in joins]
         print(json.dumps({"peers": arguments.peers, "throughput_with_joiner": share, "state_bytes": size, "joins": rows}))
+
+
+def _seconds(at: float | None) -> str:
+    return "-" if at is None else f"{at:.1f}"
 
 
 if __name__ == "__main__":
