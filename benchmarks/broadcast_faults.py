@@ -4,11 +4,12 @@ As root.  An origin gives a blob to 8 receivers over emulated links, as in `benc
 
     nothing               nobody lies, nobody dies
     corrupts, stalls,     2 of the 8 say that they have all, and send other bytes, promise and send nothing,
-    claims                or refuse; they are seconds of the 6 others
-    origin dies           killed (SIGKILL) when it has sent one copy's worth of chunks
+    claims                or refuse; what is measured is the 6 others
+    origin dies           killed (SIGKILL) when each chunk has left it once
     receiver dies         one is killed at half, and started again on its folder
 
-Prints how long it took until the last honest receiver had all.
+Prints how long it took until the last honest receiver had all.  Who has not all of it after twenty times as long as the
+line needs is counted as one that did not finish.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -73,39 +75,46 @@ class Broadcast:
     def __init__(self, arguments: argparse.Namespace, fault: str) -> None:
         self.arguments, self.fault = arguments, fault
         self.size, self.count = arguments.megabytes << 20, arguments.receivers + 1
+        self.limit_s = self.size * 8 / arguments.rate
         self.words = [str(self.size), str(arguments.chunk)]
         self.liars = range(self.count - arguments.liars, self.count) if fault in LIES else range(0)
 
     def run(self) -> dict[str, Any]:
-        lines = [Access(self.arguments.rate, self.arguments.rate)] * self.count
+        lines, patience_s = [Access(self.arguments.rate, self.arguments.rate)] * self.count, 20 * self.limit_s + 60
         with Links(lines) as links, tempfile.TemporaryDirectory() as folder:
             swarm = Swarm([self._start(links, peer) for peer in range(self.count)])
-            origin, honest = (
-                swarm.members[0],
-                [swarm.members[peer] for peer in range(1, self.count) if peer not in self.liars],
-            )
-            origin.say(do="make", **({"die_after": self.size} if self.fault == "origin dies" else {}))
-            words = {"do": "fetch", "name": origin.hear()["name"], "origin": swarm.introductions[0]["peer"]}
-            for member in swarm.members[1:]:
-                victim = self.fault == "receiver dies" and member is swarm.members[1]
-                member.say(**words, **({"folder": folder, "die_at": 0.5} if victim else {}))
-            begun, answers = time.perf_counter(), []
+            members = swarm.members
+            giving_up = threading.Timer(patience_s, _kill, [members])
+            giving_up.start()
+            members[0].say(do="make", **({"dies": True} if self.fault == "origin dies" else {}))
+            words = {"do": "fetch", "name": members[0].hear()["name"], "origin": swarm.introductions[0]["peer"]}
+            begun = time.perf_counter()
+            for peer in range(1, self.count):
+                victim = self.fault == "receiver dies" and peer == 1
+                members[peer].say(**words, **({"folder": folder, "die_at": 0.5} if victim else {}))
+            lost = 0
             if self.fault == "receiver dies":
-                before = swarm.members[1].hear()["here"]
-                swarm.members[1].process.wait(30)
-                swarm.members[1] = honest[0] = again = self._start(links, 1)
+                lost = members[1].hear()["here"]
+                members[1].process.wait(30)
+                members[1] = again = self._start(links, 1)
                 again.hear()
                 again.say(peers=swarm.introductions)
                 again.hear()
                 again.say(**words, folder=folder)
-            answers = [member.hear() for member in honest]
+            honest = [peer for peer in range(1, self.count) if peer not in self.liars]
+            answers = [answer for peer in honest if (answer := self._answer(members[peer])) is not None]
             seconds = time.perf_counter() - begun
-            asked = [self._asked(swarm.members[peer]) for peer in self.liars]
-            for member in swarm.members:
-                member.process.kill()
-                member.process.wait(30)
-        lost = before - answers[0]["resumed"] if self.fault == "receiver dies" else 0
+            giving_up.cancel()
+            asked = [self._asked(members[peer]) for peer in self.liars] if len(answers) == len(honest) else []
+            _kill(members)
         return {"seconds": seconds, "finished": len(answers), **self._sums(answers, asked, lost)}
+
+    def _answer(self, receiver: Member) -> dict[str, Any] | None:
+        """None when it had to be killed."""
+        try:
+            return receiver.hear()
+        except SystemExit:
+            return None
 
     def _start(self, links: Links, peer: int) -> Member:
         """The first receiver keeps its key when it is started again."""
@@ -120,16 +129,22 @@ class Broadcast:
         return int(liar.hear()["asked"])
 
     def _sums(self, answers: Sequence[dict[str, Any]], asked: Sequence[int], lost: int) -> dict[str, Any]:
-        """lost: chunks that were there before a death and not after it."""
+        """lost: chunks that were there before a death."""
         chunk = self.arguments.chunk
         needed = [self.size - answer["resumed"] * chunk for answer in answers]
         twice = sum(max(0, each["chunk_bytes"] - need) for each, need in zip(answers, needed, strict=True)) / chunk
         return {
             "asked": max(asked, default=0),
-            "set_aside": min(answer["set_aside"] for answer in answers),
-            "twice": twice + lost,
-            "resumed": answers[0]["resumed"],
+            "set_aside": min((answer["set_aside"] for answer in answers), default=0),
+            "twice": twice + (lost - max(answer["resumed"] for answer in answers) if lost else 0),
+            "resumed": max((answer["resumed"] for answer in answers), default=0),
         }
+
+
+def _kill(members: Sequence[Member]) -> None:
+    for member in members:
+        member.process.kill()
+        member.process.wait(30)
 
 
 if __name__ == "__main__":

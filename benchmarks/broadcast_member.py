@@ -135,17 +135,18 @@ class Peer:
     async def obey(self, network: Libp2pNetwork, words: dict[str, Any], nursery: trio.Nursery) -> dict[str, Any]:
         """Do as we are told; returns what to say of it."""
         if words["do"] == "make":
-            if "die_after" in words:
-                nursery.start_soon(self.die_after, words["die_after"])
-            return {"name": self.make().hex()}
+            name = self.make()
+            if "dies" in words:
+                nursery.start_soon(self.die_after_one_copy, name)
+            return {"name": name.hex()}
         if words["do"] == "count":
             return {"up_bytes": network.traffic().up_bytes}
         return await self.fetch(network, words)
 
-    async def die_after(self, up_bytes: float) -> None:
-        """Be killed when so many bytes of chunks have left."""
+    async def die_after_one_copy(self, name: Hash) -> None:
+        """Be killed when each chunk has left."""
         assert self.swarm is not None
-        while self.swarm.up_bytes < up_bytes:
+        while self.swarm.only_here(name):
             await trio.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 

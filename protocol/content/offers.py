@@ -135,6 +135,11 @@ class OriginOffer:
         self._has: dict[PeerId, ChunkSet] = {}
         self._untold: dict[PeerId, ChunkSet] = {}
 
+    @property
+    def only_here(self) -> ChunkSet:
+        """Chunks that would be lost with us, as far as we know."""
+        return self._showing.only_here
+
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
         """As `Offer.join`."""
         place = has_place(peer, self._has, self._all, self._is_member)

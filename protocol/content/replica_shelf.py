@@ -45,12 +45,21 @@ class WholeBlob:
         return data if self.hashes is None or chunk_hash(data) == self.hashes[chunk] else None
 
 
+@dataclass(frozen=True)
+class _Known:
+    """Of a checkpoint whose bytes are on disk.  digest: the root over its hashes."""
+
+    digest: Hash
+    leaves: Sequence[Hash]
+    spans: Sequence[slice]
+
+
 class ReplicaShelf:
     """A `protocol.content.shelf.Shelf` over a replica."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._digests: dict[Mark, Hash] = {}
+        self._known: dict[Mark, _Known] = {}
 
     def find(self, name: Hash) -> Held | None:
         """As `Shelf.find`."""
@@ -74,17 +83,24 @@ class ReplicaShelf:
     def _checkpoint(self, digest: Hash) -> Held | None:
         checkpoints = self._replica.store.checkpoints
         marks = checkpoints.marks()
-        self._digests = {mark: known for mark, known in self._digests.items() if mark in marks}
+        self._known = {mark: known for mark, known in self._known.items() if mark in marks}
         for mark in reversed(marks):
-            if self._digests.get(mark, digest) != digest:
-                continue
-            opened = checkpoints.open(*mark)
-            if opened is None:
-                continue
-            leaves, view = opened
-            self._digests[mark] = tree_root(leaves)
-            step = self._replica.manifest.checkpoint_chunk_bytes
-            if self._digests[mark] == digest and len(leaves) == -(-len(view) // step):
-                spans = [slice(at, min(at + step, len(view))) for at in range(0, len(view), step)]
-                return WholeBlob(view, spans, leaves, is_urgent=False)
+            known = self._known.get(mark) or self._look_at(mark)
+            if known is not None and known.digest == digest:
+                view = checkpoints.view(*mark)  # anew each time: a mapping of a file that became shorter would kill us
+                if view is not None and len(view) == known.spans[-1].stop:
+                    return WholeBlob(view, known.spans, known.leaves, is_urgent=False)
         return None
+
+    def _look_at(self, mark: Mark) -> _Known | None:
+        """Read the hashes of a checkpoint, once: there are tens of thousands, and their tree takes milliseconds."""
+        opened = self._replica.store.checkpoints.open(*mark)
+        if opened is None:
+            return None
+        leaves, view = opened
+        step = self._replica.manifest.checkpoint_chunk_bytes
+        if len(leaves) != -(-len(view) // step):
+            return None
+        spans = [slice(at, min(at + step, len(view))) for at in range(0, len(view), step)]
+        self._known[mark] = known = _Known(tree_root(leaves), leaves, spans)
+        return known

@@ -11,8 +11,8 @@ Pure.  Policy:
   multiplicative decrease).
 * **Deadline.**  A chunk is overdue after four times what the measured rate says for all that the source owes us, and others
   are asked for it; it is still taken if it comes.  A source whose rate is not known is believed to be slow.
-* **Pause.**  A source on a fast line is asked for several chunks together, not for one as often as one came: a peer answers
-  a hundred questions a second.
+* **Pause.**  A source on a fast line is asked for several chunks together, instead of one question for each chunk that
+  arrives: a peer answers at most a hundred questions a second.
 * **Busy.**  A source that says so is asked again after a moment, longer each time; that is no failure.
 * **Rest.**  Two failures in a row, and a source is left alone for a while, twice as long each time.  A chunk with wrong
   bytes, and it is set aside for good.
@@ -29,8 +29,8 @@ from protocol.wire.identity import PeerId
 MEMORY = 0.3
 """Weight of the newest observation in the averages (SHARDCAST's)."""
 EXPLORE = 0.05
-FIRST_WINDOW, MOST_IN_WINDOW = 2, 32
-FAST_WINDOW, PAUSE_S = 8, 0.02
+FIRST_WINDOW, MOST_IN_WINDOW = 2, 64
+FAST_WINDOW, PAUSE_S = 8, 0.04
 SOON_S, LATE_S = 1.0, 4.0
 DEADLINE_TIMES = 4.0
 LEAST_DEADLINE_S, MOST_DEADLINE_S = 2.0, 60.0

@@ -1,7 +1,7 @@
 """What the origin of a blob shows to whom, so that it sends each chunk once.
 
 Pure.  The origin is the only one that has the blob.  Were all of it shown to everybody, several peers would fetch the same
-chunks from it, and its line would carry more than one copy.  So each peer is shown a few chunks at a time, that it has not:
+chunks from it, and its line would carry more than one copy.  So each peer is shown some chunks at a time, that it has not:
 
 * chunks that nobody has and nobody is shown;
 * when there are none left, and only then, for a first copy is worth more than any further one: those that were shown and not
@@ -25,7 +25,8 @@ AHEAD, AHEAD_OF_ALL = 3, 12
 """How many chunks a peer is shown before it has fetched them.  Three keep our line busy where many peers share it.  Where
 few do, a peer is shown one more for each that it fetched, up to its share of twelve: over a long way much is under way."""
 AHEAD_S, MOST_AHEAD = 0.5, 256
-"""A peer on a fast line is shown as much as it fetched lately in this time: it hears of more only a few times a second."""
+"""A peer on a fast line is shown as much as it fetches in this time, for it hears of more only ten times a second.  What it
+fetches that it was not shown does not count: whoever fetches one chunk again and again must not keep many from others."""
 MOST_AT_ONCE = 8
 TURN = 16
 LEAST_PATIENCE_S, FIRST_PATIENCE_S, MOST_PATIENCE_S = 2.0, 8.0, 60.0
@@ -36,22 +37,41 @@ MEMORY = 0.1
 
 @dataclass
 class _Guest:
-    """has: chunks that it said to have.  shown: those that it has not and may ask for, since when.
+    """has: chunks that it said to have.  shown: those that it has not and may ask for, since when; open: the same as a set.
 
-    fed_at: when it last got one, or its place; None without a place.  meals: chunks it got in this place.  pace_s: from one
-    to the next, on average.  waits: its place in the queue.
+    fed_at: when it last got one, or its place; None without a place.  meals: chunks it got in this place.  took_at: when it
+    last got one that it was shown; pace_s: from one of these to the next, on average.  waits: its place in the queue.
     """
 
     has: ChunkSet = 0
     shown: dict[int, float] = field(default_factory=dict)
+    open: ChunkSet = 0
     fed_at: float | None = None
     meals: int = 0
+    took_at: float = 0.0
     pace_s: float = AHEAD_S
     waits: int = 0
 
-    def ahead(self, share: int) -> int:
+    def take_place(self, now: float) -> None:
+        """It is fed from now on."""
+        self.fed_at = self.took_at = now
+        self.meals, self.pace_s = 0, AHEAD_S
+
+    def show(self, chunk: int, now: float) -> None:
+        """It may ask for this chunk."""
+        self.shown[chunk] = now
+        self.open |= 1 << chunk
+
+    def take(self, chunk: int, now: float) -> float:
+        """It fetched a chunk that it was shown; returns for how long it had been."""
+        self.pace_s += MEMORY * (now - self.took_at - self.pace_s)
+        self.took_at = now
+        return now - self.shown[chunk]
+
+    def ahead(self, share: int, now: float) -> int:
         """How many chunks it is shown before it has fetched them.  share: of what our line should have under way."""
-        return max(min(share, AHEAD + self.meals), min(round(AHEAD_S / max(self.pace_s, 1e-3)), MOST_AHEAD))
+        pace_s = max(self.pace_s, now - self.took_at, AHEAD_S / MOST_AHEAD)
+        return max(min(share, AHEAD + self.meals), round(AHEAD_S / pace_s))
 
 
 class Superseeding:
@@ -87,6 +107,7 @@ class Superseeding:
         guest.has |= chunks
         for chunk in [chunk for chunk in guest.shown if chunks >> chunk & 1]:
             del guest.shown[chunk]
+            guest.open &= ~(1 << chunk)
             self._shown.add(1 << chunk, -1)
 
     def fed(self, peer: PeerId, chunk: int, now: float) -> None:
@@ -95,18 +116,21 @@ class Superseeding:
         if guest is None:
             return
         if chunk in guest.shown:
-            waited_s = now - guest.shown[chunk]
-            self._usual_s += (MEMORY if self._usual_s else 1.0) * (waited_s - self._usual_s)
+            self._usual_s += (MEMORY if self._usual_s else 1.0) * (guest.take(chunk, now) - self._usual_s)
         if guest.fed_at is not None:
-            guest.pace_s += MEMORY * (now - guest.fed_at - guest.pace_s)
             guest.fed_at = now
             guest.meals += 1
         self.got(peer, 1 << chunk)
 
+    @property
+    def only_here(self) -> ChunkSet:
+        """Chunks that no guest has."""
+        return self._had.none
+
     def shown_to(self, peer: PeerId) -> ChunkSet:
         """What this peer may know that we have."""
         guest = self._guests.get(peer)
-        return set_of([*guest.shown]) if guest is not None else 0
+        return guest.open if guest is not None else 0
 
     def show(self, now: float) -> dict[PeerId, ChunkSet]:
         """What to show to whom now, beyond what they were shown; call it when something has changed, and often."""
@@ -116,11 +140,11 @@ class Superseeding:
         share = max(AHEAD, AHEAD_OF_ALL // max(1, len(fed)))
         while fed:  # in turns, so that the first peer does not get all that nobody was shown
             for peer, guest in [*fed]:
-                chunk = self._next_for(guest, now) if len(guest.shown) < guest.ahead(share) else None
+                chunk = self._next_for(guest, now) if len(guest.shown) < guest.ahead(share, now) else None
                 if chunk is None:
                     fed.remove((peer, guest))
                     continue
-                guest.shown[chunk] = now
+                guest.show(chunk, now)
                 self._shown.add(1 << chunk)
                 news[peer] = news.get(peer, 0) | 1 << chunk
         return news
@@ -144,14 +168,15 @@ class Superseeding:
                     self._take_back(guest)
         free = MOST_AT_ONCE - sum(guest.fed_at is not None for guest in self._guests.values())
         for guest in sorted(waiting, key=lambda guest: guest.waits)[:free]:
-            guest.fed_at, guest.meals = now, 0
+            guest.take_place(now)
 
     def _take_back(self, guest: _Guest) -> None:
-        self._shown.add(set_of([*guest.shown]), -1)
+        self._shown.add(guest.open, -1)
         guest.shown.clear()
+        guest.open = 0
 
     def _next_for(self, guest: _Guest, now: float) -> int | None:
-        lacks = self._all & ~guest.has & ~set_of([*guest.shown])
+        lacks = self._all & ~guest.has & ~guest.open
         fresh = self._had.none & self._shown.none
         if fresh:
             return any_of(fresh, self._random)  # the guest has none of them

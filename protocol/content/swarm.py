@@ -134,6 +134,11 @@ class Swarm:
         """We are about to have this blob no more, or others have it."""
         self._origins.pop(name, None)
 
+    def only_here(self, name: Hash) -> ChunkSet:
+        """Chunks of a blob that we originate, and that would be lost with us, as far as we know."""
+        origin = self._origins.get(name)
+        return origin.only_here if origin is not None else 0
+
     def under_way(self, name: Hash) -> tuple[ChunkSet, int] | None:
         """Of a blob that is being fetched: the chunks that are here, and how many sources it has; None for others."""
         fetch = next(iter(self._fetches.get(name, [])), None)

@@ -1,9 +1,11 @@
 """Pushing chunks to those that asked for them: in turns between peers, a few at a time.
 
 A chunk that is under way alone arrives sooner than one among many, and whoever has it serves it on; so few pushes go at a
-time, enough to fill the line: one more when they are quick, one less when they are slow.  For the same reason the queue is
-short: whoever would wait for more than about `QUEUE_S` is told that we are busy, and looks for the chunk elsewhere, where it
-may be by then.  Who was told so is remembered, and has its turn before those that came later.  Members go before strangers.
+time, enough to fill the line: one more when they are quick, one less when they are slow.  A push has its place until its
+data has left us: on a long way its answer comes much later, and the line would be idle meanwhile.  For the same reason the
+queue is short: whoever would wait for more than about `QUEUE_S` is told that we are busy, and looks for the chunk elsewhere,
+where it may be by then.  Who was told so is remembered, and has its turn before those that came later.  Members go before
+strangers.
 
 A peer that takes nothing of what it is sent holds up its own chunks only: soon its pushes do not count among the few, nor
 what it waits for in the queue, and those after them not at all until it has taken one.
@@ -12,7 +14,8 @@ what it waits for in the queue, and those after them not at all until it has tak
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 
 import trio
 
@@ -26,6 +29,8 @@ FEWEST, FIRST, MOST = 4, 4, 8
 QUICK_S, SLOW_S = 1.0, 4.0
 PUSHES_TO_ONE = 2
 MOST_WITH_STALLED = 24
+MOST_ON_A_WAY_BYTES, MOST_ON_WAYS_BYTES = 8 << 20, 32 << 20
+"""Sent and not answered, by one peer and by all, while a third push to the same peer begins."""
 STALLED_S, STALLED_TIMES = 5.0, 4.0
 """A push is stalled when it takes longer than this, and so many times as long as pushes do."""
 QUEUE_S = 1.0
@@ -36,6 +41,15 @@ LEAST_TIMEOUT_S, SLOWEST_BYTES_PER_S = 60.0, 64 << 10
 MEMORY = 0.3
 
 Chunk = tuple[Hash, int]
+
+
+@dataclass
+class _Push:
+    """begun: when.  size: of its data, in bytes, 0 while it is being read.  sent: whether all of that has left us."""
+
+    begun: float
+    size: int = 0
+    sent: bool = False
 
 
 class Uploads:
@@ -55,8 +69,7 @@ class Uploads:
     ) -> None:
         self._network, self._members, self._read, self._on_fed = network, members, read, on_fed
         self._queues: dict[PeerId, deque[Chunk]] = {}
-        self._under_way: dict[PeerId, dict[Chunk, float]] = {}
-        """Since when."""
+        self._under_way: dict[PeerId, dict[Chunk, _Push]] = {}
         self._turned_away: dict[PeerId, float] = {}
         """Peers that were told that we are busy, in the order in which they came, and when they asked last."""
         self._stalling: dict[PeerId, None] = {}
@@ -109,7 +122,7 @@ class Uploads:
     def _stalls(self, peer: PeerId) -> bool:
         """Whether it takes nothing of what it is sent."""
         since = trio.current_time() - max(STALLED_S, STALLED_TIMES * self._push_s)
-        return peer in self._stalling or any(at <= since for at in self._under_way.get(peer, {}).values())
+        return peer in self._stalling or any(push.begun <= since for push in self._of(peer))
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -122,42 +135,66 @@ class Uploads:
                     chunk = queue.popleft()
                     if queue:
                         self._queues[peer] = queue  # to the end of the turn
-                    self._under_way.setdefault(peer, {})[chunk] = trio.current_time()
-                    nursery.start_soon(self._push, peer, chunk)
+                    self._under_way.setdefault(peer, {})[chunk] = push = _Push(trio.current_time())
+                    nursery.start_soon(self._push, peer, chunk, push)
                 self._wake = trio.Event()
                 with trio.move_on_after(STALLED_S):
                     await self._wake.wait()
 
     def _next(self) -> PeerId | None:
         """Whose turn it is; None when nobody may be served now."""
-        under_way = sum(map(len, self._under_way.values()))
-        moving = sum(len(chunks) for peer, chunks in self._under_way.items() if not self._stalls(peer))
+        under_way = sum(min(len(pushes), PUSHES_TO_ONE) for pushes in self._under_way.values())
+        moving = sum(self._leaving(peer) for peer in self._under_way if not self._stalls(peer))
         if under_way >= MOST_WITH_STALLED or moving >= self._at_once:
             return None
-        free = [
-            peer
-            for peer in self._queues
-            if len(self._under_way.get(peer, ())) < (1 if self._stalls(peer) else PUSHES_TO_ONE)
-        ]
+        on_ways_bytes = sum(map(self._on_way_bytes, self._under_way))
+        free = [peer for peer in self._queues if self._may_push(peer, on_ways_bytes)]
         return next((peer for peer in free if self._members.has_member(peer)), next(iter(free), None))
 
-    async def _push(self, peer: PeerId, wanted: Chunk) -> None:
+    def _may_push(self, peer: PeerId, on_ways_bytes: int) -> bool:
+        """Whether one more push to this peer may begin, as far as it is concerned."""
+        if (count := len(self._of(peer))) < PUSHES_TO_ONE:
+            return not count or not self._stalls(peer)
+        fits = self._on_way_bytes(peer) < MOST_ON_A_WAY_BYTES and on_ways_bytes < MOST_ON_WAYS_BYTES
+        return self._leaving(peer) < PUSHES_TO_ONE and fits and not self._stalls(peer)
+
+    def _of(self, peer: PeerId) -> Collection[_Push]:
+        return self._under_way.get(peer, {}).values()
+
+    def _leaving(self, peer: PeerId) -> int:
+        """Pushes to it of which something has not left us."""
+        return sum(not push.sent for push in self._of(peer))
+
+    def _on_way_bytes(self, peer: PeerId) -> int:
+        """Sent to it and not answered."""
+        return sum(push.size for push in self._of(peer) if push.sent)
+
+    async def _push(self, peer: PeerId, wanted: Chunk, push: _Push) -> None:
         name, chunk = wanted
-        begun = trio.current_time()
+
+        def on_sent() -> None:
+            if not push.sent:
+                push.sent = True
+                self._took(trio.current_time() - push.begun)
+                self._wake.set()
+
         try:
             found = await self._read(name, chunk)
             if found is not None:
                 data, is_urgent = found
+                push.size = len(data)
                 header = ChunkHeader(blob=name, chunk=chunk).encode()
                 timeout_s = LEAST_TIMEOUT_S + len(data) / SLOWEST_BYTES_PER_S
-                await self._network.push(peer, header, memoryview(data), timeout_s=timeout_s, spare=not is_urgent)
+                await self._network.push(
+                    peer, header, memoryview(data), timeout_s=timeout_s, spare=not is_urgent, on_sent=on_sent
+                )
+                on_sent()
                 self._stalling.pop(peer, None)
-                self._took(trio.current_time() - begun)
                 self.up_bytes += len(data)
                 self._on_fed(peer, name, chunk)
         except NetworkError:
             # it has got the chunk elsewhere, or asks again
-            if trio.current_time() - begun > STALLED_S and len(self._stalling) < MAX_REMEMBERED:
+            if trio.current_time() - push.begun > STALLED_S and len(self._stalling) < MAX_REMEMBERED:
                 self._stalling[peer] = None
         finally:
             del self._under_way[peer][wanted]

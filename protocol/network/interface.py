@@ -141,6 +141,10 @@ class Handlers(Members, Protocol):
         ...
 
 
+def nothing() -> None:
+    """Nobody wants to know."""
+
+
 class Network(Protocol):
     """One peer's end of the network."""
 
@@ -196,10 +200,19 @@ class Network(Protocol):
         """Ask and wait for the answer.  Raises `Unreachable` or `Refused`."""
         ...
 
-    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float, spare: bool = False) -> None:
+    async def push(
+        self,
+        peer: PeerId,
+        header: bytes,
+        data: memoryview,
+        *,
+        timeout_s: float,
+        spare: bool = False,
+        on_sent: Callable[[], None] = nothing,
+    ) -> None:
         """Send `data` into the buffer that `peer` names for `header`; returns when the peer has it all.
 
-        spare: it gives way to pushes that are not, and takes what they leave of our line.  Raises `Unreachable`, or
-        `Refused` when the receiver would not take it.
+        spare: it gives way to pushes that are not, and takes what they leave of our line.  on_sent: told when all of it has
+        left us, if that is known before its end.  Raises `Unreachable`, or `Refused` when the receiver would not take it.
         """
         ...

@@ -70,10 +70,14 @@ class Checkpoints:
     def open(self, rounds: int, tip: Hash) -> tuple[list[Hash], memoryview] | None:
         """(hashes of the pieces, bytes) of a checkpoint; None when it is not here."""
         raw = read_guarded(self.disk, self._leaves_path(rounds, tip))
-        view = map_file(self.path(rounds, tip))
+        view = self.view(rounds, tip)
         if raw is None or view is None or not raw or len(raw) % HASH_BYTES:
             return None
         return [Hash(raw[at : at + HASH_BYTES]) for at in range(0, len(raw), HASH_BYTES)], view
+
+    def view(self, rounds: int, tip: Hash) -> memoryview | None:
+        """The bytes of a checkpoint; None when it is not here."""
+        return map_file(self.path(rounds, tip))
 
     def download(self, rounds: int, tip: Hash, leaves: Sequence[Hash], size: int, piece: int) -> CheckpointDownload:
         """Begin, or go on with, fetching a checkpoint of `size` bytes in pieces of `piece` bytes, until its `end`.

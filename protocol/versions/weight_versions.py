@@ -37,7 +37,7 @@ REPEAT_S = 30.0
 AGAIN_S = 10.0
 """After a failure of ours."""
 FIRST_SEEK_S, LONGEST_SEEK_S = 5.0, 320.0
-"""While the way to the newest version has a gap, somebody is asked for all statements so often; less often each time that
+"""While the way to the newest version has a gap, somebody is asked for all statements after so long; less often when
 nothing new came of it."""
 
 
@@ -82,7 +82,7 @@ class WeightVersions:
         chunk_bytes = replica.manifest.checkpoint_chunk_bytes
         self._publisher = Publisher(session, catalogue, self._files, swarm, offload, self.follower, chunk_bytes)
         self._random = random.Random(session.me)
-        self._begun, self._loaded = False, trio.Event()
+        self._begun, self._loaded, self._heard = False, trio.Event(), trio.Event()
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -133,12 +133,22 @@ class WeightVersions:
         """Close gaps: a statement may have been lost on its way, and so may the answer to a question for it."""
         pause_s = FIRST_SEEK_S
         while True:
-            changes = self._catalogue.changes
+            if not self._catalogue.has_gap:
+                pause_s, self._heard = FIRST_SEEK_S, trio.Event()
+                await self._heard.wait()
+                continue
             await trio.sleep(pause_s)
-            pause_s = FIRST_SEEK_S if self._catalogue.changes != changes else min(2 * pause_s, LONGEST_SEEK_S)
-            sources = self.follower.sources(self._catalogue.highest) if self._catalogue.has_gap else []
-            if sources:
+            changes = self._catalogue.changes
+            if sources := self._may_know():
                 await self._ask(self._random.choice(sources))
+            pause_s = FIRST_SEEK_S if self._catalogue.changes != changes else min(2 * pause_s, LONGEST_SEEK_S)
+
+    def _may_know(self) -> list[PeerId]:
+        """Whom to ask for what we lack; every other time the publisher, for others may be strangers that know nothing."""
+        newest = self._catalogue.newest
+        if newest is not None and newest.publisher in self._session.network.connected() and self._random.random() < 0.5:
+            return [newest.publisher]
+        return self.follower.sources(self._catalogue.highest)
 
     async def _gossip(self, signed: Signed) -> None:
         try:
@@ -155,6 +165,7 @@ class WeightVersions:
             self._session.emit(Dropped(sender, "version", reason))
             return Acceptance.REJECT  # whoever hands it on could know that
         heard = self._catalogue.hear(Signed(body, sender, raw))
+        self._heard.set()
         if heard is Heard.OLD:
             return Acceptance.IGNORE
         self.follower.told_by(body, bringer)

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 
 import trio
@@ -134,14 +135,16 @@ class Bulk:
         self._sending.disconnected(peer)
         self._spare.disconnected(peer)
 
-    async def push(self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float, *, spare: bool) -> None:
+    async def push(
+        self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float, *, spare: bool, on_sent: Callable[[], None]
+    ) -> None:
         """Push `data` to `peer`.  Raises `Refused`, `Unreachable`, and `NetworkError` for more than the limits."""
         data = data.cast("B")
         if len(header) > MAX_PUSH_HEADER_BYTES or len(data) > MAX_PUSH_BYTES:
             raise NetworkError(f"a push of {len(header)} + {len(data)} bytes is over the limit")
         assert self._nursery is not None
         with trio.move_on_after(timeout_s) as scope:
-            await (self._spare if spare else self._sending).push(self._nursery, peer, header, data)
+            await (self._spare if spare else self._sending).push(self._nursery, peer, header, data, on_sent)
         if scope.cancelled_caught:
             raise Unreachable(f"{peer} did not take a push of {len(data)} bytes within {timeout_s:g} s")
 

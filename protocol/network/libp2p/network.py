@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from protocol.events import Event
-from protocol.network.interface import Bandwidth, Handlers, NetworkError, Traffic, Unreachable
+from protocol.network.interface import Bandwidth, Handlers, NetworkError, Traffic, Unreachable, nothing
 from protocol.network.libp2p.attempts import Attempt
 from protocol.network.libp2p.host import ANY_IPV4, claim_port, interface_addresses, transport_address
 from protocol.network.libp2p.library import TaskStatus
@@ -145,11 +145,20 @@ class Libp2pNetwork:
             raise Unreachable(f"{peer} is not connected")
         return await self._stack.request(peer, kind, data, timeout_s)
 
-    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float, spare: bool = False) -> None:
+    async def push(
+        self,
+        peer: PeerId,
+        header: bytes,
+        data: memoryview,
+        *,
+        timeout_s: float,
+        spare: bool = False,
+        on_sent: Callable[[], None] = nothing,
+    ) -> None:
         """Send `data` into the buffer that `peer` names for `header`.  Raises `Unreachable` or `Refused`."""
         if self._stack is None:
             raise Unreachable(f"{peer} is not connected")
-        await self._stack.push(peer, header, data, timeout_s, spare=spare)
+        await self._stack.push(peer, header, data, timeout_s, spare=spare, on_sent=on_sent)
 
 
 @asynccontextmanager

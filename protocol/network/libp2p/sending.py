@@ -17,7 +17,7 @@ from math import inf
 
 import trio
 
-from protocol.network.interface import Refused, Unreachable
+from protocol.network.interface import Refused, Unreachable, nothing
 from protocol.network.libp2p.flows import Flows, fair_shares
 from protocol.network.libp2p.link import (
     FRAME_BYTES,
@@ -50,8 +50,8 @@ def rtt_of(link: Link) -> float:
 class _Push:
     """One push under way.  over: set when it has ended, or was refused.  outcome: its error, None for success."""
 
-    def __init__(self, header: bytes, data: memoryview) -> None:
-        self.header, self.data = header, data
+    def __init__(self, header: bytes, data: memoryview, on_sent: Callable[[], None]) -> None:
+        self.header, self.data, self.on_sent = header, data, on_sent
         self.number, self.sent = -1, 0
         self.lane: Lane | None = None
         self.over = trio.Event()
@@ -76,9 +76,16 @@ class Sending:
         self._lanes: dict[PeerId, list[Lane]] = {}
         self._flows: defaultdict[PeerId, Flows] = defaultdict(Flows)
 
-    async def push(self, nursery: trio.Nursery, peer: PeerId, header: bytes, data: memoryview) -> None:
+    async def push(
+        self,
+        nursery: trio.Nursery,
+        peer: PeerId,
+        header: bytes,
+        data: memoryview,
+        on_sent: Callable[[], None] = nothing,
+    ) -> None:
         """Push `data` to `peer`.  Raises `Refused` or `Unreachable`.  Cancelling it half-way breaks its socket."""
-        push = _Push(header, data)
+        push = _Push(header, data, on_sent)
         self._choose(nursery, peer).take(push)
         try:
             await push.over.wait()
@@ -311,6 +318,7 @@ class Lane:
         if push.sent < len(push.data):
             link.put(FrameKind.ABANDON, push.number, b"")
         await link.flush()
+        push.on_sent()
 
     async def _read_answers(self, link: Link, scope: trio.CancelScope) -> None:
         try:

@@ -119,11 +119,13 @@ class Stack:
             self.dialer.mark_other_run(peer)
             raise
 
-    async def push(self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float, *, spare: bool) -> None:
+    async def push(
+        self, peer: PeerId, header: bytes, data: memoryview, timeout_s: float, *, spare: bool, on_sent: Callable[[], None]
+    ) -> None:
         """Push to a connected peer; raises `Refused` or `Unreachable`."""
         if peer not in self.connections:
             raise Unreachable(f"{peer} is not connected")
-        await self.bulk.push(peer, header, data, timeout_s, spare=spare)
+        await self.bulk.push(peer, header, data, timeout_s, spare=spare, on_sent=on_sent)
 
     # -- what happens -------------------------------------------------------------------------------------------------
 

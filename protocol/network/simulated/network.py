@@ -24,6 +24,7 @@ from protocol.network.interface import (
     Refused,
     Traffic,
     Unreachable,
+    nothing,
 )
 from protocol.network.simulated.endpoint import Call, Endpoint
 from protocol.network.simulated.wire import MemoryWire
@@ -97,7 +98,16 @@ class MemoryNetwork(Endpoint):
             await call.ended.wait()
         return self._outcome(call)
 
-    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float, spare: bool = False) -> None:
+    async def push(
+        self,
+        peer: PeerId,
+        header: bytes,
+        data: memoryview,
+        *,
+        timeout_s: float,
+        spare: bool = False,
+        on_sent: Callable[[], None] = nothing,
+    ) -> None:
         """Send `data` into the buffer that `peer` names for `header`.  Raises `Unreachable` or `Refused`."""
         assert len(header) <= MAX_PUSH_HEADER_BYTES and len(data) <= MAX_PUSH_BYTES
         await trio.lowlevel.checkpoint()

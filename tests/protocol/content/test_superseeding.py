@@ -202,3 +202,13 @@ def test_whatever_guests_do_the_books_stay_right(seed: int) -> None:
     for peer in PEERS:
         origin.leave(peer)
     assert origin._shown.none == origin._had.none == (1 << count) - 1
+
+
+def test_who_fetches_one_chunk_again_and_again_is_shown_no_more_for_it() -> None:
+    origin, now = an_origin(400, ANN, *PEERS[1:8]), 0.0
+    first = members(origin.show(now))[ANN]
+    for _ in range(2000):
+        now += 0.001
+        origin.fed(ANN, first[0], now)
+        origin.show(now)
+    assert origin.shown_to(ANN).bit_count() <= AHEAD

@@ -10,7 +10,15 @@ import trio
 import trio.testing
 
 from protocol.content.messages import read_chunk_header
-from protocol.content.uploads import LEAST_QUEUE, MAX_REMEMBERED, MOST, MOST_QUEUE, MOST_WITH_STALLED, PUSHES_TO_ONE, Uploads
+from protocol.content.uploads import (
+    LEAST_QUEUE,
+    MAX_REMEMBERED,
+    MOST,
+    MOST_QUEUE,
+    MOST_WITH_STALLED,
+    PUSHES_TO_ONE,
+    Uploads,
+)
 from protocol.network.interface import Unreachable
 from protocol.wire.identity import PeerId
 from tests.protocol.content.peers import NAME, PEERS
@@ -20,25 +28,35 @@ CROWD = [PeerId(f"stranger{number}") for number in range(400)]
 
 
 class Line:
-    """Takes `push_s` for a push; one to `stuck` peers never ends.  pushed: what arrived, in order."""
+    """Takes `push_s` for a push; one to `stuck` peers never ends.  pushed: what arrived, in order.
 
-    def __init__(self, push_s: float) -> None:
-        self.push_s, self.stuck = push_s, set[PeerId]()
+    line_s: for how long a push has the line for itself, in turn; the rest of `push_s` is the way.
+    """
+
+    def __init__(self, push_s: float, line_s: float = 0.0) -> None:
+        self.push_s, self.stuck, self.line_s = push_s, set[PeerId](), line_s
+        self.free_at = 0.0
         self.pushed: list[tuple[PeerId, int]] = []
         self.under_way: Counter[PeerId] = Counter()
-        self.most = 0
+        self.most = self.most_to_one = 0
 
     def has_member(self, peer: PeerId) -> bool:
         return peer in PEERS
 
-    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float, spare: bool) -> None:
+    async def push(
+        self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float, spare: bool, on_sent: Callable[[], None]
+    ) -> None:
         chunk = read_chunk_header(header)
         assert chunk is not None
         self.under_way[peer] += 1
         self.most = max(self.most, self.under_way.total())
-        assert self.under_way[peer] <= PUSHES_TO_ONE
+        self.most_to_one = max(self.most_to_one, self.under_way[peer])
+        self.free_at = max(self.free_at, trio.current_time()) + self.line_s
         try:
-            await trio.sleep(timeout_s if peer in self.stuck else self.push_s)
+            if self.line_s:
+                await trio.sleep_until(self.free_at)
+                on_sent()
+            await trio.sleep(timeout_s if peer in self.stuck else self.push_s - self.line_s)
             if peer in self.stuck:
                 raise Unreachable("it took nothing")
             self.pushed.append((peer, chunk.chunk))
@@ -51,9 +69,9 @@ async def _read(name: bytes, chunk: int) -> tuple[bytes, bool] | None:
     return None if chunk == 99 else (bytes(100), False)
 
 
-def on_line(check: Callable[[Line, Uploads], Awaitable[None]], push_s: float = 1.0) -> None:
+def on_line(check: Callable[[Line, Uploads], Awaitable[None]], push_s: float = 1.0, line_s: float = 0.0) -> None:
     async def main() -> None:
-        line = Line(push_s)
+        line = Line(push_s, line_s)
         network: Any = line
         uploads = Uploads(network, line, _read, lambda peer, name, chunk: None)
         async with trio.open_nursery() as nursery:
@@ -164,3 +182,31 @@ def test_nothing_more_goes_to_one_that_is_gone() -> None:
         assert not line.pushed and not uploads._queues and not uploads._under_way
 
     on_line(check)
+
+
+async def _serve(uploads: Uploads, line: Line, peers: list[PeerId], seconds: float) -> float:
+    """Pushes a second while these peers want as much as they get."""
+    until, chunk = trio.current_time() + seconds, 0
+    while trio.current_time() < until:
+        for peer in peers:
+            while uploads.want(peer, NAME, 100 + chunk):
+                chunk += 1
+        await trio.sleep(0.01)
+    return len(line.pushed) / seconds
+
+
+def test_a_long_way_to_one_peer_is_filled() -> None:
+    """A line that carries 50 chunks a second, and 0.2 s until one is acknowledged."""
+
+    async def check(line: Line, uploads: Uploads) -> None:
+        assert await _serve(uploads, line, PEERS[:1], 20) > 40, "with two at a time it would be 10"
+
+    on_line(check, push_s=0.2, line_s=0.02)
+
+
+def test_on_a_short_way_a_push_waits_for_few_others() -> None:
+    async def check(line: Line, uploads: Uploads) -> None:
+        assert await _serve(uploads, line, PEERS[:8], 20) > 49
+        assert line.most_to_one == PUSHES_TO_ONE and line.most <= MOST
+
+    on_line(check, push_s=0.02, line_s=0.02)

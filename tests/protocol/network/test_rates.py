@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from protocol.network.interface import nothing
 from protocol.network.libp2p.link import Link, SocketState
 from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.network.libp2p.rates import FORGET_S, FREE_GROWTH, GROWTH, PACED_BELOW, Gauge
@@ -91,7 +92,7 @@ def test_what_is_not_urgent_gives_way_but_not_for_long() -> None:
         assert await waits(spare) == 0 and await waits(urgent) == 0
         lane = Lane(urgent, PeerId("somebody"))
         urgent._lanes[PeerId("somebody")] = [lane]
-        lane.take(_Push(b"", memoryview(b"urgent")))
+        lane.take(_Push(b"", memoryview(b"urgent"), nothing))
         assert await waits(spare) == WAY_S and await waits(urgent) == 0
         lane._waiting.clear()
         urgent.turned()

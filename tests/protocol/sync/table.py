@@ -18,7 +18,7 @@ from protocol.content.swarm import Swarm
 from protocol.events import Event
 from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
-from protocol.network.interface import Refused
+from protocol.network.interface import Refused, nothing
 from protocol.run.anchor import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.state.replica import Replica
@@ -54,7 +54,16 @@ class Pushing(TableNetwork):
         super().__init__()
         self._table, self._peer = table, peer
 
-    async def push(self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float, spare: bool = False) -> None:
+    async def push(
+        self,
+        peer: PeerId,
+        header: bytes,
+        data: memoryview,
+        *,
+        timeout_s: float,
+        spare: bool = False,
+        on_sent: Callable[[], None] = nothing,
+    ) -> None:
         await trio.lowlevel.checkpoint()
         chunk = read_chunk_header(header)
         assert chunk is not None

@@ -1,0 +1,50 @@
+"""Checkpoints on disk as blobs: their hashes are read once, and what became shorter or is gone is not served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protocol.content.replica_shelf import ReplicaShelf
+from protocol.state.replica import Replica
+from protocol.wire.hashes import tree_root
+from tests.protocol.chains import a_replica, a_run
+from tests.protocol.peers import ANN
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Iterator[Replica]:
+    replica = a_replica(a_run(ANN), tmp_path)
+    state, tip = replica.state, replica.history.tip
+    replica.store.checkpoints.write(state.rounds, tip, state.leaves(), state.view)
+    yield replica
+    replica.state.close()
+
+
+def test_the_hashes_of_a_checkpoint_are_read_once(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, opened = ReplicaShelf(replica), list[object]()
+    open_ = replica.store.checkpoints.open
+
+    def counted(*mark: object) -> object:
+        opened.append(mark)
+        return open_(*mark)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(replica.store.checkpoints, "open", counted)
+    leaves = replica.state.leaves()
+    for _ in range(5):
+        held = shelf.find(tree_root(leaves))
+        assert held is not None and held.leaves() == leaves and held.read(0) is not None
+    assert len(opened) == 1
+
+
+def test_a_checkpoint_that_became_shorter_or_is_gone_is_not_served(replica: Replica) -> None:
+    shelf, digest = ReplicaShelf(replica), tree_root(replica.state.leaves())
+    assert shelf.find(digest) is not None
+    mark = replica.state.rounds, replica.history.tip
+    path = replica.store.checkpoints.path(*mark)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert shelf.find(digest) is None
+    replica.store.checkpoints.remove(*mark)
+    assert shelf.find(digest) is None and not shelf._known
