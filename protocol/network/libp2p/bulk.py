@@ -15,6 +15,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 
 import trio
 
@@ -28,10 +29,10 @@ from protocol.network.interface import (
     Unreachable,
 )
 from protocol.network.libp2p.bulk_places import displaced
-from protocol.network.libp2p.ends import remote_end
+from protocol.network.libp2p.ends import remote_end, socket_of
 from protocol.network.libp2p.flows import MAX_FLOWS
 from protocol.network.libp2p.library import Host, Stream, TaskStatus, peer_id_of
-from protocol.network.libp2p.link import MAC_BYTES, NONCE_BYTES, TOKEN_BYTES, Keys, Link, LinkBroken, states_of
+from protocol.network.libp2p.link import MAC_BYTES, NONCE_BYTES, TOKEN_BYTES, Keys, Link, LinkBroken, socket_state, states_of
 from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.network.libp2p.rates import WINDOW_S, Gauge
 from protocol.network.libp2p.receiving import Receiving
@@ -158,7 +159,7 @@ class Bulk:
             try:
                 await agreement(stream, self._protocol)
                 port, token, theirs = _GRANT.unpack(await read_exactly(stream, _GRANT.size))
-                address = remote_end(stream.muxed_conn)
+                address, way_s = remote_end(stream.muxed_conn), _way_s(stream.muxed_conn)
             except Exception as error:
                 await discard(stream)
                 raise LinkBroken(f"no bulk connection: {error}") from error
@@ -169,7 +170,9 @@ class Bulk:
             if address is None:
                 raise LinkBroken("the peer's address is not known")
             keys = Keys.agree(self._run, self._me, peer, token, nonce + theirs)
-            return await self._prove(address[0], port, token, keys)
+            link = await self._prove(address[0], port, token, keys)
+            link.way_s = way_s
+            return link
         raise LinkBroken(f"no bulk connection within {HANDSHAKE_S:g} s")
 
     async def _prove(self, ip: str, port: int, token: bytes, keys: Keys) -> Link:
@@ -279,6 +282,13 @@ class Bulk:
             links.remove(link)
             if not links and self._links.get(peer) is links:
                 del self._links[peer]
+
+
+def _way_s(connection: object) -> float:
+    """The shortest round trip on a connection of the library; infinite where it is not known."""
+    sock = socket_of(connection)
+    state = socket_state(sock) if sock is not None else None
+    return state.least_rtt_s if state is not None and state.least_rtt_s else inf
 
 
 async def _receive(sock: trio.socket.SocketType, size: int) -> bytes:

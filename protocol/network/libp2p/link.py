@@ -19,9 +19,10 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
+from math import inf
 
 import trio
 from cryptography.exceptions import InvalidTag
@@ -121,7 +122,10 @@ class _Direction:
 
 
 class Link:
-    """One end of a bulk socket; one task sends and one receives at a time.  why: the reason for its end."""
+    """One end of a bulk socket; one task sends and one receives at a time.  why: the reason for its end.
+
+    way_s: the shortest round trip that another connection to the same peer has seen; infinite when not known.
+    """
 
     def __init__(self, sock: socket.socket, keys: Keys, *, dialled: bool, rekey_frames: int = REKEY_FRAMES) -> None:
         _tune(sock)
@@ -137,6 +141,7 @@ class Link:
         self._reads_ahead = True
         self._pace = UNPACED
         self._broken = False
+        self.way_s = inf
         self.why = ""
 
     @property
@@ -156,8 +161,12 @@ class Link:
 
     @property
     def state(self) -> SocketState | None:
-        """What the kernel knows of the socket; None where it does not tell, and after the end."""
-        return socket_state(self._sock) if not self._broken else None
+        """What the kernel knows of the socket; None where it does not tell, and after the end.
+
+        A socket that was opened while the line was full has never seen the way without a queue.
+        """
+        state = socket_state(self._sock) if not self._broken else None
+        return replace(state, least_rtt_s=min(state.least_rtt_s, self.way_s)) if state is not None else None
 
     def pace(self, bytes_per_s: float) -> None:
         """Send no faster than this, where the kernel can limit it."""

@@ -176,7 +176,7 @@ class Sending:
         return best
 
     def opened(self, peer: PeerId, rtt_s: float) -> None:
-        """A socket to this peer is open."""
+        """A socket to this peer is open.  rtt_s: without queues on the way, which the line's own load may make."""
         if peer not in self._lanes:
             return  # it left at the same moment
         self._flows[peer].reached(rtt_s)
@@ -270,7 +270,8 @@ class Lane:
     async def _use(self, link: Link) -> None:
         """Send until the link breaks."""
         self.link = link
-        self._sending.opened(self._peer, rtt_of(link))
+        state = link.state
+        self._sending.opened(self._peer, state.least_rtt_s if state is not None else 0.0)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read_answers, link, nursery.cancel_scope)

@@ -192,8 +192,11 @@ def test_peers_meet_and_push_at_ipv4_and_ipv6_addresses_of_one_port() -> None:
 
 
 def test_on_a_long_way_pushes_use_several_sockets_and_one_socket_near_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    for rtt_s, sockets in ((0.0001, 1), (0.05, 3)):
-        monkeypatch.setattr(link_module, "socket_state", lambda sock, rtt_s=rtt_s: SocketState(rtt_s, 0, 0))
+    """However long packets wait on a short way: more sockets would only wait beside each other."""
+    for rtt_s, way_s, sockets in ((0.0001, 0.0001, 1), (0.05, 0.05, 3), (0.05, 0.0001, 1)):
+        for module, least_s in ((link_module, rtt_s), (bulk_module, way_s)):
+            state = SocketState(rtt_s, 0, 0, least_rtt_s=least_s)
+            monkeypatch.setattr(module, "socket_state", lambda sock, state=state: state)
         trio.run(_pushes_use, sockets)
 
 
