@@ -99,8 +99,9 @@ def main() -> int:
         for number in range(arguments.joins):
             _rounds(swarm, others, 3)
             words = ("--role", "seed") if arguments.seeds else ()
+            goal = swarm.newest()
             newcomer = _start(swarm, links, arguments.peers + number, invitation, words, "nice", "-n", "19")
-            joins.append(_seed(swarm, newcomer) if arguments.seeds else _join(swarm, newcomer))
+            joins.append(_seed(swarm, newcomer, goal) if arguments.seeds else _join(swarm, newcomer, goal))
             print(f"newcomer {number + 1} of {arguments.joins}: {joins[-1]}", file=sys.stderr, flush=True)
         spans, size = _spans(others, first), max(event.size_bytes for event in others[0].heard(ev.CheckpointWritten))
     _show(arguments, spans, joins, size)
@@ -118,8 +119,8 @@ def _rounds(swarm: Swarm, peers: Sequence[Peer], count: int) -> None:
     swarm.until(f"{count} rounds more", lambda: all(peer.committed >= until for peer in peers))
 
 
-def _join(swarm: Swarm, newcomer: Peer) -> Join:
-    """Until a round counts it; then it leaves."""
+def _join(swarm: Swarm, newcomer: Peer, goal: int) -> Join:
+    """Until a round counts it; then it leaves.  goal: rounds that the others had committed when it was started."""
 
     def counted() -> list[float]:
         return [at for at, event in _stamped(newcomer, ev.RoundCommitted) if event.mine]
@@ -127,22 +128,23 @@ def _join(swarm: Swarm, newcomer: Peer) -> Join:
     swarm.until("a round with the newcomer", counted)
     at = counted()[0]
     newcomer.leave()
-    join = _fetched(newcomer)
+    join = _fetched(newcomer, goal)
     ready = min(at for at, _ in _stamped(newcomer, ev.ReadySent))
     return replace(join, ready=ready - join.begun, counted=at - join.begun)
 
 
-def _seed(swarm: Swarm, newcomer: Peer) -> Join:
+def _seed(swarm: Swarm, newcomer: Peer, goal: int) -> Join:
     """Until it has the state; then it leaves."""
-    swarm.until("a newcomer that has the state", lambda: newcomer.heard(ev.StateLoaded))
+    swarm.until("a newcomer that has the state", lambda: newcomer.committed >= goal)
     newcomer.leave()
-    return _fetched(newcomer)
+    return _fetched(newcomer, goal)
 
 
-def _fetched(newcomer: Peer) -> Join:
-    begun, greeted, fetched = (
-        min(at for at, _ in _stamped(newcomer, kind)) for kind in (ev.Started, ev.PeerJoined, ev.StateLoaded)
-    )
+def _fetched(newcomer: Peer, goal: int) -> Join:
+    begun, greeted = (min(at for at, _ in _stamped(newcomer, kind)) for kind in (ev.Started, ev.PeerJoined))
+    loaded = [(at, event.rounds) for at, event in _stamped(newcomer, ev.StateLoaded)]
+    applied = [(at, event.rounds) for at, event in _stamped(newcomer, ev.StateApplied)]
+    fetched = min(at for at, rounds in (*loaded, *applied) if rounds >= goal)
     return Join(begun, greeted - begun, fetched - begun)
 
 
