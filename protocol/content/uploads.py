@@ -1,11 +1,10 @@
 """Pushing chunks to those that asked for them: in turns between peers, a few at a time.
 
 A chunk that is under way alone arrives sooner than one among many, and whoever has it serves it on; so few pushes go at a
-time, enough to fill the line: one more when they are quick, one less when they are slow.  A push has its place until its
-data has left us: on a long way its answer comes much later, and the line would be idle meanwhile.  For the same reason the
-queue is short: whoever would wait for more than about `QUEUE_S` is told that we are busy, and looks for the chunk elsewhere,
-where it may be by then.  Who was told so is remembered, and has its turn before those that came later.  Members go before
-strangers.
+time, enough to fill the line: one more when they are quick, one less when they are slow.  A push has its place until it is
+answered, and on a long way until its data has left us: the line would be idle meanwhile.  For the same reason the queue is
+short: whoever would wait for more than about `QUEUE_S` is told that we are busy, and looks for the chunk elsewhere, where it
+may be by then.  Who was told so is remembered, and has its turn before those that came later.  Members go before strangers.
 
 A peer that takes nothing of what it is sent holds up its own chunks only: soon its pushes do not count among the few, nor
 what it waits for in the queue, and those after them not at all until it has taken one.

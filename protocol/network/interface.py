@@ -213,6 +213,7 @@ class Network(Protocol):
         """Send `data` into the buffer that `peer` names for `header`; returns when the peer has it all.
 
         spare: it gives way to pushes that are not, and takes what they leave of our line.  on_sent: told when all of it has
-        left us, if that is known before its end.  Raises `Unreachable`, or `Refused` when the receiver would not take it.
+        left us, where the way is so long that the answer comes much later.  Raises `Unreachable`, or `Refused` when the
+        receiver would not take it.
         """
         ...
