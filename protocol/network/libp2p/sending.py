@@ -319,7 +319,7 @@ class Lane:
         if push.sent < len(push.data):
             link.put(FrameKind.ABANDON, push.number, b"")
         await link.flush()
-        if (state := link.state) is not None and state.is_far:
+        if push.sent == len(push.data) and (state := link.state) is not None and state.is_far:
             push.on_sent()  # near by the answer comes at once
 
     async def _read_answers(self, link: Link, scope: trio.CancelScope) -> None:
