@@ -47,8 +47,9 @@ class WholeBlob:
 
 @dataclass(frozen=True)
 class _Known:
-    """Of a checkpoint whose bytes are on disk.  digest: the root over its hashes."""
+    """Of a checkpoint whose bytes are on disk.  stamp: of the file of its hashes.  digest: the root over them."""
 
+    stamp: tuple[int, int]
     digest: Hash
     leaves: Sequence[Hash]
     spans: Sequence[slice]
@@ -83,9 +84,11 @@ class ReplicaShelf:
     def _checkpoint(self, digest: Hash) -> Held | None:
         checkpoints = self._replica.store.checkpoints
         marks = checkpoints.marks()
-        self._known = {mark: known for mark, known in self._known.items() if mark in marks}
+        self._known = {mark: known for mark, known in [*self._known.items()] if mark in marks}  # find runs in threads
         for mark in reversed(marks):
-            known = self._known.get(mark) or self._look_at(mark)
+            known = self._known.get(mark)
+            if known is None or known.stamp != checkpoints.stamp(*mark):
+                known = self._look_at(mark)
             if known is not None and known.digest == digest:
                 view = checkpoints.view(*mark)  # anew each time: a mapping of a file that became shorter would kill us
                 if view is not None and len(view) == known.spans[-1].stop:
@@ -94,6 +97,7 @@ class ReplicaShelf:
 
     def _look_at(self, mark: Mark) -> _Known | None:
         """Read the hashes of a checkpoint, once: there are tens of thousands, and their tree takes milliseconds."""
+        stamp = self._replica.store.checkpoints.stamp(*mark)
         opened = self._replica.store.checkpoints.open(*mark)
         if opened is None:
             return None
@@ -102,5 +106,5 @@ class ReplicaShelf:
         if len(leaves) != -(-len(view) // step):
             return None
         spans = [slice(at, min(at + step, len(view))) for at in range(0, len(view), step)]
-        self._known[mark] = known = _Known(tree_root(leaves), leaves, spans)
+        self._known[mark] = known = _Known(stamp, tree_root(leaves), leaves, spans)
         return known

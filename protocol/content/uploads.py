@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from math import inf
 
 import trio
 
@@ -28,8 +29,9 @@ FEWEST, FIRST, MOST = 4, 4, 8
 QUICK_S, SLOW_S = 1.0, 4.0
 PUSHES_TO_ONE = 2
 MOST_WITH_STALLED = 24
+MOST_ON_A_WAY, MOST_ON_WAYS = 64, 128
 MOST_ON_A_WAY_BYTES, MOST_ON_WAYS_BYTES = 8 << 20, 32 << 20
-"""Sent and not answered, by one peer and by all, while a third push to the same peer begins."""
+"""Pushes that are sent and not answered, by one peer and by all, while a third push to the same peer begins."""
 STALLED_S, STALLED_TIMES = 5.0, 4.0
 """A push is stalled when it takes longer than this, and so many times as long as pushes do."""
 QUEUE_S = 1.0
@@ -106,10 +108,12 @@ class Uploads:
             if other == peer:
                 break
             before += self._members.has_member(other) or not member
+        if self._is_slow(peer) and len(self._queues.get(peer, ())) >= LEAST_QUEUE:
+            return False
         queued = sum(
             len(queue)
             for other, queue in self._queues.items()
-            if (self._members.has_member(other) or not member) and not self._stalls(other)
+            if (self._members.has_member(other) or not member) and not self._stalls(other) and not self._is_slow(other)
         )
         room = LEAST_QUEUE if not self._push_s else int(self._at_once * QUEUE_S / self._push_s)
         if queued + before < min(max(room, LEAST_QUEUE), MOST_QUEUE):
@@ -120,8 +124,15 @@ class Uploads:
 
     def _stalls(self, peer: PeerId) -> bool:
         """Whether it takes nothing of what it is sent."""
-        since = trio.current_time() - max(STALLED_S, STALLED_TIMES * self._push_s)
-        return peer in self._stalling or any(push.begun <= since for push in self._of(peer))
+        return peer in self._stalling or self._waits_s(peer) >= max(STALLED_S, STALLED_TIMES * self._push_s)
+
+    def _is_slow(self, peer: PeerId) -> bool:
+        """Whether what waits for it waits for itself alone, and takes nobody's place in the queue."""
+        return self._waits_s(peer) >= max(QUEUE_S, STALLED_TIMES * self._push_s)
+
+    def _waits_s(self, peer: PeerId) -> float:
+        """For how long the oldest push to it has been under way."""
+        return trio.current_time() - min((push.begun for push in self._of(peer)), default=inf)
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -142,20 +153,32 @@ class Uploads:
 
     def _next(self) -> PeerId | None:
         """Whose turn it is; None when nobody may be served now."""
-        under_way = sum(min(len(pushes), PUSHES_TO_ONE) for pushes in self._under_way.values())
+        under_way = sum(map(self._places, self._under_way))
         moving = sum(self._leaving(peer) for peer in self._under_way if not self._stalls(peer))
         if under_way >= MOST_WITH_STALLED or moving >= self._at_once:
             return None
-        on_ways_bytes = sum(map(self._on_way_bytes, self._under_way))
-        free = [peer for peer in self._queues if self._may_push(peer, on_ways_bytes)]
+        fits = sum(map(len, self._under_way.values())) < MOST_WITH_STALLED
+        sent = [push for peer in self._under_way for push in self._sent(peer)]
+        fits_on_ways = len(sent) < MOST_ON_WAYS and sum(push.size for push in sent) < MOST_ON_WAYS_BYTES
+        free = [peer for peer in self._queues if self._may_push(peer, fits, fits_on_ways)]
         return next((peer for peer in free if self._members.has_member(peer)), next(iter(free), None))
 
-    def _may_push(self, peer: PeerId, on_ways_bytes: int) -> bool:
-        """Whether one more push to this peer may begin, as far as it is concerned."""
-        if (count := len(self._of(peer))) < PUSHES_TO_ONE:
-            return not count or not self._stalls(peer)
-        fits = self._on_way_bytes(peer) < MOST_ON_A_WAY_BYTES and on_ways_bytes < MOST_ON_WAYS_BYTES
-        return self._leaving(peer) < PUSHES_TO_ONE and fits and not self._stalls(peer)
+    def _may_push(self, peer: PeerId, fits: bool, fits_on_ways: bool) -> bool:
+        """Whether one more push to this peer may begin, as far as it is concerned.
+
+        fits: one more of any, fits_on_ways: one more beyond those that were sent and not answered, of all peers.
+        """
+        if not self._of(peer):
+            return True
+        if self._stalls(peer) or self._leaving(peer) >= PUSHES_TO_ONE:
+            return False
+        sent = self._sent(peer)
+        fits_on_way = len(sent) < MOST_ON_A_WAY and sum(push.size for push in sent) < MOST_ON_A_WAY_BYTES
+        return (fits and len(self._of(peer)) < PUSHES_TO_ONE) or (fits_on_ways and fits_on_way)
+
+    def _places(self, peer: PeerId) -> int:
+        """How many places it takes: all that is sent to it and not answered takes one."""
+        return min(self._leaving(peer) + bool(self._sent(peer)), PUSHES_TO_ONE)
 
     def _of(self, peer: PeerId) -> Collection[_Push]:
         return self._under_way.get(peer, {}).values()
@@ -164,9 +187,9 @@ class Uploads:
         """Pushes to it of which something has not left us."""
         return sum(not push.sent for push in self._of(peer))
 
-    def _on_way_bytes(self, peer: PeerId) -> int:
-        """Sent to it and not answered."""
-        return sum(push.size for push in self._of(peer) if push.sent)
+    def _sent(self, peer: PeerId) -> list[_Push]:
+        """Those that it has not answered, and of which all has left us."""
+        return [push for push in self._of(peer) if push.sent]
 
     async def _push(self, peer: PeerId, wanted: Chunk, push: _Push) -> None:
         name, chunk = wanted

@@ -79,6 +79,14 @@ class Checkpoints:
         """The bytes of a checkpoint; None when it is not here."""
         return map_file(self.path(rounds, tip))
 
+    def stamp(self, rounds: int, tip: Hash) -> tuple[int, int]:
+        """Another one when the hashes of a checkpoint's pieces were written anew; zeros where there are none."""
+        try:
+            found = self._leaves_path(rounds, tip).stat()
+        except OSError:
+            return 0, 0
+        return found.st_ino, found.st_mtime_ns
+
     def download(self, rounds: int, tip: Hash, leaves: Sequence[Hash], size: int, piece: int) -> CheckpointDownload:
         """Begin, or go on with, fetching a checkpoint of `size` bytes in pieces of `piece` bytes, until its `end`.
 

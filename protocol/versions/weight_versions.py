@@ -6,7 +6,6 @@ versions tells each peer that it meets the newest one; a peer that lacks what le
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -81,7 +80,6 @@ class WeightVersions:
         self.follower = Follower(session, catalogue, self._files, swarm, offload, settings)
         chunk_bytes = replica.manifest.checkpoint_chunk_bytes
         self._publisher = Publisher(session, catalogue, self._files, swarm, offload, self.follower, chunk_bytes)
-        self._random = random.Random(session.me)
         self._begun, self._loaded, self._heard = False, trio.Event(), trio.Event()
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -131,24 +129,29 @@ class WeightVersions:
 
     async def _seek(self) -> None:
         """Close gaps: a statement may have been lost on its way, and so may the answer to a question for it."""
-        pause_s = FIRST_SEEK_S
+        pause_s, asked = FIRST_SEEK_S, set[PeerId]()
         while True:
             if not self._catalogue.has_gap:
                 pause_s, self._heard = FIRST_SEEK_S, trio.Event()
                 await self._heard.wait()
                 continue
-            await trio.sleep(pause_s)
             changes = self._catalogue.changes
-            if sources := self._may_know():
-                await self._ask(self._random.choice(sources))
+            await trio.sleep(pause_s)
+            sources = self._may_know()
+            if asked.issuperset(sources):
+                asked.clear()  # everybody once before anybody twice
+            peer = next((peer for peer in sources if peer not in asked), None)
+            if peer is not None:
+                asked.add(peer)
+                await self._ask(peer)
             pause_s = FIRST_SEEK_S if self._catalogue.changes != changes else min(2 * pause_s, LONGEST_SEEK_S)
 
     def _may_know(self) -> list[PeerId]:
-        """Whom to ask for what we lack; every other time the publisher, for others may be strangers that know nothing."""
-        newest = self._catalogue.newest
-        if newest is not None and newest.publisher in self._session.network.connected() and self._random.random() < 0.5:
-            return [newest.publisher]
-        return self.follower.sources(self._catalogue.highest)
+        """Whom to ask for what we lack: the publisher, those that told us of the newest version, others."""
+        newest, sources = self._catalogue.newest, self.follower.sources(self._catalogue.highest)
+        if newest is None or newest.publisher not in self._session.network.connected():
+            return sources
+        return [newest.publisher, *(peer for peer in sources if peer != newest.publisher)]
 
     async def _gossip(self, signed: Signed) -> None:
         try:

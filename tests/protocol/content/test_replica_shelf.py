@@ -48,3 +48,12 @@ def test_a_checkpoint_that_became_shorter_or_is_gone_is_not_served(replica: Repl
     assert shelf.find(digest) is None
     replica.store.checkpoints.remove(*mark)
     assert shelf.find(digest) is None and not shelf._known
+
+
+def test_a_checkpoint_that_was_written_anew_is_served(replica: Replica) -> None:
+    shelf, leaves = ReplicaShelf(replica), replica.state.leaves()
+    mark, digest = (replica.state.rounds, replica.history.tip), tree_root(leaves)
+    replica.store.checkpoints.write(*mark, leaves[::-1], replica.state.view)
+    assert shelf.find(digest) is None
+    replica.store.checkpoints.write(*mark, leaves, replica.state.view)
+    assert shelf.find(digest) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Any
 
 import trio
@@ -35,13 +36,13 @@ class Line:
 
     def __init__(self, push_s: float, line_s: float = 0.0) -> None:
         self.push_s, self.stuck, self.line_s = push_s, set[PeerId](), line_s
-        self.free_at = 0.0
+        self.free_at, self.stuck_s, self.members = 0.0, inf, set[PeerId]()
         self.pushed: list[tuple[PeerId, int]] = []
         self.under_way: Counter[PeerId] = Counter()
         self.most = self.most_to_one = 0
 
     def has_member(self, peer: PeerId) -> bool:
-        return peer in PEERS
+        return peer in PEERS or peer in self.members
 
     async def push(
         self, peer: PeerId, header: bytes, data: memoryview, *, timeout_s: float, spare: bool, on_sent: Callable[[], None]
@@ -56,8 +57,8 @@ class Line:
             if self.line_s:
                 await trio.sleep_until(self.free_at)
                 on_sent()
-            await trio.sleep(timeout_s if peer in self.stuck else self.push_s - self.line_s)
-            if peer in self.stuck:
+            await trio.sleep(min(timeout_s, self.stuck_s) if peer in self.stuck else self.push_s - self.line_s)
+            if peer in self.stuck and self.stuck_s > timeout_s:
                 raise Unreachable("it took nothing")
             self.pushed.append((peer, chunk.chunk))
         finally:
@@ -208,5 +209,33 @@ def test_on_a_short_way_a_push_waits_for_few_others() -> None:
     async def check(line: Line, uploads: Uploads) -> None:
         assert await _serve(uploads, line, PEERS[:8], 20) > 49
         assert line.most_to_one == PUSHES_TO_ONE and line.most <= MOST
+
+    on_line(check, push_s=0.02, line_s=0.02)
+
+
+def test_members_far_away_that_withhold_their_answers_take_few_places() -> None:
+    """Twelve take what they get and never say so: two peers near by are served all the same."""
+
+    async def check(line: Line, uploads: Uploads) -> None:
+        far, near = [PeerId(f"far{number}") for number in range(12)], PEERS[:2]
+        line.stuck, line.members = {*far}, {*far}
+        for peer in far:
+            for chunk in range(8):
+                uploads.want(peer, NAME, chunk)
+            await trio.sleep(0.1)
+        before = len(line.pushed)
+        assert await _serve(uploads, line, near, 20) - before / 20 > 40
+
+    on_line(check, push_s=0.02, line_s=0.02)
+
+
+def test_who_answers_late_fills_nobody_elses_queue() -> None:
+    async def check(line: Line, uploads: Uploads) -> None:
+        late, near = PeerId("late"), PEERS[:2]
+        line.stuck, line.members, line.stuck_s = {late}, {late}, 4.9
+        for chunk in range(64):
+            uploads.want(late, NAME, chunk)
+        await trio.sleep(2)
+        assert await _serve(uploads, line, [late, *near], 20) > 40
 
     on_line(check, push_s=0.02, line_s=0.02)
