@@ -1,7 +1,8 @@
 """Measurements of the rate of bulk data, and what follows from them.
 
-`Gauge` measures what the links can carry: the best of the recent seconds in which data moved, counted by the kernel where it
-tells (acknowledged and received bytes, so that a full buffer is not taken for bandwidth).
+`Gauge` measures what the links can carry: the best second in which data moved, counted by the kernel where it tells
+(acknowledged and received bytes, so that a full buffer is not taken for bandwidth).  It is forgotten slowly: at the end of an
+exchange one slow member may be fed alone for minutes.
 
 `Gauge.offer_bytes_per_s` is what there is to share out to the sockets that use our line.  Were it not shared out, one TCP
 connection might get a third of what another gets over a full line, for the length of an exchange, which would then end with
@@ -26,6 +27,8 @@ PACED_BELOW = 125e6
 GROWTH, FREE_GROWTH = 1.04, 1.5
 """The line is offered this much more than it was seen to carry, so that the measurement can grow; the second where the way
 is long and no packet met a queue, so that the line is not full."""
+KEPT = 0.998
+"""Of the best rate, after each window in which data moved: half of it after six minutes of these."""
 FORGET_S = 600.0
 """Measurements of the line that are older are dropped."""
 USED = 0.9
@@ -64,8 +67,7 @@ class Gauge:
     """Measures the bytes a second that the bulk sockets together carry, up and down; 0 while nothing is known."""
 
     def __init__(self) -> None:
-        self._up: deque[float] = deque(maxlen=WINDOWS)
-        self._down: deque[float] = deque(maxlen=WINDOWS)
+        self._best = Rates(0.0, 0.0)
         self._full: deque[tuple[float, float]] = deque(maxlen=WINDOWS)
         self._moved = Moved()
         self._at = 0.0
@@ -81,9 +83,7 @@ class Gauge:
         """
         seconds, self._at = now - self._at, now
         moved = self._moved.since(states, now) or Rates(0.0, 0.0)
-        for rate, rates in ((moved.up, self._up), (moved.down, self._down)):
-            if rate * seconds >= SMALLEST_SAMPLE_BYTES:
-                rates.append(rate)
+        self._best = Rates(_better(self._best.up, moved.up, seconds), _better(self._best.down, moved.down, seconds))
         is_far = 2 * sum(state.is_far for state in sending) > len(sending)
         is_queued = any(state.queued for state in sending)
         self._growth = FREE_GROWTH if is_far and not is_queued else GROWTH
@@ -98,13 +98,13 @@ class Gauge:
 
     @property
     def up_bytes_per_s(self) -> float:
-        """The best of the recent windows."""
-        return max(self._up, default=0.0)
+        """The best of the windows, and less the longer ago it was."""
+        return self._best.up
 
     @property
     def down_bytes_per_s(self) -> float:
-        """The best of the recent windows."""
-        return max(self._down, default=0.0)
+        """As `up_bytes_per_s`."""
+        return self._best.down
 
     @property
     def line_bytes_per_s(self) -> float:
@@ -115,3 +115,8 @@ class Gauge:
     def offer_bytes_per_s(self) -> float:
         """What there is to share out to the sockets on our line; infinite where it is not known, or left to TCP."""
         return self.line_bytes_per_s * self._growth if 0 < self.line_bytes_per_s < PACED_BELOW else inf
+
+
+def _better(best: float, rate: float, seconds: float) -> float:
+    """What is taken for the best rate after a window of so many seconds; one in which little moved says nothing."""
+    return max(rate, KEPT * best) if rate * seconds >= SMALLEST_SAMPLE_BYTES else best

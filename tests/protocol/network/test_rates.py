@@ -12,7 +12,7 @@ import trio.testing
 from protocol.network.interface import nothing
 from protocol.network.libp2p.link import Link, SocketState
 from protocol.network.libp2p.rate_limit import RateLimit
-from protocol.network.libp2p.rates import FORGET_S, FREE_GROWTH, GROWTH, PACED_BELOW, Gauge
+from protocol.network.libp2p.rates import FORGET_S, FREE_GROWTH, GROWTH, KEPT, PACED_BELOW, Gauge
 from protocol.network.libp2p.sending import WAY_S, Lane, Sending, _Push
 from protocol.wire.identity import PeerId
 
@@ -25,7 +25,21 @@ def test_a_gauge_shows_the_best_window_of_all_sockets_together() -> None:
     gauge.read({"a": SocketState(0.01, 10**9 + 3_000_000, 5), "b": SocketState(0.01, 1_000_000, 0)}, 12.0, inf)
     assert gauge.up_bytes_per_s == 2_000_000.0 and gauge.down_bytes_per_s == 0.0
     gauge.read({"b": SocketState(0.01, 2_000_000, 4_000_000)}, 13.0, inf)
-    assert gauge.up_bytes_per_s == 2_000_000.0 and gauge.down_bytes_per_s == 4_000_000.0
+    assert gauge.up_bytes_per_s == KEPT * 2_000_000.0 and gauge.down_bytes_per_s == 4_000_000.0
+    gauge.read({"b": SocketState(0.01, 2_000_000, 4_000_000)}, 14.0, inf)
+    assert gauge.down_bytes_per_s == 4_000_000.0, "a window in which nothing moved says nothing"
+
+
+def test_minutes_of_feeding_one_slow_member_do_not_hide_what_our_line_carries() -> None:
+    gauge, acked = Gauge(), 0
+    for second in range(200):
+        acked += 12_000_000 if second < 10 else 400_000
+        gauge.read({"a": SocketState(0.01, acked, 0)}, float(second), inf)
+    assert 12e6 * 0.6 < gauge.up_bytes_per_s < 12e6
+    for second in range(200, 1400):
+        acked += 400_000
+        gauge.read({"a": SocketState(0.01, acked, 0)}, float(second), inf)
+    assert gauge.up_bytes_per_s < 12e6 * 0.1, "a line that has become slow is known in the end"
 
 
 @pytest.mark.parametrize(("rate", "offer"), [(12e6, 12e6 * GROWTH), (PACED_BELOW, inf)])
