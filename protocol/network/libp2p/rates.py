@@ -1,8 +1,8 @@
 """Measurements of the rate of bulk data, and what follows from them.
 
 `Gauge` measures what the links can carry: the best second in which data moved, counted by the kernel where it tells
-(acknowledged and received bytes, so that a full buffer is not taken for bandwidth).  It is forgotten slowly: at the end of an
-exchange one slow member may be fed alone for minutes.
+(acknowledged and received bytes, so that a full buffer is not taken for bandwidth).  It is forgotten slowly: at the end of
+an exchange one slow member may be fed alone for minutes.
 
 `Gauge.offer_bytes_per_s` is what there is to share out to the sockets that use our line.  Were it not shared out, one TCP
 connection might get a third of what another gets over a full line, for the length of an exchange, which would then end with
