@@ -85,6 +85,7 @@ class Broadcast:
             swarm = Swarm([self._start(links, peer) for peer in range(self.count)])
             members = swarm.members
             giving_up = threading.Timer(patience_s, _kill, [members])
+            giving_up.daemon = True
             giving_up.start()
             members[0].say(do="make", **({"dies": True} if self.fault == "origin dies" else {}))
             words = {"do": "fetch", "name": members[0].hear()["name"], "origin": swarm.introductions[0]["peer"]}

@@ -116,9 +116,9 @@ class Peer:
                 say(here=done)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        sources, tries = [origin], 1
+        sources = [origin]
         while not await self.swarm.fetch(blob, into, sources, here=here, on_progress=on_progress):
-            sources, tries = [*network.connected()], tries + 1
+            sources = [*network.connected()]
         self.shelf.held = {name: WholeBlob(into, [blob.span(index) for index in range(len(blob))], leaves, is_urgent=False)}
         now = network.traffic()
         return {
@@ -128,7 +128,6 @@ class Peer:
             "chunk_bytes": self.chunk_bytes,
             "cpu_seconds": time.process_time() - used,
             "resumed": here.bit_count(),
-            "tries": tries,
             "set_aside": len(self.set_aside),
         }
 

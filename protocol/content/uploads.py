@@ -31,7 +31,7 @@ PUSHES_TO_ONE = 2
 MOST_WITH_STALLED = 24
 MOST_ON_A_WAY, MOST_ON_WAYS = 64, 128
 MOST_ON_A_WAY_BYTES, MOST_ON_WAYS_BYTES = 8 << 20, 32 << 20
-"""Pushes that are sent and not answered, by one peer and by all, while a third push to the same peer begins."""
+"""So many pushes, and bytes, may be sent and not answered, by one peer and by all, when one more on a long way begins."""
 STALLED_S, STALLED_TIMES = 5.0, 4.0
 """A push is stalled when it takes longer than this, and so many times as long as pushes do."""
 QUEUE_S = 1.0
@@ -127,11 +127,11 @@ class Uploads:
         return peer in self._stalling or self._waits_s(peer) >= max(STALLED_S, STALLED_TIMES * self._push_s)
 
     def _is_slow(self, peer: PeerId) -> bool:
-        """Whether what waits for it waits for itself alone, and takes nobody's place in the queue."""
+        """Whether it answers so late that what waits for it takes nobody else's place in the queue."""
         return self._waits_s(peer) >= max(QUEUE_S, STALLED_TIMES * self._push_s)
 
     def _waits_s(self, peer: PeerId) -> float:
-        """For how long the oldest push to it has been under way."""
+        """For how long the oldest push to it has been under way; less than 0 where there is none."""
         return trio.current_time() - min((push.begun for push in self._of(peer)), default=inf)
 
     # -- sending ------------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ class Handlers(Members, Protocol):
 
 
 def nothing() -> None:
-    """Nobody wants to know."""
+    """Does nothing: nobody wants to be told."""
 
 
 class Network(Protocol):
