@@ -20,6 +20,7 @@ from protocol.content.messages import QUESTIONS, LeavesRequest, read_chunk_heade
 from protocol.content.replica_shelf import WholeBlob
 from protocol.content.shelf import Held
 from protocol.content.swarm import Swarm
+from protocol.content.transfer import Purpose
 from protocol.events import Dropped, Event
 from protocol.network.interface import Acceptance, Landing, Refused
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings
@@ -111,13 +112,17 @@ class Peer:
         blob = Blob.even(name, leaves, size, self.chunk)
         into, here = _resume(words["folder"], blob) if "folder" in words else (memoryview(mmap.mmap(-1, size)), 0)
 
-        def on_progress(done: int, total: int) -> None:
-            if done >= words.get("die_at", inf) * total:
+        purpose, done = Purpose("weights", 0), here.bit_count()
+
+        def on_chunk() -> None:
+            nonlocal done
+            done += 1
+            if done >= words.get("die_at", inf) * len(leaves):
                 say(here=done)
                 os.kill(os.getpid(), signal.SIGKILL)
 
         sources = [origin]
-        while not await self.swarm.fetch(blob, into, sources, here=here, on_progress=on_progress):
+        while not await self.swarm.fetch(blob, into, sources, purpose, here=here, on_chunk=on_chunk):
             sources = [*network.connected()]
         self.shelf.held = {name: WholeBlob(into, [blob.span(index) for index in range(len(blob))], leaves, is_urgent=False)}
         now = network.traffic()

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.event import Event as Event
+from protocol.transfer_events import TransferEnded as TransferEnded
+from protocol.transfer_events import TransferProgress as TransferProgress
 from protocol.weight_events import VersionComplete as VersionComplete
-from protocol.weight_events import VersionProgress as VersionProgress
 from protocol.weight_events import VersionPublished as VersionPublished
 from protocol.weight_events import VersionRefused as VersionRefused
 from protocol.weight_events import VersionStarted as VersionStarted
@@ -300,9 +301,8 @@ class StateLoaded(Event):
 
 @dataclass(frozen=True)
 class SyncProgress(Event):
-    """Catching up: `done` of `total` records or chunks of a checkpoint are here; `what` is records or checkpoint."""
+    """Catching up: `done` of `total` records are here."""
 
-    what: str
     done: int
     total: int
 
@@ -390,5 +390,5 @@ class Notice(Event):
     text: str
 
 
-PROGRESS = (ComputeProgress, EvalProgress, ExchangeProgress, SyncProgress, VersionProgress)
+PROGRESS = (ComputeProgress, EvalProgress, ExchangeProgress, SyncProgress, TransferProgress)
 """Events that the next one of their kind makes stale: there are many, and only the newest is worth keeping."""

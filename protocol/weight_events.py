@@ -31,26 +31,6 @@ class VersionStarted(Event):
 
 
 @dataclass(frozen=True)
-class VersionProgress(Event):
-    """A file that leads to a version is on its way.
-
-    blob: its root.  what: whole or patch.  done, total: chunks.  chunks: which are here, bit i of byte i // 8 for chunk i,
-    in hex.  sources: peers that have some of it.  left_s: None while no rate is known.
-    """
-
-    version: int
-    blob: str
-    what: str
-    done: int
-    total: int
-    size_bytes: int
-    chunks: str
-    down_bytes_per_s: float
-    sources: int
-    left_s: float | None
-
-
-@dataclass(frozen=True)
 class VersionComplete(Event):
     """A version is on disk, every tensor as it was signed.  weights: the root of its file.  seconds: since it began."""
 

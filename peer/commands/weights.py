@@ -1,4 +1,4 @@
-"""`peer weights`: the versions of the weights that are here or on their way, and publishing one."""
+"""`peer weights`: the blobs that are here or on their way, the versions of the weights, and publishing one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from peer.commands import Subparsers
 
 PUBLISH_TIMEOUT_S = 3600.0
-BAR_CELLS = 40
+BAR_CELLS = 64
 
 
 def register(subparsers: Subparsers) -> None:
@@ -21,7 +21,7 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "weights",
-        "show the versions of the weights, or publish one",
+        "show what is here of the weights and on its way, or publish a version",
         run,
         epilog="Every peer of the run takes each version that its publishers sign.  The files are the run's own.",
     )
@@ -92,21 +92,18 @@ def _ask(args: argparse.Namespace, command: str, timeout_s: float = 10.0, **fiel
 
 def describe(status: dict[str, Any]) -> list[str]:
     """The versions as lines for a person, the newest first."""
-    from peer.formatting import clean, short, size, to_go
+    from peer.console.sentences import chunk_map, coming
+    from peer.formatting import clean, short, size
+    from protocol.events import TransferProgress
 
     newest = f"version {status['newest']}" if status["newest"] is not None else "no version yet"
     lines = [
         f"run     {status['run']}",
         f"here    {newest}, {size(status['disk_bytes'])} in {clean(status['folder'], 500)}",
     ]
-    coming = status["coming"]
-    if coming is not None:
-        left = to_go(coming["left_s"])
-        lines.append(
-            f"coming  version {coming['version']}, {coming['what']}: {coming['done']} of {coming['total']} chunks, "
-            f"{size(coming['down_bytes_per_s'])}/s from {coming['sources']} peers" + (f", {left}" if left else "")
-        )
-        lines.append(f"        {chunk_map(coming['chunks'], coming['total'])}")
+    for each in status["coming"]:
+        lines += [f"coming  {coming(TransferProgress(**each))}", f"        {chunk_map(each['chunks'], BAR_CELLS)}"]
+    lines += _served(status["blobs"])
     if status["versions"]:
         lines.append(f"{'VERSION':>8}  {'KIND':<7}{'WHOLE':>10}{'PATCH':>10}  {'PUBLISHER':<10}STATE")
     for each in reversed(status["versions"]):
@@ -124,15 +121,20 @@ def _state(version: dict[str, Any]) -> str:
     return "here" if version["here"] else "its patch is here" if version["patch_here"] else "not here"
 
 
-def chunk_map(bitmap: str, total: int) -> str:
-    """A line of cells for the chunks of a file: full, begun, or empty."""
-    chunks, cells = int.from_bytes(bytes.fromhex(bitmap), "little"), min(BAR_CELLS, total)
-    line = ""
-    for cell in range(cells):
-        first, end = cell * total // cells, (cell + 1) * total // cells
-        here = (chunks >> first & ((1 << (end - first)) - 1)).bit_count()
-        line += "#" if here == end - first else "+" if here else "."
-    return line
+def _served(blobs: list[dict[str, Any]]) -> list[str]:
+    """A line for the checkpoints, and one for the results, that other peers can have from here."""
+    from peer.formatting import size
+
+    lines: list[str] = []
+    for what, of in (("checkpoint", "after round"), ("result", "of round")):
+        held = [blob for blob in blobs if blob["what"] == what]
+        numbers = sorted({blob["number"] for blob in held})
+        if held:
+            span = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+            many = f"{len(held)} {what}{'s' if len(held) > 1 else ''}"
+            total = size(sum(blob["size_bytes"] for blob in held))
+            lines.append(f"{'serves' if not lines else '':<8}{many} ({of}{'s' if len(numbers) > 1 else ''} {span}; {total})")
+    return lines
 
 
 def _anchors(text: str) -> int:

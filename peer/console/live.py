@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from peer.console.sentences import level, sentence
+from peer.console.sentences import chunk_map, coming, level, sentence
 from peer.control.client import Stamped
 from peer.formatting import amount, clean, naming, number, short, size, to_go
 from protocol import events as ev
@@ -62,6 +62,8 @@ class View:
     """Rounds, held-out loss after them, and the peer that says so."""
     happened: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     names: dict[str, str] = field(default_factory=dict)
+    coming: dict[str, ev.TransferProgress] = field(default_factory=dict)
+    """Blobs on their way, by name, the last one that moved at the end."""
     left: ev.Left | None = None
 
     def update(self, status: PeerStatus) -> None:
@@ -78,8 +80,12 @@ class View:
             case ev.ExchangeProgress(round, done, total, waiting):
                 waits = "waiting for " + ", ".join(naming(self.names)(peer) for peer in waiting[:2]) if waiting else ""
                 self.bar = Bar(f"round {round}: exchanging", done, total, waits)
-            case ev.SyncProgress(what, done, total):
-                self.bar = Bar(f"fetching {what}", done, total, "")
+            case ev.SyncProgress(done, total):
+                self.bar = Bar("fetching records", done, total, "")
+            case ev.TransferProgress(blob=blob):
+                self.coming = {**{name: told for name, told in self.coming.items() if name != blob}, blob: event}
+            case ev.TransferEnded(blob=blob):
+                self.coming.pop(blob, None)
             case ev.EvalProgress(_, done, total) if self.bar is None or self.bar.what == MEASURING:
                 self.bar = Bar(MEASURING, done, total, "")  # beside training, its place is the line of the losses
             case ev.PhaseChanged():
@@ -104,7 +110,8 @@ def render(view: View, width: int, height: int, *, clock: str = "", unicode: boo
     """At most `height` lines of at most `width` columns.  clock: what to show as time, at the right of the top line."""
     width, height = max(width, MIN_WIDTH), max(height, MIN_HEIGHT)
     rule = ("─" if unicode else "-") * width
-    top = [*_header(view, width, clock), rule, *_now(view, width, unicode), *_curve(view, width, unicode), rule]
+    now = [*_now(view, width, unicode), *_coming(view, width)]
+    top = [*_header(view, width, clock), rule, *now, *_curve(view, width, unicode), rule]
     footer = "Ctrl-C leaves (twice: at once)   elsewhere: peer status, peer pause, peer leave"
     room = height - len(top) - 2
     swarm = _swarm(view, max(2, min(room // 2, 1 + len(view.status.swarm) + 1)))
@@ -183,6 +190,15 @@ def _now(view: View, width: int, unicode: bool) -> list[str]:
     room = max(8, min(30, width - 8 - columns(shown.what) - len(counts) - columns(shown.detail) - 6))
     line = f"now     {shown.what} {bar(shown.done, shown.total, room, unicode=unicode)} {counts}  {shown.detail}"
     return [line, f"        {why or shown.note}"]
+
+
+def _coming(view: View, width: int) -> list[str]:
+    """What is fetched: the blob that moved last with its map, and how many others there are."""
+    if not view.coming:
+        return []
+    *others, newest = view.coming.values()
+    more = f"  (and {len(others)} more)" if others else ""
+    return [f"coming  {coming(newest)}{more}", f"        {chunk_map(newest.chunks, width - 8)}"]
 
 
 def _training(round: int, steps: int, total: int, loss: float | None, rate: float, left_s: float | None) -> Bar:

@@ -33,8 +33,10 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return f"held-out loss after {rounds} rounds: {number(loss)} (measured by {name(by)})"
         case ev.EvalProgress(rounds, done, total):
             return f"measuring the held-out loss after {rounds} rounds: {100 * done // max(1, total)} %"
-        case ev.VersionPublished() | ev.VersionStarted() | ev.VersionProgress() | ev.VersionComplete() | ev.VersionRefused():
+        case ev.VersionPublished() | ev.VersionStarted() | ev.VersionComplete() | ev.VersionRefused():
             return _of_weights(event, name)
+        case ev.TransferProgress() | ev.TransferEnded():
+            return _of_a_transfer(event)
         case ev.CheckpointWritten() | ev.StateLoaded() | ev.RolledBack() | ev.SecondHistory() | ev.Desynced():
             return _of_the_state(event, name)
         case ev.Dropped(peer, what, reason, times):
@@ -79,14 +81,51 @@ def _of_weights(event: ev.Event, name: Naming) -> str:
             return f"weights: {name(publisher)} published version {version} ({size(size_bytes)}{whole}{patch})"
         case ev.VersionStarted(version, size_bytes, files):
             return f"weights: getting version {version}: {size(size_bytes)} in {files} {'file' if files == 1 else 'files'}"
-        case ev.VersionProgress(version, _, what, done, total, _, _, rate, sources, left_s):
-            left = f", {to_go(left_s)}" if left_s is not None else ""
-            return f"weights: version {version}, {what}: {done} of {total} chunks, {size(rate)}/s from {sources}{left}"
         case ev.VersionComplete(version, weights, size_bytes, seconds):
             return f"weights: version {version} is on disk ({weights[:8]}, {size(size_bytes)}) after {duration(seconds)}"
         case ev.VersionRefused(version, reason):
             return f"weights: version {version} is not used: {clean(reason, 200)}"
     return ""
+
+
+def _of_a_transfer(event: ev.Event) -> str:
+    match event:
+        case ev.TransferProgress():
+            return f"fetching {coming(event)}"
+        case ev.TransferEnded(what, number, _, fetched_bytes, seconds, complete):
+            end = "is here" if complete else "was broken off"
+            return f"{blob(what, number)} {end}: {size(fetched_bytes)} fetched in {duration(seconds)}"
+    return ""
+
+
+def coming(told: ev.TransferProgress) -> str:
+    """A blob on its way: what it is, how far, how fast and for how long still."""
+    sources = f"{told.sources} {'peer' if told.sources == 1 else 'peers'}"
+    left = f", {to_go(told.left_s)}" if told.left_s is not None else ""
+    return (
+        f"{blob(told.what, told.number)}: {told.done}/{told.total} chunks, "
+        f"{size(told.down_bytes_per_s)}/s from {sources}{left}"
+    )
+
+
+def blob(what: str, number: int) -> str:
+    """What a blob is, in words."""
+    names = {
+        "checkpoint": f"checkpoint after {number} rounds" if number else "the run's initial weights",
+        "result": f"result of round {number}",
+        "weights": f"version {number}, whole",
+        "patch": f"version {number}, patch",
+    }
+    return names.get(what, f"{clean(what)} {number}")
+
+
+def chunk_map(cells: str, width: int) -> str:
+    """The map of a blob's chunks in at most `width` columns."""
+    number, line = min(width, len(cells)), ""
+    for column in range(number):
+        part = set(cells[column * len(cells) // number : (column + 1) * len(cells) // number])
+        line += "#" if part == {"#"} else "." if part <= {"."} else "+"
+    return line
 
 
 def _of_the_state(event: ev.Event, name: Naming) -> str:
@@ -169,8 +208,8 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
         case ev.ExchangeProgress(round, done, total, waiting):
             waits = f", waiting for {_listed(waiting, name)}" if waiting else ""
             return f"round {round}: {done} of {total} chunks{waits}"
-        case ev.SyncProgress(what, done, total):
-            return f"fetching {what}: {done} of {total}"
+        case ev.SyncProgress(done, total):
+            return f"fetching records: {done} of {total}"
         case _:
             return ""
 
@@ -199,7 +238,7 @@ def level(event: ev.Event) -> str:
             return "error"
         case ev.Left(problem=problem) if problem:
             return "error"
-        case ev.Dropped() | ev.RoundVoted() | ev.AuditDone() | ev.StateLoaded():
+        case ev.Dropped() | ev.RoundVoted() | ev.AuditDone() | ev.StateLoaded() | ev.TransferEnded():
             return "debug"
         case _:
             return "info"

@@ -45,6 +45,8 @@ class Peer(Protocol):
 
     async def measure_lines(self) -> Lines: ...
 
+    async def weights(self) -> dict[str, Any]: ...
+
     def notice(self, level: str, text: str) -> None: ...
 
     def leave(self) -> None: ...
@@ -115,7 +117,7 @@ class Controls:
         return await trio.to_thread.run_sync(ledger, store, MAX_MEMBERS_TOLD)
 
     async def _weights(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return {"run": self._peer.status().run, **self._versions().status()}
+        return {"run": self._peer.status().run, **await self._peer.weights()}
 
     async def _publish_weights(self, fields: dict[str, Any]) -> dict[str, Any]:
         versions, name, anchor_every = self._versions(), fields.get("file"), fields.get("anchor_every")

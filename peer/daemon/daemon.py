@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import trio
 
@@ -116,6 +117,10 @@ class Daemon:
     async def measure_lines(self) -> Lines:
         """How fast the lines to some peers are; takes seconds.  Raises NotNow."""
         return await self._node().line_probe.measure()
+
+    async def weights(self) -> dict[str, Any]:
+        """What `peer weights --json` shows."""
+        return await self._node().weights()
 
     def notice(self, level: str, text: str) -> None:
         """Tell the person a sentence.  level: info or warning."""

@@ -28,6 +28,7 @@ from protocol.content.download import (
 )
 from protocol.content.messages import BlobReply, BlobRequest, ChunksReply, ChunksRequest
 from protocol.content.offers import OpenOffer
+from protocol.content.transfer import Purpose, Transfer
 from protocol.events import Dropped
 from protocol.network.interface import Landing, Members, NetworkError
 from protocol.network.session import Session
@@ -52,10 +53,7 @@ MOST_LANDING_BYTES = 2 * MOST_OWED_BYTES
 
 
 class Fetch:
-    """Fetches the chunks of `blob` that are missing into `into`.  here: those that are there.
-
-    on_progress: told of chunks that are here and of all, after each.
-    """
+    """Fetches the chunks of `blob` that are missing into `into`.  here: those that are there.  on_chunk: called for each."""
 
     def __init__(
         self,
@@ -64,10 +62,12 @@ class Fetch:
         blob: Blob,
         into: memoryview,
         here: ChunkSet,
-        on_progress: Callable[[int, int], None],
+        purpose: Purpose,
+        on_chunk: Callable[[], None],
     ) -> None:
         self.blob, self.offer = blob, OpenOffer(len(blob), here, members.has_member)
-        self._session, self._into, self._on_progress = session, into, on_progress
+        self._session, self._into, self._on_chunk = session, into, on_chunk
+        self.transfer = Transfer(purpose, blob, here, trio.current_time(), session.emit)
         self._download = Download(blob, here, session.me.encode() + blob.name)
         self._asked: dict[PeerId, float] = {}
         self._unanswered: set[PeerId] = set()
@@ -92,11 +92,6 @@ class Fetch:
     def here(self) -> ChunkSet:
         """Those that can be read."""
         return self._download.here
-
-    @property
-    def sources(self) -> int:
-        """Peers that have some of it, as far as we know."""
-        return self._download.sources
 
     @property
     def is_urgent(self) -> bool:
@@ -129,6 +124,7 @@ class Fetch:
                 nursery.cancel_scope.cancel()
         finally:
             self._nursery = None
+            self.transfer.end(trio.current_time())
         return not self._download.missing
 
     def _is_hopeless(self) -> bool:
@@ -241,7 +237,8 @@ class Fetch:
             self._moved_at = trio.current_time()
             self.offer.add(chunk, is_first=peer in self._apart)
             self._handle(Came(peer, chunk))
-            self._on_progress(self.here.bit_count(), self.count)
+            self.transfer.update(self.here, self._download.sources, self._moved_at)
+            self._on_chunk()
 
     def _handle(self, event: DownloadEvent) -> None:
         wants = self._download.handle(event, trio.current_time())

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.content.blob import ChunkSet
-from protocol.content.shelf import Held
+from protocol.content.shelf import Held, Holding
 from protocol.state.checkpoints import Mark
 from protocol.state.replica import Replica
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
@@ -66,6 +66,15 @@ class ReplicaShelf:
         """As `Shelf.find`."""
         return self._result(name) or self._checkpoint(name)
 
+    def holdings(self) -> list[Holding]:
+        """As `ListedShelf.holdings`."""
+        results = [Holding("result", round, root.hex(), size) for round, root, size in self._replica.store.results.all()]
+        known = [(mark, self._known_of(mark)) for mark in self._replica.store.checkpoints.marks()]
+        return [
+            *(Holding("checkpoint", mark[0], each.digest.hex(), each.spans[-1].stop) for mark, each in known if each),
+            *results,
+        ]
+
     def _result(self, root: Hash) -> Held | None:
         replica = self._replica
         found = replica.store.results.find(root)
@@ -86,14 +95,17 @@ class ReplicaShelf:
         marks = checkpoints.marks()
         self._known = {mark: known for mark, known in [*self._known.items()] if mark in marks}  # find runs in threads
         for mark in reversed(marks):
-            known = self._known.get(mark)
-            if known is None or known.stamp != checkpoints.stamp(*mark):
-                known = self._look_at(mark)
+            known = self._known_of(mark)
             if known is not None and known.digest == digest:
                 view = checkpoints.view(*mark)  # anew each time: a mapping of a file that became shorter would kill us
                 if view is not None and len(view) == known.spans[-1].stop:
                     return WholeBlob(view, known.spans, known.leaves, is_urgent=False)
         return None
+
+    def _known_of(self, mark: Mark) -> _Known | None:
+        known = self._known.get(mark)
+        is_fresh = known is not None and known.stamp == self._replica.store.checkpoints.stamp(*mark)
+        return known if is_fresh else self._look_at(mark)
 
     def _look_at(self, mark: Mark) -> _Known | None:
         """Read the hashes of a checkpoint, once: there are tens of thousands, and their tree takes milliseconds."""

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.content.blob import ChunkSet
 from protocol.wire.hashes import Hash
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A blob that others can have from us, as `peer weights --json` shows it.
+
+    what, number, blob: as in `protocol.events.TransferProgress`.
+    """
+
+    what: str
+    number: int
+    blob: str
+    size_bytes: int
 
 
 class Held(Protocol):
@@ -41,4 +55,12 @@ class Shelf(Protocol):
 
     def find(self, name: Hash) -> Held | None:
         """A blob that is here; None for others.  Blocking."""
+        ...
+
+
+class ListedShelf(Shelf, Protocol):
+    """One that tells what is on it."""
+
+    def holdings(self) -> list[Holding]:
+        """The complete blobs that are here.  Blocking."""
         ...

@@ -31,7 +31,9 @@ from protocol.content.messages import (
 from protocol.content.offers import Offer, OriginOffer
 from protocol.content.sampling import Sample, Sampled
 from protocol.content.shelf import Held, Shelf
+from protocol.content.transfer import Purpose
 from protocol.content.uploads import Uploads
+from protocol.events import TransferProgress
 from protocol.network.interface import Landing, Members, NetworkError, Refused
 from protocol.network.session import Session
 from protocol.offload import Offload
@@ -93,15 +95,16 @@ class Swarm:
         blob: Blob,
         into: memoryview,
         sources: Sequence[PeerId],
+        purpose: Purpose,
         *,
         here: ChunkSet = 0,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        on_chunk: Callable[[], None] = lambda: None,
     ) -> bool:
         """Fetch what is missing of a blob into `into`; True when all is there, False when nobody has some of it.
 
-        here: chunks that are there already.  sources: peers to ask first; they name others.
+        sources: peers to ask first; they name others.  here: chunks that are there already.
         """
-        fetch = Fetch(self._session, self._members, blob, into, here, on_progress)
+        fetch = Fetch(self._session, self._members, blob, into, here, purpose, on_chunk)
         others = self._fetches.setdefault(blob.name, [])
         others.append(fetch)
         try:
@@ -128,7 +131,8 @@ class Swarm:
 
     def originate(self, name: Hash, count: int) -> None:
         """We alone have this blob, of `count` chunks: show it so that each chunk leaves us once."""
-        self._origins[name] = OriginOffer(count, self._random, self._members.has_member)
+        if name not in self._origins:
+            self._origins[name] = OriginOffer(count, self._random, self._members.has_member)
 
     def end_origin(self, name: Hash) -> None:
         """We are about to have this blob no more, or others have it."""
@@ -139,10 +143,9 @@ class Swarm:
         origin = self._origins.get(name)
         return origin.only_here if origin is not None else 0
 
-    def under_way(self, name: Hash) -> tuple[ChunkSet, int] | None:
-        """Of a blob that is being fetched: the chunks that are here, and how many sources it has; None for others."""
-        fetch = next(iter(self._fetches.get(name, [])), None)
-        return (fetch.here, fetch.sources) if fetch is not None else None
+    def transfers(self) -> list[TransferProgress]:
+        """What is being fetched now, and how far it is."""
+        return [fetch.transfer.told() for fetches in self._fetches.values() for fetch in fetches]
 
     def gone(self, peer: PeerId) -> None:
         """A peer is not connected any more."""

@@ -5,7 +5,8 @@ It wires the parts of the protocol to the network, the disk and the trainer.  Wh
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import trio
 
@@ -87,8 +88,8 @@ class Node:
         initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         catalogue = Catalogue(replica.manifest)
-        shelves = Shelves(ReplicaShelf(replica), VersionShelf(catalogue, replica.store.weights))
-        self._swarm = Swarm(session, membership, shelves, offload)
+        self._shelves = Shelves(ReplicaShelf(replica), VersionShelf(catalogue, replica.store.weights))
+        self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
         self._background = Background()
         self.versions = WeightVersions(
             session, guard, self._background, replica, catalogue, offload, self._swarm, settings.weights
@@ -254,6 +255,16 @@ class Node:
     def _is_young(self) -> bool:
         """Whether all that we have may still be given up for another beginning."""
         return self._replica.rounds.founders is None and self._history.length < YOUNG_ROUNDS
+
+    async def weights(self) -> dict[str, Any]:
+        """What `peer weights --json` shows: versions, what is on its way, and what others can have."""
+        coming = [told.to_fields() for told in self._swarm.transfers()]
+        holdings = await self._offload(self._shelves.holdings)
+        return {
+            **self.versions.status(),
+            "coming": [{key: value for key, value in fields.items() if key != "event"} for fields in coming],
+            "blobs": [asdict(holding) for holding in holdings],
+        }
 
     def status(self) -> NodeStatus:
         """What `peer status` shows, as far as the protocol knows it."""

@@ -130,7 +130,7 @@ class ResultObtainer:
         file, missing = await self._begin(record, index)
         try:
             while missing:
-                if await self._catch_up.supplies.fetch_chunks(root, index, missing, file.view, effect.sources):
+                if await self._catch_up.supplies.fetch_chunks(record, index, missing, file.view, effect.sources):
                     break
                 await trio.sleep(RETRY_S)
             if effect.provenance is not None:

@@ -76,6 +76,7 @@ class StateKeeper:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
             except WrongState:
                 break  # the disk's replay is not the chain's; whatever is missing comes from the others
+        self._catch_up.supplies.originate_genesis()
         await self._take_digest()
 
     async def _take_digest(self) -> None:
@@ -172,6 +173,7 @@ class StateKeeper:
         self._activity.show(Phase.APPLYING, WhyIdle.COMMITTING, f"applying round {record.round}")
         async with self.changing:
             await self._offload(history.append, commit)
+            self._catch_up.supplies.end_genesis()
             self._following.go_on(was_away=self._activity.was_away)
             self._activity.was_away = False
             self._session.emit(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from protocol.state.chain_view import Chain
 from protocol.state.disk import Disk, map_file
 from protocol.state.guarded import read_guarded, write_guarded
+from protocol.state.parts import Part, Parts
 from protocol.wire.hashes import HASH_BYTES, Hash, chunk_hash, hash_bytes
 
 Mark = tuple[int, Hash]
@@ -20,26 +20,26 @@ _NAME = re.compile(r"(\d{8})-([0-9a-f]{64})")
 class CheckpointDownload:
     """A checkpoint being fetched into place; survives a restart, since every piece is checked against its hash."""
 
-    def __init__(
-        self, checkpoints: Checkpoints, mark: Mark, leaves: Sequence[Hash], path: Path, mapping: mmap.mmap, piece: int
-    ) -> None:
+    def __init__(self, checkpoints: Checkpoints, mark: Mark, leaves: Sequence[Hash], part: Part, piece: int) -> None:
         self._checkpoints, self._mark, self._leaves = checkpoints, mark, list(leaves)
-        self._path, self._mapping, self._piece = path, mapping, piece
-        self.view = memoryview(mapping)
+        self._part, self._piece = part, piece
+        self.view = memoryview(part.mapping)
 
     def end(self) -> None:
-        """Nobody works on it any more, whether it is complete or not; what is here is found again."""
-        self._checkpoints.end(self._path)
+        """As `Parts.end`."""
+        self._checkpoints.parts.end(self._part)
 
     def missing(self) -> list[int]:
         """The pieces that are not here yet."""
+        if self._part.is_new:
+            return [*range(len(self._leaves))]
         step = self._piece
         return [i for i, leaf in enumerate(self._leaves) if chunk_hash(self.view[i * step : (i + 1) * step]) != leaf]
 
     def commit(self) -> None:
         """All pieces are here: fsync and rename.  Raises `StoreFailed`."""
         self._checkpoints.write_leaves(*self._mark, self._leaves)
-        self._checkpoints.disk.publish(self._path, self._mapping, self._checkpoints.path(*self._mark))
+        self._checkpoints.disk.publish(self._part.path, self._part.mapping, self._checkpoints.path(*self._mark))
 
 
 class Checkpoints:
@@ -47,7 +47,7 @@ class Checkpoints:
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self.disk, self._folder = disk, folder
-        self._under_way: set[Path] = set()
+        self.parts = Parts(disk, folder)
 
     def write(self, rounds: int, tip: Hash, leaves: Sequence[Hash], state: memoryview) -> None:
         """Raises `StoreFull`; an older checkpoint stays then."""
@@ -90,30 +90,10 @@ class Checkpoints:
     def download(self, rounds: int, tip: Hash, leaves: Sequence[Hash], size: int, piece: int) -> CheckpointDownload:
         """Begin, or go on with, fetching a checkpoint of `size` bytes in pieces of `piece` bytes, until its `end`.
 
-        What is left of earlier ones is removed.  Raises `StoreFull`.
+        Raises `StoreFull`.
         """
-        name = hash_bytes("download", b"".join(leaves))[:8].hex()
-        path = self._folder / f"part-{name}"
-        assert path not in self._under_way, "one download of a checkpoint at a time"
-        self._under_way.add(path)
-        try:
-            return CheckpointDownload(self, (rounds, tip), leaves, path, self._begin(path, size), piece)
-        except BaseException:
-            self._under_way.discard(path)
-            raise
-
-    def _begin(self, path: Path, size: int) -> mmap.mmap:
-        for other in self._folder.glob("part-*"):
-            if other not in self._under_way:
-                self.disk.remove(other)
-        if path.exists() and path.stat().st_size == size:
-            with open(path, "r+b") as file:
-                return mmap.mmap(file.fileno(), size)
-        return self.disk.allocate(path, size)
-
-    def end(self, path: Path) -> None:
-        """Nobody works on this download any more."""
-        self._under_way.discard(path)
+        part = self.parts.begin(hash_bytes("download", b"".join(leaves))[:8].hex(), size)
+        return CheckpointDownload(self, (rounds, tip), leaves, part, piece)
 
     def remove(self, rounds: int, tip: Hash) -> None:
         """Remove a checkpoint."""

@@ -120,3 +120,11 @@ def map_file(path: Path) -> memoryview | None:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError):
         return None
+
+
+def size_of(path: Path) -> int:
+    """A file's bytes; 0 when it is not there."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

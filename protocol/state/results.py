@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import mmap
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from protocol.state.disk import Disk, map_file
-from protocol.wire.hashes import Hash
+from protocol.state.disk import Disk, map_file, size_of
+from protocol.state.parts import Part, Parts
+from protocol.wire.hashes import Hash, chunk_hash
 
 _NAME = re.compile(r"(\d{8})-\d{2}-([0-9a-f]{64})")
 
@@ -34,11 +36,33 @@ class ResultFile:
             self._results.disk.remove(self._path)
 
 
+class ResultDownload:
+    """A certified result being fetched into place; survives a restart, since every chunk is checked against its hash."""
+
+    def __init__(self, results: Results, target: Path, part: Part) -> None:
+        self._results, self._target, self._part = results, target, part
+        self.view = memoryview(part.mapping)
+
+    def missing(self, hashes: Sequence[Hash], spans: Sequence[slice]) -> list[int]:
+        """The chunks that are not here yet."""
+        together = enumerate(zip(hashes, spans, strict=True))
+        return [i for i, (right, span) in together if self._part.is_new or chunk_hash(self.view[span]) != right]
+
+    def commit(self) -> None:
+        """All chunks are here: fsync and rename.  Raises `StoreFailed`."""
+        self._results.disk.publish(self._part.path, self._part.mapping, self._target)
+
+    def end(self) -> None:
+        """As `Parts.end`."""
+        self._results.parts.end(self._part)
+
+
 class Results:
     """There may be several of a round: a result is on disk before its record is voted for.  Blocking."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self.disk, self._folder = disk, folder
+        self.parts = Parts(disk, folder)
         self._serial = 0
 
     def begin(self, round: int, fragment: int, size: int) -> ResultFile:
@@ -46,6 +70,17 @@ class Results:
         self._serial += 1
         path = self._folder / f".part-{round:08}-{self._serial}"
         return ResultFile(self, round, fragment, path, self.disk.allocate(path, size))
+
+    def download(self, round: int, fragment: int, root: Hash, size: int) -> ResultDownload:
+        """Begin, or go on with, fetching a result of `size` bytes, until its `end`.  Raises `StoreFull`."""
+        target = self.path(round, fragment, root)
+        return ResultDownload(self, target, self.parts.begin(target.name, size))
+
+    def all(self) -> list[tuple[int, Hash, int]]:
+        """(round, root, bytes) of each result here, by round."""
+        names = sorted(self._names(), key=lambda match: match[1])
+        sizes = [(match, size_of(self._folder / match[0])) for match in names]
+        return [(int(match[1]), Hash(bytes.fromhex(match[2])), size) for match, size in sizes if size]
 
     def open(self, round: int, fragment: int, root: Hash) -> memoryview | None:
         """The bytes of a result, read-only; None when it is not here.  Their hashes are the reader's to check."""

@@ -113,7 +113,7 @@ class RemoteChains:
                 self.progressed_at = trio.current_time()
             if branch.size_bytes > self._most_bytes(branch):
                 raise Malformed("a branch of more records than we look at")
-            self._session.emit(SyncProgress("records", branch.length, length))
+            self._session.emit(SyncProgress(branch.length, length))
 
     def _check_anchor(self, branch: Branch) -> None:
         anchor = self.anchor

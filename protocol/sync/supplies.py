@@ -6,7 +6,8 @@ goes on beside a round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import trio
@@ -15,19 +16,19 @@ from kernels.layout import payload_bytes
 from protocol.content.blob import Blob, set_of
 from protocol.content.leaves import fetch_leaves
 from protocol.content.swarm import Swarm
-from protocol.events import CheckpointWritten, SyncProgress
+from protocol.content.transfer import Purpose
+from protocol.events import CheckpointWritten
 from protocol.network.interface import MAX_REQUEST_BYTES, NetworkError
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.state.chain_view import Chain
-from protocol.state.genesis import certified_digest
+from protocol.state.genesis import certified_digest, genesis_state
 from protocol.state.replica import Replica
-from protocol.state.results import ResultFile
 from protocol.wire.body import Body, decode_body
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import ChunkEntry, Commit
+from protocol.wire.messages import ChunkEntry, Commit, Record
 from protocol.wire.questions import HaveReply, HaveRequest
 
 ASK_TIMEOUT_S = 10.0
@@ -44,7 +45,7 @@ class Supplies:
         self._session, self._replica, self._offload, self._swarm = session, replica, offload, swarm
         self.progressed_at = -1e9
         self._under_way: dict[Hash, trio.Event] = {}
-        """Checkpoints that are being fetched, by digest."""
+        """Results and checkpoints that are being fetched, by name."""
 
     async def bring(self, chain: Chain, present: int | None, sources: Sequence[PeerId]) -> int | None:
         """Have on disk what leads to the state of `chain` after as many rounds as can be had; returns how many.
@@ -76,36 +77,52 @@ class Supplies:
 
     async def fetch_result(self, commit: Commit, sources: Sequence[PeerId]) -> bool:
         """The result of a certified record from whoever has it, on disk when this returns; False when nobody has."""
-        record = commit.record
+        record, replica = commit.record, self._replica
+        root, size = Hash(record.result_root), payload_bytes(replica.layout)
         if not sources:
             return False
-        file = await self._offload(
-            self._replica.store.results.begin, record.round, record.fragment, payload_bytes(self._replica.layout)
-        )
-        assert isinstance(file, ResultFile)
-        complete, root = False, Hash(record.result_root)
-        try:
-            missing = range(len(self._replica.layout))
-            complete = await self.fetch_chunks(root, commit.index, missing, file.view, sources)
-            if complete:
-                await self._offload(file.commit, root)
-        finally:
-            if not complete:
-                file.discard()
+        async with self._alone(root, sources) as waited:
+            if waited and await self._offload(replica.result, record.round, record.fragment, root, commit.index) is not None:
+                return True
+            file = await self._offload(replica.store.results.download, record.round, record.fragment, root, size)
+            try:
+                hashes, spans = [Hash(entry.hash) for entry in commit.index], [span.encoded for span in replica.layout]
+                missing = await self._offload(file.missing, hashes, spans)
+                complete = await self.fetch_chunks(record, commit.index, missing, file.view, sources)
+                if complete:
+                    await self._offload(file.commit)
+            finally:
+                file.end()
         return complete
 
     async def fetch_chunks(
         self,
-        root: Hash,
+        record: Record,
         index: Sequence[ChunkEntry],
         missing: Sequence[int],
         into: memoryview,
         sources: Sequence[PeerId],
     ) -> bool:
-        """Fetch the named chunks of a result into its buffer; True when all are there and checked."""
-        blob = Blob(root, tuple(Hash(entry.hash) for entry in index), tuple(span.size for span in self._replica.layout))
+        """Fetch the named chunks of a record's result into its buffer; True when all are there and checked."""
+        leaves, sizes = tuple(Hash(entry.hash) for entry in index), tuple(span.size for span in self._replica.layout)
+        blob, purpose = Blob(Hash(record.result_root), leaves, sizes), Purpose("result", record.round)
         here = blob.all & ~set_of(missing)
-        return await self._swarm.fetch(blob, into, sources, here=here, on_progress=lambda done, total: self._progress())
+        return await self._swarm.fetch(blob, into, sources, purpose, here=here, on_chunk=self._progress)
+
+    @asynccontextmanager
+    async def _alone(self, name: Hash, sources: Sequence[PeerId]) -> AsyncGenerator[bool]:
+        """One download of a blob at a time: who comes second lends its sources to the first; whether we did.  Look again
+        then: it may be here."""
+        waited = name in self._under_way
+        while name in self._under_way:
+            self._swarm.add_sources(name, sources)
+            await self._under_way[name].wait()
+        over = self._under_way[name] = trio.Event()
+        try:
+            yield waited
+        finally:
+            del self._under_way[name]
+            over.set()
 
     def _progress(self) -> None:
         self.progressed_at = trio.current_time()
@@ -115,6 +132,18 @@ class Supplies:
     async def fetch_genesis(self, sources: Sequence[PeerId]) -> bool:
         """The state before the first round, as the manifest names it, on disk at the end; False when nobody has it."""
         return await self._fetch_checkpoint(self._replica.history, 0, sources)
+
+    def originate_genesis(self) -> None:
+        """Nobody has trained yet, and we have the state before the first round: each piece of it leaves us once."""
+        genesis, history = genesis_state(self._replica.manifest), self._replica.history
+        if genesis is not None and history.length == 0 and 0 in self._replica.store.checkpoints.of(history):
+            self._swarm.originate(genesis.digest, genesis.pieces)
+
+    def end_genesis(self) -> None:
+        """A round was committed: its members have the state before it."""
+        genesis = genesis_state(self._replica.manifest)
+        if genesis is not None:
+            self._swarm.end_origin(genesis.digest)
 
     async def fetch_newest_checkpoint(self, chain: Chain, sources: Sequence[PeerId], *, at_least: int) -> int | None:
         """The newest checkpoint of a chain that a source has and a record certifies; after how many rounds it is."""
@@ -133,21 +162,13 @@ class Supplies:
         return None
 
     async def _fetch_checkpoint(self, chain: Chain, rounds: int, sources: Sequence[PeerId]) -> bool:
-        """One download of a state at a time: who comes second lends its sources to the first, and looks again."""
         digest = await self._offload(certified_digest, self._replica.manifest, chain, rounds)
         assert isinstance(digest, bytes), "somebody vouches for the checkpoint"
         digest, tip = Hash(digest), chain.tip_at(rounds)
-        while digest in self._under_way:
-            self._swarm.add_sources(digest, sources)
-            await self._under_way[digest].wait()
-            if await self._offload(self._replica.store.checkpoints.open, rounds, tip) is not None:
+        async with self._alone(digest, sources) as waited:
+            if waited and await self._offload(self._replica.store.checkpoints.open, rounds, tip) is not None:
                 return True
-        over = self._under_way[digest] = trio.Event()
-        try:
             return await self._download(rounds, digest, tip, sources)
-        finally:
-            del self._under_way[digest]
-            over.set()
 
     async def _download(self, rounds: int, digest: Hash, tip: Hash, sources: Sequence[PeerId]) -> bool:
         leaves = await fetch_leaves(self._session, digest, self._replica.state.leaf_count, sources, "checkpoint")
@@ -157,13 +178,10 @@ class Supplies:
         download = await self._offload(self._replica.store.checkpoints.download, rounds, tip, leaves, size, step)
         blob = Blob.even(digest, leaves, size, step)
 
-        def on_progress(done: int, total: int) -> None:
-            self._progress()
-            self._session.emit(SyncProgress("checkpoint", done, total))
-
         try:
             here = blob.all & ~set_of(await self._offload(download.missing))
-            complete = await self._swarm.fetch(blob, download.view, sources, here=here, on_progress=on_progress)
+            purpose = Purpose("checkpoint", rounds)
+            complete = await self._swarm.fetch(blob, download.view, sources, purpose, here=here, on_chunk=self._progress)
             if complete:
                 await self._offload(download.commit)
         finally:

@@ -16,7 +16,8 @@ from protocol.content.blob import Blob
 from protocol.content.download import MOST_SOURCES
 from protocol.content.leaves import fetch_leaves
 from protocol.content.swarm import Swarm
-from protocol.events import Notice, VersionComplete, VersionProgress, VersionRefused, VersionStarted
+from protocol.content.transfer import Purpose
+from protocol.events import Notice, VersionComplete, VersionRefused, VersionStarted
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.run.settings import WeightSettings
@@ -24,7 +25,6 @@ from protocol.state.disk import StoreFailed
 from protocol.state.weight_files import WeightFiles
 from protocol.versions.catalogue import KEPT, Catalogue
 from protocol.versions.making import Made, begin_fetch, finish
-from protocol.versions.progress import Progress
 from protocol.versions.retention import surplus
 from protocol.versions.route import Leg, Route, route
 from protocol.wire.hashes import Hash
@@ -62,7 +62,6 @@ class Follower:
         self._useless: dict[Hash, int] = {}
         """Patches that lead nowhere, and of which version they are."""
         self._tellers: dict[int, list[PeerId]] = {}
-        self._progress: Progress | None = None
         self._news = trio.Event()
         self._retry_s = FIRST_RETRY_S
         self._kept_changes = 0
@@ -96,11 +95,6 @@ class Follower:
     def refused(self) -> Mapping[int, str]:
         """Versions that are not used, and why."""
         return self._refused
-
-    @property
-    def progress(self) -> VersionProgress | None:
-        """Of the file that is being fetched."""
-        return self._progress.told() if self._progress is not None else None
 
     def usable(self) -> dict[int, Version]:
         """The versions that count, and were not refused, by number, ascending."""
@@ -229,22 +223,11 @@ class Follower:
         if leaves is None:
             return False
         part, here = await self._offload(begin_fetch, self._files, blob, leaves, self._donors(leg))
-        what = "whole" if blob == leg.version.weights else "patch"
-        progress = Progress(leg.version.version, what, blob, here, trio.current_time(), self._session.emit)
-
-        def on_progress(done: int, total: int) -> None:
-            under_way = self._swarm.under_way(root)
-            if under_way is not None:
-                progress.update(*under_way, trio.current_time())
-
-        self._progress = progress
-        try:
-            named = Blob.even(root, leaves, blob.size, blob.chunk_bytes)
-            whole = await self._swarm.fetch(named, part.view, sources, here=here, on_progress=on_progress)
-            if whole:
-                await self._offload(self._files.publish, part, root, leaves)
-        finally:
-            self._progress = None
+        purpose = Purpose("weights" if blob == leg.version.weights else "patch", leg.version.version)
+        named = Blob.even(root, leaves, blob.size, blob.chunk_bytes)
+        whole = await self._swarm.fetch(named, part.view, sources, purpose, here=here)
+        if whole:
+            await self._offload(self._files.publish, part, root, leaves)
         return whole
 
     def _donors(self, leg: Leg) -> list[BlobName]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.content.blob import ChunkSet
-from protocol.content.shelf import Held, Shelf
+from protocol.content.shelf import Held, Holding, ListedShelf
 from protocol.state.weight_files import WeightFiles
 from protocol.versions.catalogue import Catalogue
 from protocol.wire.hashes import Hash
@@ -76,13 +76,27 @@ class VersionShelf:
                 self._hashes.popitem(last=False)
         return StoredBlob(self._files, blob, hashes)
 
+    def holdings(self) -> list[Holding]:
+        """As `ListedShelf.holdings`."""
+        sizes, held = self._files.sizes(), []
+        for signed in self._catalogue.all():
+            body, patch = signed.body, signed.body.patch
+            for what, blob in [("weights", body.weights), *([("patch", patch.blob)] if patch is not None else [])]:
+                if blob.root in sizes:
+                    held.append(Holding(what, body.version, blob.root.hex(), blob.size))
+        return held
+
 
 class Shelves:
     """Several shelves as one."""
 
-    def __init__(self, *shelves: Shelf) -> None:
+    def __init__(self, *shelves: ListedShelf) -> None:
         self._shelves = shelves
 
     def find(self, name: Hash) -> Held | None:
         """As `Shelf.find`."""
         return next((held for shelf in self._shelves if (held := shelf.find(name)) is not None), None)
+
+    def holdings(self) -> list[Holding]:
+        """As `ListedShelf.holdings`."""
+        return [holding for shelf in self._shelves for holding in shelf.holdings()]

@@ -279,7 +279,7 @@ class WeightVersions:
         return self._files.folder
 
     def status(self) -> dict[str, Any]:
-        """What `peer weights --json` shows."""
+        """What `peer weights --json` shows of versions."""
         here, versions = self._files.sizes(), []
         for signed in self._catalogue.all():
             body, patch = signed.body, signed.body.patch
@@ -297,12 +297,9 @@ class WeightVersions:
                     "refused": self._why_refused(body.version),
                 }
             )
-        coming = self.follower.progress
-        fields = {key: value for key, value in coming.to_fields().items() if key != "event"} if coming is not None else None
         return {
             "newest": self.follower.complete or None,
             "versions": versions,
-            "coming": fields,
             "disk_bytes": sum(here.values()),
             "folder": str(self._files.folder),
         }

@@ -56,6 +56,22 @@ def test_peers_fetch_the_first_state_and_train_from_it() -> None:
     holds(simulate(3, scenario, signed=SIGNED))
 
 
+def test_the_first_state_leaves_its_owner_once() -> None:
+    async def scenario(world: World) -> None:
+        owner, *others = world.seats
+        give(owner)
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=120)
+        assert owner.node is not None
+        copies = owner.node._swarm.up_bytes / len(STATE)
+        assert copies < 2, f"{copies:.1f} copies for {len(others)} others"
+        await world.until_round(2, within_s=60)
+        assert not owner.node._swarm._origins, "once there is a record, it is a checkpoint like others"
+
+    holds(simulate(7, scenario, signed=SIGNED))
+
+
 def test_nobody_begins_before_somebody_has_the_first_state() -> None:
     async def scenario(world: World) -> None:
         owner, *others = world.seats

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from protocol.events import Event, HandlerFailed, VersionProgress, VersionRefused
+from protocol.events import Event, HandlerFailed, TransferEnded, TransferProgress, VersionRefused
 from protocol.network.simulated.weather import Weather
 from protocol.run.manifest import DataSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.model_section import ModelSection
@@ -89,8 +89,12 @@ class Log:
     def of(self, seat: Seat, kind: type[Event]) -> list[Event]:
         return [event for number, event in self.events if number == seat.number and isinstance(event, kind)]
 
-    def progress(self, seat: Seat, what: str = "whole") -> list[VersionProgress]:
-        told = [event for event in self.of(seat, VersionProgress) if isinstance(event, VersionProgress)]
+    def progress(self, seat: Seat, what: str = "weights") -> list[TransferProgress]:
+        told = [event for event in self.of(seat, TransferProgress) if isinstance(event, TransferProgress)]
+        return [event for event in told if event.what == what]
+
+    def ended(self, seat: Seat, what: str = "weights") -> list[TransferEnded]:
+        told = [event for event in self.of(seat, TransferEnded) if isinstance(event, TransferEnded)]
         return [event for event in told if event.what == what]
 
     def refusals(self, seat: Seat) -> list[tuple[int, str]]:

@@ -10,7 +10,7 @@ import pytest
 
 from peer.cli import main
 from peer.commands.join import _bytes
-from peer.commands.weights import chunk_map, describe
+from peer.commands.weights import describe
 from peer.control.requests import GIVEN
 from peer.errors import ExitCode
 from tests.protocol.peers import ANN
@@ -28,44 +28,46 @@ VERSION: dict[str, Any] = {
     "refused": "",
 }
 COMING: dict[str, Any] = {
-    "version": 3,
-    "blob": "cd" * 32,
     "what": "patch",
+    "number": 3,
+    "blob": "cd" * 32,
     "done": 3,
     "total": 10,
     "size_bytes": 20_000,
-    "chunks": "0700",
+    "chunks": "###.......",
     "down_bytes_per_s": 1000.0,
     "sources": 4,
     "left_s": 14.0,
 }
 
 
-def test_versions_are_listed_with_what_is_on_its_way() -> None:
+def a_blob(what: str, number: int, size_bytes: int) -> dict[str, Any]:
+    return {"what": what, "number": number, "blob": "ab" * 32, "size_bytes": size_bytes}
+
+
+def test_versions_and_blobs_are_listed_with_what_is_on_its_way() -> None:
     first = {**VERSION, "version": 2, "kind": "anchor", "patch_bytes": None, "here": True}
     void = {**VERSION, "version": 1, "refused": "two statements were signed"}
+    blobs = [a_blob("checkpoint", 40, 8000), *(a_blob("result", round, 1000) for round in (40, 41, 42))]
     lines = describe(
         {
             "run": "ef" * 32,
             "newest": 2,
             "versions": [void, first, VERSION],
-            "coming": COMING,
+            "coming": [COMING, {**COMING, "what": "checkpoint", "number": 44, "sources": 1, "left_s": None}],
+            "blobs": [*blobs, a_blob("weights", 2, 9)],
             "disk_bytes": 9,
             "folder": "/w",
         }
     )
     assert lines[1] == "here    version 2, 9 B in /w"
-    assert lines[2] == "coming  version 3, patch: 3 of 10 chunks, 1.0 kB/s from 4 peers, 14 s to go"
+    assert lines[2] == "coming  version 3, patch: 3/10 chunks, 1.0 kB/s from 4 peers, 14 s to go"
     assert lines[3].strip() == "###......."
-    assert [line.split()[0] for line in lines[5:]] == ["3", "2", "1"]
-    assert lines[5].endswith("not here") and lines[6].endswith(" here") and lines[7].endswith("two statements were signed")
-
-
-def test_a_map_of_chunks_has_at_most_forty_cells() -> None:
-    assert chunk_map("01", 1) == "#" and chunk_map("00", 3) == "..."
-    half = (1 << 500) - 1
-    assert chunk_map(half.to_bytes(125, "little").hex(), 1000) == "#" * 20 + "." * 20
-    assert chunk_map((1 << 999).to_bytes(125, "little").hex(), 1000) == "." * 39 + "+"
+    assert lines[4] == "coming  checkpoint after 44 rounds: 3/10 chunks, 1.0 kB/s from 1 peer"
+    assert lines[6] == "serves  1 checkpoint (after round 40; 8.0 kB)"
+    assert lines[7] == "        3 results (of rounds 40 to 42; 3.0 kB)"
+    assert [line.split()[0] for line in lines[9:]] == ["3", "2", "1"]
+    assert lines[9].endswith("not here") and lines[10].endswith(" here") and lines[11].endswith("two statements were signed")
 
 
 def test_without_a_peer_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

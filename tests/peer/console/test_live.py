@@ -76,12 +76,22 @@ def test_the_reason_for_waiting_is_shown_in_full() -> None:
 def test_each_wait_has_its_bar() -> None:
     waits = [
         (ev.ExchangeProgress(12, 3, 8, [OTHER]), ["exchanging", "3/8", "waiting for kitchen"]),
-        (ev.SyncProgress("checkpoint", 5, 9), ["fetching checkpoint", "5/9"]),
+        (ev.SyncProgress(5, 9), ["fetching records", "5/9"]),
         (ev.ComputeProgress(12, 1, 20, float("nan"), 0.0, 9.0), ["training", "1/20", "loss -"]),
     ]
     for event, wanted in waits:
         text = "\n".join(render(view_of(event), 80, 24))
         assert all(word in text for word in wanted), text
+
+
+def test_what_is_fetched_is_shown_with_its_map_until_it_has_ended() -> None:
+    first = ev.TransferProgress("checkpoint", 12, "ab", 3, 10, 900, "#+........", 100.0, 4, 7.0)
+    other = ev.TransferProgress("patch", 3, "cd", 1, 4, 400, "#...", 50.0, 1, None)
+    text = "\n".join(render(view_of(first, other), 80, 24))
+    assert "coming  version 3, patch: 1/4 chunks, 50 B/s from 1 peer  (and 1 more)" in text and "        #...\n" in text
+    text = "\n".join(render(view_of(first, other, ev.TransferEnded("patch", 3, "cd", 300, 9.0, True)), 80, 24))
+    assert "coming  checkpoint after 12 rounds: 3/10 chunks, 100 B/s from 4 peers, 7 s to go" in text
+    assert "        #+........\n" in text and "version 3" not in text, "the end is for the log"
 
 
 def test_a_round_without_a_step_shows_the_last_rate_and_the_time_to_its_end() -> None:

@@ -17,6 +17,7 @@ import trio.testing
 from protocol.content.blob import Blob, ChunkSet, chunks_in
 from protocol.content.messages import read_chunk_header
 from protocol.content.swarm import Swarm
+from protocol.content.transfer import Purpose
 from protocol.events import Event
 from protocol.network.interface import Acceptance, Landing
 from protocol.network.session import Session
@@ -121,7 +122,7 @@ class Peer:
     async def _fetch(self, sources: Sequence[PeerId], here: ChunkSet) -> None:
         blob = self.table.blob
         self.outcome = None
-        self.outcome = await self.swarm.fetch(blob, memoryview(self.into), sources, here=here)
+        self.outcome = await self.swarm.fetch(blob, memoryview(self.into), sources, Purpose("weights", 1), here=here)
         if self.outcome:
             self.done_at = trio.current_time()
             assert bytes(self.into) == self.table.data

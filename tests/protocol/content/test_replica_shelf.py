@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from protocol.content.replica_shelf import ReplicaShelf
+from protocol.content.shelf import Holding
 from protocol.state.replica import Replica
-from protocol.wire.hashes import tree_root
+from protocol.wire.hashes import Hash, tree_root
 from tests.protocol.chains import a_replica, a_run
 from tests.protocol.peers import ANN
 
@@ -57,3 +58,14 @@ def test_a_checkpoint_that_was_written_anew_is_served(replica: Replica) -> None:
     assert shelf.find(digest) is None
     replica.store.checkpoints.write(*mark, leaves, replica.state.view)
     assert shelf.find(digest) is not None
+
+
+def test_what_is_here_is_listed(replica: Replica) -> None:
+    file = replica.store.results.begin(3, 0, 5)
+    file.view[:] = b"bytes"
+    file.commit(Hash(b"\x05" * 32))
+    digest, size = tree_root(replica.state.leaves()), replica.state.size_bytes
+    assert ReplicaShelf(replica).holdings() == [
+        Holding("checkpoint", 0, digest.hex(), size),
+        Holding("result", 3, "05" * 32, 5),
+    ]

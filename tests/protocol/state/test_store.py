@@ -122,6 +122,26 @@ def test_a_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert opened is not None and bytes(opened[1]) == state
 
 
+def test_a_result_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    data, spans = b"ab" * 5, [slice(0, 8), slice(8, 10)]
+    hashes = [chunk_hash(data[span]) for span in spans]
+    begun = Store(tmp_path).results.download(4, 0, ROOTS[4], len(data))
+    assert begun.missing(hashes, spans) == [0, 1]
+    begun.view[:8] = data[:8]
+    begun.end()
+    results = Store(tmp_path).results
+    resumed = results.download(4, 0, ROOTS[4], len(data))
+    assert resumed.missing(hashes, spans) == [1] and results.all() == []
+    resumed.view[8:] = data[8:]
+    resumed.commit()
+    resumed.end()
+    opened = results.open(4, 0, ROOTS[4])
+    assert opened is not None and bytes(opened) == data and results.all() == [(4, ROOTS[4], 10)]
+    results.download(5, 0, ROOTS[5], 10).end()
+    results.download(6, 0, ROOTS[6], 10)
+    assert len(list((tmp_path / "results").glob("part-*"))) == 1, "of those that nobody works on, the last one stays"
+
+
 def test_another_download_takes_the_place_of_an_abandoned_one(tmp_path: Path) -> None:
     checkpoints = Store(tmp_path).checkpoints
     checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8).end()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.events import CheckpointWritten, StateLoaded
+from protocol.events import CheckpointWritten, StateLoaded, TransferEnded
 from protocol.sync.catch_up import WrongState
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -89,6 +89,27 @@ def test_a_result_that_comes_to_others_a_moment_later_is_fetched_soon(tmp_path: 
             nursery.start_soon(have_it)
             assert await table.supplies.fetch_result(table.ours.history.commit_at(0), [ANN.peer_id])
         assert trio.current_time() - begun < 2.0, "it is not asked again only when all hope is gone"
+
+    on_table(tmp_path, check)
+
+
+def test_a_result_that_was_cut_off_is_fetched_to_its_end(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        for replica in (table.ours, table.theirs):
+            grow(replica, 1, [ANN], voters=[ANN])
+        record, spans = table.ours.history.commit_at(0).record, [span.encoded for span in table.ours.layout]
+        root, size = Hash(record.result_root), spans[-1].stop
+        whole = table.ours.store.results.open(0, 0, root)
+        assert whole is not None
+        first = bytes(whole[spans[0]])
+        drop_result(table, 0)
+        begun = table.ours.store.results.download(0, 0, root, size)
+        begun.view[spans[0]] = first
+        begun.end()
+        assert await table.supplies.fetch_result(table.ours.history.commit_at(0), [ANN.peer_id])
+        (ended,) = table.of(TransferEnded)
+        assert isinstance(ended, TransferEnded) and ended.complete
+        assert (ended.what, ended.number, ended.fetched_bytes) == ("result", 0, size - len(first))
 
     on_table(tmp_path, check)
 

@@ -1,0 +1,45 @@
+"""Files on their way to the disk, each under a name of its own, so that a later life goes on where one stopped."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.state.disk import Disk
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of its full size, some of whose bytes are right.  is_new: none of them is yet."""
+
+    path: Path
+    mapping: mmap.mmap
+    is_new: bool
+
+
+class Parts:
+    """Those in one folder.  Of those that nobody works on, one stays: the next `begin` removes the others.  Blocking."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk, self._folder = disk, folder
+        self._in_use: set[Path] = set()
+
+    def begin(self, name: str, size: int) -> Part:
+        """Begin, or go on with, a file of `size` bytes, until its `end`.  Raises `StoreFull`."""
+        path = self._folder / f"part-{name}"
+        assert path not in self._in_use, "one at a time works on a file"
+        for other in self._folder.glob("part-*"):
+            if other != path and other not in self._in_use:
+                self._disk.remove(other)
+        if path.exists() and path.stat().st_size == size:
+            with open(path, "r+b") as file:
+                part = Part(path, mmap.mmap(file.fileno(), size), is_new=False)
+        else:
+            part = Part(path, self._disk.allocate(path, size), is_new=True)
+        self._in_use.add(path)
+        return part
+
+    def end(self, part: Part) -> None:
+        """Nobody works on it any more, whether it is complete or not; what is here is found again."""
+        self._in_use.discard(part.path)
