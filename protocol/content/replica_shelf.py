@@ -97,6 +97,7 @@ class ReplicaShelf:
         for mark in reversed(marks):
             known = self._known_of(mark)
             if known is not None and known.digest == digest:
+                checkpoints.note_read(mark, marks[-1][0])
                 view = checkpoints.view(*mark)  # anew each time: a mapping of a file that became shorter would kill us
                 if view is not None and len(view) == known.spans[-1].stop:
                     return WholeBlob(view, known.spans, known.leaves, is_urgent=False)

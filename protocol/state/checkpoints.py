@@ -31,8 +31,6 @@ class CheckpointDownload:
 
     def missing(self) -> list[int]:
         """The pieces that are not here yet."""
-        if self._part.is_new:
-            return [*range(len(self._leaves))]
         step = self._piece
         return [i for i, leaf in enumerate(self._leaves) if chunk_hash(self.view[i * step : (i + 1) * step]) != leaf]
 
@@ -48,6 +46,8 @@ class Checkpoints:
     def __init__(self, disk: Disk, folder: Path) -> None:
         self.disk, self._folder = disk, folder
         self.parts = Parts(disk, folder)
+        self._read: dict[Mark, int] = {}
+        """For checkpoints that others asked for: after how many rounds the newest one was when they did last."""
 
     def write(self, rounds: int, tip: Hash, leaves: Sequence[Hash], state: memoryview) -> None:
         """Raises `StoreFull`; an older checkpoint stays then."""
@@ -79,6 +79,14 @@ class Checkpoints:
         """The bytes of a checkpoint; None when it is not here."""
         return map_file(self.path(rounds, tip))
 
+    def note_read(self, mark: Mark, newest: int) -> None:
+        """Somebody asks for a checkpoint, while the newest one here is after `newest` rounds."""
+        self._read[mark] = newest
+
+    def was_read(self, mark: Mark, since: int) -> bool:
+        """Whether somebody has asked for it since the checkpoint after `since` rounds was written."""
+        return self._read.get(mark, -1) >= since
+
     def stamp(self, rounds: int, tip: Hash) -> tuple[int, int]:
         """Another one when the hashes of a checkpoint's pieces were written anew; zeros where there are none."""
         try:
@@ -97,6 +105,7 @@ class Checkpoints:
 
     def remove(self, rounds: int, tip: Hash) -> None:
         """Remove a checkpoint."""
+        self._read.pop((rounds, tip), None)
         self.disk.remove(self.path(rounds, tip))
         self.disk.remove(self._leaves_path(rounds, tip))
 

@@ -11,11 +11,10 @@ from protocol.state.disk import Disk
 
 @dataclass(frozen=True)
 class Part:
-    """A file of its full size, some of whose bytes are right.  is_new: none of them is yet."""
+    """A file of its full size, some of whose bytes are right."""
 
     path: Path
     mapping: mmap.mmap
-    is_new: bool
 
 
 class Parts:
@@ -34,9 +33,9 @@ class Parts:
                 self._disk.remove(other)
         if path.exists() and path.stat().st_size == size:
             with open(path, "r+b") as file:
-                part = Part(path, mmap.mmap(file.fileno(), size), is_new=False)
+                part = Part(path, mmap.mmap(file.fileno(), size))
         else:
-            part = Part(path, self._disk.allocate(path, size), is_new=True)
+            part = Part(path, self._disk.allocate(path, size))
         self._in_use.add(path)
         return part
 

@@ -46,7 +46,7 @@ class ResultDownload:
     def missing(self, hashes: Sequence[Hash], spans: Sequence[slice]) -> list[int]:
         """The chunks that are not here yet."""
         together = enumerate(zip(hashes, spans, strict=True))
-        return [i for i, (right, span) in together if self._part.is_new or chunk_hash(self.view[span]) != right]
+        return [i for i, (right, span) in together if chunk_hash(self.view[span]) != right]
 
     def commit(self) -> None:
         """All chunks are here: fsync and rename.  Raises `StoreFailed`."""

@@ -33,6 +33,7 @@ from protocol.wire import canonical
 from protocol.wire.body import decode_body
 
 CHECKPOINTS_KEPT = 2
+"""The one before these stays as long as others fetch it: who began when it was the newest needs its time."""
 OTHERS_KEPT = 2
 """Checkpoints of branches: one that is about to be taken over, and one of what was given up last."""
 JOURNAL_BYTES = 1024
@@ -121,14 +122,17 @@ class Store:
             self.branches.drop(switch.slot)
 
     def prune(self, chain: Chain, final: int) -> None:
-        """Leave the newest checkpoints of our chain, with all results since the older one, and what binds our votes there.
+        """Leave the newest checkpoints of our chain, with all results since the oldest, and what binds our votes there.
 
         final: rounds that are final.
         """
         mine = self.checkpoints.of(chain)
-        oldest = mine[-CHECKPOINTS_KEPT] if len(mine) >= CHECKPOINTS_KEPT else 0
+        kept = CHECKPOINTS_KEPT
+        if len(mine) > kept and self.checkpoints.was_read((mine[-kept - 1], chain.tip_at(mine[-kept - 1])), mine[-kept]):
+            kept += 1
+        oldest = mine[-kept] if len(mine) >= kept else 0
         others = [mark for mark in self.checkpoints.marks() if mark[0] not in mine or mark[1] != chain.tip_at(mark[0])]
-        for rounds, tip in [(rounds, chain.tip_at(rounds)) for rounds in mine[:-CHECKPOINTS_KEPT]] + others[:-OTHERS_KEPT]:
+        for rounds, tip in [(rounds, chain.tip_at(rounds)) for rounds in mine[:-kept]] + others[:-OTHERS_KEPT]:
             self.checkpoints.remove(rounds, tip)
         self.results.drop_before(oldest)
         self.votes.drop_before(min(oldest, final))

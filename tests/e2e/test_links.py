@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from benchmarks.links import Access, Links, address, why_not
 from protocol import events as ev
-from tests.e2e.swarm import LARGE_MODEL, Swarm
+from tests.e2e.swarm import LARGE_MODEL, Peer, Swarm
 
 PORT, WHY_NOT = 4800, why_not()
 LONG_EXCHANGES = (
@@ -63,3 +64,34 @@ def test_a_peer_whose_address_changes_in_an_exchange_stays_in_it(tmp_path: Path)
             assert {moved.peer_id} <= set(peer.members_of(round)) and {moved.peer_id} <= set(peer.members_of(round + 1))
             assert not [event for event in peer.heard(ev.MemberLost) if event.round >= round]
         swarm.equal(round + 2, *swarm.peers)
+
+
+def test_a_peer_that_slept_and_woke_elsewhere_is_back_with_its_parts(tmp_path: Path) -> None:
+    """As a laptop does: suspended in an exchange, and its connections are dead when it wakes, on another network."""
+    with Links([Access(4e6, 4e6)] * 3, delay_s=0.02) as links, Swarm(tmp_path, LONG_EXCHANGES) as swarm:
+        begin(swarm, links, 3)
+        round = swarm.whole(*swarm.peers)
+        sleeper, others = swarm.peers[2], swarm.peers[:2]
+
+        def exchanging() -> bool:
+            shown = [event for event in sleeper.heard(ev.ExchangeProgress) if event.round == round]
+            return any(event.chunks_done > 0 for event in shown)
+
+        swarm.until("an exchange that has begun", exchanging)
+        sleeper.kill(signal.SIGSTOP)
+        links.move(2)
+        swarm.until("somebody who misses it", lambda: any(missed(peer, sleeper) for peer in others))
+        sleeper.kill(signal.SIGCONT)
+        swarm.until(
+            "a round with it",
+            lambda: all(
+                sleeper.peer_id in peer.members_of(peer.committed - 1) and peer.committed > round + 1 for peer in swarm.peers
+            ),
+        )
+        assert all(sleeper.peer_id in peer.members_of(round) for peer in swarm.peers), "what it had sent counts"
+        print([[(e, getattr(e, "round", 0)) for e in peer.heard(ev.MemberLost)] for peer in swarm.peers])
+        swarm.equal(round + 2, *swarm.peers)
+
+
+def missed(peer: Peer, other: Peer) -> bool:
+    return other.peer_id in [event.peer for event in peer.heard(ev.PeerSuspected)]

@@ -180,6 +180,24 @@ def test_two_downloads_at_a_time_leave_each_other_alone(tmp_path: Path) -> None:
     assert [bytes(opened[1]) for opened in found if opened is not None] == [*states]
 
 
+@pytest.mark.parametrize("read_at, kept", [(0, [4, 6]), (2, [4, 6]), (4, [2, 4, 6]), (6, [2, 4, 6])])
+def test_a_checkpoint_that_others_fetch_stays_for_one_more(
+    tmp_path: Path, commits: list[Commit], read_at: int, kept: list[int]
+) -> None:
+    """read_at: after how many rounds the newest checkpoint was when somebody asked for the one after two rounds."""
+    store = Store(tmp_path)
+    history = History(SETTINGS, store)
+    for commit in commits:
+        history.append(commit)
+        write_result(store, commit.record.round, Hash(commit.record.result_root))
+    for rounds in (0, 2, 4, 6):
+        store.checkpoints.write(rounds, history.tip_at(rounds), [ROOTS[0]], memoryview(b"state"))
+        for asked in (0, 2):
+            store.checkpoints.note_read((asked, history.tip_at(asked)), read_at)
+    store.prune(history, history.final)
+    assert (store.checkpoints.of(history), store.results.oldest()) == (kept, kept[0])
+
+
 @pytest.mark.parametrize(
     "checkpoints, kept, oldest_result", [([], [], 1), ([2], [2], 1), ([2, 4], [2, 4], 2), ([2, 4, 6], [4, 6], 4)]
 )
