@@ -102,7 +102,11 @@ def main() -> int:
             goal = swarm.newest()
             newcomer = _start(swarm, links, arguments.peers + number, invitation, words, "nice", "-n", "19")
             joins.append(_seed(swarm, newcomer, goal) if arguments.seeds else _join(swarm, newcomer, goal))
-            print(f"newcomer {number + 1} of {arguments.joins}: {joins[-1]}", file=sys.stderr, flush=True)
+            print(f"newcomer {number + 1} of {arguments.joins}: {joins[-1]}", file=sys.stderr)
+            for at, ended in _stamped(newcomer, ev.TransferEnded):
+                end = "" if ended.complete else ", broken off"
+                what = f"{ended.what} {ended.number}: {ended.fetched_bytes / 1e6:.1f} MB in {ended.seconds:.1f} s{end}"
+                print(f"  after {at - joins[-1].begun:.1f} s {what}", file=sys.stderr, flush=True)
         spans, size = _spans(others, first), max(event.size_bytes for event in others[0].heard(ev.CheckpointWritten))
     _show(arguments, spans, joins, size)
     return 0
