@@ -186,18 +186,18 @@ class Peer:
     def _listen(self, process: subprocess.Popen[bytes], life: int) -> None:
         """A thread of its own for each life."""
         while process.poll() is None:
+            seen = self.stamped[-1].at if self.stamped else 0.0
             try:
-                stream = ControlClient(self.folder).events()
+                with ControlClient(self.folder).events() as stream:
+                    if stream.status.pid == process.pid:
+                        self.peer_id = stream.status.peer
+                        for stamped in (each for each in stream.recent if each.at > seen):
+                            self._take(stamped, life)
+                        for stamped in stream:
+                            self._take(stamped, life)
             except ControlError:
-                time.sleep(CONNECT_EVERY_S)
-                continue
-            with stream:
-                if stream.status.pid == process.pid:
-                    self.peer_id = stream.status.peer
-                    for stamped in stream.recent:
-                        self._take(stamped, life)
-                    for stamped in stream:
-                        self._take(stamped, life)
+                pass
+            time.sleep(CONNECT_EVERY_S)  # also when it ended: a peer that leaves answers for a while
 
     def _take(self, stamped: Stamped, life: int) -> None:
         with self.swarm.happened:
