@@ -391,4 +391,13 @@ class Notice(Event):
 
 
 PROGRESS = (ComputeProgress, EvalProgress, ExchangeProgress, SyncProgress, TransferProgress)
-"""Events that the next one of their kind makes stale: there are many, and only the newest is worth keeping."""
+"""Events that the next one of their subject makes stale: there are many, and only the newest is worth keeping."""
+
+
+def subject(event: Event) -> tuple[str, str]:
+    """Of two events with one subject the later one makes the earlier stale, if that is progress."""
+    match event:
+        case TransferProgress(blob=blob) | TransferEnded(blob=blob):
+            return "transfer", blob
+        case _:
+            return type(event).__name__, ""

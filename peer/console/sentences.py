@@ -93,8 +93,9 @@ def _of_a_transfer(event: ev.Event) -> str:
         case ev.TransferProgress():
             return f"fetching {coming(event)}"
         case ev.TransferEnded(what, number, _, fetched_bytes, seconds, complete):
-            end = "is here" if complete else "was broken off"
-            return f"{blob(what, number)} {end}: {size(fetched_bytes)} fetched in {duration(seconds)}"
+            return (
+                f"{'fetched' if complete else 'gave up'} {blob(what, number)}: {size(fetched_bytes)} in {duration(seconds)}"
+            )
     return ""
 
 
@@ -111,7 +112,9 @@ def coming(told: ev.TransferProgress) -> str:
 def blob(what: str, number: int) -> str:
     """What a blob is, in words."""
     names = {
-        "checkpoint": f"checkpoint after {number} rounds" if number else "the run's initial weights",
+        "checkpoint": f"checkpoint after {number} round{'s' if number > 1 else ''}"
+        if number
+        else "the run's initial weights",
         "result": f"result of round {number}",
         "weights": f"version {number}, whole",
         "patch": f"version {number}, patch",

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 
 from peer.control.client import Stamped
-from protocol.events import PROGRESS, PhaseChanged
+from protocol.events import PROGRESS, PhaseChanged, subject
 
 
 class Thinner:
-    """At most one progress event in `every_s`; the newest of those held back is `due` later, unless the phase ends."""
+    """At most one progress event in `every_s`; the newest of those held back is `due` later, unless the phase
+    ends, or what it is about."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -21,7 +22,8 @@ class Thinner:
 
     def take(self, stamped: Stamped, now: float) -> Stamped | None:
         """The event if it may be shown now, None if it has to wait or is replaced later."""
-        if isinstance(stamped.event, PhaseChanged):
+        held = self._held
+        if held is not None and (isinstance(stamped.event, PhaseChanged) or subject(stamped.event) == subject(held.event)):
             self._held = None
         if not isinstance(stamped.event, PROGRESS):
             return stamped

@@ -19,7 +19,7 @@ import trio
 
 from peer.control.client import Stamped
 from peer.files.rotating_file import RotatingFile
-from protocol.events import PROGRESS, Event
+from protocol.events import PROGRESS, Event, subject
 
 LOG_NAMES = ("events.jsonl", "events.1.jsonl", "events.2.jsonl", "events.3.jsonl")
 MAX_FILE_BYTES = 8 << 20
@@ -100,7 +100,7 @@ class EventLog:
     ) -> None:
         self._file, self._first, self._wall, self._mono = file, first, wall, mono
         self._recent: deque[Stamped] = deque(maxlen=REMEMBERED)
-        self._progress: dict[str, Stamped] = {}
+        self._progress: dict[tuple[str, str], Stamped] = {}
         self._subscribers: list[Subscription] = []
         self._pending: deque[str] = deque()
         self._wake = trio.Event()
@@ -119,8 +119,9 @@ class EventLog:
         self.begin()
         stamped = self.stamp(event)
         if isinstance(event, PROGRESS):
-            self._progress[type(event).__name__] = stamped
+            self._progress[subject(event)] = stamped
         else:
+            self._progress.pop(subject(event), None)
             self._recent.append(stamped)
             self._queue_line(stamped)
         for subscriber in list(self._subscribers):

@@ -29,6 +29,7 @@ from protocol.content.download import (
 from protocol.content.messages import BlobReply, BlobRequest, ChunksReply, ChunksRequest
 from protocol.content.offers import OpenOffer
 from protocol.content.transfer import Purpose, Transfer
+from protocol.event import Event
 from protocol.events import Dropped
 from protocol.network.interface import Landing, Members, NetworkError
 from protocol.network.session import Session
@@ -53,7 +54,10 @@ MOST_LANDING_BYTES = 2 * MOST_OWED_BYTES
 
 
 class Fetch:
-    """Fetches the chunks of `blob` that are missing into `into`.  here: those that are there.  on_chunk: called for each."""
+    """Fetches the chunks of `blob` that are missing into `into`.  here: those that are there.
+
+    on_chunk: called for each that comes.  tell: told how far it is.
+    """
 
     def __init__(
         self,
@@ -64,10 +68,11 @@ class Fetch:
         here: ChunkSet,
         purpose: Purpose,
         on_chunk: Callable[[], None],
+        tell: Callable[[Event], None],
     ) -> None:
         self.blob, self.offer = blob, OpenOffer(len(blob), here, members.has_member)
         self._session, self._into, self._on_chunk = session, into, on_chunk
-        self.transfer = Transfer(purpose, blob, here, trio.current_time(), session.emit)
+        self.transfer = Transfer(purpose, blob, here, trio.current_time(), tell)
         self._download = Download(blob, here, session.me.encode() + blob.name)
         self._asked: dict[PeerId, float] = {}
         self._unanswered: set[PeerId] = set()
@@ -120,10 +125,12 @@ class Fetch:
                     with trio.move_on_after(TICK_S):
                         await self._over.wait()
                     self._handle(Tick())
+                    self.transfer.update(self.here, self._download.sources, trio.current_time())
                     self._ask_again()
                 nursery.cancel_scope.cancel()
         finally:
             self._nursery = None
+            self.transfer.update(self.here, self._download.sources, trio.current_time())
             self.transfer.end(trio.current_time())
         return not self._download.missing
 
@@ -237,7 +244,6 @@ class Fetch:
             self._moved_at = trio.current_time()
             self.offer.add(chunk, is_first=peer in self._apart)
             self._handle(Came(peer, chunk))
-            self.transfer.update(self.here, self._download.sources, self._moved_at)
             self._on_chunk()
 
     def _handle(self, event: DownloadEvent) -> None:

@@ -142,7 +142,7 @@ class OriginOffer:
 
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
         """As `Offer.join`."""
-        place = has_place(peer, self._has, self._all, self._is_member)
+        place = has_place(peer, self._has, self._all, self._is_member) or self._showing.idler or False
         if isinstance(place, str):
             self.leave(place)
         if place:

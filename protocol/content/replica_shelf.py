@@ -68,7 +68,9 @@ class ReplicaShelf:
 
     def holdings(self) -> list[Holding]:
         """As `ListedShelf.holdings`."""
-        results = [Holding("result", round, root.hex(), size) for round, root, size in self._replica.store.results.all()]
+        whole = self._replica.layout[-1].encoded.stop
+        found = [each for each in self._replica.store.results.all() if each[2] == whole]
+        results = [Holding("result", round, root.hex(), size) for round, root, size in found]
         known = [(mark, self._known_of(mark)) for mark in self._replica.store.checkpoints.marks()]
         return [
             *(Holding("checkpoint", mark[0], each.digest.hex(), each.spans[-1].stop) for mark, each in known if each),
@@ -97,7 +99,7 @@ class ReplicaShelf:
         for mark in reversed(marks):
             known = self._known_of(mark)
             if known is not None and known.digest == digest:
-                checkpoints.note_read(mark, marks[-1][0])
+                checkpoints.note_read(mark, self._replica.history.length)
                 view = checkpoints.view(*mark)  # anew each time: a mapping of a file that became shorter would kill us
                 if view is not None and len(view) == known.spans[-1].stop:
                     return WholeBlob(view, known.spans, known.leaves, is_urgent=False)

@@ -8,8 +8,9 @@ chunks from it, and its line would carry more than one copy.  So each peer is sh
   fetched in the time that it usually takes, to another peer; else, when everything is through, those that the fewest have.
 
 Peers serve them to each other; a peer that fetched what it was shown is shown more.  Only `MOST_AT_ONCE` peers have a place
-where they are fed: the others live on what those pass on, and each chunk is through the sooner.  Whoever fetches nothing for
-a while loses its place, and whoever got `TURN` chunks gives it to one that waits: nobody can keep all of the blob to itself.
+where they are fed: the others live on what those pass on, and each chunk is through the sooner.  Whoever got `TURN` chunks,
+or had its place for long, gives it to one that waits: nobody can keep all of the blob to itself.  Whoever fetches nothing
+for a while loses its place, waits behind all others, and keeps from nobody what it is shown, until it fetches something.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ TURN = 16
 LEAST_PATIENCE_S, FIRST_PATIENCE_S, MOST_PATIENCE_S = 2.0, 8.0, 60.0
 PATIENCE_TIMES = 3.0
 """A peer that fetches nothing loses its place after so many times as long as it usually takes from showing to fetching."""
+TURN_TIMES = 4.0
+"""A turn is over after so many times as long as that, at the latest."""
 MEMORY = 0.1
 
 
@@ -39,22 +42,25 @@ MEMORY = 0.1
 class _Guest:
     """has: chunks that it said to have.  shown: those that it has not and may ask for, since when; open: the same as a set.
 
-    fed_at: when it last got one, or its place; None without a place.  meals: chunks it got in this place.  took_at: when it
-    last got one that it was shown; pace_s: from one of these to the next, on average.  waits: its place in the queue.
+    fed_at: when it last got one, or its place; None without a place.  placed_at: when it got its place.  meals: chunks it
+    got in this place.  took_at: when it last got one that it was shown; pace_s: from one of these to the next, on average.
+    waits: its place in the queue.  idled: it lost its place since it fetched nothing, and has fetched nothing since.
     """
 
     has: ChunkSet = 0
     shown: dict[int, float] = field(default_factory=dict)
     open: ChunkSet = 0
     fed_at: float | None = None
+    placed_at: float = 0.0
     meals: int = 0
     took_at: float = 0.0
     pace_s: float = AHEAD_S
     waits: int = 0
+    idled: bool = False
 
     def take_place(self, now: float) -> None:
         """It is fed from now on."""
-        self.fed_at = self.took_at = now
+        self.fed_at = self.placed_at = self.took_at = now
         self.meals, self.pace_s = 0, AHEAD_S
 
     def show(self, chunk: int, now: float) -> None:
@@ -117,6 +123,8 @@ class Superseeding:
             return
         if chunk in guest.shown:
             self._usual_s += (MEMORY if self._usual_s else 1.0) * (guest.take(chunk, now) - self._usual_s)
+        if not guest.has >> chunk & 1:
+            guest.idled = False
         if guest.fed_at is not None:
             guest.fed_at = now
             guest.meals += 1
@@ -126,6 +134,11 @@ class Superseeding:
     def only_here(self) -> ChunkSet:
         """Chunks that no guest has."""
         return self._had.none
+
+    @property
+    def idler(self) -> PeerId | None:
+        """A guest that may go for a newcomer: it has fetched nothing when it could."""
+        return next((peer for peer, guest in self._guests.items() if guest.idled and guest.fed_at is None), None)
 
     def shown_to(self, peer: PeerId) -> ChunkSet:
         """What this peer may know that we have."""
@@ -156,18 +169,20 @@ class Superseeding:
 
     def _give_places(self, now: float) -> None:
         """Take the places of those that do not use them or had their turn, and give them to those that waited longest."""
+        patience_s = self._patience_s()
         waiting = [guest for guest in self._guests.values() if guest.fed_at is None and self._all & ~guest.has]
         for guest in self._guests.values():
             if guest.fed_at is None:
                 continue
-            idle = now - guest.fed_at > self._patience_s()
-            if idle or not self._all & ~guest.has or (waiting and guest.meals >= TURN):
+            idle = now - guest.fed_at > patience_s
+            had_turn = guest.meals >= TURN or now - guest.placed_at > TURN_TIMES * patience_s
+            if idle or not self._all & ~guest.has or (waiting and had_turn):
                 self._turns += 1
-                guest.fed_at, guest.waits = None, self._turns
+                guest.fed_at, guest.waits, guest.idled = None, self._turns, idle
                 if idle:
                     self._take_back(guest)
         free = MOST_AT_ONCE - sum(guest.fed_at is not None for guest in self._guests.values())
-        for guest in sorted(waiting, key=lambda guest: guest.waits)[:free]:
+        for guest in sorted(waiting, key=lambda guest: (guest.idled, guest.waits))[:free]:
             guest.take_place(now)
 
     def _take_back(self, guest: _Guest) -> None:
@@ -187,6 +202,6 @@ class Superseeding:
         return any_of(rarest, self._random) if (rarest := self._had.rarest(lacks & self._shown.none)) else None
 
     def _in_time(self, now: float) -> ChunkSet:
-        """Chunks that somebody was shown lately, and may be fetching."""
-        since = now - self._patience_s()
-        return set_of([chunk for guest in self._guests.values() for chunk, at in guest.shown.items() if at > since])
+        """Chunks that somebody who fetches was shown lately, and may be fetching."""
+        since, fetching = now - self._patience_s(), [guest for guest in self._guests.values() if not guest.idled]
+        return set_of([chunk for guest in fetching for chunk, at in guest.shown.items() if at > since])

@@ -33,6 +33,7 @@ from protocol.content.sampling import Sample, Sampled
 from protocol.content.shelf import Held, Shelf
 from protocol.content.transfer import Purpose
 from protocol.content.uploads import Uploads
+from protocol.event import Event
 from protocol.events import TransferProgress
 from protocol.network.interface import Landing, Members, NetworkError, Refused
 from protocol.network.session import Session
@@ -48,6 +49,10 @@ NEWS_S = 0.1
 NEWS_TIMEOUT_S = 10.0
 MAX_ASKERS = 64
 """Peers remembered as fetching a blob that is here whole, of all blobs together: they are told of each other."""
+
+
+def unheard(event: Event) -> None:
+    """Tells nobody."""
 
 
 class Swarm:
@@ -104,8 +109,9 @@ class Swarm:
 
         sources: peers to ask first; they name others.  here: chunks that are there already.
         """
-        fetch = Fetch(self._session, self._members, blob, into, here, purpose, on_chunk)
         others = self._fetches.setdefault(blob.name, [])
+        tell = self._session.emit if not others else unheard  # of one blob, one fetch tells
+        fetch = Fetch(self._session, self._members, blob, into, here, purpose, on_chunk, tell)
         others.append(fetch)
         try:
             return await fetch.run(sources)
@@ -145,7 +151,7 @@ class Swarm:
 
     def transfers(self) -> list[TransferProgress]:
         """What is being fetched now, and how far it is."""
-        return [fetch.transfer.told() for fetches in self._fetches.values() for fetch in fetches]
+        return [fetches[0].transfer.told() for fetches in self._fetches.values()]
 
     def gone(self, peer: PeerId) -> None:
         """A peer is not connected any more."""

@@ -25,11 +25,16 @@ class Purpose:
 
 
 class Transfer:
-    """Of one blob.  here: the chunks that need not be fetched.  now: trio time.  emit: told progress once in `EVERY_S`."""
+    """Of one blob.  here: the chunks that need not be fetched.  now: trio time.  emit: told progress once in `EVERY_S`.
+
+    Call `update` often, also when nothing comes: the rate is that of the last seconds.
+    """
 
     def __init__(self, purpose: Purpose, blob: Blob, here: ChunkSet, now: float, emit: Callable[[Event], None]) -> None:
         self._purpose, self._blob, self._emit = purpose, blob, emit
-        self._here, self._sources, self._bytes_left = here, 0, self._size(blob.all & ~here)
+        self._here, self._sources = here, 0
+        self._whole = sum(blob.sizes)
+        self._bytes_left = self._whole - self._size(here)
         self._begun_at = self._told_at = now
         self._began_with = self._told_left = self._bytes_left
         self._rate = 0.0
@@ -57,11 +62,11 @@ class Transfer:
             **self._named(),
             done=self._here.bit_count(),
             total=len(self._blob),
-            size_bytes=sum(self._blob.sizes),
+            size_bytes=self._whole,
             chunks=cells(self._here, len(self._blob)),
             down_bytes_per_s=self._rate,
             sources=self._sources,
-            left_s=self._bytes_left / self._rate if self._rate else None,
+            left_s=self._bytes_left / self._rate if self._rate >= 1 else None,
         )
 
     def _named(self) -> dict[str, Any]:

@@ -76,11 +76,11 @@ class StateKeeper:
                 self._activity.show(Phase.STARTING, WhyIdle.TRAINER_RESTARTING, f"the trainer stopped: {death}"[:200])
             except WrongState:
                 break  # the disk's replay is not the chain's; whatever is missing comes from the others
-        self._catch_up.supplies.originate_genesis()
         await self._take_digest()
 
     async def _take_digest(self) -> None:
         self._digest = await self._offload(self._replica.state.digest)
+        self._catch_up.supplies.offer_genesis()
 
     # -- between rounds -----------------------------------------------------------------------------------------------
 
@@ -173,7 +173,6 @@ class StateKeeper:
         self._activity.show(Phase.APPLYING, WhyIdle.COMMITTING, f"applying round {record.round}")
         async with self.changing:
             await self._offload(history.append, commit)
-            self._catch_up.supplies.end_genesis()
             self._following.go_on(was_away=self._activity.was_away)
             self._activity.was_away = False
             self._session.emit(
@@ -202,6 +201,7 @@ class StateKeeper:
         async with self.changing:
             rounds = state.rounds
             leaves = await self._offload(state.leaves)
+            await self._offload(store.make_room, history)
             await self._offload(store.checkpoints.write, rounds, history.tip_at(rounds), leaves, state.view)
             await self._offload(store.prune, history, history.final)
         self._session.emit(CheckpointWritten(rounds, state.size_bytes))

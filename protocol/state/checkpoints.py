@@ -47,7 +47,7 @@ class Checkpoints:
         self.disk, self._folder = disk, folder
         self.parts = Parts(disk, folder)
         self._read: dict[Mark, int] = {}
-        """For checkpoints that others asked for: after how many rounds the newest one was when they did last."""
+        """For checkpoints that others asked for: how many rounds our chain had when they did last."""
 
     def write(self, rounds: int, tip: Hash, leaves: Sequence[Hash], state: memoryview) -> None:
         """Raises `StoreFull`; an older checkpoint stays then."""
@@ -79,12 +79,12 @@ class Checkpoints:
         """The bytes of a checkpoint; None when it is not here."""
         return map_file(self.path(rounds, tip))
 
-    def note_read(self, mark: Mark, newest: int) -> None:
-        """Somebody asks for a checkpoint, while the newest one here is after `newest` rounds."""
-        self._read[mark] = newest
+    def note_read(self, mark: Mark, rounds: int) -> None:
+        """Somebody asks for a checkpoint, while our chain has `rounds` rounds."""
+        self._read[mark] = rounds
 
     def was_read(self, mark: Mark, since: int) -> bool:
-        """Whether somebody has asked for it since the checkpoint after `since` rounds was written."""
+        """Whether somebody has asked for it since our chain had `since` rounds."""
         return self._read.get(mark, -1) >= since
 
     def stamp(self, rounds: int, tip: Hash) -> tuple[int, int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.state.disk import Disk
+from protocol.state.disk import Disk, size_of
 
 
 @dataclass(frozen=True)
@@ -23,22 +24,26 @@ class Parts:
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk, self._folder = disk, folder
         self._in_use: set[Path] = set()
+        self._lock = threading.Lock()
+        """Several threads may begin at a time, and one must not take the file of another for one that nobody works on."""
 
     def begin(self, name: str, size: int) -> Part:
         """Begin, or go on with, a file of `size` bytes, until its `end`.  Raises `StoreFull`."""
         path = self._folder / f"part-{name}"
-        assert path not in self._in_use, "one at a time works on a file"
-        for other in self._folder.glob("part-*"):
-            if other != path and other not in self._in_use:
-                self._disk.remove(other)
-        if path.exists() and path.stat().st_size == size:
-            with open(path, "r+b") as file:
-                part = Part(path, mmap.mmap(file.fileno(), size))
-        else:
-            part = Part(path, self._disk.allocate(path, size))
-        self._in_use.add(path)
+        with self._lock:
+            assert path not in self._in_use, "one at a time works on a file"
+            for other in self._folder.glob("part-*"):
+                if other != path and other not in self._in_use:
+                    self._disk.remove(other)
+            if size_of(path) == size:
+                with open(path, "r+b") as file:
+                    part = Part(path, mmap.mmap(file.fileno(), size))
+            else:
+                part = Part(path, self._disk.allocate(path, size))
+            self._in_use.add(path)
         return part
 
     def end(self, part: Part) -> None:
         """Nobody works on it any more, whether it is complete or not; what is here is found again."""
-        self._in_use.discard(part.path)
+        with self._lock:
+            self._in_use.discard(part.path)

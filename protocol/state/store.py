@@ -33,7 +33,7 @@ from protocol.wire import canonical
 from protocol.wire.body import decode_body
 
 CHECKPOINTS_KEPT = 2
-"""The one before these stays as long as others fetch it: who began when it was the newest needs its time."""
+"""Until the next one is written, the one before these stays, too, if others fetch it: that takes its time."""
 OTHERS_KEPT = 2
 """Checkpoints of branches: one that is about to be taken over, and one of what was given up last."""
 JOURNAL_BYTES = 1024
@@ -120,6 +120,11 @@ class Store:
         self.disk.settle(self.root)
         if switch.slot:
             self.branches.drop(switch.slot)
+
+    def make_room(self, chain: Chain) -> None:
+        """Before one more checkpoint of our chain is written: at most `CHECKPOINTS_KEPT` lie beside it, whoever reads."""
+        for rounds in self.checkpoints.of(chain)[:-CHECKPOINTS_KEPT]:
+            self.checkpoints.remove(rounds, chain.tip_at(rounds))
 
     def prune(self, chain: Chain, final: int) -> None:
         """Leave the newest checkpoints of our chain, with all results since the oldest, and what binds our votes there.

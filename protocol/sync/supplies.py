@@ -111,8 +111,10 @@ class Supplies:
 
     @asynccontextmanager
     async def _alone(self, name: Hash, sources: Sequence[PeerId]) -> AsyncGenerator[bool]:
-        """One download of a blob at a time: who comes second lends its sources to the first; whether we did.  Look again
-        then: it may be here."""
+        """One download of a blob at a time: who comes second lends its sources to the first.
+
+        Yields whether we waited for another one: then it may be here.
+        """
         waited = name in self._under_way
         while name in self._under_way:
             self._swarm.add_sources(name, sources)
@@ -133,16 +135,14 @@ class Supplies:
         """The state before the first round, as the manifest names it, on disk at the end; False when nobody has it."""
         return await self._fetch_checkpoint(self._replica.history, 0, sources)
 
-    def originate_genesis(self) -> None:
-        """Nobody has trained yet, and we have the state before the first round: each piece of it leaves us once."""
+    def offer_genesis(self) -> None:
+        """While nobody has trained yet, and we have the state before the first round, each piece of it leaves us once."""
         genesis, history = genesis_state(self._replica.manifest), self._replica.history
-        if genesis is not None and history.length == 0 and 0 in self._replica.store.checkpoints.of(history):
+        if genesis is None:
+            return
+        if history.length == 0 and 0 in self._replica.store.checkpoints.of(history):
             self._swarm.originate(genesis.digest, genesis.pieces)
-
-    def end_genesis(self) -> None:
-        """A round was committed: its members have the state before it."""
-        genesis = genesis_state(self._replica.manifest)
-        if genesis is not None:
+        else:
             self._swarm.end_origin(genesis.digest)
 
     async def fetch_newest_checkpoint(self, chain: Chain, sources: Sequence[PeerId], *, at_least: int) -> int | None:

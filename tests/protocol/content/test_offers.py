@@ -84,6 +84,18 @@ def test_a_crowd_of_strangers_keeps_no_member_out(kind: str) -> None:
     assert set(PEERS) <= set(offer.guests()) and len(offer.guests()) == MAX_GUESTS
 
 
+def test_a_guest_of_an_origin_that_fetches_nothing_makes_room_for_a_newcomer() -> None:
+    offer, now = OriginOffer(100, Random(1), lambda peer: False), 0.0
+    crowd = [PeerId(f"crowd-{number}") for number in range(MAX_GUESTS)]
+    for peer in crowd:
+        offer.join(peer, 0, now)
+    assert not offer.join(ANN, 0, now) and ANN not in offer.guests()
+    while not offer.join(ANN, 0, now):
+        offer.news(now)
+        now += 1.0
+        assert now < 100, "all of them had their turn"
+
+
 @pytest.mark.parametrize("kind", ["open", "origin"])
 def test_who_has_all_makes_room(kind: str) -> None:
     offer = an_offer(kind)

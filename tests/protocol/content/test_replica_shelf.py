@@ -61,11 +61,20 @@ def test_a_checkpoint_that_was_written_anew_is_served(replica: Replica) -> None:
 
 
 def test_what_is_here_is_listed(replica: Replica) -> None:
-    file = replica.store.results.begin(3, 0, 5)
-    file.view[:] = b"bytes"
-    file.commit(Hash(b"\x05" * 32))
+    whole = replica.layout[-1].encoded.stop
+    for round, size in ((3, whole), (4, whole - 1)):
+        file = replica.store.results.begin(round, 0, size)
+        file.commit(Hash(bytes([round]) * 32))
     digest, size = tree_root(replica.state.leaves()), replica.state.size_bytes
     assert ReplicaShelf(replica).holdings() == [
         Holding("checkpoint", 0, digest.hex(), size),
-        Holding("result", 3, "05" * 32, 5),
+        Holding("result", 3, "03" * 32, whole),
     ]
+
+
+def test_a_question_for_a_checkpoint_is_noted(replica: Replica) -> None:
+    shelf, mark = ReplicaShelf(replica), (replica.state.rounds, replica.history.tip)
+    shelf.find(Hash(bytes(32)))
+    assert not replica.store.checkpoints.was_read(mark, since=0)
+    shelf.find(tree_root(replica.state.leaves()))
+    assert replica.store.checkpoints.was_read(mark, since=0) and not replica.store.checkpoints.was_read(mark, since=1)

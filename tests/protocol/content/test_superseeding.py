@@ -13,6 +13,7 @@ from protocol.content.superseeding import (
     AHEAD,
     AHEAD_OF_ALL,
     FIRST_PATIENCE_S,
+    LEAST_PATIENCE_S,
     MOST_AHEAD,
     MOST_AT_ONCE,
     PATIENCE_TIMES,
@@ -128,6 +129,32 @@ def test_who_fetches_nothing_loses_its_place_and_what_it_was_shown_goes_to_other
     assert origin.shown_to(crowd[0])
     news = origin.show(FIRST_PATIENCE_S + 0.1)
     assert crowd[MOST_AT_ONCE] in news and not origin.shown_to(crowd[0])
+
+
+def test_who_lets_its_place_lapse_keeps_nothing_from_others_and_waits_behind_them() -> None:
+    silent, count = PEERS[1 : MOST_AT_ONCE + 1], 30
+    origin, now = an_origin(count, *silent), 0.0
+    origin.show(now)
+    origin.join(ANN, 0)
+    while origin.only_here:
+        now += 1.0
+        origin.show(now)
+        for chunk in [*chunks_in(origin.shown_to(ANN))]:
+            origin.fed(ANN, chunk, now)
+        assert now < 4 * FIRST_PATIENCE_S + count, "those who fetch nothing stop who does"
+
+
+def test_who_fetches_a_chunk_now_and_then_gives_its_place_to_one_that_waits() -> None:
+    slow = PEERS[1 : MOST_AT_ONCE + 1]
+    origin, now = an_origin(400, *slow, ANN), 0.0
+    while not origin.shown_to(ANN):
+        origin.show(now)
+        for peer in slow:
+            chunk = next(chunks_in(origin.shown_to(peer)), None)
+            if chunk is not None:
+                origin.fed(peer, chunk, now)
+        now += LEAST_PATIENCE_S - 0.1
+        assert now < 10 * FIRST_PATIENCE_S
 
 
 def test_nobody_keeps_a_place_that_others_wait_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -142,6 +143,23 @@ def test_a_result_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path) -> N
     assert len(list((tmp_path / "results").glob("part-*"))) == 1, "of those that nobody works on, the last one stays"
 
 
+def test_downloads_that_begin_in_several_threads_leave_each_other_alone(tmp_path: Path) -> None:
+    """`posix_fallocate` lets other threads run."""
+    results = Store(tmp_path).results
+
+    def begin(round: int) -> bool:
+        download = results.download(round, 0, ROOTS[round], 1 << 20)
+        download.commit()
+        download.end()
+        return results.open(round, 0, ROOTS[round]) is not None
+
+    for _ in range(20):
+        with ThreadPoolExecutor(2) as threads:
+            assert all(threads.map(begin, (1, 2)))
+        for round in (1, 2):
+            results.drop(round, 0, ROOTS[round])
+
+
 def test_another_download_takes_the_place_of_an_abandoned_one(tmp_path: Path) -> None:
     checkpoints = Store(tmp_path).checkpoints
     checkpoints.download(4, ROOTS[4], ROOTS[:2], 10, 8).end()
@@ -184,7 +202,7 @@ def test_two_downloads_at_a_time_leave_each_other_alone(tmp_path: Path) -> None:
 def test_a_checkpoint_that_others_fetch_stays_for_one_more(
     tmp_path: Path, commits: list[Commit], read_at: int, kept: list[int]
 ) -> None:
-    """read_at: after how many rounds the newest checkpoint was when somebody asked for the one after two rounds."""
+    """read_at: how many rounds our chain had when somebody asked for the checkpoint after two."""
     store = Store(tmp_path)
     history = History(SETTINGS, store)
     for commit in commits:
@@ -196,6 +214,8 @@ def test_a_checkpoint_that_others_fetch_stays_for_one_more(
             store.checkpoints.note_read((asked, history.tip_at(asked)), read_at)
     store.prune(history, history.final)
     assert (store.checkpoints.of(history), store.results.oldest()) == (kept, kept[0])
+    store.make_room(history)
+    assert store.checkpoints.of(history) == [4, 6], "there are never more than three, the one that is written among them"
 
 
 @pytest.mark.parametrize(
