@@ -142,7 +142,7 @@ class OriginOffer:
 
     def join(self, peer: PeerId, has: ChunkSet, now: float) -> ChunkSet:
         """As `Offer.join`."""
-        place = has_place(peer, self._has, self._all, self._is_member) or self._showing.idler or False
+        place = has_place(peer, self._has, self._all, self._is_member) or self._place_of_an_idler(peer)
         if isinstance(place, str):
             self.leave(place)
         if place:
@@ -151,6 +151,12 @@ class OriginOffer:
             self._note(now)
         self._untold.pop(peer, None)
         return self._showing.shown_to(peer)
+
+    def _place_of_an_idler(self, peer: PeerId) -> PeerId | bool:
+        """A guest that fetched nothing when it could may go for a newcomer, a member only for a member."""
+        idlers = self._showing.idlers
+        strangers = [idler for idler in idlers if not self._is_member(idler)]
+        return next(iter(strangers or (idlers if self._is_member(peer) else [])), False)
 
     def got(self, peer: PeerId, chunks: ChunkSet) -> None:
         """As `Offer.got`."""

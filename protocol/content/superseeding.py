@@ -10,7 +10,8 @@ chunks from it, and its line would carry more than one copy.  So each peer is sh
 Peers serve them to each other; a peer that fetched what it was shown is shown more.  Only `MOST_AT_ONCE` peers have a place
 where they are fed: the others live on what those pass on, and each chunk is through the sooner.  Whoever got `TURN` chunks,
 or had its place for long, gives it to one that waits: nobody can keep all of the blob to itself.  Whoever fetches nothing
-for a while loses its place, waits behind all others, and keeps from nobody what it is shown, until it fetches something.
+that it lacks for a while loses its place, waits behind all others, and keeps from nobody the chunk that it is shown now and
+then, until it fetches one.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class _Guest:
 
     def ahead(self, share: int, now: float) -> int:
         """How many chunks it is shown before it has fetched them.  share: of what our line should have under way."""
+        if self.idled:
+            return 1
         pace_s = max(self.pace_s, now - self.took_at, AHEAD_S / MOST_AHEAD)
         return max(min(share, AHEAD + self.meals), round(AHEAD_S / pace_s))
 
@@ -125,9 +128,9 @@ class Superseeding:
             self._usual_s += (MEMORY if self._usual_s else 1.0) * (guest.take(chunk, now) - self._usual_s)
         if not guest.has >> chunk & 1:
             guest.idled = False
-        if guest.fed_at is not None:
-            guest.fed_at = now
-            guest.meals += 1
+            if guest.fed_at is not None:
+                guest.fed_at = now
+                guest.meals += 1
         self.got(peer, 1 << chunk)
 
     @property
@@ -136,9 +139,9 @@ class Superseeding:
         return self._had.none
 
     @property
-    def idler(self) -> PeerId | None:
-        """A guest that may go for a newcomer: it has fetched nothing when it could."""
-        return next((peer for peer, guest in self._guests.items() if guest.idled and guest.fed_at is None), None)
+    def idlers(self) -> list[PeerId]:
+        """Guests that fetched nothing when they could."""
+        return [peer for peer, guest in self._guests.items() if guest.idled and guest.fed_at is None]
 
     def shown_to(self, peer: PeerId) -> ChunkSet:
         """What this peer may know that we have."""
@@ -199,7 +202,8 @@ class Superseeding:
         if first_copies:
             late = first_copies & lacks & ~self._in_time(now)
             return any_of(late, self._random) if late else None
-        return any_of(rarest, self._random) if (rarest := self._had.rarest(lacks & self._shown.none)) else None
+        rarest = self._had.rarest(lacks & self._shown.none) or self._had.rarest(lacks & ~self._in_time(now))
+        return any_of(rarest, self._random) if rarest else None
 
     def _in_time(self, now: float) -> ChunkSet:
         """Chunks that somebody who fetches was shown lately, and may be fetching."""

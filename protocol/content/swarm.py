@@ -51,10 +51,6 @@ MAX_ASKERS = 64
 """Peers remembered as fetching a blob that is here whole, of all blobs together: they are told of each other."""
 
 
-def unheard(event: Event) -> None:
-    """Tells nobody."""
-
-
 class Swarm:
     """Of one node; `run` it.  shelf: what is on its disk."""
 
@@ -110,7 +106,11 @@ class Swarm:
         sources: peers to ask first; they name others.  here: chunks that are there already.
         """
         others = self._fetches.setdefault(blob.name, [])
-        tell = self._session.emit if not others else unheard  # of one blob, one fetch tells
+
+        def tell(event: Event) -> None:
+            if others[0] is fetch:  # of one blob, one at a time
+                self._session.emit(event)
+
         fetch = Fetch(self._session, self._members, blob, into, here, purpose, on_chunk, tell)
         others.append(fetch)
         try:

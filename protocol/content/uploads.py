@@ -7,15 +7,14 @@ short: whoever would wait for more than about `QUEUE_S` is told that we are busy
 may be by then.  Who was told so is remembered, and has its turn before those that came later.  Members go before strangers.
 
 A peer that takes nothing of what it is sent holds up its own chunks only: soon its pushes do not count among the few, nor
-what it waits for in the queue, and those after them not at all until it has taken one.  When it asks again for what has been
-under way for long, that push is given up: the connection that carried it may be dead.
+what it waits for in the queue, and those after them not at all until it has taken one.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 import trio
@@ -47,10 +46,9 @@ Chunk = tuple[Hash, int]
 
 @dataclass
 class _Push:
-    """begun: when.  scope: of its task.  size: of its data, in bytes, 0 while it is read.  sent: all of it has left us."""
+    """begun: when.  size: of its data, in bytes, 0 while it is being read.  sent: whether all of that has left us."""
 
     begun: float
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     size: int = 0
     sent: bool = False
 
@@ -82,15 +80,9 @@ class Uploads:
         self.up_bytes = 0
 
     def want(self, peer: PeerId, name: Hash, chunk: int) -> bool:
-        """Queue a chunk for a peer; False when we are busy.
-
-        Whoever asks for one again that has been under way for long has not got it: that push is given up for another one.
-        """
-        queue, push = self._queues.get(peer, deque()), self._under_way.get(peer, {}).get((name, chunk))
-        if push is not None and self._is_stalled(push):
-            push.scope.cancel()
-            self._stall(peer)
-        elif (name, chunk) in queue or push is not None:
+        """Queue a chunk for a peer; False when we are busy."""
+        queue = self._queues.get(peer, deque())
+        if (name, chunk) in queue or (name, chunk) in self._under_way.get(peer, {}):
             return True
         if not self._has_room(peer):
             return False
@@ -132,14 +124,7 @@ class Uploads:
 
     def _stalls(self, peer: PeerId) -> bool:
         """Whether it takes nothing of what it is sent."""
-        return peer in self._stalling or any(self._is_stalled(push) for push in self._of(peer))
-
-    def _is_stalled(self, push: _Push) -> bool:
-        return trio.current_time() - push.begun >= max(STALLED_S, STALLED_TIMES * self._push_s)
-
-    def _stall(self, peer: PeerId) -> None:
-        if len(self._stalling) < MAX_REMEMBERED:
-            self._stalling[peer] = None
+        return peer in self._stalling or self._waits_s(peer) >= max(STALLED_S, STALLED_TIMES * self._push_s)
 
     def _is_slow(self, peer: PeerId) -> bool:
         """Whether it answers so late that what waits for it takes nobody else's place in the queue."""
@@ -216,10 +201,8 @@ class Uploads:
                 self._wake.set()
 
         try:
-            with push.scope:
-                found = await self._read(name, chunk)
-                if found is None:
-                    return
+            found = await self._read(name, chunk)
+            if found is not None:
                 data, is_urgent = found
                 push.size = len(data)
                 header = ChunkHeader(blob=name, chunk=chunk).encode()
@@ -233,8 +216,8 @@ class Uploads:
                 self._on_fed(peer, name, chunk)
         except NetworkError:
             # it has got the chunk elsewhere, or asks again
-            if trio.current_time() - push.begun > STALLED_S:
-                self._stall(peer)
+            if trio.current_time() - push.begun > STALLED_S and len(self._stalling) < MAX_REMEMBERED:
+                self._stalling[peer] = None
         finally:
             del self._under_way[peer][wanted]
             if not self._under_way[peer]:

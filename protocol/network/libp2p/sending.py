@@ -37,6 +37,9 @@ NEAR_BYTES, FAR_BYTES = 0, 16 << 20
 WAY_S = 0.5
 """While something urgent is sent, each socket that gives way sends a frame so often."""
 
+STILL_S = 5.0
+"""A socket on which nothing has moved for so long holds up nobody: who is sent something urgent may take none of it."""
+
 Dial = Callable[[PeerId], Awaitable[Link]]
 """Opens a link to a peer.  Raises `LinkBroken` or `OSError` when it cannot."""
 
@@ -107,6 +110,7 @@ class Sending:
             share = sum(lane.share for lane in lanes if lane.link is not None and lane.busy)
             flows, busy = self._flows[peer], [lane.always_busy() for lane in lanes]
             flows.read(states, share, all(busy[: flows.number]), now)
+        self._note_rest()
         self.share_out()
 
     def share_out(self) -> None:
@@ -126,14 +130,17 @@ class Sending:
 
     def turned(self) -> None:
         """A socket has become busy or idle."""
-        busy = any(lane.busy for lane in self._all())
-        self._idle = self._idle or not busy
-        if not busy:
+        self._idle = self._idle or not any(lane.busy for lane in self._all())
+        self._note_rest()
+        if self._offer < inf:
+            self.share_out()
+
+    def _note_rest(self) -> None:
+        """Whether those that give way to us may go on: nothing of ours moves, also where somebody takes nothing of it."""
+        if not any(lane.moves for lane in self._all()):
             self._rested.set()
         elif self._rested.is_set():
             self._rested = trio.Event()
-        if self._offer < inf:
-            self.share_out()
 
     async def give_way(self) -> bool:
         """Wait while others have something urgent to send, but not for long; whether they still have."""
@@ -164,6 +171,7 @@ class Sending:
         self._flows.pop(peer, None)
         for lane in self._lanes.pop(peer, []):
             lane.scope.cancel()
+        self.turned()
 
     def _choose(self, nursery: trio.Nursery, peer: PeerId) -> Lane:
         """An idle socket, else a new one if there may be more, else the one with the least to send."""
@@ -209,7 +217,7 @@ class Lane:
         self._current: _Push | None = None
         self._unanswered: dict[int, _Push] = {}
         self._answered = trio.Event()
-        self._next = 0
+        self._next, self._moved_at = 0, 0.0
 
     @property
     def backlog(self) -> int:
@@ -221,6 +229,11 @@ class Lane:
     def busy(self) -> bool:
         """Whether a push waits, is being sent, or is not answered."""
         return bool(self._current or self._waiting or self._unanswered)
+
+    @property
+    def moves(self) -> bool:
+        """Whether it is busy, and something of it has moved lately."""
+        return self.busy and trio.current_time() - self._moved_at < STILL_S
 
     def always_busy(self) -> bool:
         """Whether it is busy, and was at the last call if there was one."""
@@ -236,6 +249,8 @@ class Lane:
     def take(self, push: _Push) -> None:
         """Send a push after those that wait already."""
         rested, push.lane = not self.busy, self
+        if rested:
+            self._moved_at = trio.current_time()
         self._waiting.append(push)
         self._wake.set()
         if rested:
@@ -245,6 +260,7 @@ class Lane:
         """Read nothing of its data any more."""
         if push in self._waiting:
             self._waiting.remove(push)
+            self._sending.turned()
         elif self.link is not None:
             self.link.abort("the answer did not come in time")
 
@@ -315,6 +331,7 @@ class Lane:
             link.put(FrameKind.DATA, push.sent, piece)
             await link.flush()
             push.sent += len(piece)
+            self._moved_at = trio.current_time()
             self._sending.up_bytes += len(piece)
         if push.sent < len(push.data):
             link.put(FrameKind.ABANDON, push.number, b"")
@@ -332,12 +349,13 @@ class Lane:
                 if kind is not FrameKind.ANSWER or not plain or push is None:
                     raise LinkBroken("an answer to nothing")
                 self._answered.set()
+                self._moved_at = trio.current_time()
                 push.end(None if plain[0] == 1 else Refused(plain[1:301].decode(errors="replace")))
         except LinkBroken as error:
             link.abort(str(error))
             scope.cancel()
 
-    @staticmethod
-    def _lose(pushes: deque[_Push], why: str) -> None:
+    def _lose(self, pushes: deque[_Push], why: str) -> None:
         while pushes:
             pushes.popleft().end(Unreachable(why))
+        self._sending.turned()

@@ -96,6 +96,20 @@ def test_a_guest_of_an_origin_that_fetches_nothing_makes_room_for_a_newcomer() -
         assert now < 100, "all of them had their turn"
 
 
+def test_a_member_that_fetched_nothing_makes_room_for_no_stranger() -> None:
+    members, now = [PeerId(f"crowd-{number}") for number in range(MAX_GUESTS)], 0.0
+    offer = OriginOffer(100, Random(1), lambda peer: peer in members or peer == BOB)
+    for peer in members:
+        offer.join(peer, 0, now)
+    for _ in range(100):
+        now += 1.0
+        offer.news(now)
+    offer.join(ANN, 0, now)
+    assert ANN not in offer.guests()
+    offer.join(BOB, 0, now)
+    assert BOB in offer.guests()
+
+
 @pytest.mark.parametrize("kind", ["open", "origin"])
 def test_who_has_all_makes_room(kind: str) -> None:
     offer = an_offer(kind)

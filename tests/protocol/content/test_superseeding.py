@@ -144,6 +144,32 @@ def test_who_lets_its_place_lapse_keeps_nothing_from_others_and_waits_behind_the
         assert now < 4 * FIRST_PATIENCE_S + count, "those who fetch nothing stop who does"
 
 
+def test_one_that_says_it_has_nearly_all_and_silent_ones_keep_nothing_from_others() -> None:
+    """Then nobody seems to lack a first copy, and the rarest ones are shown."""
+    silent, count = PEERS[2 : 2 + 2 * MOST_AT_ONCE], 30
+    origin, now = an_origin(count, ANN, *silent), 0.0
+    origin.join(BOB, (1 << count) - 2)
+    got: ChunkSet = 0
+    while got != (1 << count) - 1:
+        now += 1.0
+        origin.show(now)
+        for chunk in [*chunks_in(origin.shown_to(ANN))]:
+            origin.fed(ANN, chunk, now)
+            got |= 1 << chunk
+        assert now < 20 * FIRST_PATIENCE_S + count
+
+
+def test_who_fetches_what_it_has_again_and_again_loses_its_place_all_the_same() -> None:
+    same = PEERS[1 : MOST_AT_ONCE + 1]
+    origin, now = an_origin(40, *same, ANN), 0.0
+    while not origin.shown_to(ANN):
+        origin.show(now)
+        for peer in same:
+            origin.fed(peer, 0, now)
+        now += 1.0
+        assert now < 4 * FIRST_PATIENCE_S
+
+
 def test_who_fetches_a_chunk_now_and_then_gives_its_place_to_one_that_waits() -> None:
     slow = PEERS[1 : MOST_AT_ONCE + 1]
     origin, now = an_origin(400, *slow, ANN), 0.0

@@ -18,7 +18,6 @@ from protocol.content.uploads import (
     MOST_QUEUE,
     MOST_WITH_STALLED,
     PUSHES_TO_ONE,
-    STALLED_S,
     Uploads,
 )
 from protocol.network.interface import Unreachable
@@ -243,39 +242,3 @@ def test_who_answers_late_fills_nobody_elses_queue() -> None:
         assert sum(peer in near for peer, _ in line.pushed[before:]) / 20 > 30
 
     on_line(check, push_s=0.02, line_s=0.02, size=1 << 20)
-
-
-def test_who_asks_again_for_what_does_not_come_gets_it_in_another_push() -> None:
-    """The connection that carried the first one may be dead."""
-
-    async def check(line: Line, uploads: Uploads) -> None:
-        lost, other = PEERS[:2]
-        line.stuck = {lost}
-        assert uploads.want(lost, NAME, 1)
-        await trio.sleep(STALLED_S - 0.1)
-        assert uploads.want(lost, NAME, 1), "it may come yet"
-        line.stuck = set()
-        await trio.sleep(0.2)
-        assert not uploads.want(lost, NAME, 1), "given up, and not queued while it is"
-        await trio.sleep(0.1)
-        assert uploads.want(lost, NAME, 1) and uploads.want(other, NAME, 2)
-        await trio.sleep(2.5)
-        assert line.pushed == [(lost, 1), (other, 2)] and not uploads._stalling
-
-    on_line(check)
-
-
-def test_who_takes_nothing_and_asks_again_and_again_holds_up_nobody() -> None:
-    async def check(line: Line, uploads: Uploads) -> None:
-        crowd = CROWD[: 2 * MOST]
-        line.stuck = set(crowd)
-        begun = trio.current_time()
-        while trio.current_time() < begun + 60:
-            for peer in crowd:
-                for chunk in (1, 2):
-                    uploads.want(peer, NAME, chunk)
-            uploads.want(PEERS[0], NAME, len(line.pushed))
-            await trio.sleep(0.5)
-        assert len(line.pushed) > 40, "a chunk takes a second"
-
-    on_line(check)

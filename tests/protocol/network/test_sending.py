@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
+from math import inf
 
 import pytest
 import trio
@@ -11,7 +13,7 @@ import trio.testing
 from protocol.network.interface import Unreachable
 from protocol.network.libp2p.link import Keys, Link, LinkBroken
 from protocol.network.libp2p.rate_limit import RateLimit
-from protocol.network.libp2p.sending import Sending
+from protocol.network.libp2p.sending import STILL_S, Sending
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
 
@@ -49,5 +51,43 @@ def test_a_socket_that_fails_after_its_peer_left_and_came_back_ends_nothing_else
             assert sending.links(), "the other one is open, and waits for an answer"
             sending.disconnected(PEER)
         there.close()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("how", ["cancelled", "disconnected", "still"])
+def test_what_gives_way_goes_on_when_a_push_breaks_off_or_nothing_of_it_moves(how: str) -> None:
+    """The peer takes nothing of a push that goes before others."""
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            ends = [(socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(2)]
+
+        async def dial(peer: object) -> Link:
+            return Link(ends[0][0], KEYS, dialled=True)
+
+        async def push(scope: trio.CancelScope) -> None:
+            with scope, suppress(Unreachable):
+                await urgent.push(nursery, PEER, b"", memoryview(bytes(64 << 20)))
+
+        urgent, scope = Sending(dial, RateLimit()), trio.CancelScope()
+        spare = Sending(dial, RateLimit(), first=urgent)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(push, scope)
+            await trio.sleep(1)
+            assert await spare.give_way()
+            if how == "cancelled":
+                scope.cancel()
+            elif how == "disconnected":
+                urgent.disconnected(PEER)
+            else:
+                await trio.sleep(STILL_S)
+                urgent.measure(inf, trio.current_time())
+            await trio.sleep(0.1)
+            assert not await spare.give_way()
+            urgent.disconnected(PEER)
+            nursery.cancel_scope.cancel()
+        for end in (end for pair in ends for end in pair):
+            end.close()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
