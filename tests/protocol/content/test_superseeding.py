@@ -146,8 +146,8 @@ def test_who_lets_its_place_lapse_keeps_nothing_from_others_and_waits_behind_the
 
 def test_one_that_says_it_has_nearly_all_and_silent_ones_keep_nothing_from_others() -> None:
     """Then nobody seems to lack a first copy, and the rarest ones are shown."""
-    silent, count = PEERS[2 : 2 + 2 * MOST_AT_ONCE], 30
-    origin, now = an_origin(count, ANN, *silent), 0.0
+    silent, count = [PeerId(f"silent-{number}") for number in range(40)], 30
+    origin, now = an_origin(count, *silent, ANN), 0.0
     origin.join(BOB, (1 << count) - 2)
     got: ChunkSet = 0
     while got != (1 << count) - 1:
