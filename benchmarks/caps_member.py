@@ -13,6 +13,7 @@ from benchmarks.json_lines import hear, say
 from peer.bench.exchange_peer import RUN
 from protocol.content.messages import QUESTIONS, read_chunk_header
 from protocol.content.swarm import Swarm
+from protocol.events import Dropped, Event
 from protocol.network.interface import Acceptance, Landing
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings
 from protocol.network.session import Session
@@ -119,6 +120,12 @@ class Member:
         self.round += 1
 
 
+def tell(event: Event) -> None:
+    """What went wrong, for whoever looks on."""
+    if isinstance(event, Dropped):
+        print(event, file=sys.stderr)
+
+
 async def main() -> None:
     parameters, chunk, blob, host, up, down = sys.argv[1:]
     peer = Peer(int(parameters), int(chunk), int(blob))
@@ -126,7 +133,7 @@ async def main() -> None:
     async with trio.open_nursery() as nursery:
         network = Libp2pNetwork(peer.identity, RUN, peer, settings)
         await nursery.start(network.run)
-        session = Session(peer.identity, RUN, network, lambda event: print(event, file=sys.stderr))
+        session = Session(peer.identity, RUN, network, tell)
         peer.blobs.swarm = Swarm(session, peer, peer.blobs.shelf, trio.to_thread.run_sync)
         nursery.start_soon(peer.blobs.swarm.run)
         member = Member(peer, network, nursery)
