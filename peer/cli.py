@@ -26,6 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Train a language model together with others.",
         epilog="`peer join` without an invitation joins the demo run.  Exit codes: see docs/commands.md.",
     )
+    parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     peer.commands.add_common_options(parser, None)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")

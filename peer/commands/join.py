@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peer.commands import add_command
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from peer.commands import Subparsers
@@ -27,18 +28,10 @@ def register(subparsers: Subparsers) -> None:
         epilog="Without WHAT: the demo run, with whoever runs it on this computer or network; the first one founds it.",
     )
     parser.add_argument(
-        "what", metavar="WHAT", nargs="?", help="an invitation, a run file (you found the run), or a manifest"
+        "what", metavar="WHAT", nargs="?", help="an invitation, a run file (you found the run), or a manifest (PEER_RUN)"
     )
     parser.add_argument("--headless", action="store_true", help="log lines instead of the live view")
-    parser.add_argument("--log-format", choices=["human", "json"], default="human", help="what the log lines are")
-    parser.add_argument("--name", default="", help="what others see as this peer's name (default: from the peer ID)")
-    parser.add_argument(
-        "--role", choices=["auto", "trainer", "seed"], default="auto", help="seed: keep and serve the state, do not train"
-    )
-    parser.add_argument("--port", type=_port, help="TCP port to listen on (default: 4001, or a free one)")
-    parser.add_argument(
-        "--threads", type=_count, default=0, help="CPU threads of the trainer (default: a fair share of the cores)"
-    )
+    _add_settings(parser)
     parser.add_argument("--rounds", type=_count, metavar="N", help="leave when the run has committed N rounds")
     parser.add_argument(
         "--until-eof", action="store_true", help="leave when standard input ends (for programs that start a peer)"
@@ -48,7 +41,6 @@ def register(subparsers: Subparsers) -> None:
         action="store_true",
         help="go on when nobody reads standard output any more (default: leave)",
     )
-    _add_limits(parser)
     parser.add_argument(
         "--only-copy",
         action="store_true",
@@ -57,25 +49,33 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
 
 
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """What the peer may use of the line and the disk."""
-    for way, what in (("up", "send"), ("down", "receive")):
-        parser.add_argument(
-            f"--max-{way}",
-            f"--{way}-limit",
-            type=_rate,
-            metavar="RATE",
-            help=f"{what} at most so much in all, e.g. 20 or 20Mbit (bits), 1.5MB (bytes) a second (PEER_MAX_{way.upper()})",
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """The settings that peer.toml and the environment have, too."""
+    from peer.settings.preferences import SETTINGS
+
+    group = parser.add_argument_group("settings", "each also in peer.toml and in the environment (`peer config`)")
+    for setting in SETTINGS.values():
+        group.add_argument(
+            setting.flag,
+            *setting.aliases,
+            dest=setting.name,
+            type=_as_argument(setting.read),
+            choices=setting.choices,
+            metavar=None if setting.choices else setting.placeholder or setting.name.upper(),
+            help=f"{setting.meaning} ({setting.variable})",
         )
-    parser.add_argument(
-        "--keep-versions", type=_count, default=2, metavar="N", help="versions of the weights that stay whole (default: 2)"
-    )
-    parser.add_argument(
-        "--weights-cap",
-        type=_bytes,
-        metavar="SIZE",
-        help="disk that all of them may take, e.g. 20GB (default: no more than needed)",
-    )
+
+
+def _as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What argparse calls: it keeps the sentence of its own kind of error only."""
+
+    def argument(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return argument
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,27 +88,34 @@ def run(args: argparse.Namespace) -> int:
     from peer.daemon.settings import DaemonSettings
     from peer.keyfile import IdentityLocked, identity_lock, load_or_create_identity
     from peer.paths import data_dir, make_private
+    from peer.rests.judge import Limits
+    from peer.settings.preferences import SETTINGS
+    from peer.settings.sources import gather
     from protocol.run.settings import WeightSettings
     from protocol.wire.presence import Role
 
+    preferences = gather({name: getattr(args, name) for name in SETTINGS}).preferences
     folder = make_private(data_dir(args.data_dir))
     identity = load_or_create_identity(folder)
-    choice = _choose(args.what, folder, identity.peer_id)
+    choice = _choose(args.what or os.environ.get("PEER_RUN") or None, folder, identity.peer_id)
     settings = DaemonSettings(
         data_dir=folder,
-        name=args.name[:40] or f"peer-{identity.peer_id[-6:]}",
-        role=Role.SEED if args.role == "seed" else Role.TRAINER,
-        style=choose_style(args.headless, args.log_format),
-        port=args.port,
-        threads=args.threads,
+        name=preferences.name or f"peer-{identity.peer_id[-6:]}",
+        role=Role.SEED if preferences.role == "seed" else Role.TRAINER,
+        style=choose_style(args.headless, preferences.log_format),
+        port=preferences.port,
+        threads=preferences.threads or 0,
         rounds=args.rounds,
         local=args.local,
         until_eof=args.until_eof,
         ignore_closed_output=args.ignore_closed_output,
-        up_limit=args.max_up or _rate_of("PEER_MAX_UP"),
-        down_limit=args.max_down or _rate_of("PEER_MAX_DOWN"),
+        up_limit=preferences.max_up,
+        down_limit=preferences.max_down,
         only_copy=args.only_copy,
-        weights=WeightSettings(args.keep_versions, args.weights_cap),
+        weights=WeightSettings(preferences.keep_versions, preferences.weights_cap),
+        metrics_port=preferences.metrics_port,
+        announce=preferences.announce,
+        limits=Limits(preferences.schedule, preferences.max_temperature, preferences.on_battery),
     )
 
     _log_to(folder)
@@ -152,47 +159,6 @@ def _choose(what: str | None, folder: Path, peer: PeerId) -> RunChoice:
     known = stored_manifest(Hash(found.run), folder)
     addresses, proof = tuple(found.addresses), found.proof_for(peer)
     return RunChoice(Hash(found.run), PeerId(found.organiser), known, addresses, proof, found.anchor)
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or not 0 <= int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text} is no port; give a number from 1 to 65535, or 0 for a free one")
-    return int(text)
-
-
-def _rate(text: str) -> float:
-    """Bytes a second from Mbit/s, bits a second (kbit, mbit, gbit) or bytes a second (kB, MB, GB)."""
-    units = {"": 125e3, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "kb": 1e3, "mb": 1e6, "gb": 1e9}
-    number = text.lower().rstrip("abcdefghijklmnopqrstuvwxyz")
-    try:
-        rate = float(number) * units[text.lower()[len(number) :]]
-    except (ValueError, KeyError):
-        rate = 0.0
-    if not 16e3 <= rate <= 1e12:
-        raise argparse.ArgumentTypeError(f"{text} is no rate; give 16kB or more, as 20Mbit (bits) or 1.5MB (bytes) a second")
-    return rate
-
-
-def _rate_of(variable: str) -> float | None:
-    """The rate in an environment variable; None where it is not set.  Raises PeerError."""
-    text = os.environ.get(variable)
-    try:
-        return _rate(text) if text else None
-    except argparse.ArgumentTypeError as error:
-        raise PeerError(f"{variable}: {error}", ExitCode.USAGE) from error
-
-
-def _bytes(text: str) -> int:
-    """Bytes in "500MB", "20GB", "1TB"."""
-    units = {"mb": 10**6, "gb": 10**9, "tb": 10**12}
-    number, unit = text[:-2], units.get(text[-2:].lower(), 0)
-    try:
-        size = int(float(number) * unit)
-    except (ValueError, OverflowError):
-        size = 0
-    if not 10**6 <= size <= 10**16:
-        raise argparse.ArgumentTypeError(f"{text} is no size; give 1MB or more, as 500MB or 20GB")
-    return size
 
 
 def _count(text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peer.commands import add_command
 from peer.errors import ExitCode, PeerError
@@ -34,18 +34,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_resume(args: argparse.Namespace) -> int:
-    """Let the peer here go on."""
-    _ask(args, "resume")
-    print("Resumed.")
+    """Let the peer here go on; it says why it does not, where it rests for another reason."""
+    from peer.formatting import clean
+
+    rests = _ask(args, "resume").get("rests", "")
+    print(f"Resumed, but {clean(rests, 200)}." if rests else "Resumed.")
     return ExitCode.OK
 
 
-def _ask(args: argparse.Namespace, command: str, **fields: float) -> None:
+def _ask(args: argparse.Namespace, command: str, **fields: float) -> dict[str, Any]:
     from peer.control.client import ControlClient, ControlError, NotRunning
     from peer.paths import data_dir
 
     try:
-        ControlClient(data_dir(args.data_dir)).request(command, **fields)
+        return ControlClient(data_dir(args.data_dir)).request(command, **fields)
     except NotRunning as error:
         raise PeerError(str(error), ExitCode.NOT_RUNNING) from error
     except ControlError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import time
@@ -217,7 +216,7 @@ def _add_addresses(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="where guests find a first peer, as a multiaddr; may be repeated (default: where others reached your peer)",
     )
-    parser.add_argument("--port", type=int, help="name this computer's addresses with this port (PEER_PORT) instead")
+    parser.add_argument("--port", type=int, help="name this computer's addresses with this port instead")
 
 
 def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) -> tuple[list[str], Anchor | None]:
@@ -225,7 +224,7 @@ def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) ->
     from peer.joining.inviting import find_addresses, find_anchor
     from peer.joining.run_source import DEFAULT_PORT, dialable
 
-    given = args.port if args.port is not None else os.environ.get("PEER_PORT")
+    given = args.port
     if args.address or given:
         return dialable(args.address, peer, _port(given or DEFAULT_PORT)), find_anchor(run, data)
     found = find_addresses(run, peer, data)
@@ -237,7 +236,7 @@ def _addresses(args: argparse.Namespace, run: Hash, peer: PeerId, data: Path) ->
 def _port(given: int | str) -> int:
     text = str(given)
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
-        raise PeerError(f"{text} is no port; give --port or PEER_PORT a number from 1 to 65535", ExitCode.USAGE)
+        raise PeerError(f"{text} is no port; give --port a number from 1 to 65535", ExitCode.USAGE)
     return int(text)
 
 

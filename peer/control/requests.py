@@ -23,6 +23,7 @@ from protocol.state.store import Store
 from protocol.status import PeerStatus
 from protocol.versions.publishing import MOST_ANCHOR_EVERY, CannotPublish
 from protocol.versions.weight_versions import WeightVersions
+from protocol.wire.presence import Phase
 
 MAX_PAUSE_S = 366 * 86_400.0
 GIVEN = re.compile(r"\.given-\d{1,10}\.new")
@@ -166,8 +167,10 @@ class Controls:
     async def _resume(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._end_pause_after(math.inf)
         self._peer.resume()
-        self._peer.notice("info", "resumed")
-        return {}
+        status = self._peer.status()
+        rests = status.why_detail if status.phase == Phase.PAUSED.value else ""
+        self._peer.notice("info", f"resumed, but {rests}" if rests else "resumed")
+        return {"rests": rests}
 
     def _end_pause_after(self, seconds: float) -> None:
         self._pause_ends = trio.current_time() + seconds

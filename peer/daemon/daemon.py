@@ -15,6 +15,7 @@ from peer.console.display import Style, show
 from peer.console.output import Output
 from peer.control.client import ControlError
 from peer.control.event_log import EventLog, log_file
+from peer.control.metrics import serve_metrics
 from peer.control.requests import Controls
 from peer.control.server import ControlServer
 from peer.daemon.failure import problem_of
@@ -32,6 +33,7 @@ from protocol.status import PeerStatus
 from protocol.version import version
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.identity import Identity
+from protocol.wire.presence import WhyIdle
 
 LAST_WORDS_S = 5.0
 """For the listeners of the event log to hear the end; only a slow one takes so long."""
@@ -69,6 +71,8 @@ class Daemon:
                 nursery.start_soon(self._show)
                 nursery.start_soon(obey_signals, self, signals)
                 nursery.start_soon(leave_with_the_reader, self, self._output, self._settings.ignore_closed_output)
+                if self._settings.metrics_port is not None:
+                    nursery.start_soon(serve_metrics, self._settings.metrics_port, self.status)
                 if self._settings.until_eof:
                     nursery.start_soon(leave_at_eof, self)
                 await self._participate()
@@ -108,11 +112,11 @@ class Daemon:
 
     def pause(self) -> None:
         """Compute nothing until `resume`."""
-        self._node().pause()
+        self._node().rest(WhyIdle.PAUSED, "paused by you; `peer resume` goes on")
 
     def resume(self) -> None:
         """Go on after a pause."""
-        self._node().resume()
+        self._node().go_on(WhyIdle.PAUSED)
 
     async def measure_lines(self) -> Lines:
         """How fast the lines to some peers are; takes seconds.  Raises NotNow."""

@@ -6,6 +6,7 @@ decided in it; here is decided what happens when one cannot go on: a sentence, a
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,10 @@ from peer.paths import run_dir
 from peer.resources.check import check_resources
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.open_files import raise_open_files
+from peer.rests.judge import Judge
+from peer.rests.keeper import keep_rests
+from peer.rests.sensors import Sensors
+from peer.settings.provider import mapped_addresses
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
 from protocol.events import Event, Notice, PhaseChanged, RecordRatified, RoundVoted
 from protocol.network.interface import Network
@@ -99,6 +104,7 @@ class Participation:
                 settings.up_limit,
                 settings.down_limit,
                 InboundLimits.within(raise_open_files()),
+                announce=mapped_addresses(os.environ, port) if settings.announce is None else settings.announce,
             )
             self.network = network = await stack.enter_async_context(
                 open_network(self._identity, self.choice.run, self._lobby, how, emit=self._emit)
@@ -236,6 +242,8 @@ class Participation:
         self._compare_with_anchor(replica.history)
         node = Node(session, replica, trainer, self._node_settings(is_copy))
         self.node = node
+        if trainer is not None:
+            nursery.start_soon(keep_rests, Judge(settings.limits), Sensors().read, node)
         self._lobby.admit(node.dispatcher)
         spare_what_is_loaded()
         await node.run()

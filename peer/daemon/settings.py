@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.console.display import Style
+from peer.rests.judge import Limits
 from protocol.run.anchor import Anchor
 from protocol.run.manifest import SignedManifest
 from protocol.run.settings import WeightSettings
@@ -44,6 +45,8 @@ class DaemonSettings:
     up_limit, down_limit: bytes a second.
     only_copy: vote at once, although the data directory was copied or put back.
     weights: how much of the versions of the weights is kept.
+    announce: multiaddrs at which others reach us; None for those that a provider tells.
+    limits: when it rests by itself.  metrics_port: on loopback, for Prometheus.
     """
 
     data_dir: Path
@@ -60,3 +63,6 @@ class DaemonSettings:
     down_limit: float | None = None
     only_copy: bool = False
     weights: WeightSettings = WeightSettings()
+    announce: tuple[str, ...] | None = None
+    limits: Limits = Limits()
+    metrics_port: int | None = None

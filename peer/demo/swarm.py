@@ -29,6 +29,7 @@ from peer.errors import ExitCode, PeerError
 from peer.installation import child_environment
 from peer.joining.run_source import start_of
 from peer.resources.check import check_together
+from peer.settings.preferences import without_settings
 from protocol import events as ev
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, sign
 from protocol.run.run_file import Start, load_run_file
@@ -242,6 +243,8 @@ class Demo:
             "--rounds",
             str(self.rounds),
             "--until-eof",
+            "--on-battery",
+            "yes",
         ]
         with (folder / "output.log").open("wb") as output:
             process = subprocess.Popen(
@@ -249,7 +252,7 @@ class Demo:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=child_environment(os.environ),
+                env=without_settings(child_environment(os.environ)),
                 start_new_session=True,
             )  # Ctrl-C is ours to pass on
         return Member(number, folder, process)

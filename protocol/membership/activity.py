@@ -28,8 +28,8 @@ class Activity:
         self._urgent = trio.Event()
 
     def show(self, phase: Phase, why: WhyIdle, detail: str) -> None:
-        """From now on this is what we do.  While paused only `STOPPING` is taken, and nothing after that."""
-        if self.phase is Phase.STOPPING or (self.phase is Phase.PAUSED and phase is not Phase.STOPPING):
+        """From now on this is what we do.  While paused only other reasons for it and `STOPPING` are taken."""
+        if self.phase is Phase.STOPPING or (self.phase is Phase.PAUSED and phase not in (Phase.PAUSED, Phase.STOPPING)):
             return
         self._change(phase, why, detail)
 

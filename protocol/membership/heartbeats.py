@@ -20,7 +20,7 @@ from protocol.run.settings import NodeSettings
 from protocol.state.history import History
 from protocol.status import SwarmPeer
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Goodbye, Heartbeat, Phase
+from protocol.wire.presence import Goodbye, Heartbeat, Phase, WhyIdle
 
 SOONEST = 0.1
 """Of the time between two heartbeats: this much at least, whatever changes."""
@@ -101,6 +101,7 @@ class Heartbeats:
     def _heartbeat(self) -> Heartbeat:
         settings, history, activity = self._settings, self._history, self._activity
         bandwidth = self._session.network.bandwidth()
+        rests = activity.phase is Phase.PAUSED  # why, and in whose hours, is nobody else's business
         self._seq += 1
         return Heartbeat(
             incarnation=settings.incarnation,
@@ -108,8 +109,8 @@ class Heartbeats:
             name=settings.name[:40],
             role=settings.role,
             phase=activity.phase,
-            why_idle=activity.why,
-            why_detail=activity.detail[:200],
+            why_idle=WhyIdle.PAUSED if rests else activity.why,
+            why_detail="" if rests else activity.detail[:200],
             round=history.length,
             tip=history.tip,
             steps=self._progress.steps,

@@ -49,6 +49,8 @@ class Contributor:
         self._session, self._replica, self._settings = session, replica, settings
         self._trainer, self._offload, self._pace, self._activity = trainer, offload, pace, activity
         self._pause = Pause()
+        self._rests: dict[WhyIdle, str] = {}
+        """Reasons to compute nothing, each with its sentence; the person's own is shown, else the first."""
         self._serials = count()
         self._warmed_pid: int | None = None
         """The trainer process that has computed before; another one warms up its learning rate."""
@@ -58,19 +60,30 @@ class Contributor:
         """Whether a contribution is to be expected of us now."""
         return self._trainer is not None and not self._pause.on
 
-    def pause(self) -> None:
-        """Compute nothing until `resume`."""
-        self._pause.begin()
-        if self._trainer is not None:
-            self._trainer.pause()
-        self._activity.show(Phase.PAUSED, WhyIdle.PAUSED, "paused by you; `peer resume` goes on")
+    def rest(self, why: WhyIdle, detail: str) -> None:
+        """Compute nothing for this reason, until `go_on`.  detail: a sentence with what ends it."""
+        self._rests[why] = detail
+        if not self._pause.on:
+            self._pause.begin()
+            if self._trainer is not None:
+                self._trainer.pause()
+        self._show_rest()
 
-    def resume(self) -> None:
-        """Go on where `pause` stopped."""
+    def go_on(self, why: WhyIdle) -> None:
+        """This reason is over: go on where `rest` stopped, unless there is another one."""
+        if self._rests.pop(why, None) is None:
+            return
+        if self._rests:
+            self._show_rest()
+            return
         self._pause.end()
         if self._trainer is not None:
             self._trainer.resume()
         self._activity.resume()
+
+    def _show_rest(self) -> None:
+        why = WhyIdle.PAUSED if WhyIdle.PAUSED in self._rests else next(iter(self._rests))
+        self._activity.show(Phase.PAUSED, why, self._rests[why][:200])
 
     def finish(self) -> None:
         """Stop the running compute at the end of its step."""

@@ -54,7 +54,7 @@ from protocol.versions.shelf import Shelves, VersionShelf
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
-from protocol.wire.presence import Phase, Role
+from protocol.wire.presence import Phase, Role, WhyIdle
 
 
 class Node:
@@ -206,13 +206,13 @@ class Node:
         """Stop when the running round is complete."""
         self._life.finish()
 
-    def pause(self) -> None:
-        """Compute nothing until `resume`; follow the swarm all the same."""
-        self._contributor.pause()
+    def rest(self, why: WhyIdle, detail: str) -> None:
+        """Compute nothing for this reason until `go_on`; follow the swarm all the same.  detail: what ends it."""
+        self._contributor.rest(why, detail)
 
-    def resume(self) -> None:
-        """Compute again."""
-        self._contributor.resume()
+    def go_on(self, why: WhyIdle) -> None:
+        """This reason to rest is over."""
+        self._contributor.go_on(why)
 
     @property
     def rounds(self) -> int:

@@ -24,5 +24,5 @@ class Pause:
 
     async def wait(self) -> None:
         """Return at once when off, else as soon as it is switched off."""
-        if self.on:
+        while self.on:
             await self._over.wait()

@@ -22,6 +22,7 @@ import psutil
 
 from peer.control.client import ControlClient, ControlError, Stamped
 from peer.errors import ExitCode
+from peer.settings.preferences import without_settings
 from protocol import events as ev
 
 PATIENCE_S = 300.0
@@ -221,10 +222,11 @@ class Swarm:
         for name in ("runtime", "tmp"):
             (folder / name).mkdir(mode=0o700)
         self.environment = {
-            **os.environ,
+            **without_settings(os.environ),
             "PEER_RUNTIME_DIR": str(folder / "runtime"),
             "TMPDIR": str(folder / "tmp"),
             "OMP_NUM_THREADS": "1",
+            "PEER_ON_BATTERY": "yes",
         }
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)

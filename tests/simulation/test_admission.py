@@ -19,6 +19,7 @@ from protocol.run.manifest import Admission, SignedManifest, sign
 from protocol.run.tokens import bearer_token, bound_token
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready
+from protocol.wire.presence import WhyIdle
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World, simulated_run
@@ -137,12 +138,12 @@ def test_who_came_in_in_time_may_take_its_time_until_its_first_record() -> None:
             "it is let in", lambda: one.node is not None and one.node._handshake.may_speak(slow.peer), within_s=20
         )
         assert slow.node is not None
-        slow.node.pause()
+        slow.node.rest(WhyIdle.PAUSED, "paused")
         await until_expired(world)
         assert slow.peer not in members(one)
         world.faults.kill(three)
         world.start(three)  # has not met it, and sees the proof in its READY
-        slow.node.resume()
+        slow.node.go_on(WhyIdle.PAUSED)
         await world.until("it is a member", lambda: slow.peer in newest(one), within_s=120)
 
     holds(simulate(4, scenario, signed=invited_run()))

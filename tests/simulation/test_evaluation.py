@@ -13,7 +13,7 @@ from protocol.events import Dropped, EvalLoss, EvalProgress, Event, Notice, Roun
 from protocol.node.evaluation import drawn_order
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Measurement
+from protocol.wire.presence import Measurement, WhyIdle
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.liars import Ghost
 from tests.simulation.runs import begin, holds, simulate
@@ -121,7 +121,7 @@ def test_when_who_was_drawn_drops_out_the_next_in_the_order_measures(trouble: st
             if trouble == "killed":
                 world.faults.kill(seat)
             elif trouble == "paused":
-                seat.node.pause()  # type: ignore[union-attr]
+                seat.node.rest(WhyIdle.PAUSED, "paused")  # type: ignore[union-attr]
             else:
                 world.leave(seat)
             await trio.lowlevel.checkpoint()

@@ -76,13 +76,17 @@ class Libp2pNetwork:
         """Multiaddrs that others can dial, each ending in /p2p/<peer ID>."""
         listening = self._settings.listen_host
         hosts = interface_addresses() if listening == ANY_IPV4 else [listening]
-        return [f"{transport_address(host, self._port)}/p2p/{self.peer_id}" for host in hosts]
+        ours = [*self._settings.announce, *(transport_address(host, self._port) for host in hosts)]
+        return [f"{address}/p2p/{self.peer_id}" for address in dict.fromkeys(ours)]
 
     def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]:
-        """Our addresses at which others have reached us.  counts: whether a peer's claim about them counts."""
-        if self._stack is None:
-            return []
-        return [f"{address}/p2p/{self.peer_id}" for address in self._stack.observed.addresses(counts)]
+        """Our addresses at which others reach us: as our owner says, and as they did.
+
+        counts: whether a peer's claim about them counts.
+        """
+        observed = self._stack.observed.addresses(counts) if self._stack is not None else []
+        here = dict.fromkeys([*self._settings.announce, *observed])
+        return [f"{address}/p2p/{self.peer_id}" for address in here]
 
     def reached_there(self) -> list[str]:
         """Addresses of others at which we have reached them."""

@@ -14,7 +14,8 @@ class NetworkSettings:
     listen_port: 0 for any free one.  mdns: whether to find peers of the run on the local network.  up_limit, down_limit:
     bytes a second in all, of which pushes get what other traffic leaves; None for no limit.  inbound: for connections that
     others open to us.  congestion: the control of bulk sockets, where the kernel has it and lets us: over a long way with
-    some loss BBR carries several times what CUBIC does, which most computers have as the default.
+    some loss BBR carries several times what CUBIC does, which most computers have as the default.  announce: multiaddrs at
+    which others reach us besides those of our interfaces: a router or a provider leads from there to us.
     """
 
     listen_host: str = "0.0.0.0"
@@ -24,3 +25,4 @@ class NetworkSettings:
     down_limit: float | None = None
     inbound: InboundLimits = InboundLimits()
     congestion: str = "bbr"
+    announce: tuple[str, ...] = ()

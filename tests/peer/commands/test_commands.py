@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from peer.cli import main
-from peer.commands.join import _rate, _rate_of
 from peer.commands.pause import seconds_of
-from peer.errors import ExitCode, PeerError
+from peer.errors import ExitCode
 
 
 def test_status_says_that_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,24 +36,6 @@ def test_times_of_a_pause() -> None:
     for text in ("", "0m", "-3m", "3w", "m"):
         with pytest.raises(argparse.ArgumentTypeError):
             seconds_of(text)
-
-
-def test_rates_are_in_mbit_or_have_their_unit() -> None:
-    for text, rate in {"20": 2.5e6, "20Mbit": 2.5e6, "1.5MB": 1.5e6, "16kB": 16e3, "1gbit": 125e6, "200kbit": 25e3}.items():
-        assert _rate(text) == rate
-    for text in ("", "fast", "0", "15kB", "-3", "nan", "1e99", "20 Mbit/s"):
-        with pytest.raises(argparse.ArgumentTypeError):
-            _rate(text)
-
-
-def test_rates_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PEER_MAX_UP", raising=False)
-    assert _rate_of("PEER_MAX_UP") is None
-    monkeypatch.setenv("PEER_MAX_UP", "8")
-    assert _rate_of("PEER_MAX_UP") == 1e6
-    monkeypatch.setenv("PEER_MAX_UP", "much")
-    with pytest.raises(PeerError, match="PEER_MAX_UP: much is no rate"):
-        _rate_of("PEER_MAX_UP")
 
 
 def test_a_cap_has_its_old_name_too() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from peer.cli import main
-from peer.commands.join import _bytes
 from peer.commands.weights import describe
 from peer.control.requests import GIVEN
 from peer.errors import ExitCode
@@ -86,10 +84,3 @@ def test_only_a_file_that_the_command_made_ready_is_published() -> None:
     assert GIVEN.fullmatch(".given-12.new")
     for name in ("../.given-1.new", ".given-1.new/..", "x.safetensors", ".given-.new", ".given-1.new\n"):
         assert not GIVEN.fullmatch(name)
-
-
-def test_sizes_of_a_cap() -> None:
-    assert (_bytes("500MB"), _bytes("1.5GB"), _bytes("2tb")) == (500_000_000, 1_500_000_000, 2 * 10**12)
-    for text in ("", "5", "5kB", "-1GB", "infGB", "x"):
-        with pytest.raises(argparse.ArgumentTypeError):
-            _bytes(text)

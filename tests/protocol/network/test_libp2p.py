@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from protocol.network.interface import MAX_REQUEST_BYTES, Acceptance, NetworkError, Refused, Unreachable
-from protocol.network.libp2p import PortBusy, open_network
+from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, PortBusy, open_network
 from protocol.network.libp2p.inbound_policy import InboundLimits
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.network.recorder import LOOPBACK, PATIENCE_S, RUN, Recorder, network
@@ -142,3 +142,14 @@ def test_a_busy_port_is_said_plainly() -> None:
                     raise AssertionError("it listens on a busy port")
 
     trio.run(main)
+
+
+def test_addresses_that_lead_to_us_from_outside_are_told_first() -> None:
+    outside = "/ip4/203.0.113.7/tcp/18733"
+    identity = Identity.from_seed(b"\x07" * 32)
+    settings = NetworkSettings(listen_host="127.0.0.1", listen_port=4001, announce=(outside,))
+    network = Libp2pNetwork(identity, RUN, Recorder(), settings)
+    assert list(network.addresses()) == [
+        f"{outside}/p2p/{identity.peer_id}",
+        f"/ip4/127.0.0.1/tcp/4001/p2p/{identity.peer_id}",
+    ]

@@ -21,7 +21,7 @@ from protocol.run.settings import NodeSettings
 from protocol.state.base import Base
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash, chunk_hash, verify_proof
-from protocol.wire.presence import Phase, Role
+from protocol.wire.presence import Phase, Role, WhyIdle
 from tests.protocol.chains import a_replica, a_run
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
 
@@ -152,14 +152,47 @@ def test_numbers_of_failed_training_are_not_contributed(tmp_path: Path, loss: fl
 
 def test_nothing_is_computed_while_paused(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
-        table.contributor.pause()
+        table.contributor.rest(WhyIdle.PAUSED, "paused")
         assert not table.contributor.computes and table.activity.phase is Phase.PAUSED
         async with trio.open_nursery() as nursery:
             nursery.start_soon(table.contributor.compute, FAR, table.work)
             await trio.sleep(1000)
             assert table.trainer.tasks == []
-            table.contributor.resume()
+            table.contributor.go_on(WhyIdle.PAUSED)
         assert len(table.trainer.tasks) == 1 and table.contributor.computes
+        assert table.trainer.told == ["pause", "resume"]
+
+    on_table(tmp_path, check)
+
+
+def test_a_rest_that_ends_and_begins_again_at_once_begins_no_work(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        table.contributor.rest(WhyIdle.PAUSED, "paused")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(table.contributor.compute, FAR, table.work)
+            await trio.sleep(1)
+            table.contributor.go_on(WhyIdle.PAUSED)
+            table.contributor.rest(WhyIdle.TOO_HOT, "hot")
+            await trio.sleep(1000)
+            assert table.trainer.tasks == []
+            table.contributor.go_on(WhyIdle.TOO_HOT)
+        assert len(table.trainer.tasks) == 1
+
+    on_table(tmp_path, check)
+
+
+def test_it_rests_as_long_as_there_is_a_reason_and_shows_one(tmp_path: Path) -> None:
+    async def check(table: Table) -> None:
+        contributor, activity = table.contributor, table.activity
+        contributor.rest(WhyIdle.TOO_HOT, "90 degrees")
+        contributor.rest(WhyIdle.PAUSED, "paused by you")
+        contributor.rest(WhyIdle.TOO_HOT, "91 degrees")
+        assert (activity.why, activity.detail) == (WhyIdle.PAUSED, "paused by you"), "the person's own goes before others"
+        contributor.go_on(WhyIdle.ON_BATTERY)
+        contributor.go_on(WhyIdle.PAUSED)
+        assert (activity.why, activity.detail) == (WhyIdle.TOO_HOT, "91 degrees") and not contributor.computes
+        contributor.go_on(WhyIdle.TOO_HOT)
+        assert contributor.computes and activity.phase is Phase.COMPUTING
         assert table.trainer.told == ["pause", "resume"]
 
     on_table(tmp_path, check)

@@ -1,0 +1,95 @@
+"""A peer's figures for Prometheus, on 127.0.0.1 only: the status, read when somebody asks.
+
+The library serves from threads of its own, which ask the event loop for the status.  Names follow Prometheus's conventions:
+base units, `_total` for what only grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import trio
+from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from peer.errors import ExitCode, PeerError
+from protocol.status import PeerStatus
+from protocol.wire.presence import Phase
+
+HOST = "127.0.0.1"
+
+
+def families(status: PeerStatus) -> Iterator[Metric]:
+    """What is told.  A value that is not known is left out."""
+    labels = {
+        "peer": status.peer,
+        "name": status.name,
+        "run": status.run,
+        "run_name": status.run_name,
+        "role": status.role,
+        "version": status.version,
+    }
+    info = GaugeMetricFamily("manyhands_info", "What this peer is; the value is 1.", labels=[*labels])
+    info.add_metric([*labels.values()], 1)
+    yield info
+    phases = GaugeMetricFamily("manyhands_phase", "1 for what the peer does now.", labels=["phase", "why_idle"])
+    for phase in Phase:
+        is_now = phase.value == status.phase
+        phases.add_metric([phase.value, status.why_idle if is_now else ""], float(is_now))
+    yield phases
+    for name, text, value in _gauges(status):
+        if value is not None:
+            yield GaugeMetricFamily(f"manyhands_{name}", text, value=value)
+    for way, count in (("up", status.up_bytes), ("down", status.down_bytes)):
+        yield CounterMetricFamily(f"manyhands_{way}_bytes", f"Bytes {way} since the start, all channels.", value=count)
+
+
+def _gauges(status: PeerStatus) -> list[tuple[str, str, float | None]]:
+    return [
+        ("rounds", "Rounds committed.", status.round),
+        ("final_rounds", "Rounds that are final.", status.final_rounds),
+        ("state_rounds", "Rounds that the outer state has applied.", status.state_rounds),
+        ("peers", "Live peers of the run besides this one.", status.peers),
+        ("members", "Members of the last round.", len(status.members)),
+        ("round_tokens", "Tokens of all members in the last round.", status.tokens),
+        ("steps", "Inner steps done in the running round.", status.steps),
+        ("inner_steps", "Inner steps wanted in the running round.", status.inner_steps),
+        ("tokens_per_second", "Tokens a second that this peer trains.", status.tokens_per_s),
+        ("loss", "Loss of the running round, else of the last one, in nats a token.", status.loss),
+        ("held_out_loss", "The newest held-out loss known here, in nats a token.", status.eval_loss),
+        ("uptime_seconds", "Since the peer started.", status.uptime_s),
+    ]
+
+
+async def serve_metrics(port: int, status: Callable[[], PeerStatus]) -> None:
+    """Answer on `port` until cancelled.  Raises `PeerError` when the port is taken."""
+    token = trio.lowlevel.current_trio_token()
+
+    class Here(Collector):
+        def collect(self) -> Iterator[Metric]:
+            try:
+                return families(trio.from_thread.run_sync(status, trio_token=token))
+            except (trio.RunFinishedError, trio.Cancelled):
+                return iter(())
+
+        def describe(self) -> Iterator[Metric]:
+            return iter(())  # or the registry asks for the figures at once, from this thread
+
+    registry = CollectorRegistry()
+    registry.register(Here())
+    try:
+        server, thread = start_http_server(port, HOST, registry)
+    except OSError as error:
+        raise PeerError(
+            f"port {port} of {HOST} cannot be used for metrics ({error.strerror}); choose another --metrics-port",
+            ExitCode.RESOURCES,
+        ) from error
+    server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # who breaks off has its reasons
+    try:
+        await trio.sleep_forever()
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(server.shutdown)  # within half a second
+        server.server_close()
+        thread.join(0)

@@ -1,0 +1,1 @@
+"""What a person may set: one definition each, and where the value in force comes from."""

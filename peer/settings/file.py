@@ -1,0 +1,92 @@
+"""peer.toml: where it lies, what it says, and writing one key of it.
+
+PEER_CONFIG names another file, or none when it is empty; else it is peer.toml in the user's folder of configurations.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peer.errors import ExitCode, PeerError
+from peer.files.atomic import write_atomically
+from peer.settings.preferences import SETTINGS
+
+MAX_FILE_BYTES = 1 << 20
+
+
+def config_file(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The file, whether it is there or not; None when there is to be none."""
+    chosen = environment.get("PEER_CONFIG")
+    if chosen is not None:
+        return Path(chosen).expanduser().absolute() if chosen else None
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("manyhands", appauthor=False)).absolute() / "peer.toml"
+
+
+def read_config(path: Path) -> dict[str, str]:
+    """What the file sets, as text, by name; nothing where there is no file.  Raises PeerError."""
+    found: dict[str, str] = {}
+    for name, value in tomllib.loads(_text_of(path)).items():
+        setting = known(name, f"{path}: ")
+        if setting in found:
+            raise PeerError(f"{path}: {setting} is there twice, also as {name}; remove one of them", ExitCode.USAGE)
+        found[setting] = _as_text(path, name, value)
+    return found
+
+
+def _text_of(path: Path) -> str:
+    """Of a file that is TOML; empty where there is none.  Raises PeerError."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        return ""
+    if len(raw) > MAX_FILE_BYTES:
+        raise PeerError(f"{path} is larger than {MAX_FILE_BYTES} bytes, so it is no file of settings", ExitCode.USAGE)
+    try:
+        text = raw.decode()
+        tomllib.loads(text)
+    except ValueError as error:
+        raise PeerError(f"{path} is no TOML ({str(error)[:100]}); mend it, or move it away", ExitCode.USAGE) from error
+    return text
+
+
+def known(name: str, where: str = "") -> str:
+    """The name of a setting; raises PeerError with a suggestion where there is none of that name."""
+    wanted = name.replace("-", "_")
+    if wanted in SETTINGS:
+        return wanted
+    like = difflib.get_close_matches(wanted, SETTINGS, n=1)
+    remedy = f"did you mean {like[0]}?" if like else "`peer config` lists them"
+    raise PeerError(f"{where}there is no setting {name}; {remedy}", ExitCode.USAGE)
+
+
+def write_setting(path: Path, name: str, text: str | None) -> None:
+    """Set a key, or remove it with None; the rest of the file, comments included, stays.  Raises PeerError, OSError."""
+    import tomlkit
+
+    read_config(path)  # what is wrong with it already is not ours to keep
+    document = tomlkit.parse(_text_of(path))
+    key = next((key for key in document if known(key) == name), name)
+    if text is None:
+        document.pop(key, None)
+    else:
+        value = SETTINGS[name].read(text)
+        document[key] = value if isinstance(value, (bool, int)) and str(value) == text else text
+    target = path.resolve()  # of a link, what it leads to
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, tomlkit.dumps(document).encode())
+
+
+def _as_text(path: Path, name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise PeerError(f"{path}: {name} is neither text nor a number; write it as `peer config` shows it", ExitCode.USAGE)

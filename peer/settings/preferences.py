@@ -1,0 +1,138 @@
+"""The settings of a peer, each defined once: its type, its default, how it is written, and what it means.
+
+A field of `Preferences` called `max_up` is the key `max_up` in peer.toml, the variable PEER_MAX_UP and the flag `--max-up`.
+None, where a field allows it, stands for "not set".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from peer.settings.schedule import Schedule, read_schedule
+from peer.settings.values import (
+    one_of,
+    read_addresses,
+    read_count,
+    read_metrics_port,
+    read_name,
+    read_port,
+    read_rate,
+    read_size,
+    read_switch,
+    read_temperature,
+    show_rate,
+    show_size,
+    show_switch,
+    show_temperature,
+)
+
+ROLES = ("auto", "trainer", "seed")
+LOG_FORMATS = ("human", "json")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """read: raises ValueError with a sentence.  placeholder: stands for the value in the help of the flag.
+
+    aliases: other names of the flag.  choices: all there are.
+    """
+
+    name: str
+    default: Any
+    meaning: str
+    read: Callable[[str], Any]
+    show: Callable[[Any], str]
+    placeholder: str | None
+    aliases: tuple[str, ...]
+    choices: tuple[str, ...] | None
+
+    @property
+    def flag(self) -> str:
+        """On the command line of `peer join`."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        """In the environment."""
+        return f"PEER_{self.name.upper()}"
+
+    def shown(self, value: Any) -> str:
+        """As a person would write it; empty where nothing is set."""
+        return "" if value is None else self.show(value)
+
+
+def _setting(
+    default: Any,
+    meaning: str,
+    read: Callable[[str], Any],
+    show: Callable[[Any], str] = str,
+    placeholder: str | None = None,
+    aliases: tuple[str, ...] = (),
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    return field(default=default, metadata={"how": (meaning, read, show, placeholder, aliases, choices)})
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """The values in force.  Rates are bytes a second, sizes are bytes."""
+
+    name: str = _setting("", "what others see as this peer's name (default: from the peer ID)", read_name)
+    role: str = _setting("auto", "seed: keep and serve the state, do not train", one_of(ROLES), choices=ROLES)
+    port: int | None = _setting(None, "TCP port to listen on (default: 4001, or a free one)", read_port)
+    announce: tuple[str, ...] | None = _setting(
+        None,
+        "where others reach this computer, as /ip4/203.0.113.7/tcp/4001 (default: what a provider's variables say)",
+        read_addresses,
+        ",".join,
+        "ADDRESS",
+    )
+    threads: int | None = _setting(
+        None, "CPU threads of the trainer (default: a fair share of the cores)", read_count, placeholder="N"
+    )
+    max_up: float | None = _setting(
+        None,
+        "send at most so much in all, e.g. 20 or 20Mbit (bits), 1.5MB (bytes) a second",
+        read_rate,
+        show_rate,
+        "RATE",
+        ("--up-limit",),
+    )
+    max_down: float | None = _setting(
+        None, "receive at most so much in all, written likewise", read_rate, show_rate, "RATE", ("--down-limit",)
+    )
+    keep_versions: int = _setting(2, "versions of the weights that stay whole", read_count, placeholder="N")
+    weights_cap: int | None = _setting(
+        None,
+        "disk that all of them may take, e.g. 20GB (default: no more than needed)",
+        read_size,
+        show_size,
+        "SIZE",
+    )
+    schedule: Schedule | None = _setting(
+        None, "compute in these hours only, as: mon-fri 18:00-08:00, sat-sun", read_schedule, lambda it: it.text, "HOURS"
+    )
+    max_temperature: float | None = _setting(
+        None, "rest while a GPU is hotter, e.g. 83C", read_temperature, show_temperature, "CELSIUS"
+    )
+    on_battery: bool = _setting(False, "compute on battery, too", read_switch, show_switch, "yes|no")
+    metrics_port: int | None = _setting(
+        None, "tell Prometheus's metrics on this port of 127.0.0.1 (default: not at all)", read_metrics_port
+    )
+    log_format: str = _setting("human", "what log lines are", one_of(LOG_FORMATS), choices=LOG_FORMATS)
+
+
+def _defined() -> dict[str, Setting]:
+    return {each.name: Setting(each.name, each.default, *each.metadata["how"]) for each in fields(Preferences)}
+
+
+SETTINGS = _defined()
+"""By name, in the order in which they are shown."""
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment for peers that a program starts: nothing that a person set for their own counts there."""
+    ours = {setting.variable for setting in SETTINGS.values()} | {"PEER_RUN", "PEER_SENSORS"}
+    return {name: value for name, value in environment.items() if name not in ours} | {"PEER_CONFIG": ""}

@@ -1,0 +1,151 @@
+"""How values of settings are written: text to value, and back.
+
+A reader raises ValueError with a sentence that says what is wrong and what to give instead.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Sequence
+
+RATE_UNITS = {"": 125e3, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+SIZE_UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12}
+LEAST_RATE, MOST_RATE = 16e3, 1e12
+LEAST_SIZE, MOST_SIZE = 10**6, 10**16
+MAX_NAME = 40
+MOST_ADDRESSES = 4
+
+
+def read_name(text: str) -> str:
+    """At most 40 printable characters."""
+    if len(text) > MAX_NAME or not text.isprintable():
+        raise ValueError(f"a name has at most {MAX_NAME} characters, all of them printable")
+    return text
+
+
+def read_port(text: str) -> int:
+    """A TCP port; 0 for a free one."""
+    if not _is_number(text, 5) or int(text) > 65535:
+        raise ValueError(f"{text} is no port; give a number from 1 to 65535, or 0 for a free one")
+    return int(text)
+
+
+def read_metrics_port(text: str) -> int:
+    """A TCP port, named: whoever collects has to know it."""
+    if not _is_number(text, 5) or not 0 < int(text) < 65536:
+        raise ValueError(f"{text} is no port; give a number from 1 to 65535")
+    return int(text)
+
+
+def read_count(text: str) -> int:
+    """A whole number from 1."""
+    if not _is_number(text, 10) or not 1 <= int(text) <= 1 << 30:
+        raise ValueError(f"{text} is no count; give a whole number from 1")
+    return int(text)
+
+
+def read_rate(text: str) -> float:
+    """Bytes a second from Mbit/s, bits a second (kbit, mbit, gbit) or bytes a second (kB, MB, GB)."""
+    rate = _scaled(text, RATE_UNITS)
+    if not LEAST_RATE <= rate <= MOST_RATE:
+        raise ValueError(f"{text} is no rate; give 16kB or more, as 20Mbit (bits) or 1.5MB (bytes) a second")
+    return rate
+
+
+def read_size(text: str) -> int:
+    """Bytes in "500MB", "20GB", "1TB"."""
+    size = _scaled(text, SIZE_UNITS)
+    if not LEAST_SIZE <= size <= MOST_SIZE:
+        raise ValueError(f"{text} is no size; give 1MB or more, as 500MB or 20GB")
+    return int(size)
+
+
+def read_switch(text: str) -> bool:
+    """yes or no."""
+    if text.lower() not in ("yes", "no", "true", "false", "on", "off", "1", "0"):
+        raise ValueError(f"{text} is neither yes nor no")
+    return text.lower() in ("yes", "true", "on", "1")
+
+
+def read_temperature(text: str) -> float:
+    """Celsius."""
+    return _between(text, "C", 30, 120, "temperature", "85C, from 30C to 120C")
+
+
+def read_addresses(text: str) -> tuple[str, ...]:
+    """Multiaddrs of an IP address and a TCP port, with commas between them."""
+    addresses = tuple(part.strip() for part in text.split(","))
+    if len(addresses) > MOST_ADDRESSES:
+        raise ValueError(f"at most {MOST_ADDRESSES} addresses are announced")
+    for address in addresses:
+        if not _is_address(address):
+            raise ValueError(f"{address or 'nothing'} is no address; write it like /ip4/203.0.113.7/tcp/4001")
+    return addresses
+
+
+def _is_address(text: str) -> bool:
+    parts = text.split("/")
+    if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
+        return False
+    try:
+        ip = ipaddress.ip_address(parts[2])
+    except ValueError:
+        return False
+    odd = ip.is_unspecified or ip.is_multicast
+    return not odd and ip.version == int(parts[1][2]) and _is_number(parts[4], 5) and 0 < int(parts[4]) < 65536
+
+
+def one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    """A reader of these words alone."""
+
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{text} is none of {', '.join(choices)}")
+        return text
+
+    return read
+
+
+def show_rate(rate: float) -> str:
+    """As `read_rate` takes it."""
+    return f"{rate / 125e3:g}Mbit"
+
+
+def show_size(size: int) -> str:
+    """As `read_size` takes it."""
+    for unit, factor in (("TB", 10**12), ("GB", 10**9)):
+        if size >= factor:
+            return f"{size / factor:g}{unit}"
+    return f"{size / 10**6:g}MB"
+
+
+def show_temperature(celsius: float) -> str:
+    """As `read_temperature` takes it."""
+    return f"{celsius:g}C"
+
+
+def show_switch(on: bool) -> str:
+    """As `read_switch` takes it."""
+    return "yes" if on else "no"
+
+
+def _is_number(text: str, digits: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= digits
+
+
+def _between(text: str, unit: str, least: float, most: float, what: str, example: str) -> float:
+    try:
+        value = float(text.upper().removesuffix(unit))
+    except ValueError:
+        value = 0.0
+    if not least <= value <= most:
+        raise ValueError(f"{text} is no {what}; give one as {example}")
+    return value
+
+
+def _scaled(text: str, units: dict[str, float] | dict[str, int]) -> float:
+    number = text.lower().rstrip("abcdefghijklmnopqrstuvwxyz")
+    try:
+        return float(number) * units[text.lower()[len(number) :]]
+    except (ValueError, KeyError):
+        return 0.0

@@ -1,0 +1,53 @@
+"""Each reason to rest by itself: when it begins, what it says, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from peer.rests.judge import LEAST_REST_S, Judge, Limits, Reading
+from peer.settings.schedule import read_schedule
+from protocol.wire.presence import WhyIdle
+
+NOON = datetime(2026, 11, 23, 12, 0)
+CALM = Reading(NOON, 0.0, temperature=50.0, plugged=True)
+EVERYTHING = Limits(read_schedule("09:00-17:00"), 80.0)
+
+
+def why(judge: Judge, reading: Reading) -> WhyIdle | None:
+    rest = judge.judge(reading)
+    return rest.why if rest is not None else None
+
+
+def test_nothing_set_and_nothing_wrong_is_no_reason() -> None:
+    assert Judge(Limits()).judge(Reading(NOON, 0.0, temperature=120.0)) is None and Judge(EVERYTHING).judge(CALM) is None
+    assert Judge(EVERYTHING).judge(Reading(NOON, 0.0)) is None, "a computer without sensors"
+
+
+def test_outside_its_hours_it_says_until_when() -> None:
+    judge, night = Judge(EVERYTHING), replace(CALM, now=NOON.replace(hour=20))
+    rest = judge.judge(night)
+    assert rest is not None and rest.why is WhyIdle.OUTSIDE_HOURS
+    assert rest.detail == "rests until Tuesday 09:00: these are not its hours (09:00-17:00)"
+    assert judge.judge(CALM) is None
+
+
+def test_on_battery_unless_it_may() -> None:
+    unplugged = replace(CALM, plugged=False)
+    rest = Judge(Limits()).judge(unplugged)
+    assert rest is not None and rest.why is WhyIdle.ON_BATTERY and "plugged in" in rest.detail
+    assert Judge(Limits(on_battery=True)).judge(unplugged) is None
+
+
+def test_heat_has_a_second_limit_and_a_least_time() -> None:
+    judge = Judge(EVERYTHING)
+    at = [(81.0, 0.0), (75.0, 1.0), (77.0, LEAST_REST_S), (75.0, LEAST_REST_S + 1), (77.0, LEAST_REST_S + 2)]
+    found = [why(judge, replace(CALM, at=seconds, temperature=value)) for value, seconds in at]
+    assert found == [WhyIdle.TOO_HOT] * 3 + [None, None]
+    assert why(judge, replace(CALM, at=999.0, temperature=81.0)) is WhyIdle.TOO_HOT
+    assert why(judge, replace(CALM, at=999.5, temperature=None)) is None, "the sensor is gone"
+
+
+def test_the_sentence_stays_the_same_while_a_reading_changes() -> None:
+    judge = Judge(EVERYTHING)
+    assert len({judge.judge(replace(CALM, at=at, temperature=85.0 + at)) for at in range(9)}) == 1
