@@ -14,6 +14,7 @@ from typing import Any
 from protocol.event import Event as Event
 from protocol.transfer_events import TransferEnded as TransferEnded
 from protocol.transfer_events import TransferProgress as TransferProgress
+from protocol.transfer_events import subject as subject
 from protocol.weight_events import VersionComplete as VersionComplete
 from protocol.weight_events import VersionPublished as VersionPublished
 from protocol.weight_events import VersionRefused as VersionRefused
@@ -392,12 +393,3 @@ class Notice(Event):
 
 PROGRESS = (ComputeProgress, EvalProgress, ExchangeProgress, SyncProgress, TransferProgress)
 """Events that the next one of their subject makes stale: there are many, and only the newest is worth keeping."""
-
-
-def subject(event: Event) -> tuple[str, str]:
-    """Of two events with one subject the later one makes the earlier stale, if that is progress."""
-    match event:
-        case TransferProgress(blob=blob) | TransferEnded(blob=blob):
-            return "transfer", blob
-        case _:
-            return type(event).__name__, ""

@@ -42,3 +42,12 @@ class TransferEnded(Event):
     fetched_bytes: int
     seconds: float
     complete: bool
+
+
+def subject(event: Event) -> tuple[str, str]:
+    """Of two events with one subject the later one makes the earlier stale, if that is progress."""
+    match event:
+        case TransferProgress(blob=blob) | TransferEnded(blob=blob):
+            return "transfer", blob
+        case _:
+            return type(event).__name__, ""
