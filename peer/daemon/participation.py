@@ -33,7 +33,7 @@ from peer.resources.check import check_resources
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.open_files import raise_open_files
 from peer.rests.judge import Judge
-from peer.rests.keeper import keep_rests
+from peer.rests.keeper import in_a_thread, keep_rests
 from peer.rests.sensors import Sensors
 from peer.settings.provider import mapped_addresses
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
@@ -243,7 +243,7 @@ class Participation:
         node = Node(session, replica, trainer, self._node_settings(is_copy))
         self.node = node
         if trainer is not None:
-            nursery.start_soon(keep_rests, Judge(settings.limits), Sensors().read, node)
+            nursery.start_soon(keep_rests, Judge(settings.limits), in_a_thread(Sensors().read), node)
         self._lobby.admit(node.dispatcher)
         spare_what_is_loaded()
         await node.run()

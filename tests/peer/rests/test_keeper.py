@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 
 import trio
 import trio.testing
 
 from peer.rests.judge import Judge, Reading
-from peer.rests.keeper import LOOK_S, READ_TIMEOUT_S, keep_rests
+from peer.rests.keeper import LOOK_S, READ_TIMEOUT_S, in_a_thread, keep_rests
 from protocol.wire.presence import WhyIdle
 from tests.peer.rests.test_judge import CALM, EVERYTHING, NOON
 
@@ -26,22 +25,22 @@ class Node:
         self.told.append(("go on", why))
 
 
-def keep(read: Callable[[], Reading], looks: int) -> list[tuple[str, WhyIdle]]:
-    node = Node()
-
-    async def main() -> None:
-        with trio.move_on_after(looks * LOOK_S):
-            await keep_rests(Judge(EVERYTHING), read, node)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
-    return node.told
-
-
-def test_the_keeper_tells_changes_alone_and_the_new_reason_before_the_end_of_the_old() -> None:
+def test_changes_alone_are_told_and_the_new_reason_before_the_end_of_the_old() -> None:
     unplugged = replace(CALM, plugged=False)
     night = replace(unplugged, now=NOON.replace(hour=20))
-    readings = iter([CALM, unplugged, unplugged, night, CALM, *[CALM] * 100])
-    assert keep(lambda: next(readings), 6) == [
+    readings = iter([CALM, unplugged, unplugged, night, None, *[CALM] * 100])
+    node = Node()
+
+    async def ask() -> Reading | None:
+        await trio.lowlevel.checkpoint()
+        return next(readings)
+
+    async def main() -> None:
+        with trio.move_on_after(7 * LOOK_S):
+            await keep_rests(Judge(EVERYTHING), ask, node)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert node.told == [
         ("rest", WhyIdle.ON_BATTERY),
         ("rest", WhyIdle.OUTSIDE_HOURS),
         ("go on", WhyIdle.ON_BATTERY),
@@ -49,15 +48,28 @@ def test_the_keeper_tells_changes_alone_and_the_new_reason_before_the_end_of_the
     ]
 
 
-def test_a_driver_that_hangs_is_asked_once_and_keeps_nobody_from_leaving() -> None:
-    answered, asked = threading.Event(), list[float]()
+def test_a_driver_that_hangs_is_asked_once_and_keeps_nobody_waiting() -> None:
+    answered, asked = threading.Event(), list[None]()
 
     def read() -> Reading:
-        asked.append(0.0)
+        asked.append(None)
         answered.wait()
         return CALM
 
+    async def main() -> None:
+        ask, begun = in_a_thread(read), trio.current_time()
+        assert [await ask() for _ in range(3)] == [None] * 3
+        assert round(trio.current_time() - begun) == 3 * READ_TIMEOUT_S and len(asked) <= 1
+
     try:
-        assert keep(read, int(5 * READ_TIMEOUT_S / LOOK_S)) == [] and len(asked) == 1
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
     finally:
         answered.set()
+
+
+def test_what_answers_is_asked_again() -> None:
+    async def main() -> None:
+        ask = in_a_thread(lambda: CALM)
+        assert [await ask() for _ in range(3)] == [CALM] * 3
+
+    trio.run(main)
