@@ -46,6 +46,8 @@ ASK_SOON_S = 0.5
 """The same, while nobody has what is missing: in a round it comes to others at the same time as to us."""
 HOPE_S = 3.0
 """A download of which nobody has what is missing, and nobody fetches it either, is given up after so long."""
+PROMISE_S = 20.0
+"""That others fetch it is a hope for so long only: they may hope for each other, and nobody has it any more."""
 PATIENCE_S, SLOWEST_BYTES_PER_S = 60.0, 32 << 10
 """It is given up after so long without a chunk, whatever others say that they have; those that are under way get the time
 that they take at this rate.  To begin one is no progress: a liar could begin for ever."""
@@ -136,7 +138,7 @@ class Fetch:
 
     def _is_hopeless(self) -> bool:
         now = trio.current_time()
-        if self._promising or self._download.has_hope():
+        if self._download.has_hope() or (self._promising and now - self._moved_at < PROMISE_S):
             self._hoped_at = now
         landing_bytes = sum(len(landing.buffer) for landing in self._landings.values())
         patience_s = PATIENCE_S + landing_bytes / SLOWEST_BYTES_PER_S

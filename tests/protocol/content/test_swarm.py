@@ -10,7 +10,7 @@ from math import inf
 import pytest
 import trio
 
-from protocol.content.fetching import HOPE_S, PATIENCE_S
+from protocol.content.fetching import HOPE_S, PATIENCE_S, PROMISE_S
 from protocol.content.messages import ChunksReply, ChunksRequest
 from protocol.content.offers import MAX_GUESTS
 from protocol.content.swarm import MAX_ASKERS
@@ -119,9 +119,11 @@ def test_what_nobody_has_is_given_up_soon() -> None:
 def test_two_that_wait_for_each_other_give_up_after_a_while() -> None:
     async def check(table: SwarmTable) -> None:
         _, (first, second) = await an_origin_and(table, 2)
+        start = trio.current_time()
         first.fetch([second])
         second.fetch([first])
         await table.until(lambda: first.outcome is second.outcome is False, 2 * PATIENCE_S)
+        assert trio.current_time() - start < PROMISE_S + 2 * HOPE_S
 
     on_swarm_table(check)
 
