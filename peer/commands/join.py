@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peer.commands import Subparsers
-    from peer.daemon.settings import RunChoice
+    from peer.daemon.settings import DaemonSettings, RunChoice
     from protocol.wire.identity import PeerId
 
 
@@ -82,12 +82,36 @@ def run(args: argparse.Namespace) -> int:
     """Choose the run, hold the identity, and live."""
     import trio
 
-    from peer.console.display import choose_style
     from peer.daemon.daemon import Daemon
     from peer.daemon.failure import problem_of
-    from peer.daemon.settings import DaemonSettings
     from peer.keyfile import IdentityLocked, identity_lock, load_or_create_identity
     from peer.paths import data_dir, make_private
+
+    folder = make_private(data_dir(args.data_dir))
+    identity = load_or_create_identity(folder)
+    choice = _choose(args.what or os.environ.get("PEER_RUN") or None, folder, identity.peer_id)
+    settings = _settings(args, folder, identity.peer_id)
+
+    _log_to(folder)
+
+    async def live() -> int:
+        return await Daemon(settings, identity, choice).run()
+
+    try:
+        with identity_lock(folder):
+            return trio.run(live)
+    except IdentityLocked as error:
+        raise PeerError(str(error), ExitCode.ALREADY_RUNNING) from error
+    except Exception as error:
+        if args.debug or isinstance(error, PeerError):
+            raise
+        raise problem_of(error, folder) from error
+
+
+def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSettings:
+    """What the command line says, and for each setting the environment and peer.toml.  Raises PeerError."""
+    from peer.console.display import choose_style
+    from peer.daemon.settings import DaemonSettings
     from peer.rests.judge import Limits
     from peer.settings.preferences import SETTINGS
     from peer.settings.sources import gather
@@ -95,12 +119,9 @@ def run(args: argparse.Namespace) -> int:
     from protocol.wire.presence import Role
 
     preferences = gather({name: getattr(args, name) for name in SETTINGS}).preferences
-    folder = make_private(data_dir(args.data_dir))
-    identity = load_or_create_identity(folder)
-    choice = _choose(args.what or os.environ.get("PEER_RUN") or None, folder, identity.peer_id)
-    settings = DaemonSettings(
+    return DaemonSettings(
         data_dir=folder,
-        name=preferences.name or f"peer-{identity.peer_id[-6:]}",
+        name=preferences.name or f"peer-{peer[-6:]}",
         role=Role.SEED if preferences.role == "seed" else Role.TRAINER,
         style=choose_style(args.headless, preferences.log_format),
         port=preferences.port,
@@ -117,21 +138,6 @@ def run(args: argparse.Namespace) -> int:
         announce=preferences.announce,
         limits=Limits(preferences.schedule, preferences.max_temperature, preferences.on_battery),
     )
-
-    _log_to(folder)
-
-    async def live() -> int:
-        return await Daemon(settings, identity, choice).run()
-
-    try:
-        with identity_lock(folder):
-            return trio.run(live)
-    except IdentityLocked as error:
-        raise PeerError(str(error), ExitCode.ALREADY_RUNNING) from error
-    except Exception as error:
-        if args.debug or isinstance(error, PeerError):
-            raise
-        raise problem_of(error, folder) from error
 
 
 def _log_to(folder: Path) -> None:

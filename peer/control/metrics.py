@@ -66,7 +66,7 @@ async def serve_metrics(port: int, status: Callable[[], PeerStatus]) -> None:
     """Answer on `port` until cancelled.  Raises `PeerError` when the port is taken."""
     token = trio.lowlevel.current_trio_token()
 
-    class Here(Collector):
+    class OfTheStatus(Collector):
         def collect(self) -> Iterator[Metric]:
             try:
                 return families(trio.from_thread.run_sync(status, trio_token=token))
@@ -77,7 +77,7 @@ async def serve_metrics(port: int, status: Callable[[], PeerStatus]) -> None:
             return iter(())  # or the registry asks for the figures at once, from this thread
 
     registry = CollectorRegistry()
-    registry.register(Here())
+    registry.register(OfTheStatus())
     try:
         server, thread = start_http_server(port, HOST, registry)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""When this peer computes nothing by itself: outside its hours, too hot, on battery, while others want the GPU."""
+"""When this peer computes nothing by itself: outside its hours, on battery, or when a GPU is too hot."""

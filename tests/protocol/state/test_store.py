@@ -45,6 +45,16 @@ def write_result(store: Store, round: int, root: Hash, data: bytes = b"result") 
     file.commit(root)
 
 
+def a_history_of(folder: Path, commits: list[Commit]) -> tuple[Store, History]:
+    """With the result of each."""
+    store = Store(folder)
+    history = History(SETTINGS, store)
+    for commit in commits:
+        history.append(commit)
+        write_result(store, commit.record.round, Hash(commit.record.result_root))
+    return store, history
+
+
 def test_records_are_counted_up_to_the_first_gap(tmp_path: Path, commits: list[Commit]) -> None:
     store = Store(tmp_path)
     for round in (0, 1, 3):
@@ -203,11 +213,7 @@ def test_a_checkpoint_that_others_fetch_stays_for_one_more(
     tmp_path: Path, commits: list[Commit], read_at: int, kept: list[int]
 ) -> None:
     """read_at: how many rounds our chain had when somebody asked for the checkpoint after two."""
-    store = Store(tmp_path)
-    history = History(SETTINGS, store)
-    for commit in commits:
-        history.append(commit)
-        write_result(store, commit.record.round, Hash(commit.record.result_root))
+    store, history = a_history_of(tmp_path, commits)
     for rounds in (0, 2, 4, 6):
         store.checkpoints.write(rounds, history.tip_at(rounds), [ROOTS[0]], memoryview(b"state"))
         for asked in (0, 2):
@@ -224,11 +230,7 @@ def test_a_checkpoint_that_others_fetch_stays_for_one_more(
 def test_pruning_leaves_two_checkpoints_and_the_results_since(
     tmp_path: Path, commits: list[Commit], checkpoints: list[int], kept: list[int], oldest_result: int
 ) -> None:
-    store = Store(tmp_path)
-    history = History(SETTINGS, store)
-    for commit in commits:
-        history.append(commit)
-        write_result(store, commit.record.round, Hash(commit.record.result_root))
+    store, history = a_history_of(tmp_path, commits)
     store.results.drop(0, 0, Hash(commits[0].record.result_root))
     for rounds in checkpoints:
         store.checkpoints.write(rounds, history.tip_at(rounds), ROOTS[:1], memoryview(b"state"))
