@@ -41,10 +41,11 @@ stall_s = 5
 
 @dataclass(frozen=True)
 class Span:
-    """A round of the others.  at: when it was committed, wall clock."""
+    """A round of the others.  at: when it was committed, wall clock.  ready_s: of `seconds`, until all had trained."""
 
     at: float
     seconds: float
+    ready_s: float
     tokens: int
 
     @property
@@ -159,12 +160,13 @@ def _stamped(peer: Peer, kind: type[Happened]) -> list[tuple[float, Happened]]:
 def _spans(others: Sequence[Peer], first: int) -> list[Span]:
     """The rounds from `first` on in which all of the others, and nobody else, were members."""
     peers = {peer.peer_id for peer in others}
-    ready = [(event.round, event.tokens) for peer in others for event in peer.heard(ev.ReadySent)]
+    ready = [(at, event) for peer in others for at, event in _stamped(peer, ev.ReadySent)]
     found, before = list[Span](), 0.0
     for at, event in _stamped(others[0], ev.RoundCommitted):
         if event.round > first and set(event.members) == peers:
-            tokens = sum(count for round, count in ready if round == event.round)
-            found.append(Span(at, at - before, tokens))
+            trained = [(when, told.tokens) for when, told in ready if told.round == event.round]
+            last, tokens = max(when for when, _ in trained), sum(count for _, count in trained)
+            found.append(Span(at, at - before, last - before, tokens))
         before = at
     return found
 
@@ -180,16 +182,21 @@ def _fetching(span: Span, joins: Sequence[Join]) -> bool | None:
 
 
 def _show(arguments: argparse.Namespace, spans: Sequence[Span], joins: Sequence[Join], size: int) -> None:
-    calm = [span.tokens_per_s for span in spans if _fetching(span, joins) is False]
-    met = [span.tokens_per_s for span in spans if _fetching(span, joins)]
+    calm = [span for span in spans if _fetching(span, joins) is False]
+    met = [span for span in spans if _fetching(span, joins)]
     alone_s = size / (arguments.rate / 8)
-    share = statistics.median(met) / statistics.median(calm) if met and calm else None
-    print("| others | state, MB | Mbit/s | rounds without, with | tokens/s without | with | share |")
-    print("|---|---|---|---|---|---|---|")
+    without, beside = (statistics.median(span.tokens_per_s for span in some) if some else 0.0 for some in (calm, met))
+    share = beside / without if met and calm else None
+    print("| others | state, MB | Mbit/s | rounds without, with | tokens/s without | with | share |", end="")
+    print(" training without, s | with | the rest without, s | with |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     print(
         f"| {arguments.peers} | {size / 1e6:.1f} | {arguments.rate / 1e6:.0f} | {len(calm)}, {len(met)} | "
-        f"{statistics.median(calm):.0f} | {statistics.median(met) if met else 0:.0f} | "
-        + (f"{share:.3f} |\n" if share else "- |\n")
+        f"{without:.0f} | {beside:.0f} | " + (f"{share:.3f}" if share else "-"),
+        *(f"{_median(some):.1f}" for some in ([span.ready_s for span in calm], [span.ready_s for span in met])),
+        *(f"{_median(some):.1f}" for some in ([span.seconds - span.ready_s for span in each] for each in (calm, met))),
+        sep=" | ",
+        end=" |\n\n",
     )
     print("| newcomer | met a peer, s | has the state | has trained | is counted | state/rate | state over that |")
     print("|---|---|---|---|---|---|---|")
@@ -200,7 +207,22 @@ def _show(arguments: argparse.Namespace, spans: Sequence[Span], joins: Sequence[
         )
     if arguments.json:
         rows = [{**asdict(join), "state_over_rate_s": alone_s} for join in joins]
-        print(json.dumps({"peers": arguments.peers, "throughput_with_joiner": share, "state_bytes": size, "joins": rows}))
+        told = [{**asdict(span), "with_joiner": _fetching(span, joins)} for span in spans]
+        print(
+            json.dumps(
+                {
+                    "peers": arguments.peers,
+                    "throughput_with_joiner": share,
+                    "state_bytes": size,
+                    "joins": rows,
+                    "rounds": told,
+                }
+            )
+        )
+
+
+def _median(seconds: Sequence[float]) -> float:
+    return statistics.median(seconds) if seconds else 0.0
 
 
 def _seconds(at: float | None) -> str:
