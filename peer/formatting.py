@@ -54,7 +54,9 @@ def amount(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """ "45 s", "3 min", "2 h 5 min"."""
+    """ "45 s", "3 min", "2 h 5 min"; "-" for what has no end."""
+    if not math.isfinite(seconds):
+        return "-"
     whole = max(0, round(seconds))
     if whole < 120:
         return f"{whole} s"

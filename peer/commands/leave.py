@@ -53,8 +53,8 @@ def run_finish(args: argparse.Namespace) -> int:
 
 def _leave_and_wait(folder: Path) -> str:
     """Returns the daemon's last word: how it left, or why its stream of events ended."""
-    from peer.console.sentences import sentence
     from peer.control.client import ControlClient
+    from peer.sentences import sentence
     from protocol.events import Left
 
     client, left = ControlClient(folder), ""

@@ -92,8 +92,8 @@ def _ask(args: argparse.Namespace, command: str, timeout_s: float = 10.0, **fiel
 
 def describe(status: dict[str, Any]) -> list[str]:
     """The versions as lines for a person, the newest first."""
-    from peer.console.sentences import chunk_map, coming
     from peer.formatting import clean, short, size
+    from peer.sentences import chunk_map, coming
     from protocol.events import TransferProgress
 
     newest = f"version {status['newest']}" if status["newest"] is not None else "no version yet"

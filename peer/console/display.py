@@ -19,11 +19,11 @@ import trio
 
 from peer.console.live import View, render
 from peer.console.output import Lines, Output
-from peer.console.sentences import level, sentence
 from peer.console.thinning import Thinner
 from peer.control.client import Stamped
 from peer.control.event_log import EventLog, Subscription, to_line
 from peer.formatting import naming
+from peer.sentences import level, sentence
 from protocol.events import PROGRESS, Left, LinesLost, PeerJoined
 from protocol.status import PeerStatus
 

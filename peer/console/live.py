@@ -6,21 +6,17 @@ looks at a clock, a terminal or a socket, so both are tested as text; drawing is
 
 from __future__ import annotations
 
-import math
-import unicodedata
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from peer.console.sentences import chunk_map, coming, level, sentence
 from peer.control.client import Stamped
+from peer.drawing import bar, columns, fit, pad, sparkline, spread
 from peer.formatting import amount, clean, naming, number, short, size, to_go
+from peer.sentences import chunk_map, coming, level, sentence
 from protocol import events as ev
 from protocol.status import PeerStatus, SwarmPeer
 
 MIN_WIDTH, MIN_HEIGHT = 40, 10
-BLOCKS = "▁▂▃▄▅▆▇█"
-ASCII_BLOCKS = "_.-~=+*#"
 KEPT_EVENTS = 100
 KEPT_LOSSES = 500
 MEASURING = "measuring the held-out loss"
@@ -121,48 +117,6 @@ def render(view: View, width: int, height: int, *, clock: str = "", unicode: boo
     return [fit(line if unicode else line.replace("…", "..").replace("·", "|"), width) for line in lines]
 
 
-def bar(done: int, total: int, width: int, *, unicode: bool = True) -> str:
-    """A progress bar of exactly `width` columns."""
-    filled = 0 if total <= 0 else max(0, min(width, width * done // total))
-    full, empty = ("█", "░") if unicode else ("#", ".")
-    return full * filled + empty * (width - filled)
-
-
-def sparkline(values: Sequence[float], width: int, *, unicode: bool = True) -> str:
-    """The last `width` values as a row of blocks; what is no number is a gap."""
-    shown = list(values)[-width:] if width > 0 else []
-    finite = [value for value in shown if math.isfinite(value)]
-    if not finite:
-        return ""
-    blocks = BLOCKS if unicode else ASCII_BLOCKS
-    low, high = min(finite), max(finite)
-    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
-    return "".join(blocks[round((value - low) * scale)] if value in finite else " " for value in shown)
-
-
-def columns(text: str) -> int:
-    """Columns that `text` takes on a terminal."""
-    return sum(_columns_of(character) for character in text)
-
-
-def fit(text: str, width: int) -> str:
-    """`text` cut to `width` columns, and without anything that is not printable."""
-    taken = 0
-    for place, character in enumerate(text):
-        if not character.isprintable():
-            return fit("".join(c for c in text if c.isprintable()), width)
-        taken += _columns_of(character)
-        if taken > width:
-            return text[:place]
-    return text
-
-
-def _columns_of(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
 def _header(view: View, width: int, clock: str) -> list[str]:
     status = view.status
     peers = 1 + status.peers
@@ -171,12 +125,7 @@ def _header(view: View, width: int, clock: str) -> list[str]:
         f"{peers} {'peer' if peers == 1 else 'peers'}"
     )
     me = f"{clean(status.name, 24)} {short(status.peer)} · {status.role}"
-    return [_spread(left, clock, width), _spread(me, f"run {status.run[:12]}", width)]
-
-
-def _spread(left: str, right: str, width: int) -> str:
-    gap = width - columns(left) - columns(right)
-    return left + " " * gap + right if gap >= 1 else left
+    return [spread(left, clock, width), spread(me, f"run {status.run[:12]}", width)]
 
 
 def _now(view: View, width: int, unicode: bool) -> list[str]:
@@ -254,18 +203,13 @@ def _swarm(view: View, lines: int) -> list[str]:
     rows = [me, *sorted(status.swarm, key=lambda known: (known.liveness != "alive", known.peer))]
     table = [f"{'PEER':<26}{'PHASE':<12}{'ROUND':>6}{'STEPS':>7}{'TOKENS/S':>10}  SEEN"]
     for known in rows[: lines - 1]:
-        name = _pad(f"{clean(known.name, 16)} {short(known.peer)}", 26)
+        name = pad(f"{clean(known.name, 16)} {short(known.peer)}", 26)
         seen = "now" if known.heard_s < 3 else f"{known.heard_s:.0f} s ago"
         state = known.phase if known.liveness == "alive" else known.liveness
         table.append(f"{name}{state:<12}{known.round:>6}{known.steps:>7}{amount(known.tokens_per_s):>10}  {seen}")
     if len(rows) > lines - 1:
         table[-1] = f"… and {len(rows) - lines + 2} more"
     return table
-
-
-def _pad(text: str, width: int) -> str:
-    short_enough = fit(text, width - 1)
-    return short_enough + " " * (width - columns(short_enough))
 
 
 def _recent(view: View, lines: int) -> list[str]:

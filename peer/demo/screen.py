@@ -7,8 +7,8 @@ import shutil
 import sys
 from typing import Self
 
-from peer.console.live import bar, fit
 from peer.demo.swarm import Demo, Member, Summary
+from peer.drawing import bar, fit
 from peer.formatting import clean, duration, number
 
 

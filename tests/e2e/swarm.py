@@ -157,8 +157,12 @@ class Peer:
 
     def leave(self) -> int:
         """Ask it to leave; its exit code."""
-        assert self.process is not None
         ControlClient(self.folder).request("leave")
+        return self.wait()
+
+    def wait(self) -> int:
+        """Until it has ended by itself; its exit code."""
+        assert self.process is not None
         code = self.process.wait(PATIENCE_S)
         self._close_input()
         return code

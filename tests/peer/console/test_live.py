@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from peer.console.live import MIN_HEIGHT, MIN_WIDTH, View, bar, columns, render, sparkline
+from peer.console.live import MIN_HEIGHT, MIN_WIDTH, View, render
 from peer.control.client import Stamped
+from peer.drawing import bar, columns, sparkline
 from peer.formatting import short
 from protocol import events as ev
 from tests.protocol.example_status import ME, NEIGHBOUR, OTHER, status

@@ -8,8 +8,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from peer.console.sentences import level, sentence
 from peer.discovery.search import LEAST_GAP_S, MOST_GAP_S, OTHERWISE, TRYING, Search, check
+from peer.sentences import level, sentence
 from protocol.event_reading import from_fields
 from protocol.events import Event, NobodyAnswers
 from protocol.network.libp2p.attempts import NO_ROUTE, OTHER_RUN, REFUSED, SILENT, WRONG_PEER, Attempt

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from peer.console.sentences import level, sentence
 from peer.formatting import naming, short
+from peer.sentences import level, sentence
 from protocol import events as ev
 from protocol.event_reading import EVENTS
 from tests.protocol.example_status import OTHER

@@ -1,0 +1,57 @@
+"""`peer watch` in a real terminal, beside real peers that train."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol import events as ev
+from tests.e2e.swarm import Peer, Swarm
+from tests.e2e.terminal import Terminal, why_not
+
+WHY_NOT = why_not()
+
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
+def watch(swarm: Swarm, peer: Peer, name: str, size: tuple[int, int]) -> Terminal:
+    command = (sys.executable, "-m", "peer", "watch", "--data-dir", str(peer.folder))
+    return Terminal(swarm.place(name), command, swarm.environment, size)
+
+
+def test_a_person_watches_pauses_and_resumes_a_peer(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        swarm.create_run()
+        first = swarm.peer("attic").start()
+        swarm.until("it waits for others", lambda: first.heard(ev.PhaseChanged))
+        with watch(swarm, first, "t1", (80, 24)) as terminal, watch(swarm, first, "t2", (120, 40)) as large:
+            terminal.until("waiting for 1 more peer")
+            second = swarm.peer("kitchen").start()
+            swarm.whole(first, second)
+            assert "kitchen" in terminal.until("COMPUTING")
+            assert "4 Transfers" in large.until("kitchen") and "6 Me" in large.screen()
+            terminal.type("p")
+            swarm.until("the pause", lambda: first.heard(ev.PhaseChanged)[-1].phase == "paused")
+            terminal.until("PAUSED paused by you")
+            large.until("PAUSED paused by you")
+            terminal.type("p")
+            swarm.until("the end of the pause", lambda: first.heard(ev.PhaseChanged)[-1].phase != "paused")
+            terminal.type("q")
+            terminal.until_ended()
+            assert first.up, "closing a view never stops the peer"
+            large.type("x", "y")
+            large.until("the peer stopped: ")
+            assert first.wait() == 0
+            large.type("C-c")
+            large.until_ended()
+
+
+def test_watching_needs_a_peer_and_a_terminal(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        assert "use `peer status`" in swarm.command(swarm.place("nobody"), "watch", code=2)
+        nobody = swarm.peer("nobody")
+        command = f"{sys.executable} -m peer watch --data-dir {nobody.folder}; echo exit code $?; cat"
+        with Terminal(swarm.place("t1"), ("sh", "-c", command), swarm.environment, (100, 10)) as terminal:
+            assert "start it with `peer join`" in terminal.until("exit code 5").replace("\n", "")

@@ -1,0 +1,1 @@
+"""The terminal interface, from recordings of real peers."""

@@ -1,0 +1,243 @@
+"""What each key does: to the view, and what it asks of the peer."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from peer.control.client import Stamped
+from protocol import events as ev
+from protocol.status import PeerStatus, SwarmPeer
+from tests.protocol.example_status import OTHER, status
+from tests.tui.recording import Recorded
+from tui.app import PANELS, PeerView
+from tui.dialogs import HELP, Confirm, Help
+from tui.feed import Found, Stopped, Told
+from tui.panel import Panel
+
+Test = Callable[..., Coroutine[Any, Any, None]]
+
+
+def with_textual(test: Test) -> Callable[..., None]:
+    """Runs a test in the event loop that Textual needs."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+def view_of(*told: Told, refusal: str = "", **changes: object) -> tuple[PeerView, Recorded]:
+    source = Recorded([Found(), status(**changes), *told], refusal)
+    return PeerView(source), source
+
+
+async def ready(pilot: Pilot[None]) -> None:
+    view = pilot.app
+    assert isinstance(view, PeerView)
+    view.take()
+    await pilot.pause()
+
+
+async def asked(pilot: Pilot[None]) -> None:
+    """Until the thread that asks the peer has its answer."""
+    await pilot.app.workers.wait_for_complete()
+    await pilot.pause()
+
+
+def shown(view: PeerView) -> list[str]:
+    return [str(panel.id) for panel in view.query(Panel) if panel.display]
+
+
+@with_textual
+async def test_the_number_of_a_panel_shows_it_alone_and_once_more_all() -> None:
+    view, _ = view_of()
+    async with view.run_test(size=(80, 24)) as pilot:
+        together = shown(view)
+        assert len(together) > 1
+        for key, title, _ in PANELS:
+            await pilot.press(key)
+            assert shown(view) == [title.lower()]
+            await pilot.press(key)
+            assert shown(view) == together
+        await pilot.press("6", "0")
+        assert shown(view) == together
+        await pilot.press("6", "escape")
+        assert shown(view) == together
+
+
+@with_textual
+async def test_a_large_terminal_shows_every_panel_and_a_resize_arranges_them_anew() -> None:
+    view, _ = view_of()
+    async with view.run_test(size=(120, 40)) as pilot:
+        assert len(shown(view)) == len(PANELS)
+        await pilot.resize_terminal(80, 24)
+        await pilot.pause()
+        assert len(shown(view)) < len(PANELS)
+        await pilot.resize_terminal(200, 60)
+        await pilot.pause()
+        assert len(shown(view)) == len(PANELS)
+
+
+@pytest.mark.parametrize(
+    "keys, question",
+    [
+        (("p",), ("pause", {})),
+        (("P",), ("pause", {"seconds": 3600})),
+        (("f", "y"), ("finish", {})),
+        (("x", "y"), ("leave", {})),
+    ],
+)
+@with_textual
+async def test_keys_that_ask_something_of_the_peer(keys: tuple[str, ...], question: tuple[str, dict[str, object]]) -> None:
+    view, source = view_of()
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        await pilot.press(*keys)
+        await asked(pilot)
+        assert source.asked == [question]
+
+
+@with_textual
+async def test_p_resumes_a_peer_that_was_paused() -> None:
+    view, source = view_of(phase="paused", why_idle="paused", why_detail="paused by you")
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        await pilot.press("p")
+        await asked(pilot)
+        assert source.asked == [("resume", {})]
+
+
+@pytest.mark.parametrize("no", ["n", "escape", "q", "enter"])
+@with_textual
+async def test_nothing_is_stopped_without_a_yes(no: str) -> None:
+    view, source = view_of()
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        await pilot.press("x")
+        assert isinstance(view.screen, Confirm)
+        await pilot.press("p", "P", "f")  # keys of the panels do nothing below a question
+        await pilot.press(no)
+        await asked(pilot)
+        assert source.asked == [] and not isinstance(view.screen, Confirm)
+        assert view.is_running
+
+
+@with_textual
+async def test_a_refusal_is_told_and_the_view_goes_on() -> None:
+    view, _ = view_of(refusal="the peer is still fetching the run's manifest")
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        await pilot.press("p")
+        await asked(pilot)
+        assert [notice.message for notice in view._notifications] == ["the peer is still fetching the run's manifest"]
+
+
+@with_textual
+async def test_the_help_names_every_key_and_closes() -> None:
+    view, _ = view_of()
+    async with view.run_test(size=(80, 24)) as pilot:
+        await pilot.press("question_mark")
+        assert isinstance(view.screen, Help)
+        await pilot.press("escape")
+        assert not isinstance(view.screen, Help)
+    for key in ("1 to 6", "s ", "l ", "p ", "P ", "f ", "x ", "a ", "t ", "q "):
+        assert key in HELP
+
+
+@with_textual
+async def test_s_orders_the_swarm_and_arrows_scroll_it() -> None:
+    others = [replace(_other(number), name=f"peer{number:03}") for number in range(200)]
+    view, _ = view_of(swarm=others)
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        await pilot.press("2")
+        panel = next(panel for panel in view.query(Panel) if panel.id == "swarm")
+        first = panel.text.splitlines()
+        assert "peer000" in first[2]
+        await pilot.press("down", "pagedown")
+        assert "peer011" in panel.text.splitlines()[2]
+        await pilot.press("up")
+        assert "peer010" in panel.text.splitlines()[2]
+        await pilot.press("home", "s")
+        assert "peer199" in panel.text.splitlines()[2]  # the fastest first
+
+
+@with_textual
+async def test_the_log_is_filtered_and_scrolled() -> None:
+    notices = [Stamped(0.0, 0.0, ev.Notice("info", f"note {number}")) for number in range(100)]
+    view, _ = view_of(*notices, Stamped(0.0, 0.0, ev.Notice("warning", "take care")))
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        await pilot.press("5")
+        panel = next(panel for panel in view.query(Panel) if panel.id == "log")
+        assert "take care" in panel.text.splitlines()[-1]
+        await pilot.press("up")
+        assert "note 99" in panel.text.splitlines()[-1]
+        await pilot.press("down", "l")
+        assert panel.text.splitlines() == ["00:00:00 ! take care"]
+
+
+@with_textual
+async def test_an_alarm_stays_until_it_is_acknowledged() -> None:
+    view, _ = view_of(Stamped(0.0, 0.0, ev.PeerEjected(OTHER, "two votes in one ballot", "ab" * 32)))
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        assert "shut out for good" in _head(view)
+        view.picture.apply(Stamped(1.0, 1.0, ev.Notice("info", "later")))
+        view._draw()
+        assert "shut out for good" in _head(view)
+        await pilot.press("a")
+        assert "shut out for good" not in _head(view)
+
+
+@with_textual
+async def test_a_peer_that_stops_is_told_and_found_again() -> None:
+    view, source = view_of()
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        source.told = [Stopped("the peer is gone")]
+        await ready(pilot)
+        assert "the peer stopped: the peer is gone" in _head(view)
+        source.told = [Found(), status(round=13)]
+        await ready(pilot)
+        assert "stopped" not in _head(view) and "round 13" in _head(view)
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
+@with_textual
+async def test_closing_the_view_asks_nothing_of_the_peer(key: str) -> None:
+    view, source = view_of()
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        await pilot.press(key)
+    assert source.closed and source.asked == []
+
+
+@with_textual
+async def test_t_switches_between_light_and_dark() -> None:
+    view, _ = view_of()
+    async with view.run_test(size=(80, 24)) as pilot:
+        before = view.theme
+        await pilot.press("t")
+        assert view.theme != before
+        await pilot.press("t")
+        assert view.theme == before
+
+
+def _head(view: PeerView) -> str:
+    from textual.widgets import Static
+
+    return str(view.query_one("#head", Static).render())
+
+
+def _other(number: int) -> SwarmPeer:
+    known: PeerStatus = status()
+    return replace(known.swarm[0], peer=f"{OTHER[:-3]}{number:03}", tokens_per_s=float(number))

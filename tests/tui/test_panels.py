@@ -1,0 +1,61 @@
+"""Each panel at odd sizes, without anything known, and with names that strangers chose to move the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from peer.control.client import Stamped
+from peer.drawing import columns
+from protocol import events as ev
+from tests.protocol.example_status import NEIGHBOUR, OTHER, status
+from tui.app import PANELS
+from tui.panel import Draw
+from tui.panels import header
+from tui.panels.look import Look
+from tui.picture import Picture
+
+EVIL = "\x1b[2J\x1b[31mred\u202e[bold]right[/bold]\n\n\t宽宽宽宽"
+
+
+def evil() -> Picture:
+    """A peer among others that call themselves what a terminal obeys, and events with such texts."""
+    picture = Picture()
+    others = [replace(NEIGHBOUR, peer=f"{OTHER[:-3]}{number:03}", name=EVIL, role=EVIL, phase=EVIL) for number in range(50)]
+    picture.update(status(swarm=others, why_detail=EVIL, run_name=EVIL, version=EVIL, addresses=[EVIL]))
+    for number, event in enumerate(
+        (
+            ev.PeerJoined(OTHER, EVIL),
+            ev.PeerEjected(OTHER, EVIL, EVIL),
+            ev.Notice("warning", EVIL),
+            ev.EvalLoss(3, float("nan"), OTHER),
+            ev.TransferProgress(EVIL, 4, "aa", 3, 9, 900, "###..." + EVIL, float("inf"), 2, float("nan")),
+            ev.TransferEnded(EVIL, 4, "bb", 900, float("inf"), True),
+            ev.RoundCommitted(1, "aa" * 32, [OTHER], 1, float("inf"), True),
+            ev.RoundCommitted(2, "aa" * 32, [OTHER], 1, 2.0, False),
+            ev.RoundCommitted(3, "aa" * 32, [OTHER], 1, 3.0, False),
+            ev.ExchangeProgress(4, 1, 9, [OTHER, EVIL]),
+        )
+    ):
+        picture.apply(Stamped(float(number), float(number), event))
+    return picture
+
+
+@pytest.mark.parametrize("draw", [draw for _, _, draw in PANELS], ids=[title.lower() for _, title, _ in PANELS])
+@pytest.mark.parametrize("width, height", [(78, 5), (118, 12), (40, 3), (10, 1), (1, 1), (0, 0), (198, 50)])
+@pytest.mark.parametrize("unicode", [True, False])
+def test_a_panel_keeps_to_its_room_whatever_strangers_say(draw: Draw, width: int, height: int, unicode: bool) -> None:
+    for picture in (evil(), Picture()):
+        lines = draw(picture, width, height, Look(unicode=unicode))
+        for line in lines[:height]:
+            assert columns(line.plain) <= max(width, 0) or width < 40
+            assert line.plain.isprintable() or not line.plain
+
+
+@pytest.mark.parametrize("stopped", ["", EVIL])
+def test_the_head_keeps_to_its_room(stopped: str) -> None:
+    for width in (30, 78, 198):
+        for picture in (evil(), Picture()):
+            for line in header.draw(picture, stopped, width, True):
+                assert columns(line.plain) <= width and (line.plain.isprintable() or not line.plain)

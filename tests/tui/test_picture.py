@@ -1,0 +1,82 @@
+"""What is folded from events and status, and that it stays bounded."""
+
+from __future__ import annotations
+
+from peer.control.client import Stamped
+from protocol import events as ev
+from tests.protocol.example_status import ME, OTHER, status
+from tests.tui.recording import read
+from tests.tui.test_snapshots import NEWCOMER
+from tui.picture import KEPT_LINES, KEPT_ROUNDS, Picture
+
+
+def picture_of(*happened: tuple[float, ev.Event]) -> Picture:
+    picture = Picture()
+    for at, event in happened:
+        picture.apply(Stamped(at, at, event))
+    return picture
+
+
+def test_a_round_says_how_long_each_part_took() -> None:
+    picture = picture_of(
+        (0.0, ev.PhaseChanged("computing", "", "")),
+        (10.0, ev.PhaseChanged("ready", "waiting for members", "")),
+        (12.0, ev.PhaseChanged("exchanging", "exchanging", "")),
+        (15.0, ev.PhaseChanged("voting", "committing", "")),
+        (16.0, ev.PhaseChanged("applying", "committing", "")),
+        (18.0, ev.RoundCommitted(0, "aa" * 32, [ME, OTHER], 100, 2.0, True)),
+        (19.0, ev.PhaseChanged("computing", "", "")),
+        (24.0, ev.PhaseChanged("ready", "waiting for members", "")),
+    )
+    first, second = picture.rounds
+    assert first.seconds == {"training": 10.0, "exchange": 5.0, "commit": 3.0}
+    assert (first.members, first.mine, second.round, second.mine) == (2, True, 1, None)
+    assert second.seconds == {"training": 5.0}
+
+
+def test_rates_come_from_the_bytes_of_two_statuses() -> None:
+    picture = Picture()
+    picture.update(status(uptime_s=10.0, up_bytes=1000, down_bytes=0))
+    picture.update(status(uptime_s=12.0, up_bytes=3000, down_bytes=500))
+    picture.update(status(uptime_s=12.0, up_bytes=3000, down_bytes=500))
+    assert list(picture.rates) == [(1000.0, 250.0)]
+    picture.update(status(uptime_s=1.0, up_bytes=10, down_bytes=10))  # another life counts from nothing
+    picture.update(status(uptime_s=2.0, up_bytes=20, down_bytes=10))
+    assert list(picture.rates)[-1] == (10.0, 0.0)
+
+
+def test_blobs_are_coming_until_they_end() -> None:
+    told = ev.TransferProgress("checkpoint", 4, "aa", 3, 9, 900, "###......", 10.0, 2, 60.0)
+    picture = picture_of((0.0, told))
+    assert list(picture.coming) == ["aa"]
+    picture.apply(Stamped(1.0, 1.0, ev.TransferEnded("checkpoint", 4, "aa", 900, 9.0, True)))
+    assert not picture.coming and len(picture.ended) == 1
+
+
+def test_months_of_watching_take_a_bounded_memory() -> None:
+    picture = Picture()
+    for number in range(KEPT_LINES + 10):
+        picture.apply(Stamped(number, number, ev.RoundCommitted(number, "aa" * 32, [ME], 1, 2.0, True)))
+    assert len(picture.lines) == KEPT_LINES
+    assert len(picture.rounds) == len(picture.losses) == KEPT_ROUNDS
+    assert picture.counted == KEPT_LINES + 10
+
+
+def test_what_a_person_must_not_overlook_is_an_alarm() -> None:
+    picture = picture_of(
+        (0.0, ev.Desynced(3, "aa" * 32, "bb" * 32)),
+        (1.0, ev.PeerEjected(OTHER, "a forged average", "cc" * 32)),
+        (2.0, ev.Notice("warning", "no alarm")),
+    )
+    assert len(picture.alarms) == 2
+    picture.acknowledge()
+    assert not picture.alarms and len(picture.lines) == 3
+
+
+def test_a_recorded_life_is_folded_whole() -> None:
+    picture = Picture()
+    for told in read(NEWCOMER):
+        if isinstance(told, Stamped):
+            picture.apply(told)
+    assert picture.counted == 3 and len(picture.losses) == 3
+    assert [each.mine for each in picture.rounds if each.mine is not None] == [True, True, True]

@@ -1,0 +1,61 @@
+"""Every panel, drawn from what a real peer told while it joined and trained; `--snapshot-update` draws them anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from textual.pilot import Pilot
+
+from tests.tui.recording import Recorded, read
+from tui.app import PANELS, PeerView
+
+NEWCOMER = Path(__file__).parent / "recorded" / "newcomer.jsonl"
+SIZES = ((80, 24), (120, 40))
+
+
+class Compare(Protocol):
+    """pytest-textual-snapshot's fixture."""
+
+    def __call__(self, app: PeerView, *, terminal_size: tuple[int, int], run_before: Any) -> bool: ...
+
+
+def drawn(keys: str) -> Any:
+    async def prepare(pilot: Pilot[None]) -> None:
+        view = pilot.app
+        assert isinstance(view, PeerView)
+        view.take()
+        await pilot.press(*keys)
+        await pilot.pause()
+
+    return prepare
+
+
+def watched(lines: int | None = None) -> PeerView:
+    """A view of the newcomer after the first `lines` of its recording, while it still runs."""
+    told = read(NEWCOMER)
+    return PeerView(Recorded(told[: lines or len(told)]))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_all_panels_together(snap_compare: Compare, size: tuple[int, int]) -> None:
+    assert snap_compare(watched(), terminal_size=size, run_before=drawn(""))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("key, title", [(key, title) for key, title, _ in PANELS], ids=lambda text: text.lower())
+def test_a_panel_alone(snap_compare: Compare, key: str, title: str, size: tuple[int, int]) -> None:
+    assert snap_compare(watched(), terminal_size=size, run_before=drawn(key))
+
+
+def test_a_light_terminal(snap_compare: Compare) -> None:
+    assert snap_compare(watched(), terminal_size=(80, 24), run_before=drawn("t"))
+
+
+def test_the_beginning_of_a_newcomer(snap_compare: Compare) -> None:
+    assert snap_compare(watched(16), terminal_size=(80, 24), run_before=drawn(""))
+
+
+def test_the_help(snap_compare: Compare) -> None:
+    assert snap_compare(watched(), terminal_size=(80, 24), run_before=drawn("?"))

@@ -1,0 +1,230 @@
+"""The terminal interface of a running peer: panels, keys, and what they ask of the peer.
+
+Everything shown comes from a `Source`; drawing takes what was told since the last frame, twice a second, so that a flood of
+events costs one redraw.  Questions to the peer block in threads, never here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import Container
+from textual.events import Resize
+from textual.geometry import Size
+from textual.widgets import Static
+
+from peer.control.client import ControlError, Stamped
+from peer.formatting import clean
+from protocol.status import PeerStatus
+from tui.dialogs import Confirm, Help
+from tui.feed import Found, Source, Stopped
+from tui.panel import Draw, Panel
+from tui.panels import header, log, me, round, swarm, training, transfers
+from tui.panels.look import Look
+from tui.picture import Picture
+
+FRAME_S = 0.5
+PAUSE_S = 3600
+WIDE, HIGH = 110, 30
+"""From this size on the panels stand in two columns."""
+KEYS = "q close  ? help  p pause  f finish  x stop the peer  1-6 one panel"
+PANELS: tuple[tuple[str, str, Draw], ...] = (
+    ("1", training.TITLE, training.draw),
+    ("2", swarm.TITLE, swarm.draw),
+    ("3", round.TITLE, round.draw),
+    ("4", transfers.TITLE, transfers.draw),
+    ("5", log.TITLE, log.draw),
+    ("6", me.TITLE, me.draw),
+)
+SMALL = ("1", "2", "3", "5")
+"""What is shown together where there is little room."""
+
+
+class PeerView(App[None]):
+    """Shows what `source` tells.  unicode: whether the terminal can draw more than ASCII."""
+
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "manyhands"
+    CSS = """
+    Screen { layout: vertical; }
+    #head { height: auto; padding: 0 1; }
+    #keys { height: 1; padding: 0 1; color: $text-muted; }
+    #panels { height: 1fr; layout: vertical; }
+    #panels Panel { height: 1fr; }
+    .small #swarm, .small #round { height: 5fr; }
+    .small #training { height: 6fr; }
+    .small #log { height: 6fr; }
+    .large #panels { layout: grid; grid-size: 2 3; grid-columns: 1fr 1fr; }
+    .alone #panels { layout: vertical; }
+    """
+    BINDINGS = [
+        Binding("q,ctrl+q", "quit", "close"),
+        Binding("ctrl+c", "quit", "close", priority=True),
+        Binding("question_mark", "help", "help"),
+        *(Binding(key, f"alone('{key}')", title) for key, title, _ in PANELS),
+        Binding("0,escape", "alone('')", "all panels"),
+        Binding("down", "scroll(1)"),
+        Binding("up", "scroll(-1)"),
+        Binding("pagedown", "scroll(10)"),
+        Binding("pageup", "scroll(-10)"),
+        Binding("home", "scroll(-100000)"),
+        Binding("s", "order", "order"),
+        Binding("l", "filter", "log"),
+        Binding("p", "pause", "pause"),
+        Binding("P", "pause_for_an_hour", "pause for an hour"),
+        Binding("f", "finish", "finish"),
+        Binding("x", "leave", "stop the peer"),
+        Binding("a", "acknowledge", "alarm seen"),
+        Binding("t", "shade", "light or dark"),
+    ]
+
+    def __init__(self, source: Source, *, unicode: bool = True) -> None:
+        super().__init__()
+        self._source, self._unicode = source, unicode
+        self.picture = Picture()
+        self._stopped = "looking for the peer"
+        self._alone = ""
+
+    def compose(self) -> ComposeResult:
+        """The head, the panels, the keys."""
+        yield Static(id="head")
+        with Container(id="panels"):
+            for key, title, draw in PANELS:
+                yield Panel(key, title, draw, self.picture, Look(unicode=self._unicode))
+        yield Static(KEYS, id="keys", markup=False)
+
+    def on_mount(self) -> None:
+        """Begin to follow the peer."""
+        self._source.start()
+        self._arrange(self.size)
+        self.set_interval(FRAME_S, self.take)
+
+    def on_unmount(self) -> None:
+        """Follow no longer."""
+        self._source.close()
+
+    def on_resize(self, event: Resize) -> None:
+        """Arrange the panels for the new size."""
+        self._arrange(event.size)
+
+    # -- what the peer tells ------------------------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Fold what was told since the last time, and draw it."""
+        told = self._source.take()
+        for each in told:
+            match each:
+                case Found():
+                    self._stopped = ""
+                    self.picture.lines.clear()  # the snapshot brings the last ones again
+                case Stopped(reason):
+                    self._stopped = reason
+                case PeerStatus():
+                    self.picture.update(each)
+                case Stamped():
+                    self.picture.apply(each)
+        if told:
+            self._draw()
+
+    def _draw(self) -> None:
+        head = self.query_one("#head", Static)
+        lines = header.draw(self.picture, self._stopped, max(1, self.size.width - 2), self._unicode)
+        head.update(Text("\n").join(lines))
+        for panel in self.query(Panel):
+            if panel.display:
+                panel.show()
+
+    def _arrange(self, size: Size) -> None:
+        """Which panels are shown, and how they stand."""
+        wide = size.width >= WIDE and size.height >= HIGH
+        self.screen.set_class(wide, "large")
+        self.screen.set_class(not wide, "small")
+        self.screen.set_class(bool(self._alone), "alone")
+        for (key, _, _), panel in zip(PANELS, self.query(Panel), strict=True):
+            panel.display = key == self._alone if self._alone else wide or key in SMALL
+        self._draw()
+
+    # -- what the person types ----------------------------------------------------------------------------------------
+
+    def action_help(self) -> None:
+        """Show every key."""
+        self.push_screen(Help())
+
+    def action_alone(self, key: str) -> None:
+        """One panel on the whole screen, or all of them."""
+        self._alone = "" if key == self._alone else key
+        self._arrange(self.size)
+
+    def action_scroll(self, lines: int) -> None:
+        """The panel that is alone, else the log; the log's newest lines are at its bottom, so it scrolls the other way."""
+        panel = self._panel(self._alone or "5")
+        panel.look.scroll = max(0, panel.look.scroll + (-lines if panel.id == "log" else lines))
+        panel.show()
+
+    def action_order(self) -> None:
+        """The next order of the swarm."""
+        panel = self._panel("2")
+        panel.look.order = (panel.look.order + 1) % len(swarm.ORDERS)
+        panel.border_subtitle = f"by {swarm.ORDERS[panel.look.order][0]}"
+        panel.show()
+
+    def action_filter(self) -> None:
+        """The next filter of the log."""
+        panel = self._panel("5")
+        panel.look.filter = (panel.look.filter + 1) % len(log.FILTERS)
+        panel.border_subtitle = log.FILTERS[panel.look.filter][0]
+        panel.show()
+
+    def action_acknowledge(self) -> None:
+        """The alarms were seen."""
+        self.picture.acknowledge()
+        self._draw()
+
+    def action_shade(self) -> None:
+        """Light or dark."""
+        self.theme = "textual-light" if self.theme == "textual-dark" else "textual-dark"
+
+    def action_pause(self) -> None:
+        """Pause, or resume after a pause."""
+        status = self.picture.status
+        resumes = status is not None and status.why_idle == "paused"
+        self._ask("resume" if resumes else "pause", "the peer goes on" if resumes else "paused until p is typed again")
+
+    def action_pause_for_an_hour(self) -> None:
+        """Pause, and go on by itself."""
+        self._ask("pause", "paused for an hour", seconds=PAUSE_S)
+
+    def action_finish(self) -> None:
+        """Stop when the round is complete."""
+        self._confirm("Stop the peer when this round is complete?", "finish", "the peer stops after this round")
+
+    def action_leave(self) -> None:
+        """Stop now."""
+        self._confirm("Say goodbye and stop the peer now?", "leave", "the peer stops")
+
+    def _confirm(self, question: str, command: str, done: str) -> None:
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._ask(command, done)
+
+        self.push_screen(Confirm(question), answered)
+
+    def _ask(self, command: str, done: str, **fields: Any) -> None:
+        """In a thread; what came of it is told at the edge of the screen."""
+
+        def ask() -> None:
+            try:
+                answer = self._source.ask(command, **fields)
+            except (ControlError, OSError) as error:
+                self.call_from_thread(self.notify, clean(str(error), 300), severity="error", markup=False)
+                return
+            rests = clean(str(answer.get("rests") or ""), 200)
+            self.call_from_thread(self.notify, f"{done}, but {rests}" if rests else done, markup=False)
+
+        self.run_worker(ask, thread=True, group="asking")
+
+    def _panel(self, key: str) -> Panel:
+        return next(panel for (known, _, _), panel in zip(PANELS, self.query(Panel), strict=True) if known == key)

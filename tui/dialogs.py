@@ -1,0 +1,65 @@
+"""What is asked and told over the panels: the help, and whether something is really meant."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+HELP = """\
+1 to 6    one panel alone, the same key or 0 for all of them
+up, down  scroll (also page up, page down, home)
+s         order of the swarm        l  what the log shows
+p         pause; p again resumes    P  pause for an hour
+f         finish this round, then stop the peer
+x         say goodbye and stop the peer
+a         the alarm was seen        t  light or dark
+q         close this view; the peer goes on
+
+From a shell: peer watch comes back, peer leave stops the peer,
+peer config shows the settings.
+"""
+
+
+class Help(ModalScreen[None]):
+    """Every key."""
+
+    BINDINGS = [Binding("escape,question_mark,q,enter", "dismiss_it", "close")]
+    DEFAULT_CSS = """
+    Help { align: center middle; }
+    Help Static { width: 72; height: auto; border: solid $primary; background: $surface; padding: 0 1; }
+    """
+
+    def compose(self) -> ComposeResult:
+        """One box."""
+        yield Static(HELP, markup=False)
+
+    def action_dismiss_it(self) -> None:
+        """Back to the panels."""
+        self.dismiss()
+
+
+class Confirm(ModalScreen[bool]):
+    """A question with yes or no; no where something else is typed."""
+
+    BINDINGS = [Binding("y", "answer(True)", "yes"), Binding("n,escape,q,enter", "answer(False)", "no")]
+    DEFAULT_CSS = """
+    Confirm { align: center middle; }
+    Confirm Vertical { width: 64; height: auto; border: solid $warning; background: $surface; padding: 0 1; }
+    """
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        """One box."""
+        with Vertical():
+            yield Static(self._question, markup=False)
+            yield Static("y  yes        n  no", markup=False)
+
+    def action_answer(self, yes: bool) -> None:
+        """Tell whoever asked."""
+        self.dismiss(yes)

@@ -1,0 +1,54 @@
+"""The two lines on top: run, round, phase, time left, peers; and in one sentence what this peer does or waits for."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from peer.drawing import bar, columns, fit, spread
+from peer.formatting import clean, short, to_go
+from tui.panels.look import ALARM, GOOD, STRONG, WARNING, line
+from tui.picture import Picture
+
+WORKING = ("computing", "ready", "exchanging", "voting", "applying", "seeding")
+
+
+def draw(picture: Picture, stopped: str, width: int, unicode: bool) -> list[Text]:
+    """Two lines, and a third with the newest alarm if there is one.  stopped: why no peer is seen; empty while one is."""
+    status = picture.status
+    if status is None:
+        return [line((fit("manyhands", width), STRONG)), line((fit(stopped or "looking for the peer", width), WARNING))]
+    peers = 1 + status.peers
+    where = f"manyhands · {clean(status.run_name) or status.run[:12]} · round {status.round}"
+    who = f"{clean(status.name, 24)} {short(status.peer)} · {status.role} · {peers} {'peer' if peers == 1 else 'peers'}"
+    lines = [line((fit(_plain(spread(where, who, width), unicode), width), STRONG))]
+    if stopped:
+        lines.append(line((fit(f"the peer stopped: {clean(stopped, 300)}", width), ALARM)))
+    else:
+        lines.append(_now(picture, width, unicode))
+    if picture.alarms:
+        more = f" ({len(picture.alarms)} alarms; a: seen)" if len(picture.alarms) > 1 else " (a: seen)"
+        text = fit(f"! {picture.alarms[-1].text}", width - len(more))
+        lines.append(line((text + more, ALARM + " reverse")))
+    return lines
+
+
+def _now(picture: Picture, width: int, unicode: bool) -> Text:
+    status = picture.status
+    assert status is not None
+    state = status.phase.upper()
+    why = clean(status.why_detail or status.why_idle, 300)
+    style = GOOD if status.phase in WORKING else WARNING
+    if status.phase == "computing" and status.inner_steps:
+        counts = f" {status.steps}/{status.inner_steps} steps  {to_go(status.round_left_s)}"
+        room = max(4, min(40, width - columns(state) - len(counts) - 2))
+        text = f" {bar(status.steps, status.inner_steps, room, unicode=unicode)}{counts}"
+    elif picture.chunks is not None:
+        done, total, _ = picture.chunks
+        text = f" {bar(done, total, max(4, min(40, width - columns(state) - 24)), unicode=unicode)} {done}/{total} chunks"
+    else:
+        text = f" {why}"
+    return line((state, style), fit(_plain(text, unicode), width - columns(state)))
+
+
+def _plain(text: str, unicode: bool) -> str:
+    return text if unicode else text.replace("·", "|").replace("…", "..")

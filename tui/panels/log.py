@@ -1,0 +1,39 @@
+"""What happened, the newest at the bottom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.text import Text
+
+from peer.drawing import fit
+from tui.panels.look import FAINT, LEVEL_STYLES, Look, line
+from tui.picture import Line, Picture
+
+TITLE = "Log"
+FILTERS: tuple[tuple[str, Callable[[Line], bool]], ...] = (
+    ("what matters", lambda each: each.level != "debug"),
+    ("warnings", lambda each: each.level in ("warning", "error")),
+    ("everything", lambda each: True),
+)
+
+
+def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
+    """The last lines that the filter lets through; scrolled, those before."""
+    _, wanted = FILTERS[look.filter % len(FILTERS)]
+    found = list[Line]()
+    for each in reversed(picture.lines):
+        if wanted(each):
+            found.append(each)
+            if len(found) >= look.scroll + height:
+                break
+    look.scroll = max(0, min(look.scroll, len(found) - height))
+    shown = found[look.scroll : look.scroll + height]
+    return [_line(each, width) for each in reversed(shown)]
+
+
+def _line(each: Line, width: int) -> Text:
+    clock = time.strftime("%H:%M:%S ", time.localtime(each.at))
+    mark = "! " if each.level in ("warning", "error") else ""
+    return line((clock, FAINT), (fit(mark + each.text, width - len(clock)), LEVEL_STYLES.get(each.level, "")))

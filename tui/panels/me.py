@@ -1,0 +1,41 @@
+"""What this peer gave, and what runs here."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from peer.drawing import fit
+from peer.formatting import amount, clean, duration, number, size
+from tui.panels.look import FAINT, Look, line
+from tui.picture import Picture
+
+TITLE = "Me"
+
+
+def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
+    """As many lines as there is room for, the most telling first."""
+    status = picture.status
+    if status is None:
+        return []
+    seen = sum(each.mine is not None for each in picture.rounds)
+    streak = 0
+    for each in reversed(picture.rounds):
+        if each.mine is None:
+            continue
+        if not each.mine:
+            break
+        streak += 1
+    total = status.tokens_per_s + sum(known.tokens_per_s for known in status.swarm if known.liveness == "alive")
+    share = f", {100 * status.tokens_per_s / total:.0f} % of the swarm" if total > 0 else ""
+    rows = (
+        ("training", f"{amount(status.tokens_per_s)} tokens/s{share}; loss {number(status.loss)}"),
+        ("counted", f"{picture.counted} of {seen} rounds seen here, the last {streak} in a row"),
+        ("moved", f"{size(status.up_bytes)} up, {size(status.down_bytes)} down"),
+        ("running", f"for {duration(status.uptime_s)}, version {clean(status.version)}, process {status.pid}"),
+        ("trainer", f"process {status.trainer_pid}" if status.trainer_pid else "none now"),
+        ("state", f"after {status.state_rounds} rounds, {status.state_digest[:12] or '-'}"),
+        ("final", f"{status.final_rounds} of {status.round} rounds"),
+        ("listening", ", ".join(clean(address, 60) for address in status.addresses) or "-"),
+    )
+    shown = look.window(len(rows), height)
+    return [line((f"{rows[place][0]:<10}", FAINT), fit(rows[place][1], width - 10)) for place in shown]

@@ -1,0 +1,69 @@
+"""The round that runs and those before: how long each part took, how far everybody is, and who is waited for."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from peer.drawing import bar, fit, pad
+from peer.formatting import clean, duration, naming, short
+from protocol.status import PeerStatus, SwarmPeer
+from tui.panels.look import FAINT, GOOD, WARNING, Look, line
+from tui.picture import PARTS, Picture, RoundPicture
+
+TITLE = "Round"
+NAME = 24
+
+
+def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
+    """Who is waited for, a bar a member, and past rounds in the lines that are left."""
+    status = picture.status
+    if status is None:
+        return []
+    lines = [_waits(picture, status, width)]
+    others, room = _members(status), max(1, (height - 1) * 2 // 3)
+    if status.role == "trainer":
+        lines.append(_progress(f"{clean(status.name, 14)} (me)", status.phase, status.steps, status, width, look))
+        room -= 1
+    for known in others[:room]:
+        name = f"{clean(known.name, 14)} {short(known.peer)}"
+        lines.append(_progress(name, known.phase, known.steps, status, width, look))
+    if len(others) > room > 0:
+        lines[-1] = line((fit(f"and {len(others) - room + 1} more trainers", width), FAINT))
+    past = [each for each in picture.rounds if each.mine is not None]
+    rows = range(len(past) - 1, -1, -1)
+    shown = look.window(len(past), height - len(lines))
+    return [*lines, *(_past(past[rows[place]], width) for place in shown)]
+
+
+def _waits(picture: Picture, status: PeerStatus, width: int) -> Text:
+    if picture.chunks is not None:
+        done, total, waiting = picture.chunks
+        name = naming(picture.names)
+        who = ", ".join(name(peer) for peer in waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
+        waits = f", waiting for {who}" if waiting else ""
+        return line(fit(f"round {status.round}: exchanging {done}/{total} chunks{waits}", width))
+    why = clean(status.why_detail or status.why_idle, 300)
+    text = f"round {status.round}: {status.phase}" + (f": {why}" if why else "")
+    return line((fit(text, width), WARNING if why else GOOD))
+
+
+def _members(status: PeerStatus) -> list[SwarmPeer]:
+    """The other trainers that live, who is furthest behind first."""
+    others = [known for known in status.swarm if known.liveness in ("alive", "suspect") and known.role == "trainer"]
+    return sorted(others, key=lambda other: (other.phase != "computing", other.steps, other.name, other.peer))
+
+
+def _progress(name: str, phase: str, steps: int, status: PeerStatus, width: int, look: Look) -> Text:
+    total = max(1, status.inner_steps)
+    full = phase not in ("computing", "paused", "starting", "syncing")
+    done = total if full else min(steps, total)
+    tail = f" {phase:<11}{done if full else steps:>5}/{total}"
+    room = max(4, width - NAME - len(tail))
+    style = GOOD if full else ""
+    return line(pad(name, NAME), (bar(done, total, room, unicode=look.unicode), style), fit(tail, width - NAME - room))
+
+
+def _past(past: RoundPicture, width: int) -> Text:
+    parts = ", ".join(f"{part} {duration(past.seconds[part])}" for part in PARTS if past.seconds.get(part))
+    whose = f"{past.members} members" + ("" if past.mine else ", without us")
+    return line((fit(f"round {past.round}: {whose}" + (f"; {parts}" if parts else ""), width), FAINT))

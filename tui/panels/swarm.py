@@ -1,0 +1,67 @@
+"""Everybody in the run, ourselves first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.text import Text
+
+from peer.drawing import fit, pad
+from peer.formatting import amount, clean, duration, short
+from protocol.status import PeerStatus, SwarmPeer
+from tui.panels.look import FAINT, GOOD, STRONG, WARNING, Look, line
+from tui.picture import Picture
+
+TITLE = "Swarm"
+NAME = 26
+ORDERS: tuple[tuple[str, Callable[[SwarmPeer], tuple[object, ...]]], ...] = (
+    ("name", lambda known: (known.liveness != "alive", known.name.lower(), known.peer)),
+    ("tokens/s", lambda known: (-known.tokens_per_s, known.peer)),
+    ("round", lambda known: (-known.round, -known.steps, known.peer)),
+    ("last seen", lambda known: (-known.heard_s, known.peer)),
+)
+
+
+def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
+    """A line of titles, us, and as many of the others as there is room for, in the order that was chosen."""
+    status = picture.status
+    if status is None:
+        return []
+    title, key = ORDERS[look.order % len(ORDERS)]
+    others = sorted(status.swarm, key=key)
+    total = sum(known.tokens_per_s for known in status.swarm if known.liveness == "alive") + status.tokens_per_s
+    head = f"{'PEER':<{NAME}}{'ROLE':<9}{'PHASE':<12}{'ROUND':>6}{'TOKENS/S':>10}{'SHARE':>7}  SEEN"
+    lines = [line((fit(f"{head}   by {title}" if width > 96 else head, width), STRONG))]
+    lines.append(_row(_me(status), total, width, mine=True))
+    shown = look.window(len(others), height - len(lines))
+    lines += [_row(others[place], total, width) for place in shown]
+    if shown and len(shown) < len(others):
+        lines[-1] = line((fit(f"… {len(others) - len(shown) + 1} more; scroll with the arrows", width), FAINT))
+    return lines
+
+
+def _me(status: PeerStatus) -> SwarmPeer:
+    return SwarmPeer(
+        peer=status.peer,
+        name=f"{clean(status.name, 12)} (me)",
+        role=status.role,
+        phase=status.phase,
+        round=status.round,
+        steps=status.steps,
+        tokens_per_s=status.tokens_per_s,
+        liveness="alive",
+        heard_s=0.0,
+        version=status.version,
+    )
+
+
+def _row(known: SwarmPeer, total: float, width: int, *, mine: bool = False) -> Text:
+    alive = known.liveness == "alive"
+    seen = "now" if known.heard_s < 3 else f"{duration(known.heard_s)} ago"
+    share = f"{100 * known.tokens_per_s / total:.0f} %" if total > 0 and alive else "-"
+    text = (
+        f"{pad(f'{clean(known.name, 18)} {short(known.peer)}', NAME)}{fit(known.role, 8):<9}"
+        f"{fit(known.phase if alive else known.liveness, 11):<12}{known.round:>6}"
+        f"{amount(known.tokens_per_s):>10}{share:>7}  {seen}"
+    )
+    return line((fit(text, width), GOOD if mine else "" if alive else WARNING))

@@ -1,0 +1,41 @@
+"""How the model learns: the loss of the rounds, the held-out loss, tokens."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from peer.drawing import fit
+from peer.formatting import amount, naming, number
+from tui.charts import curve
+from tui.panels.look import FAINT, GOOD, Look, line
+from tui.picture import Picture
+
+TITLE = "Training"
+
+
+def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
+    """A line of numbers, a line of the held-out loss, and the curve in the lines that are left."""
+    status = picture.status
+    mine = status.tokens_per_s if status is not None else 0.0
+    swarm = mine + sum(known.tokens_per_s for known in status.swarm if known.liveness == "alive") if status else 0.0
+    losses = [loss for _, loss in picture.losses]
+    newest = number(losses[-1]) if losses else number(status.loss if status is not None else None)
+    head = f"loss {newest}   {amount(mine)} tokens/s here, {amount(swarm)} in all"
+    lines = [line(fit(head, width)), line((fit(_held_out(picture), width), GOOD if picture.evals else FAINT))]
+    if len(losses) < 2:
+        return [*lines, line((fit("the curve begins with the second round", width), FAINT))]
+    drawn = curve(losses, width, height - len(lines), unicode=look.unicode)
+    return [*lines, *(line((row, GOOD)) for row in drawn)]
+
+
+def _held_out(picture: Picture) -> str:
+    status = picture.status
+    percent = status.eval_percent if status is not None else None
+    measuring = f", measuring {percent} %" if percent is not None else ""
+    if picture.evals:
+        rounds, loss, by = picture.evals[-1]
+    elif status is not None and status.eval_loss is not None and status.eval_rounds is not None:
+        rounds, loss, by = status.eval_rounds, status.eval_loss, status.eval_by or ""
+    else:
+        return "no held-out loss yet" + measuring
+    return f"held out {number(loss)} after {rounds} rounds, by {naming(picture.names)(by)}{measuring}"

@@ -1,0 +1,44 @@
+"""What moves: rates up and down, and each blob that is fetched with the map of its chunks."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from peer.drawing import fit, sparkline
+from peer.formatting import duration, size
+from peer.sentences import blob, chunk_map, coming
+from tui.panels.look import FAINT, GOOD, Look, line
+from tui.picture import Picture
+
+TITLE = "Transfers"
+TEXT = 34
+
+
+def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
+    """Two lines of rates, then two for each blob on its way, then what came before."""
+    status = picture.status
+    if status is None:
+        return []
+    lines = [
+        _rate("up", [up for up, _ in picture.rates], status.up_bytes, width, look),
+        _rate("down", [down for _, down in picture.rates], status.down_bytes, width, look),
+    ]
+    blobs = list[Text]()
+    for told in reversed(picture.coming.values()):
+        cells = chunk_map(told.chunks, width)
+        drawn = cells.replace("#", "█").replace("+", "▒").replace(".", "░") if look.unicode else cells
+        blobs += [line(fit(coming(told), width)), line((drawn, GOOD))]
+    for ended in reversed(picture.ended):
+        word = "fetched" if ended.complete else "gave up"
+        text = f"{word} {blob(ended.what, ended.number)}: {size(ended.fetched_bytes)} in {duration(ended.seconds)}"
+        blobs.append(line((fit(text, width), FAINT)))
+    if not blobs:
+        blobs.append(line((fit("nothing is being fetched", width), FAINT)))
+    shown = look.window(len(blobs), height - len(lines))
+    return [*lines, *(blobs[place] for place in shown)]
+
+
+def _rate(way: str, rates: list[float], total: int, width: int, look: Look) -> Text:
+    now = rates[-1] if rates else 0.0
+    text = f"{way:<5}{size(now) + '/s':<13}{size(total) + ' in all':<16}"
+    return line(fit(text, width), (sparkline(rates, width - TEXT, unicode=look.unicode), GOOD))

@@ -1,0 +1,174 @@
+"""What a viewer knows of a peer: events and status folded into what the panels draw.
+
+Pure: no clock, socket or terminal.  Times are the peer's monotonic clock, from the events; everything is bounded, so that a
+viewer may watch for months.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from peer.control.client import Stamped
+from peer.formatting import naming
+from peer.sentences import level, sentence
+from protocol import events as ev
+from protocol.status import PeerStatus
+
+KEPT_LINES = 10_000
+KEPT_ROUNDS = 500
+KEPT_RATES = 600
+"""Seconds of rates, one status a second."""
+KEPT_ALARMS = 20
+KEPT_ENDED = 20
+
+TRAINING, EXCHANGE, COMMIT = "training", "exchange", "commit"
+PARTS = (TRAINING, EXCHANGE, COMMIT)
+"""Of a round, in their order."""
+PART_OF_PHASE = {
+    "computing": TRAINING,
+    "ready": EXCHANGE,
+    "exchanging": EXCHANGE,
+    "voting": COMMIT,
+    "applying": COMMIT,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """Of the log.  at: seconds since 1970.  level: info, warning, error or debug."""
+
+    at: float
+    level: str
+    text: str
+
+
+@dataclass
+class RoundPicture:
+    """A round as this peer lived it.  seconds: in each part so far.  members: of its record, once there is one."""
+
+    round: int
+    began: float
+    seconds: dict[str, float] = field(default_factory=dict)
+    members: int = 0
+    mine: bool | None = None
+
+
+@dataclass
+class Picture:
+    """Of one peer."""
+
+    status: PeerStatus | None = None
+    names: dict[str, str] = field(default_factory=dict)
+    lines: deque[Line] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
+    """Rounds and the loss of all their members."""
+    evals: deque[tuple[int, float, str]] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
+    """Rounds, the held-out loss after them, and the peer that says so."""
+    rounds: deque[RoundPicture] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
+    """The last one is the one that runs."""
+    chunks: tuple[int, int, tuple[str, ...]] | None = None
+    """Of the running exchange: done, total, and who is waited for."""
+    coming: dict[str, ev.TransferProgress] = field(default_factory=dict)
+    """Blobs on their way, by name, the last one that moved at the end."""
+    ended: deque[ev.TransferEnded] = field(default_factory=lambda: deque(maxlen=KEPT_ENDED))
+    rates: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_RATES))
+    """Bytes a second up and down, a pair a status."""
+    alarms: deque[Line] = field(default_factory=lambda: deque(maxlen=KEPT_ALARMS))
+    """What a person must not overlook, until acknowledged."""
+    tokens: int = 0
+    """Of the rounds seen."""
+    counted: int = 0
+    """Rounds seen that this peer's contribution is in."""
+    _phase: tuple[str, float] = ("", 0.0)
+    _moved: tuple[float, int, int] | None = None
+
+    def update(self, status: PeerStatus) -> None:
+        """Take the status as it is now."""
+        self.names.update(status.names())
+        moved = (status.uptime_s, status.up_bytes, status.down_bytes)
+        if self._moved is not None and (seconds := moved[0] - self._moved[0]) > 0:
+            self.rates.append((max(0, moved[1] - self._moved[1]) / seconds, max(0, moved[2] - self._moved[2]) / seconds))
+        if self._moved is None or moved[0] != self._moved[0]:
+            self._moved = moved
+        self.status = status
+
+    def apply(self, stamped: Stamped) -> None:
+        """Take note of an event."""
+        event = stamped.event
+        match event:
+            case ev.Started():
+                self.chunks, self._moved, self._phase = None, None, ("", 0.0)
+                self.coming.clear()
+            case ev.TransferProgress(blob=blob):
+                self.coming.pop(blob, None)
+                self.coming[blob] = event
+            case ev.TransferEnded(blob=blob):
+                self.coming.pop(blob, None)
+                self.ended.append(event)
+            case ev.EvalLoss(rounds, loss, by):
+                self.evals.append((rounds, loss, by))
+            case ev.PeerJoined(peer, name):
+                self.names[peer] = name
+            case _:
+                self._apply_of_a_round(stamped)
+        self._take_line(stamped)
+
+    def acknowledge(self) -> None:
+        """The person has seen the alarms."""
+        self.alarms.clear()
+
+    def phase_seconds(self, now: float) -> tuple[str, float]:
+        """The part of the round that runs, and for how long; `now` on the peer's monotonic clock."""
+        phase, since = self._phase
+        return PART_OF_PHASE.get(phase, ""), max(0.0, now - since)
+
+    def _apply_of_a_round(self, stamped: Stamped) -> None:
+        event = stamped.event
+        match event:
+            case ev.PhaseChanged(phase, _, _):
+                self._close_part(stamped.mono)
+                self._phase = (phase, stamped.mono)
+                if phase == "computing" and (not self.rounds or self.rounds[-1].mine is not None):
+                    self.rounds.append(RoundPicture(self._next_round(), stamped.mono))
+                if phase != "exchanging":
+                    self.chunks = None
+            case ev.ComputeProgress(round=number):
+                if not self.rounds or self.rounds[-1].round < number:
+                    self.rounds.append(RoundPicture(number, stamped.mono))
+            case ev.ExchangeProgress(_, done, total, waiting):
+                self.chunks = (done, total, tuple(waiting))
+            case ev.RoundCommitted(number, _, members, tokens, loss, mine):
+                self._close_part(stamped.mono)
+                self.losses.append((number, loss))
+                self.tokens += tokens
+                self.counted += mine
+                if not self.rounds or self.rounds[-1].round != number:
+                    self.rounds.append(RoundPicture(number, stamped.mono))
+                self.rounds[-1].members, self.rounds[-1].mine = len(members), mine
+
+    def _next_round(self) -> int:
+        if self.rounds:
+            return self.rounds[-1].round + 1
+        return self.status.round if self.status is not None else 0
+
+    def _close_part(self, now: float) -> None:
+        """Add the time in the phase that ends to its part of the round that runs."""
+        phase, since = self._phase
+        part = PART_OF_PHASE.get(phase)
+        if part is not None and self.rounds and self.rounds[-1].mine is None:
+            seconds = self.rounds[-1].seconds
+            seconds[part] = seconds.get(part, 0.0) + max(0.0, now - since)
+        self._phase = (phase, now)
+
+    def _take_line(self, stamped: Stamped) -> None:
+        event, kind = stamped.event, level(stamped.event)
+        if isinstance(event, ev.PROGRESS):
+            return
+        text = sentence(event, naming(self.names))
+        if not text:
+            return
+        line = Line(stamped.at, kind, text)
+        self.lines.append(line)
+        if isinstance(event, ev.Desynced | ev.SecondHistory | ev.PeerEjected | ev.HandlerFailed):
+            self.alarms.append(line)
