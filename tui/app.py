@@ -119,7 +119,6 @@ class PeerView(App[None]):
             match each:
                 case Found():
                     self._stopped = ""
-                    self.picture.lines.clear()  # the snapshot brings the last ones again
                 case Stopped(reason):
                     self._stopped = reason
                 case PeerStatus():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +23,7 @@ MOST_WAITING = 20_000
 
 @dataclass(frozen=True)
 class Found:
-    """The peer runs; its status and last events follow."""
+    """The peer runs; its status follows, and those of its last events that were not told yet."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Feed:
         self._closed = threading.Event()
         self._stream: EventStream | None = None
         self._running = threading.Event()
+        self._newest = 0.0
+        """When the last event was that we have, wall clock: a stream that breaks off begins anew with older ones."""
 
     def start(self) -> None:
         """Begin to follow."""
@@ -86,10 +89,11 @@ class Feed:
             try:
                 with self._client.events() as stream:
                     self._stream = stream
-                    self._waiting.extend([Found(), stream.status, *stream.recent])
+                    self._waiting.extend([Found(), stream.status])
                     self._running.set()
-                    for stamped in stream:
+                    for stamped in chain([each for each in stream.recent if each.at > self._newest], stream):
                         self._waiting.append(stamped)
+                        self._newest = max(self._newest, stamped.at)
                     reason = stream.end
             except NotRunning:
                 reason = "no peer runs here; `peer join` starts one"
