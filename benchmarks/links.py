@@ -14,7 +14,6 @@ import heapq
 import os
 import random
 import select
-import shutil
 import struct
 import subprocess
 import sys
@@ -23,6 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
+
+from benchmarks import namespaces
+from benchmarks.namespaces import Namespaces, place, routes_packets, run
 
 BURST = "256kb"
 QUEUE_S = 0.2
@@ -42,19 +44,7 @@ class Access:
 
 def why_not() -> str:
     """Why links cannot be emulated here; empty when they can."""
-    if not sys.platform.startswith("linux"):
-        return "network namespaces need Linux"
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    for program in ("ip", "tc"):
-        if shutil.which(program) is None:
-            return f"the program {program} is missing; install iproute2"
-    name = f"mh{os.getpid()}-probe"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-    if made.returncode:
-        return f"network namespaces are not permitted here: {made.stderr.strip()}"
-    subprocess.run(["ip", "netns", "del", name], check=False)
-    return ""
+    return namespaces.why_not("tc")
 
 
 def address(peer: int) -> str:
@@ -68,29 +58,19 @@ class Links:
         """delay_s: one way, between any two peers.  loss: chance that a packet is lost on its way."""
         assert 1 <= len(lines) <= 200
         self._lines, self._delay_s, self._loss, self._seed = lines, delay_s, loss, seed
-        self._router = f"mh{os.getpid()}-router"
-        self._peers = [f"mh{os.getpid()}-{peer}" for peer in range(len(lines))]
+        self._namespaces = Namespaces()
+        self._router, self._peers = "", list[str]()
         self._forwarder: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Links:
         atexit.register(self.close)
         try:
-            for name in (self._router, *self._peers):
-                _run("ip", "netns", "add", name)
-                _run("ip", "-n", name, "link", "set", "lo", "up")
+            self._namespaces.__enter__()
+            self._router = self._namespaces.add("router")
+            routes_packets(self._router)
             for peer, line in enumerate(self._lines):
+                self._peers.append(self._namespaces.add(str(peer)))
                 self._join(peer, line)
-            _run(
-                "ip",
-                "netns",
-                "exec",
-                self._router,
-                "sysctl",
-                "-qw",
-                "net.ipv4.ip_forward=1",
-                "net.ipv4.conf.all.rp_filter=0",
-                "net.ipv4.conf.default.rp_filter=0",
-            )
             if self._delay_s or self._loss:
                 self._forward()
         except BaseException:
@@ -106,14 +86,14 @@ class Links:
 
     def place(self, peer: int) -> tuple[str, ...]:
         """Words that, before a command, run it on a peer's computer."""
-        return ("ip", "netns", "exec", self._peers[peer])
+        return place(self._peers[peer])
 
     def move(self, peer: int) -> None:
         """Give a peer's computer another address, as a router does that comes back: packets to the old one go nowhere."""
         name, near = self._peers[peer], f"10.77.{peer + 1}"
-        _run("ip", "-n", name, "addr", "del", f"{near}.2/24", "dev", "net0")
-        _run("ip", "-n", name, "addr", "add", f"{near}.3/24", "dev", "net0")
-        _run("ip", "-n", name, "route", "add", "default", "via", f"{near}.1")
+        run("ip", "-n", name, "addr", "del", f"{near}.2/24", "dev", "net0")
+        run("ip", "-n", name, "addr", "add", f"{near}.3/24", "dev", "net0")
+        run("ip", "-n", name, "route", "add", "default", "via", f"{near}.1")
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -123,19 +103,16 @@ class Links:
             if self._forwarder.stdout is not None:
                 self._forwarder.stdout.close()
             self._forwarder = None
-        for name in (*self._peers, self._router):
-            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
+        self._namespaces.close()
 
     def _join(self, peer: int, line: Access) -> None:
         name, outer, near = self._peers[peer], f"v{peer}", f"10.77.{peer + 1}"
-        _run("ip", "link", "add", "net0", "netns", name, "type", "veth", "peer", "name", outer, "netns", self._router)
-        _run("ip", "-n", name, "addr", "add", f"{near}.2/24", "dev", "net0")
-        _run("ip", "-n", self._router, "addr", "add", f"{near}.1/24", "dev", outer)
-        _run("ip", "-n", name, "link", "set", "net0", "up")
-        _run("ip", "-n", self._router, "link", "set", outer, "up")
-        _run("ip", "-n", name, "route", "add", "default", "via", f"{near}.1")
+        self._namespaces.join(name, "net0", self._router, outer)
+        run("ip", "-n", name, "addr", "add", f"{near}.2/24", "dev", "net0")
+        run("ip", "-n", self._router, "addr", "add", f"{near}.1/24", "dev", outer)
+        run("ip", "-n", name, "route", "add", "default", "via", f"{near}.1")
         for namespace, device, rate in ((name, "net0", line.up), (self._router, outer, line.down)):
-            _run(
+            run(
                 "tc",
                 "-n",
                 namespace,
@@ -160,11 +137,11 @@ class Links:
         assert self._forwarder.stdout is not None
         if self._forwarder.stdout.readline() != b"ready\n":
             raise OSError("the forwarder did not start; is /dev/net/tun there?")
-        _run("ip", "-n", self._router, "link", "set", "far", "up")
-        _run("ip", "netns", "exec", self._router, "sysctl", "-qw", "net.ipv4.conf.far.rp_filter=0")
-        _run("ip", "-n", self._router, "route", "add", "default", "dev", "far", "table", "100")
+        run("ip", "-n", self._router, "link", "set", "far", "up")
+        run("ip", "netns", "exec", self._router, "sysctl", "-qw", "net.ipv4.conf.far.rp_filter=0")
+        run("ip", "-n", self._router, "route", "add", "default", "dev", "far", "table", "100")
         for peer in range(len(self._peers)):
-            _run("ip", "-n", self._router, "rule", "add", "iif", f"v{peer}", "lookup", "100")
+            run("ip", "-n", self._router, "rule", "add", "iif", f"v{peer}", "lookup", "100")
 
 
 def forward(delay_s: float, loss: float, seed: int) -> None:
@@ -187,12 +164,6 @@ def forward(delay_s: float, loss: float, seed: int) -> None:
                 heapq.heappush(held, (now + delay_s, number, packet))
         while held and held[0][0] <= now:
             os.write(device, heapq.heappop(held)[2])
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 if __name__ == "__main__":

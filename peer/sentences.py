@@ -47,6 +47,9 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return f"a {clean(what)} from {name(peer)} made its handler fail{again}; please report: {clean(reason, 200)}"
         case ev.NobodyAnswers(seconds, tried, check):
             return f"no peer of the invitation answers after {duration(seconds)}: {attempted(tried)}; {clean(check, 200)}"
+        case ev.ReachabilityChanged(_, addresses):
+            there = [address for address, verdict in addresses.items() if verdict == "reachable"]
+            return f"others reach this peer at {', '.join(there)}" if there else "nobody reaches this peer"
         case ev.Notice(_, text):
             return clean(text, 1000)
         case _:

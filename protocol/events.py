@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.event import Event as Event
+from protocol.network_events import ReachabilityChanged as ReachabilityChanged
 from protocol.transfer_events import TransferEnded as TransferEnded
 from protocol.transfer_events import TransferProgress as TransferProgress
 from protocol.transfer_events import subject as subject

@@ -103,7 +103,9 @@ class NodeStatus:
 class PeerStatus(NodeStatus):
     """A running peer: its node and the process around it.
 
-    addresses: where it listens.  invitation: to an open run, else empty.
+    addresses: where it listens.  reachable: whether others reach it, as they say: reachable, unreachable or unknown;
+    reachability: the same of each address at which they see it, or which it announces.
+    invitation: to an open run, else empty.
     invite_command: how the organiser of a run that admits by token makes an invitation, else empty.
     """
 
@@ -112,16 +114,14 @@ class PeerStatus(NodeStatus):
     addresses: list[str] = field(default_factory=list)
     invitation: str = ""
     invite_command: str = ""
+    reachable: str = "unknown"
+    reachability: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def around(
-        cls, node: NodeStatus, *, pid: int, uptime_s: float, addresses: list[str], invitation: str, invite_command: str
-    ) -> Self:
-        """The status of the process `pid` around `node`."""
+    def around(cls, node: NodeStatus, *, pid: int, uptime_s: float, **around: Any) -> Self:
+        """The status of the process `pid` around `node`; the other fields of this class are given by their names."""
         known = {each.name: getattr(node, each.name) for each in fields(NodeStatus)}
-        return cls(
-            **known, pid=pid, uptime_s=uptime_s, addresses=addresses, invitation=invitation, invite_command=invite_command
-        )
+        return cls(**known, pid=pid, uptime_s=uptime_s, **around)
 
     def to_fields(self) -> dict[str, Any]:
         """The flat map on the control socket and in JSON; `swarm` is a list of maps."""

@@ -52,6 +52,14 @@ def _held_out(status: PeerStatus) -> str:
     return text if status.eval_percent is None else f"{text}, measuring: {status.eval_percent} %"
 
 
+def _reachable(status: PeerStatus) -> str:
+    """Whether others reach it, and where."""
+    if status.reachable == "unknown":
+        return "not known yet"
+    there = [address for address, verdict in status.reachability.items() if verdict == "reachable"]
+    return f"yes, at {', '.join(there)}" if there else "no; this peer reaches others, who cannot reach it"
+
+
 def describe(status: PeerStatus) -> list[str]:
     """The status as lines for a person."""
     from peer.formatting import amount, clean, duration, number, short, size, to_go
@@ -70,6 +78,7 @@ def describe(status: PeerStatus) -> list[str]:
         f"traffic   {size(status.up_bytes)} up, {size(status.down_bytes)} down",
         f"trainer   {f'process {status.trainer_pid}' if status.trainer_pid else 'not running'}",
         f"running   for {duration(status.uptime_s)}, version {status.version}",
+        f"reachable {_reachable(status)}",
         f"members   {len(status.members)} in the last round, {status.peers} other peers here",
     ]
     if status.invite_command:

@@ -133,6 +133,7 @@ class Daemon:
     def status(self) -> PeerStatus:
         """Everything `peer status --json` shows."""
         part = self._participation
+        reachable, reachability = part.reachability()
         return PeerStatus.around(
             part.status(),
             pid=os.getpid(),
@@ -140,6 +141,8 @@ class Daemon:
             addresses=part.addresses(),
             invitation=part.invitation(),
             invite_command=part.invite_command(),
+            reachable=reachable,
+            reachability=reachability,
         )
 
     @property

@@ -40,6 +40,7 @@ from peer.trainer_process.process import TrainerProcess, TrainerSettings
 from protocol.events import Event, Notice, PhaseChanged, RecordRatified, RoundVoted
 from protocol.network.interface import Network
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
+from protocol.network.libp2p.dial_back import Verdict
 from protocol.network.libp2p.dialer import peer_of
 from protocol.network.libp2p.inbound_policy import InboundLimits
 from protocol.network.session import Session
@@ -139,6 +140,14 @@ class Participation:
     def addresses(self) -> list[str]:
         """Where this peer listens."""
         return list(self.network.addresses()) if self.network is not None else []
+
+    def reachability(self) -> tuple[str, dict[str, str]]:
+        """Whether others reach this peer, and which addresses they reach."""
+        if self.network is None:
+            return Verdict.UNKNOWN.value, {}
+        found = self.network.reachability()
+        announced = {address.rpartition("/p2p/")[0]: Verdict.UNKNOWN.value for address in self.network.addresses()}
+        return found.overall.value, announced | {address: verdict.value for address, verdict in found.verdicts.items()}
 
     def invitation(self) -> str:
         """What to paste elsewhere to join this run; empty for a run that does not admit everybody."""

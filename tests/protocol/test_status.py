@@ -100,6 +100,8 @@ EARLY = {
     "addresses": ["/ip4/127.0.0.1/tcp/1"],
     "invitation": "",
     "invite_command": "",
+    "reachable": "unknown",
+    "reachability": {},
 }
 """The status of a peer whose node does not run yet."""
 

@@ -90,6 +90,10 @@ class Connections:
                 return address_group(address[0])
         return None
 
+    def address_groups(self) -> dict[PeerId, str]:
+        """The connected peers, and those groups of addresses as far as they are known."""
+        return {peer: group for peer in self._since if (group := self.address_group_of(peer)) is not None}
+
     async def close_all(self) -> None:
         """Close every connection, whichever peer's."""
         async with trio.open_nursery() as nursery:

@@ -13,6 +13,7 @@ from protocol.network.interface import Bandwidth, Handlers, NetworkError, Traffi
 from protocol.network.libp2p.attempts import Attempt
 from protocol.network.libp2p.host import ANY_IPV4, claim_port, interface_addresses, transport_address
 from protocol.network.libp2p.library import TaskStatus
+from protocol.network.libp2p.reachability import Reachability, is_public
 from protocol.network.libp2p.settings import NetworkSettings
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     from protocol.network.libp2p.stack import Stack
 
 CLOSE_S = 2.0
+MAX_FOUND = 2
+"""Addresses that we announce because others say that they reached us there."""
 
 
 class Libp2pNetwork:
     """One peer's end of the network.  Start it with `await nursery.start(network.run)`, end it with `close`.
 
-    emit: takes `PeerBanned`, `StrangersClosed` and `Dropped`.  See also `open_network`.
+    emit: takes `PeerBanned`, `StrangersClosed`, `Dropped` and `ReachabilityChanged`.  See also `open_network`.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class Libp2pNetwork:
             self._port = claim_port(host, self._port)
             from protocol.network.libp2p.stack import Stack
 
-            self._stack = Stack(self._identity, self._run, self._handlers, self._settings, self._emit)
+            self._stack = Stack(self._identity, self._run, self._handlers, self._settings, self._emit, self._ports)
             self._stack.dialer.remember(self._early_addresses)
             announced = self.addresses() if self._settings.mdns else []
             await self._stack.run(host, self._port, announced, task_status=task_status)
@@ -76,7 +79,8 @@ class Libp2pNetwork:
         """Multiaddrs that others can dial, each ending in /p2p/<peer ID>."""
         listening = self._settings.listen_host
         hosts = interface_addresses() if listening == ANY_IPV4 else [listening]
-        ours = [*self._settings.announce, *(transport_address(host, self._port) for host in hosts)]
+        found = [address for address in self.reachability().reached if is_public(address)][:MAX_FOUND]
+        ours = [*self._settings.announce, *found, *(transport_address(host, self._port) for host in hosts)]
         return [f"{address}/p2p/{self.peer_id}" for address in dict.fromkeys(ours)]
 
     def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]:
@@ -85,8 +89,16 @@ class Libp2pNetwork:
         counts: whether a peer's claim about them counts.
         """
         observed = self._stack.observed.addresses(counts) if self._stack is not None else []
-        here = dict.fromkeys([*self._settings.announce, *observed])
+        here = dict.fromkeys([*self._settings.announce, *self.reachability().reached, *observed])
         return [f"{address}/p2p/{self.peer_id}" for address in here]
+
+    def reachability(self) -> Reachability:
+        """Which of our addresses others reach, as far as they were asked."""
+        return self._stack.inquiry.now if self._stack is not None else Reachability({})
+
+    def _ports(self) -> list[int]:
+        """Those at which others may find us: ours, and those that lead to it from outside."""
+        return [self._port, *(int(address.split("/")[4]) for address in self._settings.announce)]
 
     def reached_there(self) -> list[str]:
         """Addresses of others at which we have reached them."""

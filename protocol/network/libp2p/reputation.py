@@ -45,6 +45,8 @@ class Channel(Enum):
     """Messages that a stranger passes on for others, before it has to share with all strangers."""
     QUESTION = Allowance(100, 8e6, 5)
     """A peer that catches up over a fast link asks for some dozens of chunks a second, in small questions."""
+    DIAL_BACK = Allowance(0.1, float("inf"), 90)
+    """Dials that a peer asks for, to find out whether it can be reached: three ports at a time, and now and then again."""
     PUSH = Allowance(1000, float("inf"), 20)
     """Bytes are limited by backpressure on the bulk sockets; many pushes are refused when an owner has died."""
     FRAME = Allowance(2000, float("inf"), 8)

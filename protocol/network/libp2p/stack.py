@@ -17,6 +17,7 @@ from protocol.network.libp2p.bulk import Bulk
 from protocol.network.libp2p.connection_limits import ResourceLimits
 from protocol.network.libp2p.connections import Connections
 from protocol.network.libp2p.dead_ends import DeadEnds
+from protocol.network.libp2p.dial_back import DialBack
 from protocol.network.libp2p.dialer import Dialer
 from protocol.network.libp2p.discovery import discover
 from protocol.network.libp2p.gossip import Gossip
@@ -26,6 +27,7 @@ from protocol.network.libp2p.library import Connection, TaskStatus, library_id, 
 from protocol.network.libp2p.metering import Meter
 from protocol.network.libp2p.observed_addresses import ObservedAddresses
 from protocol.network.libp2p.rate_limit import RateLimit
+from protocol.network.libp2p.reachability import Inquiry
 from protocol.network.libp2p.reputation import Reputation
 from protocol.network.libp2p.requests import OtherRun, Requests
 from protocol.network.libp2p.settings import NetworkSettings
@@ -42,8 +44,15 @@ class Stack:
     """Built when a network starts: importing the library takes most of a second."""
 
     def __init__(
-        self, identity: Identity, run: Hash, handlers: Handlers, settings: NetworkSettings, emit: Callable[[Event], None]
+        self,
+        identity: Identity,
+        run: Hash,
+        handlers: Handlers,
+        settings: NetworkSettings,
+        emit: Callable[[Event], None],
+        ports: Callable[[], Sequence[int]],
     ) -> None:
+        """ports: those at which others may find us."""
         self._run, self._handlers, self._emit = run, handlers, emit
         self._me = identity.peer_id
         self._nursery: trio.Nursery | None = None
@@ -63,6 +72,9 @@ class Stack:
         self.inbound = InboundConnections(self.reputation, settings.inbound, handlers, emit, self.bulk.accept)
         self.connections = Connections(self.host.get_network(), self.reputation, self.inbound)
         self.dead_ends = DeadEnds(self.host.get_network(), self.dialer.renew, connections.close, self._on_renewed)
+        reached = self.connections.__contains__
+        self.dial_back = DialBack(self.host, run, handlers, self.reputation, reached, self.dialer.answers)
+        self.inquiry = Inquiry(self.dial_back.ask, self.connections.address_groups, ports, handlers, emit)
         connections.watch(self.host.get_network(), self._on_opened, self._on_closed)
         self.inbound.attach(self.host.get_network())
 
@@ -84,6 +96,7 @@ class Stack:
                 nursery.start_soon(self.requests.run)
                 nursery.start_soon(self.dialer.run)
                 nursery.start_soon(self.dead_ends.run)
+                nursery.start_soon(self.inquiry.run)
                 if announced:
                     found = partial(self.dialer.remember, claimed=True)
                     nursery.start_soon(discover, self._run, self._me, announced, found)
@@ -153,6 +166,7 @@ class Stack:
             case connections.Connected():
                 identify(self.host, library_id(peer))
                 nursery.start_soon(self.gossip.met, peer)
+                self.inquiry.met_somebody()
                 self._handlers.on_peer_connected(peer)
             case connections.Disconnected(lasted_s):
                 self.bulk.disconnected(peer)
@@ -167,6 +181,8 @@ class Stack:
         """
         self.bulk.disconnected(peer)
         self.requests.disconnected(peer)
+        if has_answered:
+            self.inquiry.look_again()
         if has_answered and peer in self.connections:
             self._handlers.on_peer_connected(peer)
         if self._nursery is not None:

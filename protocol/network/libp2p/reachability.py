@@ -1,0 +1,159 @@
+"""Which of our addresses others reach: asked of some peers now and then, not guessed.
+
+Policy
+* A few peers are asked, of each kind of IP address and from different addresses, soon after the first connection, whenever
+  something has changed, and every `EVERY_S`; sooner while nothing is known.
+* An answer counts for the address at which its peer sees us.  Where members have answered, only they count.  An address is
+  reachable when at least as many reached it as did not: nobody reaches it by mistake.
+* Whether we can be reached at all, public addresses tell; others do where we are seen at no public one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from protocol.events import Event, ReachabilityChanged
+from protocol.network.interface import Members
+from protocol.network.libp2p.dial_back import LEAST_PORT, Answer, Verdict
+from protocol.network.libp2p.host import transport_address
+from protocol.wire.identity import PeerId
+
+ASKED = 3
+"""Peers that are asked at one time, over IPv4 and over IPv6 each."""
+MAX_PORTS = 3
+EVERY_S, UNKNOWN_S = 600.0, 60.0
+SETTLE_S = 1.0
+"""After a change, before anybody is asked: others come in at the same time."""
+LEAST_GAP_S = 15.0
+"""Between two times, whatever changes."""
+
+
+@dataclass(frozen=True)
+class Reachability:
+    """The verdicts by address, like /ip4/192.0.2.1/tcp/4001, without a peer ID."""
+
+    verdicts: Mapping[str, Verdict]
+
+    @property
+    def reached(self) -> list[str]:
+        """The reachable ones, public ones first."""
+        found = [address for address, verdict in self.verdicts.items() if verdict is Verdict.REACHABLE]
+        return sorted(found, key=lambda address: not is_public(address))
+
+    @property
+    def overall(self) -> Verdict:
+        """Whether we can be reached."""
+        told = {address: verdict for address, verdict in self.verdicts.items() if verdict is not Verdict.UNKNOWN}
+        public = {verdict for address, verdict in told.items() if is_public(address)} or set(told.values())
+        return next((each for each in (Verdict.REACHABLE, Verdict.UNREACHABLE) if each in public), Verdict.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One peer's answer about one address."""
+
+    peer: PeerId
+    address: str
+    verdict: Verdict
+
+
+def judge(reports: Sequence[Report], members: Members) -> Reachability:
+    """What follows from these answers."""
+    verdicts: dict[str, Verdict] = {}
+    for address in dict.fromkeys(report.address for report in reports):
+        told = [each for each in reports if each.address == address and each.verdict is not Verdict.UNKNOWN]
+        told = [each for each in told if members.has_member(each.peer)] or told
+        reached = sum(each.verdict is Verdict.REACHABLE for each in told)
+        found = Verdict.REACHABLE if 2 * reached >= len(told) else Verdict.UNREACHABLE
+        verdicts[address] = found if told else Verdict.UNKNOWN
+    return Reachability(verdicts)
+
+
+class Inquiry:
+    """Asks, for as long as `run` runs.  now: what is known.
+
+    ask: asks a peer to dial a port of ours.  connected: the peers that can be asked, and the group of addresses of each.
+    ports: those that others may find us at.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[PeerId, int], Awaitable[Answer | None]],
+        connected: Callable[[], Mapping[PeerId, str]],
+        ports: Callable[[], Sequence[int]],
+        members: Members,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._ask, self._connected, self._ports = ask, connected, ports
+        self._members, self._emit = members, emit
+        self._changed = trio.Event()
+        self.now = Reachability({})
+
+    def met_somebody(self) -> None:
+        """There is another peer to be asked."""
+        if self.now.overall is Verdict.UNKNOWN:
+            self._changed.set()
+
+    def look_again(self) -> None:
+        """Our addresses may be others now."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            known = self.now.overall is not Verdict.UNKNOWN
+            with trio.move_on_after(EVERY_S if known else UNKNOWN_S):
+                await self._changed.wait()
+            await trio.sleep(SETTLE_S)
+            self._changed = trio.Event()
+            await self.inquire()
+            await trio.sleep(LEAST_GAP_S)
+
+    async def inquire(self) -> None:
+        """Ask some peers once; what is known stays where nobody answers."""
+        reports: list[Report] = []
+
+        async def ask(peer: PeerId, port: int) -> None:
+            answer = await self._ask(peer, port)
+            if answer is not None and is_an_address(answer.ip):
+                reports.append(Report(peer, transport_address(answer.ip, port), answer.verdict))
+
+        ports = [port for port in dict.fromkeys(self._ports()) if port >= LEAST_PORT][:MAX_PORTS]
+        async with trio.open_nursery() as nursery:
+            for peer in chosen(self._connected()):
+                for port in ports:
+                    nursery.start_soon(ask, peer, port)
+        found = judge(reports, self._members)
+        if found.overall is not Verdict.UNKNOWN and found != self.now:
+            self.now = found
+            verdicts = {address: verdict.value for address, verdict in found.verdicts.items()}
+            self._emit(ReachabilityChanged(found.overall.value, verdicts))
+
+
+def chosen(connected: Mapping[PeerId, str]) -> list[PeerId]:
+    """Some of the peers, by chance: of those with one address one, and of each kind of address `ASKED`."""
+    found: list[PeerId] = []
+    for is_ipv6 in (False, True):
+        by_group: dict[str, list[PeerId]] = {}
+        for peer, group in connected.items():
+            if (":" in group) is is_ipv6:
+                by_group.setdefault(group, []).append(peer)
+        groups = random.sample(sorted(by_group), min(ASKED, len(by_group)))
+        found += [random.choice(by_group[group]) for group in groups]
+    return found
+
+
+def is_an_address(ip: str) -> bool:
+    """Whether one computer can have this IP address."""
+    known = ipaddress.ip_address(ip)
+    return not (known.is_unspecified or known.is_multicast or known.is_link_local)
+
+
+def is_public(address: str) -> bool:
+    """Whether everybody on the internet could dial this multiaddr of an IP address and a port."""
+    return ipaddress.ip_address(address.split("/")[2]).is_global
