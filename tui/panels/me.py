@@ -6,6 +6,7 @@ from rich.text import Text
 
 from peer.drawing import fit
 from peer.formatting import amount, clean, duration, number, size
+from protocol.status import PeerStatus
 from tui.panels.look import FAINT, Look, line
 from tui.picture import Picture
 
@@ -36,6 +37,14 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         ("state", f"after {status.state_rounds} rounds, {status.state_digest[:12] or '-'}"),
         ("final", f"{status.final_rounds} of {status.round} rounds"),
         ("listening", ", ".join(clean(address, 60) for address in status.addresses) or "-"),
+        ("others", _reached(status)),
     )
     shown = look.window(len(rows), height)
     return [line((f"{rows[place][0]:<10}", FAINT), fit(rows[place][1], width - 10)) for place in shown]
+
+
+def _reached(status: PeerStatus) -> str:
+    """Whether others reach this peer, and where."""
+    there = [clean(address, 60) for address, verdict in status.reachability.items() if verdict == "reachable"]
+    words = {"reachable": f"reach this peer at {', '.join(there)}", "unreachable": "cannot reach this peer"}
+    return words.get(status.reachable, "were not asked yet whether they reach this peer")
