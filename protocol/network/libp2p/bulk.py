@@ -109,7 +109,7 @@ class Bulk:
             sending = [states[link] for link in self._sending.busy_links() if link in states]
             self._gauge.read(states, now, self._sending.offered(), sending)
             for end in (self._sending, self._spare):
-                end.measure(self._gauge.offer_bytes_per_s, now)
+                end.measure(self._gauge.offer_bytes_per_s, self._gauge.line_bytes_per_s, now)
             await trio.sleep(WINDOW_S)
 
     async def run(self, port: int, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:

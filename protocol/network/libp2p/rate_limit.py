@@ -63,12 +63,10 @@ class RateLimit:
         """The limit on what sockets carry under a limit on the line, where packets have headers."""
         return cls(bytes_per_s and bytes_per_s * PACKET_SHARE, control_bytes)
 
-    def frame(self, largest: int, *, sign_of_life: bool = False) -> int:
-        """The size of the next frame in bytes, `largest` at most.  sign_of_life: others have something more urgent."""
+    def frame(self, largest: int) -> int:
+        """The size of the next frame in bytes, `largest` at most."""
         if self.bytes_per_s is None:
             return largest
-        if sign_of_life:
-            return SMALLEST_FRAME_BYTES
         return min(largest, max(SMALLEST_FRAME_BYTES, int(self.bytes_per_s / FRAMES_A_SECOND)))
 
     def buffer_bytes(self) -> int | None:

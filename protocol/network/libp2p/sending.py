@@ -4,8 +4,9 @@ A socket carries its pushes one after the other; the next ones start while the a
 their way.  Decides which of them takes a push; how many there are, and how fast they may be, says `flows`.  Sockets stay
 open for the next round, until the peer disconnects.
 
-What is not urgent has sockets of its own, which give way: while there is anything urgent to send, to whomever, they send a
-frame now and then, so that nobody takes them for dead.
+What is not urgent has sockets of its own, which give way: while there is anything urgent to send, to whomever, they send
+small frames now and then, so that nobody takes them for dead, and so that not all stands still while the urgent data waits
+for somebody else's slow line.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from protocol.network.libp2p.link import (
     LinkBroken,
     states_of,
 )
-from protocol.network.libp2p.rate_limit import RateLimit, Turn
+from protocol.network.libp2p.rate_limit import SMALLEST_FRAME_BYTES, RateLimit, Turn
 from protocol.wire.identity import PeerId
 
 NEAR_BYTES, FAR_BYTES = 0, 16 << 20
@@ -36,6 +37,9 @@ NEAR_BYTES, FAR_BYTES = 0, 16 << 20
 
 WAY_S = 0.5
 """While something urgent is sent, each socket that gives way sends a frame so often."""
+
+TRICKLE_SHARE = 0.05
+"""Of our line, what these frames may take, all of them together."""
 
 STILL_S = 5.0
 """A socket on which nothing has moved for so long holds up nobody: who is sent something urgent may take none of it."""
@@ -76,6 +80,7 @@ class Sending:
         self._idle = True
         self._offered = inf
         self._offer = inf
+        self._line = 0.0
         self._lanes: dict[PeerId, list[Lane]] = {}
         self._flows: defaultdict[PeerId, Flows] = defaultdict(Flows)
 
@@ -99,12 +104,13 @@ class Sending:
         if push.outcome is not None:
             raise push.outcome
 
-    def measure(self, offer_bytes_per_s: float, now: float) -> None:
+    def measure(self, offer_bytes_per_s: float, line_bytes_per_s: float, now: float) -> None:
         """Look, each second, at what each peer takes, and share our line out by it.
 
-        offer_bytes_per_s: what there is to share out; infinite when our sockets are not to be paced.
+        offer_bytes_per_s: what there is to share out; infinite when our sockets are not to be paced.  line_bytes_per_s: what
+        our line carries; 0 while that is not known.
         """
-        self._offer = offer_bytes_per_s
+        self._offer, self._line = offer_bytes_per_s, line_bytes_per_s
         for peer, lanes in self._lanes.items():
             states = states_of(lane.link for lane in lanes if lane.link is not None)
             share = sum(lane.share for lane in lanes if lane.link is not None and lane.busy)
@@ -149,6 +155,14 @@ class Sending:
         with trio.move_on_after(WAY_S) as wait:
             await self._first._rested.wait()
         return wait.cancelled_caught
+
+    def frame(self, has_waited: bool) -> int:
+        """The size of the next frame at most.  has_waited: it has given way for as long as it should."""
+        if not has_waited:
+            return self.limit.frame(FRAME_BYTES)
+        sockets = max(1, sum(lane.busy for lane in self._all()))
+        trickle = int(self._line * TRICKLE_SHARE * WAY_S / sockets)
+        return self.limit.frame(min(FRAME_BYTES, max(SMALLEST_FRAME_BYTES, trickle)))
 
     async def pay(self, size: int, has_waited: bool) -> None:
         """Keep to the limit with a frame of `size`.  has_waited: it has given way for as long as it should."""
@@ -320,13 +334,12 @@ class Lane:
 
     async def _send(self, link: Link, push: _Push) -> None:
         """All of it, or less once it was refused."""
-        limit = self._sending.limit
         push.number, self._next = self._next, self._next + 1
         self._unanswered[push.number] = push
         link.put(FrameKind.OPEN, push.number, struct.pack(">Q", len(push.data)) + push.header)
         while push.sent < len(push.data) and not push.over.is_set():
             has_waited = await self._sending.give_way()
-            piece = push.data[push.sent : push.sent + limit.frame(FRAME_BYTES, sign_of_life=has_waited)]
+            piece = push.data[push.sent : push.sent + self._sending.frame(has_waited)]
             await self._sending.pay(len(piece), has_waited)
             link.put(FrameKind.DATA, push.sent, piece)
             await link.flush()

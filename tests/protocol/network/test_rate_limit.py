@@ -235,8 +235,6 @@ def test_frames_are_small_where_the_limit_is_low() -> None:
     assert RateLimit(1e6).frame(1 << 18) == 100_000
     assert RateLimit(1.0).frame(1 << 18) == 16 << 10
     assert RateLimit(1.0).frame(100) == 100
-    assert RateLimit().frame(1 << 18, sign_of_life=True) == 1 << 18
-    assert RateLimit(1e6).frame(1 << 18, sign_of_life=True) == 16 << 10
 
 
 def test_sockets_leave_room_for_the_headers_of_packets() -> None:

@@ -10,10 +10,10 @@ import trio
 import trio.testing
 
 from protocol.network.interface import nothing
-from protocol.network.libp2p.link import Link, SocketState
-from protocol.network.libp2p.rate_limit import RateLimit
+from protocol.network.libp2p.link import FRAME_BYTES, Link, SocketState
+from protocol.network.libp2p.rate_limit import SMALLEST_FRAME_BYTES, RateLimit
 from protocol.network.libp2p.rates import FORGET_S, FREE_GROWTH, GROWTH, KEPT, PACED_BELOW, Gauge
-from protocol.network.libp2p.sending import WAY_S, Lane, Sending, _Push
+from protocol.network.libp2p.sending import TRICKLE_SHARE, WAY_S, Lane, Sending, _Push
 from protocol.wire.identity import PeerId
 
 
@@ -111,5 +111,30 @@ def test_what_is_not_urgent_gives_way_but_not_for_long() -> None:
         lane._waiting.clear()
         urgent.turned()
         assert await waits(spare) == 0
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_what_gives_way_takes_a_small_part_of_the_line_however_many_sockets_it_has() -> None:
+    async def dial(peer: PeerId) -> Link:
+        raise AssertionError("nothing is sent")
+
+    async def main() -> None:
+        urgent = Sending(dial, RateLimit())
+        spare = Sending(dial, RateLimit(), first=urgent)
+        assert spare.frame(has_waited=False) == FRAME_BYTES
+        assert spare.frame(has_waited=True) == SMALLEST_FRAME_BYTES, "while nobody knows how fast the line is"
+        spare.measure(inf, 5e6, 0.0)
+        for sockets in (1, 2, 5):
+            lanes = [Lane(spare, PeerId("somebody")) for _ in range(sockets)]
+            spare._lanes[PeerId("somebody")] = lanes
+            for lane in lanes:
+                lane._waiting.append(_Push(b"", memoryview(b"spare"), nothing))
+            taken = sockets * spare.frame(has_waited=True) / WAY_S
+            assert taken == pytest.approx(TRICKLE_SHARE * 5e6, rel=0.01)
+        spare.measure(inf, 1e9, 0.0)
+        assert spare.frame(has_waited=True) == FRAME_BYTES
+        spare.measure(inf, 1e5, 0.0)
+        assert spare.frame(has_waited=True) == SMALLEST_FRAME_BYTES, "so that nobody takes it for dead"
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -82,7 +82,7 @@ def test_what_gives_way_goes_on_when_a_push_breaks_off_or_nothing_of_it_moves(ho
                 urgent.disconnected(PEER)
             else:
                 await trio.sleep(STILL_S)
-                urgent.measure(inf, trio.current_time())
+                urgent.measure(inf, 0.0, trio.current_time())
             await trio.sleep(0.1)
             assert not await spare.give_way()
             urgent.disconnected(PEER)
