@@ -59,3 +59,10 @@ def test_the_head_keeps_to_its_room(stopped: str) -> None:
         for picture in (evil(), Picture()):
             for line in header.draw(picture, stopped, width, True):
                 assert columns(line.plain) <= width and (line.plain.isprintable() or not line.plain)
+
+
+def test_a_peer_that_was_paused_in_an_exchange_says_why_it_does_nothing() -> None:
+    picture = Picture()
+    picture.update(status(phase="paused", why_idle="paused", why_detail="paused by you"))
+    picture.apply(Stamped(0.0, 0.0, ev.ExchangeProgress(12, 5, 5, [])))
+    assert header.draw(picture, "", 78, True)[1].plain == "PAUSED paused by you"

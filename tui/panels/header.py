@@ -42,7 +42,7 @@ def _now(picture: Picture, width: int, unicode: bool) -> Text:
         counts = f" {status.steps}/{status.inner_steps} steps  {to_go(status.round_left_s)}"
         room = max(4, min(40, width - columns(state) - len(counts) - 2))
         text = f" {bar(status.steps, status.inner_steps, room, unicode=unicode)}{counts}"
-    elif picture.chunks is not None:
+    elif status.phase == "exchanging" and picture.chunks is not None:
         done, total, _ = picture.chunks
         text = f" {bar(done, total, max(4, min(40, width - columns(state) - 24)), unicode=unicode)} {done}/{total} chunks"
     else:

@@ -36,7 +36,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 
 
 def _waits(picture: Picture, status: PeerStatus, width: int) -> Text:
-    if picture.chunks is not None:
+    if status.phase == "exchanging" and picture.chunks is not None:
         done, total, waiting = picture.chunks
         name = naming(picture.names)
         who = ", ".join(name(peer) for peer in waiting[:3]) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
