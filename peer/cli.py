@@ -28,6 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument(peer.commands.ATTACHED, action="store_true", help=argparse.SUPPRESS)
     peer.commands.add_common_options(parser, None)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for module in pkgutil.iter_modules(peer.commands.__path__):

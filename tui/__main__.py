@@ -1,23 +1,44 @@
-"""`python -m tui FOLDER`: the terminal interface of the peer with this data directory."""
+"""`python -m tui FOLDER [WORD …]`: the terminal interface of the peer with this data directory.
+
+With words it starts that peer first: `peer WORD …`, which is its own then (`tui.own_peer`).
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from tui.app import PeerView
-from tui.feed import Feed
+from tui.own_peer import OwnPeer
 
 
 def main() -> int:
-    """Show the peer until the person closes the view."""
-    if len(sys.argv) != 2:
+    """Show the peer until the person closes the view, or until the peer that was started here has ended."""
+    if len(sys.argv) < 2:
         print("usage: python -m tui FOLDER; `peer watch` finds the folder by itself", file=sys.stderr)
         return 2
+    folder, words = Path(sys.argv[1]), sys.argv[2:]
+    own = OwnPeer(words) if words else None  # before what takes time to import: both start at once
+
+    from peer.paths import data_dir
+    from tui.app import PeerView
+    from tui.feed import Feed
+
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    view = PeerView(Feed(Path(sys.argv[1])), unicode=unicode)
+    view = PeerView(Feed(folder), own, unicode=unicode)
     view.run()
-    return view.return_code or 0
+    if own is None:
+        return view.return_code or 0
+    ending = own.ending()
+    if ending is None:
+        where = "" if folder == data_dir(None) else f" --data-dir {folder}"
+        begun = "is leaving" if own.leaving else "goes on"
+        print(f"The peer {begun} in the background: `peer watch{where}` shows it, `peer leave{where}` stops it.")
+        return 0
+    if ending.words:
+        print(ending.words, file=sys.stderr)
+    elif view.left:
+        print(f"{view.left[:1].upper()}{view.left[1:]}; the same command goes on from there.")
+    return ending.code
 
 
 if __name__ == "__main__":

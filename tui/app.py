@@ -6,6 +6,8 @@ events costs one redraw.  Questions to the peer block in threads, never here.
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from typing import Any
 
 from rich.text import Text
@@ -14,13 +16,17 @@ from textual.binding import Binding
 from textual.containers import Container
 from textual.events import Resize
 from textual.geometry import Size
+from textual.notifications import SeverityLevel
 from textual.widgets import Static
 
 from peer.control.client import ControlError, Stamped
 from peer.formatting import clean
+from peer.sentences import sentence
+from protocol.events import Left
 from protocol.status import PeerStatus
 from tui.dialogs import Confirm, Help
 from tui.feed import Found, Source, Stopped
+from tui.own_peer import OwnPeer
 from tui.panel import Draw, Panel
 from tui.panels import header, log, me, round, swarm, training, transfers
 from tui.panels.look import Look
@@ -31,6 +37,7 @@ PAUSE_S = 3600
 WIDE, HIGH = 110, 30
 """From this size on the panels stand in two columns."""
 KEYS = "q close  ? help  p pause  f finish  x stop the peer  1-6 one panel"
+KEYS_OF_OWN = "q detach  Ctrl-C leave  ? help  p pause  f finish  1-6 one panel"
 PANELS: tuple[tuple[str, str, Draw], ...] = (
     ("1", training.TITLE, training.draw),
     ("2", swarm.TITLE, swarm.draw),
@@ -44,7 +51,12 @@ SMALL = ("1", "2", "3", "5")
 
 
 class PeerView(App[None]):
-    """Shows what `source` tells.  unicode: whether the terminal can draw more than ASCII."""
+    """Shows what `source` tells, until closed or until its own peer has ended.
+
+    own: the peer that was started here; it leaves with this view unless detached from it.
+    unicode: whether the terminal can draw more than ASCII.
+    left: what the peer said last when it left.
+    """
 
     ENABLE_COMMAND_PALETTE = False
     TITLE = "manyhands"
@@ -61,8 +73,8 @@ class PeerView(App[None]):
     .alone #panels { layout: vertical; }
     """
     BINDINGS = [
-        Binding("q,ctrl+q", "quit", "close"),
-        Binding("ctrl+c", "quit", "close", priority=True),
+        Binding("q,ctrl+q", "close", "close"),
+        Binding("ctrl+c", "interrupt", "close, or leave", priority=True),
         Binding("question_mark", "help", "help"),
         *(Binding(key, f"alone('{key}')", title) for key, title, _ in PANELS),
         Binding("0,escape", "alone('')", "all panels"),
@@ -81,9 +93,10 @@ class PeerView(App[None]):
         Binding("t", "shade", "light or dark"),
     ]
 
-    def __init__(self, source: Source, *, unicode: bool = True) -> None:
+    def __init__(self, source: Source, own: OwnPeer | None = None, *, unicode: bool = True) -> None:
         super().__init__()
-        self._source, self._unicode = source, unicode
+        self._source, self._own, self._unicode = source, own, unicode
+        self.left = ""
         self.picture = Picture()
         self._stopped = "looking for the peer"
         self._alone = ""
@@ -94,10 +107,12 @@ class PeerView(App[None]):
         with Container(id="panels"):
             for key, title, draw in PANELS:
                 yield Panel(key, title, draw, self.picture, Look(unicode=self._unicode))
-        yield Static(KEYS, id="keys", markup=False)
+        yield Static(KEYS if self._own is None else KEYS_OF_OWN, id="keys", markup=False)
 
     def on_mount(self) -> None:
         """Begin to follow the peer."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self.action_interrupt)
         self._source.start()
         self._arrange(self.size)
         self.set_interval(FRAME_S, self.take)
@@ -114,6 +129,7 @@ class PeerView(App[None]):
 
     def take(self) -> None:
         """Fold what was told since the last time, and draw it."""
+        ended = self._own is not None and self._own.ending() is not None  # before taking: then nothing comes after that
         told = self._source.take()
         for each in told:
             match each:
@@ -123,9 +139,13 @@ class PeerView(App[None]):
                     self._stopped = reason
                 case PeerStatus():
                     self.picture.update(each)
-                case Stamped():
+                case Stamped(event=event):
                     self.picture.apply(each)
-        if told:
+                    if isinstance(event, Left):
+                        self.left = sentence(event)
+        if ended:
+            self.exit()
+        elif told:
             self._draw()
 
     def _draw(self) -> None:
@@ -150,7 +170,22 @@ class PeerView(App[None]):
 
     def action_help(self) -> None:
         """Show every key."""
-        self.push_screen(Help())
+        self.push_screen(Help(own=self._own is not None))
+
+    def action_close(self) -> None:
+        """Close the view; the peer goes on."""
+        if self._own is not None:
+            self._own.detach()
+        self.exit()
+
+    def action_interrupt(self) -> None:
+        """The peer that was started here leaves, at once when this is typed again; of another one this is but a view."""
+        if self._own is None:
+            self.exit()
+            return
+        again = self._own.leaving
+        self._own.leave()
+        self._say("leaving at once" if again else "saying goodbye to the swarm; Ctrl-C once more leaves at once")
 
     def action_alone(self, key: str) -> None:
         """One panel on the whole screen, or all of them."""
@@ -218,12 +253,15 @@ class PeerView(App[None]):
             try:
                 answer = self._source.ask(command, **fields)
             except (ControlError, OSError) as error:
-                self.call_from_thread(self.notify, clean(str(error), 300), severity="error", markup=False)
+                self.call_from_thread(self._say, str(error), "error")
                 return
-            rests = clean(str(answer.get("rests") or ""), 200)
-            self.call_from_thread(self.notify, f"{done}, but {rests}" if rests else done, markup=False)
+            rests = str(answer.get("rests") or "")
+            self.call_from_thread(self._say, f"{done}, but {rests}" if rests else done)
 
         self.run_worker(ask, thread=True, group="asking")
+
+    def _say(self, text: str, severity: SeverityLevel = "information") -> None:
+        self.notify(clean(text, 300), severity=severity, markup=False)
 
     def _panel(self, key: str) -> Panel:
         return next(panel for (known, _, _), panel in zip(PANELS, self.query(Panel), strict=True) if known == key)

@@ -8,7 +8,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-HELP = """\
+KEYS = """\
 1 to 6    one panel alone, the same key or 0 for all of them
 up, down  scroll (also page up, page down, home)
 s         order of the swarm        l  what the log shows
@@ -16,15 +16,23 @@ p         pause; p again resumes    P  pause for an hour
 f         finish this round, then stop the peer
 x         say goodbye and stop the peer
 a         the alarm was seen        t  light or dark
+"""
+OF_A_VIEW = """\
 q         close this view; the peer goes on
-
+"""
+OF_OWN = """\
+q         detach: the peer goes on, unseen
+Ctrl-C    say goodbye and stop the peer; twice: at once
+Closing the terminal stops the peer, too.
+"""
+ELSEWHERE = """
 From a shell: peer watch comes back, peer leave stops the peer,
 peer config shows the settings.
 """
 
 
 class Help(ModalScreen[None]):
-    """Every key."""
+    """Every key.  own: whether the peer was started here."""
 
     BINDINGS = [Binding("escape,question_mark,q,enter", "dismiss_it", "close")]
     DEFAULT_CSS = """
@@ -32,9 +40,13 @@ class Help(ModalScreen[None]):
     Help Static { width: 72; height: auto; border: solid $primary; background: $surface; padding: 0 1; }
     """
 
+    def __init__(self, *, own: bool) -> None:
+        super().__init__()
+        self._own = own
+
     def compose(self) -> ComposeResult:
         """One box."""
-        yield Static(HELP, markup=False)
+        yield Static(KEYS + (OF_OWN if self._own else OF_A_VIEW) + ELSEWHERE, markup=False)
 
     def action_dismiss_it(self) -> None:
         """Back to the panels."""

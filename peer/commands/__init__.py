@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
+ATTACHED = "--attached"
+"""Before a command that the interface starts: standard input is the pipe that ties them (`tui.own_peer`)."""
+
 
 def add_command(
     subparsers: Subparsers, name: str, summary: str, run: Callable[[argparse.Namespace], int] | None, epilog: str = ""

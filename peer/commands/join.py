@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from peer.commands import add_command
+from peer.commands import ATTACHED, add_command
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "what", metavar="WHAT", nargs="?", help="an invitation, a run file (you found the run), or a manifest (PEER_RUN)"
     )
-    parser.add_argument("--headless", action="store_true", help="log lines instead of the live view")
+    parser.add_argument("--headless", action="store_true", help="log lines instead of the terminal interface")
     _add_settings(parser)
     parser.add_argument("--rounds", type=_count, metavar="N", help="leave when the run has committed N rounds")
     parser.add_argument(
@@ -79,7 +80,33 @@ def _as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose the run, hold the identity, and live."""
+    """Choose the run, hold the identity, and live; on a terminal under the interface, which starts this command again."""
+    from peer.paths import data_dir
+
+    if _wants_interface(args):
+        _become_interface(data_dir(args.data_dir))
+    return _live(args)
+
+
+def _wants_interface(args: argparse.Namespace) -> bool:
+    from peer.console.standard_streams import draws
+    from peer.settings.preferences import SETTINGS
+    from peer.settings.sources import gather
+
+    if args.attached or args.headless or args.until_eof or not (sys.stdin.isatty() and draws(sys.stdout)):
+        return False
+    return gather({name: getattr(args, name) for name in SETTINGS}).preferences.log_format != "json"
+
+
+def _become_interface(folder: Path) -> NoReturn:
+    from peer.installation import child_environment
+
+    words = [sys.executable, "-m", "tui", str(folder), ATTACHED, *sys.argv[1:]]
+    sys.stdout.flush()
+    os.execve(sys.executable, words, child_environment(os.environ))
+
+
+def _live(args: argparse.Namespace) -> int:
     import trio
 
     from peer.daemon.daemon import Daemon
@@ -110,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSettings:
     """What the command line says, and for each setting the environment and peer.toml.  Raises PeerError."""
-    from peer.console.display import choose_style
+    from peer.console.display import Style
     from peer.daemon.settings import DaemonSettings
     from peer.rests.judge import Limits
     from peer.settings.preferences import SETTINGS
@@ -123,7 +150,7 @@ def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSet
         data_dir=folder,
         name=preferences.name or f"peer-{peer[-6:]}",
         role=Role.SEED if preferences.role == "seed" else Role.TRAINER,
-        style=choose_style(args.headless, preferences.log_format),
+        style=Style.SILENT if args.attached else Style(preferences.log_format),
         port=preferences.port,
         threads=preferences.threads or 0,
         rounds=args.rounds,

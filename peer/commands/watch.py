@@ -27,12 +27,13 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Become the terminal interface, a program of its own."""
+    from peer.console.standard_streams import draws
     from peer.control.client import ControlClient, ControlError
     from peer.installation import child_environment
     from peer.paths import data_dir
 
     folder = data_dir(args.data_dir)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
+    if not (sys.stdin.isatty() and draws(sys.stdout)):
         raise PeerError("this is no terminal to draw on; use `peer status`, or `peer status --json`", ExitCode.USAGE)
     try:
         ControlClient(folder).status()

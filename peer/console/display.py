@@ -1,15 +1,12 @@
-"""A running peer on the terminal: log lines, JSON lines or the live view.
+"""A running peer on standard output: log lines or JSON lines.
 
-A listener of the event log like any other.  `live` and `sentences` decide what is shown, `output` what becomes of it when
-nobody reads fast enough.
+A listener of the event log like any other.  `peer.sentences` decides what is shown, `output` what becomes of it when nobody
+reads fast enough.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,56 +14,38 @@ from enum import Enum
 
 import trio
 
-from peer.console.live import View, render
 from peer.console.output import Lines, Output
 from peer.console.thinning import Thinner
 from peer.control.client import Stamped
-from peer.control.event_log import EventLog, Subscription, to_line
+from peer.control.event_log import EventLog, to_line
 from peer.formatting import naming
 from peer.sentences import level, sentence
 from protocol.events import PROGRESS, Left, LinesLost, PeerJoined
 from protocol.status import PeerStatus
 
-FRAME_S = 0.25
 ALL = math.inf
 """Events that may wait for us: we take them at once, and what waits to be written is bounded elsewhere."""
 JSON_PROGRESS_S = 1.0
 HUMAN_PROGRESS_S = 30.0
 """Seconds between two lines of progress: a program may want to draw them, a person's log is to stay readable."""
 LOST = "they could not be written as fast as they came; events.jsonl in the run's folder has them"
-ENTER = "\x1b[?1049h\x1b[?25l"
-LEAVE = "\x1b[?25h\x1b[?1049l"
-HOME = "\x1b[H"
-CLEAR_LINE = "\x1b[K"
-CLEAR_BELOW = "\x1b[J"
-BOLD, DIM, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 Status = Callable[[], PeerStatus]
 
 
 class Style(Enum):
-    """How a running peer shows itself."""
+    """How a running peer shows itself.  SILENT: not at all, for the terminal interface draws it."""
 
-    LIVE = "live"
+    SILENT = "silent"
     HUMAN = "human"
     JSON = "json"
 
 
-def choose_style(headless: bool, log_format: str) -> Style:
-    """The live view where there is a terminal that can show it, unless told otherwise."""
-    if log_format == "json":
-        return Style.JSON
-    capable = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    return Style.HUMAN if headless or not capable else Style.LIVE
-
-
 async def show(log: EventLog, style: Style, status: Status, output: Output) -> None:
     """Show what happens until cancelled or until the log closes."""
-    if style is Style.LIVE:
-        await _live(log, status, output)
-    elif style is Style.JSON:
+    if style is Style.JSON:
         await _lines(log, output, to_line, JSON_PROGRESS_S)
-    else:
+    elif style is Style.HUMAN:
         await _lines(log, output, _human_line(status()), HUMAN_PROGRESS_S)
 
 
@@ -127,40 +106,3 @@ async def _write_out(log: EventLog, lines: Lines, output: Output, line: Callable
             text = line(log.stamp(LinesLost(lost, LOST))) + "\n" + text
         if not await output.write(text):
             lines.lose(lost + 1)
-
-
-async def _live(log: EventLog, status: Status, output: Output) -> None:
-    view = View()
-    for stamped in log.recent():
-        view.apply(stamped)
-    await output.write(ENTER)
-    try:
-        with log.subscribe(ALL) as events:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_draw, view, status, output)
-                await _follow(events, view)
-                nursery.cancel_scope.cancel()
-    finally:
-        with trio.CancelScope(shield=True), trio.move_on_after(1.0):
-            await output.write(LEAVE)
-    if view.left is not None:
-        text = sentence(replace(view.left, problem=""))
-        await output.write(f"{text[:1].upper()}{text[1:]}; the same command goes on from there.\n")
-
-
-async def _follow(events: Subscription, view: View) -> None:
-    async for stamped in events:
-        view.apply(stamped)
-
-
-async def _draw(view: View, status: Status, output: Output) -> None:
-    unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    colour = "NO_COLOR" not in os.environ
-    while True:
-        view.update(status())
-        size = shutil.get_terminal_size((80, 24))
-        lines = render(view, size.columns, size.lines, clock=time.strftime("%H:%M:%S"), unicode=unicode)
-        if colour:
-            lines[0], lines[-1] = BOLD + lines[0] + PLAIN, DIM + lines[-1] + PLAIN
-        await output.write(HOME + (CLEAR_LINE + "\r\n").join(lines) + CLEAR_LINE + CLEAR_BELOW)
-        await trio.sleep(FRAME_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+from typing import TextIO
 
 
 def open_standard_streams() -> None:
@@ -29,6 +30,11 @@ def discard(descriptor: int) -> None:
     os.close(opened)
 
 
+def draws(terminal: TextIO) -> bool:
+    """Whether `terminal` is one, and can show more than lines."""
+    return terminal.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
 def wait_for_eof(descriptor: int) -> None:
     """Until there is nothing more to read there, nor ever will be; blocks."""
     while True:
@@ -41,3 +47,8 @@ def wait_for_eof(descriptor: int) -> None:
             poll.poll()
         except OSError:
             return  # a terminal that hung up
+
+
+def wait_for_a_word(descriptor: int) -> bool:
+    """Until somebody writes a byte there (true) or nobody ever will any more (false); blocks."""
+    return bool(os.read(descriptor, 1))

@@ -19,7 +19,13 @@ from peer.control.metrics import serve_metrics
 from peer.control.requests import Controls
 from peer.control.server import ControlServer
 from peer.daemon.failure import problem_of
-from peer.daemon.leave_triggers import leave_at_eof, leave_with_the_reader, obey_signals, open_signals
+from peer.daemon.leave_triggers import (
+    leave_at_eof,
+    leave_with_the_reader,
+    leave_with_the_view,
+    obey_signals,
+    open_signals,
+)
 from peer.daemon.participation import Participation
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.contacts import Contacts
@@ -73,6 +79,8 @@ class Daemon:
                 nursery.start_soon(leave_with_the_reader, self, self._output, self._settings.ignore_closed_output)
                 if self._settings.metrics_port is not None:
                     nursery.start_soon(serve_metrics, self._settings.metrics_port, self.status)
+                if self._settings.style is Style.SILENT:
+                    nursery.start_soon(leave_with_the_view, self)
                 if self._settings.until_eof:
                     nursery.start_soon(leave_at_eof, self)
                 await self._participate()

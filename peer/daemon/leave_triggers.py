@@ -12,7 +12,7 @@ from typing import Protocol
 import trio
 
 from peer.console.output import Output
-from peer.console.standard_streams import wait_for_eof
+from peer.console.standard_streams import wait_for_a_word, wait_for_eof
 from peer.daemon.failure import reader_gone
 from peer.errors import PeerError
 
@@ -50,6 +50,16 @@ async def leave_at_eof(peer: Peer) -> None:
     wait = partial(trio.to_thread.run_sync, wait_for_eof, sys.stdin.fileno())
     await wait(abandon_on_cancel=True)  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
     peer.leave()
+
+
+async def leave_with_the_view(peer: Peer) -> None:
+    """The terminal interface that started us holds our standard input, and writes there when we are to go on alone."""
+    wait = partial(trio.to_thread.run_sync, wait_for_a_word, sys.stdin.fileno())
+    if await wait(abandon_on_cancel=True):  # type: ignore[call-arg]  # libp2p brings stale stubs of trio
+        peer.notice("info", "detached from the terminal; `peer watch` shows this peer, `peer leave` stops it")
+    else:
+        peer.notice("info", "the terminal is gone; leaving")
+        peer.leave()
 
 
 async def leave_with_the_reader(peer: Peer, output: Output, ignore: bool) -> None:

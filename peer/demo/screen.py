@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from typing import Self
 
+from peer.console.standard_streams import draws
 from peer.demo.swarm import Demo, Member, Summary
 from peer.drawing import bar, fit
 from peer.formatting import clean, duration, number
@@ -17,7 +17,7 @@ class Screen:
 
     def __init__(self, demo: Demo, *, quiet: bool) -> None:
         self._demo, self._quiet = demo, quiet
-        self._redraws = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._redraws = draws(sys.stderr)
         self._unicode = (sys.stderr.encoding or "").lower().replace("-", "") == "utf8"
         self._drawn = 0
         self._told = -1
@@ -72,10 +72,12 @@ def progress_lines(demo: Demo, width: int, *, unicode: bool) -> list[str]:
 
 def member_line(member: Member, *, unicode: bool) -> str:
     """What one peer does now."""
-    status, shown = member.view.status, member.view.bar
+    status, shown = member.progress.status, member.progress.bar
     if shown is not None:
         drawn = bar(shown.done, shown.total, 12, unicode=unicode)
         return f"  {member.name}  {shown.what} {drawn} {shown.done}/{shown.total}  {shown.detail}"
+    if status is None:
+        return f"  {member.name}  starting"
     why = clean(status.why_detail or status.why_idle, 120)
     return f"  {member.name}  {status.phase}" + (f": {why}" if why else "")
 

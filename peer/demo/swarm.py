@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from peer.console.live import View
 from peer.control.client import ControlClient, ControlError, EventStream, NotRunning, Stamped
+from peer.demo.progress import Progress
 from peer.errors import ExitCode, PeerError
 from peer.installation import child_environment
 from peer.joining.run_source import start_of
@@ -51,7 +51,7 @@ class Member:
     number: int
     folder: Path
     process: subprocess.Popen[bytes]
-    view: View = field(default_factory=View)
+    progress: Progress = field(default_factory=Progress)
     digests: dict[int, str] = field(default_factory=dict)
     evals: dict[int, float] = field(default_factory=dict)
     up_bytes: dict[int, int] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Member:
 
     def apply(self, stamped: Stamped) -> None:
         """Take note of an event of this peer."""
-        self.view.apply(stamped)
+        self.progress.apply(stamped)
         match stamped.event:
             case ev.StateApplied(rounds, digest):
                 self.digests[rounds] = digest
@@ -299,7 +299,7 @@ class Demo:
     def _ask_status(self) -> None:
         for member in self.members:
             try:
-                member.view.update(ControlClient(member.folder, timeout_s=2.0).status())
+                member.progress.update(ControlClient(member.folder, timeout_s=2.0).status())
             except ControlError:
                 continue  # not there yet, or gone: `_check` tells
 

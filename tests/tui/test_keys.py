@@ -17,7 +17,7 @@ from protocol.status import PeerStatus, SwarmPeer
 from tests.protocol.example_status import OTHER, status
 from tests.tui.recording import Recorded
 from tui.app import PANELS, PeerView
-from tui.dialogs import HELP, Confirm, Help
+from tui.dialogs import KEYS, OF_A_VIEW, OF_OWN, Confirm, Help
 from tui.feed import Found, Stopped, Told
 from tui.panel import Panel
 
@@ -149,7 +149,7 @@ async def test_the_help_names_every_key_and_closes() -> None:
         await pilot.press("escape")
         assert not isinstance(view.screen, Help)
     for key in ("1 to 6", "s ", "l ", "p ", "P ", "f ", "x ", "a ", "t ", "q "):
-        assert key in HELP
+        assert key in KEYS + OF_A_VIEW + OF_OWN
 
 
 @with_textual

@@ -1,0 +1,74 @@
+"""The peer that the interface has started, and that leaves when the interface goes.
+
+A pipe to the peer's standard input is what ties them: it closes however this process ends (a closed terminal, a lost SSH
+connection, kill -9), and then the peer leaves (`peer.daemon.leave_triggers`).  A byte in it says that the peer is to go on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from peer.installation import child_environment
+
+MAX_LAST_WORDS = 4000
+"""Characters of what the peer wrote to standard error that are shown when it has ended."""
+END_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the peer ended.  words: what it said about it; empty when all was well."""
+
+    code: int
+    words: str
+
+
+class OwnPeer:
+    """Starts `peer` with these words at once, in a session of its own: the terminal's signals are the interface's."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - for the life of the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "peer", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+            env=child_environment(os.environ),
+            start_new_session=True,
+        )
+        self._asked_to_leave = 0
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it was asked to leave here."""
+        return self._asked_to_leave > 0
+
+    def ending(self) -> Ending | None:
+        """None while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        self._said.seek(0)
+        words = self._said.read(1 << 20).decode("utf-8", "replace").strip()
+        return Ending(128 - code if code < 0 else code, words[-MAX_LAST_WORDS:])
+
+    def leave(self) -> None:
+        """Ask it to leave; the second time at once, and from the third on it is killed."""
+        if self._process.poll() is None:
+            self._asked_to_leave += 1
+            self._process.send_signal(signal.SIGINT if self._asked_to_leave <= 2 else signal.SIGKILL)
+
+    def detach(self) -> None:
+        """It goes on when this process has ended."""
+        assert self._process.stdin is not None, "its standard input is a pipe"
+        try:
+            self._process.stdin.write(b"\n")
+            self._process.stdin.close()
+        except BrokenPipeError:
+            return  # it has ended; `ending` tells
