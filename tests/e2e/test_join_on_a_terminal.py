@@ -1,0 +1,127 @@
+"""`peer join` where a person types it: the interface opens, and the peer stays or goes as the person says."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from peer.control.client import ControlClient
+from protocol import events as ev
+from tests.e2e.swarm import Swarm
+from tests.e2e.terminal import Terminal, why_not
+
+WHY_NOT = why_not()
+
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
+class Volunteer:
+    """A person at a shell who joins the swarm's run."""
+
+    def __init__(self, swarm: Swarm, name: str = "volunteer", what: str = "") -> None:
+        self.swarm, self.folder = swarm, swarm.place(name)
+        join = f"{sys.executable} -m peer join {what or swarm.manifest} --local --threads 1 --data-dir {self.folder}"
+        shell = ("sh", "-c", f"{join}; echo exit code $?; cat")
+        self.terminal = Terminal(swarm.place(f"{name}'s terminal"), shell, swarm.environment, (100, 30))
+
+    def peer(self) -> psutil.Process:
+        """The peer itself, not the interface."""
+        (found,) = (each for each in self.swarm.processes() if each.cmdline()[2:4] == ["peer", "--attached"])
+        return found
+
+    def until_gone(self) -> None:
+        """Nothing of a peer or an interface is left: no process, no socket."""
+        self.swarm.until("every process has ended", lambda: not self.swarm.processes())
+        assert not list((self.swarm.folder / "runtime").rglob("*.sock"))
+
+    def said(self, kind: type[ev.Event]) -> bool:
+        """Whether the peer's log on disk has such an event."""
+        return any(f'"{kind.__name__}"' in path.read_text() for path in self.folder.rglob("events.jsonl"))
+
+
+def test_q_detaches_and_the_peer_trains_on(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        swarm.create_run()
+        ann = Volunteer(swarm)
+        with ann.terminal as terminal:
+            terminal.until("waiting for 1 more peer")
+            terminal.type("q")
+            shell = terminal.until("exit code 0").replace("\n", "")
+            assert "goes on in the background" in shell and f"peer watch --data-dir {ann.folder}" in shell
+        other = swarm.peer("other").start()
+        swarm.until("a round with the detached peer", lambda: other.commits and len(other.members_of(max(other.commits))) == 2)
+        assert ControlClient(ann.folder).status().peer in other.members_of(max(other.commits))
+        swarm.command(ann.folder, "leave")
+        assert other.leave() == 0
+        ann.until_gone()
+
+
+def test_ctrl_c_leaves_and_says_how_it_ended(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        swarm.create_run()
+        ann = Volunteer(swarm)
+        with ann.terminal as terminal:
+            terminal.until("waiting for 1 more peer")
+            terminal.type("C-c")
+            assert "goes on from there" in terminal.until("exit code 0")
+            assert ann.said(ev.Left)
+        ann.until_gone()
+
+
+def test_a_peer_that_does_not_answer_ends_with_the_third_ctrl_c(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        swarm.create_run()
+        ann = Volunteer(swarm)
+        with ann.terminal as terminal:
+            terminal.until("waiting for 1 more peer")
+            ann.peer().suspend()
+            terminal.type("C-c")
+            terminal.until("once more leaves at once")
+            terminal.type("C-c", "C-c")
+            terminal.until("exit code 137")
+        ann.until_gone()
+
+
+def test_a_closed_terminal_takes_the_peer_along(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        swarm.create_run()
+        ann = Volunteer(swarm)
+        with ann.terminal as terminal:
+            terminal.until("waiting for 1 more peer")
+        ann.until_gone()
+        assert ann.said(ev.Left), "it has said goodbye"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_the_peer_goes_with_its_interface(tmp_path: Path, number: signal.Signals) -> None:
+    with Swarm(tmp_path) as swarm:
+        swarm.create_run()
+        ann = Volunteer(swarm)
+        with ann.terminal as terminal:
+            terminal.until("waiting for 1 more peer")
+            interface = ann.peer().parent()
+            assert interface is not None
+            interface.send_signal(number)
+            swarm.until("the peer has ended", lambda: ann.said(ev.Left))
+            terminal.until("exit code")
+        ann.until_gone()
+
+
+def test_what_hinders_the_start_is_told_in_the_shell(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        swarm.create_run()
+        wrong = Volunteer(swarm, "wrong", str(tmp_path / "no such file.toml").replace(" ", "\\ "))
+        with wrong.terminal as terminal:
+            assert "peer: " in terminal.until("exit code 3")
+        first = Volunteer(swarm, "first")
+        with first.terminal as terminal:
+            terminal.until("waiting for 1 more peer")
+            again = Volunteer(swarm, "first")
+            again.terminal = Terminal(swarm.place("again"), again.terminal._command, swarm.environment, (100, 30))
+            with again.terminal as second:
+                assert "is in use by" in second.until("exit code 6").replace("\n", " ")
+            assert ControlClient(first.folder).status().phase == "waiting", "the first is not disturbed"
