@@ -143,6 +143,7 @@ def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSet
     from peer.settings.preferences import SETTINGS
     from peer.settings.sources import gather
     from protocol.run.settings import WeightSettings
+    from protocol.wire.identity import PeerId
     from protocol.wire.presence import Role
 
     preferences = gather({name: getattr(args, name) for name in SETTINGS}).preferences
@@ -163,6 +164,7 @@ def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSet
         weights=WeightSettings(preferences.keep_versions, preferences.weights_cap),
         metrics_port=preferences.metrics_port,
         announce=preferences.announce,
+        owners=tuple(PeerId(owner) for owner in preferences.owner),
         limits=Limits(preferences.schedule, preferences.max_temperature, preferences.on_battery),
     )
 

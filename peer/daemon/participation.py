@@ -16,6 +16,7 @@ from importlib import import_module
 
 import trio
 
+from peer.control.remote import Door
 from peer.daemon.ports import chosen_port
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.address_book import AddressBook
@@ -106,6 +107,7 @@ class Participation:
                 settings.down_limit,
                 InboundLimits.within(raise_open_files()),
                 announce=mapped_addresses(os.environ, port) if settings.announce is None else settings.announce,
+                serve_tls=Door(self._identity, settings.owners, settings.data_dir).serve if settings.owners else None,
             )
             self.network = network = await stack.enter_async_context(
                 open_network(self._identity, self.choice.run, self._lobby, how, emit=self._emit)

@@ -47,6 +47,7 @@ class DaemonSettings:
     weights: how much of the versions of the weights is kept.
     announce: multiaddrs at which others reach us; None for those that a provider tells.
     limits: when it rests by itself.  metrics_port: on loopback, for Prometheus.
+    owners: who may watch and steer this peer from elsewhere.
     """
 
     data_dir: Path
@@ -66,3 +67,4 @@ class DaemonSettings:
     announce: tuple[str, ...] | None = None
     limits: Limits = Limits()
     metrics_port: int | None = None
+    owners: tuple[PeerId, ...] = ()

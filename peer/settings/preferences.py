@@ -17,6 +17,7 @@ from peer.settings.values import (
     read_count,
     read_metrics_port,
     read_name,
+    read_owners,
     read_port,
     read_rate,
     read_size,
@@ -120,6 +121,13 @@ class Preferences:
     on_battery: bool = _setting(False, "compute on battery, too", read_switch, show_switch, "yes|no")
     metrics_port: int | None = _setting(
         None, "tell Prometheus's metrics on this port of 127.0.0.1 (default: not at all)", read_metrics_port
+    )
+    owner: tuple[str, ...] = _setting(
+        (),
+        "peer IDs that may watch and steer this peer from elsewhere (`peer watch ADDRESS`)",
+        read_owners,
+        ",".join,
+        "PEER",
     )
     log_format: str = _setting("human", "what log lines are", one_of(LOG_FORMATS), choices=LOG_FORMATS)
 

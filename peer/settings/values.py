@@ -95,6 +95,24 @@ def _is_address(text: str) -> bool:
     return not odd and ip.version == int(parts[1][2]) and _is_number(parts[4], 5) and 0 < int(parts[4]) < 65536
 
 
+def read_owners(text: str) -> tuple[str, ...]:
+    """Peer IDs, with commas between them."""
+    from protocol.wire.canonical import Malformed
+    from protocol.wire.identity import PeerId, public_key_of
+
+    owners = tuple(part.strip() for part in text.split(","))
+    if len(owners) > MOST_ADDRESSES:
+        raise ValueError(f"at most {MOST_ADDRESSES} owners")
+    for owner in owners:
+        try:
+            public_key_of(PeerId(owner))
+        except Malformed as error:
+            raise ValueError(
+                f"{owner or 'nothing'} is no peer ID; `peer id` shows yours on the computer you watch from"
+            ) from error
+    return owners
+
+
 def one_of(choices: Sequence[str]) -> Callable[[str], str]:
     """A reader of these words alone."""
 

@@ -53,7 +53,9 @@ def test_q_detaches_and_the_peer_trains_on(tmp_path: Path) -> None:
             shell = terminal.until("exit code 0").replace("\n", "")
             assert "goes on in the background" in shell and f"peer watch --data-dir {ann.folder}" in shell
         other = swarm.peer("other").start()
-        swarm.until("a round with the detached peer", lambda: other.commits and len(other.members_of(max(other.commits))) == 2)
+        swarm.until(
+            "a round with the detached peer", lambda: other.commits and len(other.members_of(max(other.commits))) == 2
+        )
         assert ControlClient(ann.folder).status().peer in other.members_of(max(other.commits))
         swarm.command(ann.folder, "leave")
         assert other.leave() == 0

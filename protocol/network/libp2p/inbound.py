@@ -36,6 +36,8 @@ LATE_S = 0.1
 """The processor is overloaded when a task wakes later than this."""
 OVERLOAD_S = 1.0
 """For so long after that, fewer handshakes begin."""
+TLS_FIRST_BYTE = b"\x16"
+"""Of its first record, a handshake."""
 _TCP_ESTABLISHED = 1
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,8 @@ class InboundConnections:
     """The inbound connections of one swarm.  `attach`, then `run`.
 
     members: tells members from strangers.  on_closed: told of connections that were closed, in sums.  serve_bulk: serves a
-    socket of the bulk data plane from address to its end; it authenticates itself, and has limits of its own.
+    socket of the bulk data plane from address to its end; it authenticates itself, and has limits of its own; so does what
+    serve_tls serves.
     """
 
     def __init__(
@@ -64,8 +67,10 @@ class InboundConnections:
         members: Members,
         on_closed: Callable[[StrangersClosed], None],
         serve_bulk: Callable[[trio.socket.SocketType, str], Awaitable[None]],
+        serve_tls: Callable[[trio.socket.SocketType], Awaitable[None]] | None = None,
     ) -> None:
-        self._reputation, self._on_closed, self._serve_bulk = reputation, on_closed, serve_bulk
+        self._reputation, self._on_closed = reputation, on_closed
+        self._serve_bulk, self._serve_tls = serve_bulk, serve_tls
         self._summary = CloseSummary()
         self._policy = InboundPolicy(limits, trio.current_time(), members, self._summary.count)
         self._accepted: dict[int, _Accepted] = {}
@@ -137,6 +142,9 @@ class InboundConnections:
                     if first == FIRST_BYTE:
                         self._forget(number)
                         await self._serve_bulk(accepted.sock, address)
+                    elif first == TLS_FIRST_BYTE and self._serve_tls is not None:
+                        self._forget(number)
+                        await self._serve_tls(accepted.sock)
                     elif first:
                         await self._through_all_stages(number, accepted, stream, listening_at)
         except Exception as error:  # noqa: BLE001 - the library raises anything; a connection that failed is over

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+
+import trio
 
 from protocol.network.libp2p.inbound_policy import InboundLimits
 
@@ -16,6 +19,7 @@ class NetworkSettings:
     others open to us.  congestion: the control of bulk sockets, where the kernel has it and lets us: over a long way with
     some loss BBR carries several times what CUBIC does, which most computers have as the default.  announce: multiaddrs at
     which others reach us besides those of our interfaces: a router or a provider leads from there to us.
+    serve_tls: serves a socket on which the other end begins to speak TLS; None to treat it like any other stranger.
     """
 
     listen_host: str = "0.0.0.0"
@@ -26,3 +30,4 @@ class NetworkSettings:
     inbound: InboundLimits = InboundLimits()
     congestion: str = "bbr"
     announce: tuple[str, ...] = ()
+    serve_tls: Callable[[trio.socket.SocketType], Awaitable[None]] | None = None

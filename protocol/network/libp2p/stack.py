@@ -69,7 +69,8 @@ class Stack:
         self.gossip = Gossip(self.host, run, handlers, self.reputation)
         self.bulk = Bulk(self.host, run, handlers, self.reputation, up, down, settings.congestion)
         self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, self.reputation.is_banned, self.welcome)
-        self.inbound = InboundConnections(self.reputation, settings.inbound, handlers, emit, self.bulk.accept)
+        serve = self.bulk.accept, settings.serve_tls
+        self.inbound = InboundConnections(self.reputation, settings.inbound, handlers, emit, *serve)
         self.connections = Connections(self.host.get_network(), self.reputation, self.inbound)
         self.dead_ends = DeadEnds(self.host.get_network(), self.dialer.renew, connections.close, self._on_renewed)
         reached = self.connections.__contains__

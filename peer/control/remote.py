@@ -1,0 +1,198 @@
+"""The control socket over the network, for the owner alone: TLS 1.3, and a proof by each end of the identity it has.
+
+The certificates are made for one process and certify nothing; what counts is said inside the connection.  The peer signs the
+hash of its certificate, so whoever dialled knows that nobody stands between; then the caller signs that hash and the peer's
+nonce, so the peer knows who calls and that it is for this connection.  After that the bytes are the control socket's.
+
+    peer:   nonce (32 bytes), Ed25519 signature (64)
+    caller: public key (32), Ed25519 signature (64)
+    peer:   one byte, when the caller is its owner
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import logging
+import os
+import ssl
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from peer.control.client import ControlError, socket_address
+from protocol.wire.canonical import Malformed
+from protocol.wire.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, PeerId, peer_id_of, public_key_of, verify
+
+HANDSHAKE_S = 5.0
+"""For TLS and both proofs."""
+MAX_HANDSHAKES = 8
+"""Of strangers at one time: what they cost is this, for so long."""
+MAX_CALLS = 32
+"""Connections of the owner at one time; an interface has two."""
+CHUNK_BYTES = 64 << 10
+NONCE_BYTES = 32
+PEER_SAYS, CALLER_SAYS = b"manyhands control 1, the peer: ", b"manyhands control 1, the caller: "
+WELCOME = b"\x01"
+
+log = logging.getLogger(__name__)
+
+
+class NotOurs(Exception):
+    """The other end is not who it is to be."""
+
+
+class Door:
+    """Where the owner's calls arrive.  owners: their peer IDs; `serve` each socket whose first byte is TLS's.
+
+    Each call becomes a connection to the control socket of `data_dir`, with that one's rules and limits.
+    """
+
+    def __init__(self, identity: Identity, owners: Collection[PeerId], data_dir: Path) -> None:
+        self._identity, self._owners, self._data_dir = identity, frozenset(owners), data_dir
+        self._certificate, self._context = _listening()
+        self._handshakes = self._calls = 0
+
+    async def serve(self, sock: trio.socket.SocketType) -> None:
+        """From the first byte to the end; raises nothing, and the caller closes the socket."""
+        if self._handshakes >= MAX_HANDSHAKES:
+            return
+        stream = trio.SSLStream(trio.SocketStream(sock), self._context, server_side=True)
+        try:
+            self._handshakes += 1
+            try:
+                with trio.fail_after(HANDSHAKE_S):
+                    await self._admit(stream)
+            finally:
+                self._handshakes -= 1
+            if self._calls >= MAX_CALLS:
+                return
+            self._calls += 1
+            try:
+                with socket_address(self._data_dir) as address:
+                    inside = await trio.open_unix_socket(address)
+                async with inside:
+                    await join(stream, inside)
+            finally:
+                self._calls -= 1
+        except (OSError, NotOurs, trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            log.debug("a call to the control socket was turned away: %r", error)
+
+    async def _admit(self, stream: trio.SSLStream) -> None:
+        nonce = os.urandom(NONCE_BYTES)
+        await stream.send_all(nonce + self._identity.sign(PEER_SAYS + self._certificate + nonce))
+        answer = await receive(stream, KEY_BYTES + SIGNATURE_BYTES)
+        caller = peer_id_of(answer[:KEY_BYTES])
+        if caller not in self._owners:
+            raise NotOurs(f"{caller} is not the owner")
+        if not verify(caller, answer[KEY_BYTES:], CALLER_SAYS + self._certificate + nonce):
+            raise NotOurs(f"a false proof of {caller}")
+        await stream.send_all(WELCOME)
+
+
+async def call(address: str, identity: Identity) -> trio.SSLStream:
+    """A connection to the control socket of the peer at a multiaddr, /p2p/ and its ID last.  Raises ControlError."""
+    host, port, peer = parts_of(address)
+    sock: trio.SocketStream | None = None
+    try:
+        with trio.fail_after(HANDSHAKE_S):
+            sock = await trio.open_tcp_stream(host, port)
+            stream = trio.SSLStream(sock, _calling(), server_hostname="")
+            await stream.do_handshake()
+            await _prove(stream, peer, identity)
+            return stream
+    except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
+        if sock is not None:
+            await trio.aclose_forcefully(sock)
+        raise ControlError(f"{address} does not answer; see that the peer runs and its port is forwarded") from error
+    except NotOurs as error:
+        assert sock is not None, "who is not ours has answered"
+        await trio.aclose_forcefully(sock)
+        raise ControlError(str(error)) from error
+
+
+async def _prove(stream: trio.SSLStream, peer: PeerId, identity: Identity) -> None:
+    shown = stream.getpeercert(binary_form=True)
+    assert isinstance(shown, bytes), "a server of TLS shows a certificate"
+    certificate = hashlib.sha256(shown).digest()
+    hello = await receive(stream, NONCE_BYTES + SIGNATURE_BYTES)
+    nonce, signature = hello[:NONCE_BYTES], hello[NONCE_BYTES:]
+    if not verify(peer, signature, PEER_SAYS + certificate + nonce):
+        raise NotOurs(f"what answers there is not {peer}; see `peer status` there for its address")
+    await stream.send_all(identity.public_key + identity.sign(CALLER_SAYS + certificate + nonce))
+    try:
+        await receive(stream, len(WELCOME))
+    except (trio.BrokenResourceError, NotOurs) as error:
+        raise NotOurs(
+            f"{peer} does not take you for its owner; there, `peer config owner {identity.peer_id}` and start it again"
+        ) from error
+
+
+def parts_of(address: str) -> tuple[str, int, PeerId]:
+    """IP address or name, port and peer ID of a multiaddr.  Raises ControlError."""
+    with contextlib.suppress(Malformed, ValueError):
+        _, kind, host, tcp, port, p2p, peer = address.split("/")
+        if kind in ("ip4", "ip6", "dns", "dns4", "dns6") and (tcp, p2p) == ("tcp", "p2p") and 0 < int(port) < 65536:
+            public_key_of(PeerId(peer))
+            return host, int(port), PeerId(peer)
+    raise ControlError(f"{address} is no address of a peer; give one as `peer status` shows there: /ip4/…/tcp/…/p2p/…")
+
+
+async def join(one: trio.abc.Stream, other: trio.abc.Stream) -> None:
+    """Carry bytes both ways until either end closes."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_carry, one, other, nursery.cancel_scope)
+        nursery.start_soon(_carry, other, one, nursery.cancel_scope)
+
+
+async def _carry(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, scope: trio.CancelScope) -> None:
+    with contextlib.suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+        while data := await source.receive_some(CHUNK_BYTES):
+            await sink.send_all(data)
+    scope.cancel()
+
+
+async def receive(stream: trio.abc.ReceiveStream, size: int) -> bytes:
+    """So many bytes.  Raises `NotOurs` when the stream ends before."""
+    data = b""
+    while len(data) < size:
+        more = await stream.receive_some(size - len(data))
+        if not more:
+            raise NotOurs("the connection was closed")
+        data += more
+    return data
+
+
+def _calling() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # who it is, it proves by its signature of the certificate
+    return context
+
+
+def _listening() -> tuple[bytes, ssl.SSLContext]:
+    """A new certificate's SHA-256, and a context that shows it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([])
+    always = datetime.datetime(2000, 1, 1), datetime.datetime(2100, 1, 1)  # noqa: DTZ001 - nobody looks at it
+    certificate = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), *always).sign(
+        key, hashes.SHA256()
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
+    with tempfile.NamedTemporaryFile() as file:  # readable by us alone; the library takes a path and nothing else
+        file.write(
+            key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        )
+        file.write(certificate.public_bytes(serialization.Encoding.PEM))
+        file.flush()
+        context.load_cert_chain(file.name)
+    return certificate.fingerprint(hashes.SHA256()), context
