@@ -1,1 +1,1 @@
-"""The client of manyhands: command line, daemon, control socket, live view."""
+"""The client of manyhands: command line, daemon, control socket."""

@@ -1,6 +1,6 @@
 """What is drawn with characters: bars, curves in a row, and text cut to the columns that it takes.
 
-Pure, and light: the terminal interface, the live view and the demo draw with it.
+Pure, and light: the terminal interface and the demo draw with it.
 """
 
 from __future__ import annotations

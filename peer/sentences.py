@@ -1,6 +1,6 @@
 """Events as a person reads them: a sentence, and how serious it is.
 
-Decides words only; used by the log lines of a headless peer, the live view and `peer leave`.
+Decides words only; used by the log lines of a headless peer, the terminal interface and `peer leave`.
 """
 
 from __future__ import annotations

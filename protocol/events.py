@@ -1,6 +1,6 @@
 """The one stream of events: everything a person or a test can learn about a running peer.
 
-Small frozen dataclasses that import nothing heavy, so that the live view, the TUI and the tests can read them.
+Small frozen dataclasses that import nothing heavy, so that the terminal interface and the tests can read them.
 `to_fields` and `protocol.event_reading` are the form on the control socket and in the event log: a flat map with the class's
 name under "event"; docs/events.md is its schema.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes, times are
 seconds, losses are nats a token.

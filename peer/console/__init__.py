@@ -1,1 +1,1 @@
-"""What a person or a program reads of a peer: sentences, log lines, JSON, the live view, and the output they go to."""
+"""What a person or a program reads of a peer: log lines, JSON, and the output they go to."""

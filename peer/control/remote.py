@@ -32,8 +32,8 @@ from protocol.wire.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, PeerId,
 
 HANDSHAKE_S = 5.0
 """For TLS and both proofs."""
-MAX_HANDSHAKES = 8
-"""Of strangers at one time: what they cost is this, for so long."""
+MAX_HANDSHAKES = 64
+"""At one time; one more ends the oldest, so that strangers who say nothing keep nobody out."""
 MAX_CALLS = 32
 """Connections of the owner at one time; an interface has two."""
 CHUNK_BYTES = 64 << 10
@@ -57,32 +57,40 @@ class Door:
     def __init__(self, identity: Identity, owners: Collection[PeerId], data_dir: Path) -> None:
         self._identity, self._owners, self._data_dir = identity, frozenset(owners), data_dir
         self._certificate, self._context = _listening()
-        self._handshakes = self._calls = 0
+        self._handshakes: dict[trio.CancelScope, None] = {}
+        self._calls = 0
 
     async def serve(self, sock: trio.socket.SocketType) -> None:
         """From the first byte to the end; raises nothing, and the caller closes the socket."""
-        if self._handshakes >= MAX_HANDSHAKES:
-            return
         stream = trio.SSLStream(trio.SocketStream(sock), self._context, server_side=True)
         try:
-            self._handshakes += 1
-            try:
-                with trio.fail_after(HANDSHAKE_S):
-                    await self._admit(stream)
-            finally:
-                self._handshakes -= 1
-            if self._calls >= MAX_CALLS:
-                return
-            self._calls += 1
-            try:
-                with socket_address(self._data_dir) as address:
-                    inside = await trio.open_unix_socket(address)
-                async with inside:
-                    await join(stream, inside)
-            finally:
-                self._calls -= 1
-        except (OSError, NotOurs, trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            if await self._is_owners(stream) and self._calls < MAX_CALLS:
+                self._calls += 1
+                try:
+                    await self._lead_inside(stream)
+                finally:
+                    self._calls -= 1
+        except (OSError, NotOurs, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             log.debug("a call to the control socket was turned away: %r", error)
+
+    async def _is_owners(self, stream: trio.SSLStream) -> bool:
+        """False when it took too long, or too many others came meanwhile.  Raises what a stream raises, and `NotOurs`."""
+        if len(self._handshakes) >= MAX_HANDSHAKES:
+            next(iter(self._handshakes)).cancel()
+        with trio.move_on_after(HANDSHAKE_S) as scope:
+            self._handshakes[scope] = None
+            try:
+                await self._admit(stream)
+                return True
+            finally:
+                del self._handshakes[scope]
+        return False
+
+    async def _lead_inside(self, stream: trio.SSLStream) -> None:
+        with socket_address(self._data_dir) as address:
+            inside = await trio.open_unix_socket(address)
+        async with inside:
+            await join(stream, inside)
 
     async def _admit(self, stream: trio.SSLStream) -> None:
         nonce = os.urandom(NONCE_BYTES)
@@ -99,21 +107,20 @@ class Door:
 async def call(address: str, identity: Identity) -> trio.SSLStream:
     """A connection to the control socket of the peer at a multiaddr, /p2p/ and its ID last.  Raises ControlError."""
     host, port, peer = parts_of(address)
-    sock: trio.SocketStream | None = None
     try:
         with trio.fail_after(HANDSHAKE_S):
             sock = await trio.open_tcp_stream(host, port)
-            stream = trio.SSLStream(sock, _calling(), server_hostname="")
-            await stream.do_handshake()
-            await _prove(stream, peer, identity)
+            try:
+                stream = trio.SSLStream(sock, _calling())
+                await stream.do_handshake()
+                await _prove(stream, peer, identity)
+            except BaseException:
+                await trio.aclose_forcefully(sock)
+                raise
             return stream
     except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
-        if sock is not None:
-            await trio.aclose_forcefully(sock)
         raise ControlError(f"{address} does not answer; see that the peer runs and its port is forwarded") from error
     except NotOurs as error:
-        assert sock is not None, "who is not ours has answered"
-        await trio.aclose_forcefully(sock)
         raise ControlError(str(error)) from error
 
 

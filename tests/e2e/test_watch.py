@@ -55,3 +55,30 @@ def test_watching_needs_a_peer_and_a_terminal(tmp_path: Path) -> None:
         command = f"{sys.executable} -m peer watch --data-dir {nobody.folder}; echo exit code $?; cat"
         with Terminal(swarm.place("t1"), ("sh", "-c", command), swarm.environment, (100, 10)) as terminal:
             assert "start it with `peer join`" in terminal.until("exit code 5").replace("\n", "")
+
+
+def test_an_owner_watches_and_pauses_a_peer_elsewhere(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        swarm.create_run()
+        home = swarm.place("home")
+        owner = swarm.command(home, "id").split()[-1]
+        far = swarm.peer("far").start("--owner", owner)
+        swarm.until("it waits for others", lambda: far.heard(ev.PhaseChanged))
+        (address, *_) = far.status()["addresses"]
+        command = (sys.executable, "-m", "peer", "watch", address, "--data-dir", str(home))
+        with Terminal(swarm.place("t1"), command, swarm.environment, (100, 30)) as terminal:
+            terminal.until("waiting for 1 more peer")
+            terminal.type("p")
+            swarm.until("the pause", lambda: far.heard(ev.PhaseChanged)[-1].phase == "paused")
+            terminal.until("PAUSED paused by you")
+            far.kill()
+            terminal.until("peer stopped")
+            far.start("--owner", owner, "--port", address.split("/")[4])
+            terminal.until("waiting for 1 more peer")
+            terminal.type("q")
+            terminal.until_ended()
+        stranger = ("watch", address, "--data-dir", str(swarm.place("stranger")))
+        shell = f"{sys.executable} -m peer {' '.join(stranger)}; echo exit code $?; cat"
+        with Terminal(swarm.place("t2"), ("sh", "-c", shell), swarm.environment, (100, 10)) as terminal:
+            assert "does not take you for its owner" in terminal.until("exit code 5").replace("\n", "")
+        assert far.leave() == 0
