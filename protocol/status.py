@@ -1,4 +1,4 @@
-"""What `peer status --json` shows: one definition for the node, the daemon, the commands, the terminal interface and the demo.
+"""What `peer status --json` shows: one definition for the node, the daemon, the commands, the interface and the demo.
 
 Frozen dataclasses that import nothing heavy.  `to_fields` is the form on the control socket and in JSON: the fields' names
 are its keys, in this order; docs/commands.md explains each.  Peers are peer IDs, hashes are hexadecimal, sizes are bytes,

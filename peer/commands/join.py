@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peer.commands import Subparsers
-    from peer.daemon.settings import DaemonSettings, RunChoice
+    from peer.daemon.settings import DaemonSettings
     from protocol.wire.identity import PeerId
 
 
@@ -109,6 +109,7 @@ def _become_interface(folder: Path) -> NoReturn:
 def _live(args: argparse.Namespace) -> int:
     import trio
 
+    from peer.daemon.choice import choose
     from peer.daemon.daemon import Daemon
     from peer.daemon.failure import problem_of
     from peer.keyfile import IdentityLocked, identity_lock, load_or_create_identity
@@ -116,7 +117,7 @@ def _live(args: argparse.Namespace) -> int:
 
     folder = make_private(data_dir(args.data_dir))
     identity = load_or_create_identity(folder)
-    choice = _choose(args.what or os.environ.get("PEER_RUN") or None, folder, identity.peer_id)
+    choice = choose(args.what or os.environ.get("PEER_RUN") or None, folder, identity.peer_id)
     settings = _settings(args, folder, identity.peer_id)
 
     _log_to(folder)
@@ -177,23 +178,6 @@ def _log_to(folder: Path) -> None:
     handler = RotatingFileHandler(folder / "libraries.log", maxBytes=1 << 20, backupCount=1, delay=True)
     line = "%(asctime)s %(name)s %(message)s"
     logging.basicConfig(handlers=[handler], level=logging.WARNING, format=line, force=True)
-
-
-def _choose(what: str | None, folder: Path, peer: PeerId) -> RunChoice:
-    """The run that the command line names."""
-    from peer.daemon.settings import RunChoice
-    from peer.joining.run_source import find_run, stored_manifest
-    from protocol.run.invitation import Invitation
-    from protocol.run.manifest import demo_manifest
-    from protocol.wire.hashes import Hash
-    from protocol.wire.identity import PeerId
-
-    found = demo_manifest() if what is None else find_run(what, folder, founding=True)
-    if not isinstance(found, Invitation):
-        return RunChoice(found.run, PeerId(found.manifest.organiser), found)
-    known = stored_manifest(Hash(found.run), folder)
-    addresses, proof = tuple(found.addresses), found.proof_for(peer)
-    return RunChoice(Hash(found.run), PeerId(found.organiser), known, addresses, proof, found.anchor)
 
 
 def _count(text: str) -> int:

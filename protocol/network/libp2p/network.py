@@ -96,6 +96,11 @@ class Libp2pNetwork:
         """Which of our addresses others reach, as far as they were asked."""
         return self._stack.inquiry.now if self._stack is not None else Reachability({})
 
+    async def ask_reachability(self) -> None:
+        """Ask some peers now; takes seconds."""
+        if self._stack is not None:
+            await self._stack.inquiry.inquire()
+
     def _ports(self) -> list[int]:
         """Those at which others may find us: ours, and those that lead to it from outside."""
         return [self._port, *(int(address.split("/")[4]) for address in self._settings.announce)]

@@ -18,7 +18,7 @@ from peer.control.client import ControlClient, ControlError
 from peer.control.event_log import EventLog
 from peer.control.remote import CALLER_SAYS, Door, call, parts_of
 from peer.control.server import ControlServer
-from protocol.wire.identity import Identity
+from protocol.wire.identity import SIGNATURE_BYTES, Identity
 from tests.protocol.example_status import status
 
 PATIENCE_S = 300.0
@@ -98,7 +98,7 @@ def test_a_proof_for_another_connection_is_worth_nothing(tmp_path: Path) -> None
     async def body(place: Place) -> None:
         stream = trio.SSLStream(await trio.open_tcp_stream("127.0.0.1", place.port), remote._calling())
         await stream.do_handshake()
-        await remote.receive(stream, remote.NONCE_BYTES + remote.SIGNATURE_BYTES)
+        await remote.receive(stream, remote.NONCE_BYTES + SIGNATURE_BYTES)
         await stream.send_all(OWNER.public_key + OWNER.sign(CALLER_SAYS + bytes(32) + bytes(remote.NONCE_BYTES)))
         with pytest.raises((trio.BrokenResourceError, remote.NotOurs)):
             await remote.receive(stream, 1)

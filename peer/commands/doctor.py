@@ -1,0 +1,72 @@
+"""`peer doctor`: whether this computer can take part, and what it would contribute."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from peer.commands import add_command
+from peer.errors import ExitCode
+
+if TYPE_CHECKING:
+    from peer.commands import Subparsers
+
+
+def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
+    parser = add_command(
+        subparsers,
+        "doctor",
+        "check this computer, its network and the way into a run",
+        run,
+        epilog="Takes about half a minute.  Exit code 0 when nothing hinders this computer, else 1.",
+    )
+    parser.add_argument(
+        "what",
+        metavar="WHAT",
+        nargs="?",
+        help="as for `peer join`; default: the run of the peer here, else the demo (PEER_RUN)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--anew", action="store_true", help="measure how fast it trains again, too")
+    parser.add_argument("--local", action="store_true", help="meet only peers on this computer")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look at everything, and print it."""
+    from functools import partial
+
+    import trio
+
+    from peer.console.plain_json import print_json
+    from peer.daemon.choice import choose
+    from peer.doctor.examination import Examination
+    from peer.doctor.report import Progress, fields, lines, may_take_part
+    from peer.paths import data_dir, make_private
+    from peer.settings.provider import mapped_addresses
+    from peer.settings.sources import gather
+
+    folder = make_private(data_dir(args.data_dir))
+    preferences = gather({}).preferences
+    progress = Progress()
+    announce, what = preferences.announce, args.what or os.environ.get("PEER_RUN") or None
+    examination = Examination(
+        folder,
+        preferences,
+        partial(choose, what, folder),
+        progress.say,
+        named=what is not None,
+        anew=args.anew,
+        local=args.local,
+        announce=mapped_addresses(os.environ, preferences.port or 4001) if announce is None else announce,
+    )
+    try:
+        checks = trio.run(examination.run)
+    finally:
+        progress.end()
+    if args.json:
+        print_json(fields(checks))
+    else:
+        print("\n".join(lines(checks)))
+    return ExitCode.OK if may_take_part(checks) else ExitCode.FAILED

@@ -1,0 +1,1 @@
+"""`peer doctor`: whether this computer can take part, what hinders it, and what it would contribute."""

@@ -1,0 +1,155 @@
+"""What is looked at on this computer alone.  Blocking; each takes a moment, the speeds two seconds."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import sys
+import time
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+from peer.bench.disk import measure_disk
+from peer.doctor.check import Check, Verdict, at_least, ok
+from peer.errors import PeerError
+from peer.formatting import size
+from peer.resources.check import STATES_ON_DISK
+from peer.resources.computer import available_memory, usable_cores
+from peer.resources.gpu import free_gpu_memory
+from peer.resources.memory import memory_need
+from protocol.run.manifest import RunManifest
+from protocol.wire.presence import Role
+
+LEAST_PYTHON = (3, 11)
+LEAST_DISK_RATE = 20e6
+"""Bytes a second; below it a round waits for its state to be written."""
+LEAST_COPY_RATE = 1e9
+COPIED_BYTES = 64 << 20
+EARLIEST = 1_767_225_600.0
+"""2026 in unix seconds: before this software was made."""
+TIMEX_BYTES = 512
+"""More than the C library's `struct timex` has anywhere."""
+NOT_SYNCHRONISED = 5
+
+
+def python() -> Check:
+    """The interpreter."""
+    found = platform.python_version()
+    limit = ".".join(map(str, LEAST_PYTHON))
+    if sys.version_info >= LEAST_PYTHON:
+        return ok("python", f"{found}, {platform.system()} {platform.machine()}", f"at least {limit}")
+    return Check("python", Verdict.FAIL, found, f"at least {limit}", f"install manyhands with Python {limit} or later")
+
+
+def torch() -> Check:
+    """The package that trains, as installed; it is not loaded here."""
+    try:
+        return ok("torch", version_of("torch"))
+    except PackageNotFoundError:
+        return Check("torch", Verdict.FAIL, "not installed", "", "install manyhands again, in an environment of its own")
+
+
+def gpu(free: int | None = None) -> list[Check]:
+    """The NVIDIA GPU, its driver, and triton, which fast kernels need."""
+    free = free_gpu_memory() if free is None else free
+    if free is None:
+        remedy = (
+            "nothing to do without an NVIDIA GPU; with one, install a CUDA build of torch and see that `nvidia-smi` works"
+        )
+        return [Check("gpu", Verdict.WARN, "none that torch could use; the trainer computes on the CPU", "", remedy)]
+    name, driver = _gpu_name()
+    checks = [ok("gpu", f"{name}, driver {driver}, {size(free)} free")]
+    try:
+        checks.append(ok("triton", version_of("triton")))
+    except PackageNotFoundError:
+        checks.append(Check("triton", Verdict.WARN, "not installed", "", "pip install triton, for faster kernels"))
+    return checks
+
+
+def _gpu_name() -> tuple[str, str]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            return _text(pynvml.nvmlDeviceGetName(handle)), _text(pynvml.nvmlSystemGetDriverVersion())
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return "unnamed", f"unknown ({error})"
+
+
+def _text(told: str | bytes) -> str:
+    return told.decode("utf-8", "replace") if isinstance(told, bytes) else told
+
+
+def clock(now: float | None = None) -> Check:
+    """Expiry of invitations is by the clock; nothing in a round is."""
+    now = time.time() if now is None else now
+    shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
+    if now < EARLIEST:
+        remedy = "set this computer's clock; invitations end by it"
+        return Check("clock", Verdict.FAIL, shown, "not before this software was made", remedy)
+    if not _is_synchronised():
+        return Check("clock", Verdict.WARN, f"{shown}, not synchronised", "kept by NTP", "switch network time on")
+    return ok("clock", shown, "kept by NTP")
+
+
+def _is_synchronised() -> bool:
+    """As the kernel says; true where it cannot be asked."""
+    try:
+        found = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return True
+    return bool(found != NOT_SYNCHRONISED)
+
+
+def disk(folder: Path, manifest: RunManifest) -> list[Check]:
+    """Room for the run, and how fast it is written."""
+    remedy = "make room or choose another --data-dir"
+    free = shutil.disk_usage(folder).free
+    room = at_least("disk space", free, STATES_ON_DISK * manifest.state_bytes, size, remedy, Verdict.FAIL)
+    try:
+        speed = measure_disk(folder)
+    except (PeerError, OSError) as error:
+        said = error.text if isinstance(error, PeerError) else f"{error.strerror or error}"
+        return [room, Check("disk speed", Verdict.FAIL, said, "", remedy)]
+    slow = "put --data-dir on a faster disk"
+    return [room, at_least("disk speed", speed.write_bytes_per_s, LEAST_DISK_RATE, _rate, slow, Verdict.WARN)]
+
+
+def memory(manifest: RunManifest, role: Role, gpu_free: int | None) -> list[Check]:
+    """Of the computer and of the GPU, against what the run takes."""
+    need = memory_need(manifest, role, "cpu" if gpu_free is None else "cuda")
+    seed = memory_need(manifest, Role.SEED).host
+    serve = f", join as a seed (--role seed, {size(seed)})" if role is not Role.SEED and seed <= available_memory() else ""
+    remedy = f"close other programs{serve}, or join a smaller run"
+    found = [at_least("memory", available_memory(), need.host, size, remedy, Verdict.FAIL)]
+    if gpu_free is not None and role is not Role.SEED:
+        found.append(at_least("gpu memory", gpu_free, need.gpu, size, remedy, Verdict.FAIL))
+    return found
+
+
+def memory_speed() -> Check:
+    """How fast one core copies: averaging and hashing are as fast as that at best."""
+    source, target = bytearray(os.urandom(1 << 20)) * (COPIED_BYTES >> 20), bytearray(COPIED_BYTES)
+    rates = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        memoryview(target)[:] = source
+        rates.append(COPIED_BYTES / max(time.perf_counter() - begun, 1e-9))
+    remedy = "stop what else keeps this computer busy"
+    return at_least("memory speed", max(rates), LEAST_COPY_RATE, _rate, remedy, Verdict.WARN)
+
+
+def cores() -> Check:
+    """Those that this computer, or its container, gives."""
+    return ok("cores", str(usable_cores()))
+
+
+def _rate(count: float) -> str:
+    return f"{size(count)}/s"

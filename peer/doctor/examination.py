@@ -1,0 +1,179 @@
+"""All checks, one after the other, each with a deadline, and none that could end the others.
+
+What needs the swarm is asked of the peer that runs here, where one does; else this process visits the swarm itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from peer.bench.figures import TrainingSpeed
+from peer.control.client import ControlClient, ControlError
+from peer.daemon.settings import RunChoice
+from peer.doctor import computer, running
+from peer.doctor.check import Check, Verdict, ok
+from peer.doctor.training import training
+from peer.doctor.visit import Findings, Visit, visit
+from peer.errors import PeerError
+from peer.keyfile import KeyfileError, identity_lock, load_or_create_identity
+from peer.resources.gpu import free_gpu_memory
+from peer.settings.preferences import Preferences
+from protocol.run.manifest import RunManifest, demo_manifest
+from protocol.status import PeerStatus
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.presence import Role
+
+CHECK_S = 30.0
+VISIT_S = 90.0
+TRAINING_S = 90.0
+NOT_MEASURED = Check(
+    "lines",
+    Verdict.UNKNOWN,
+    "not measured while no peer runs here",
+    "",
+    "join, then run this again, or `peer bench --only lines`",
+)
+
+
+@dataclass
+class Examination:
+    """What is examined.  choose: finds out which run is meant; raises PeerError.  named: whether the
+    person named it; otherwise it is that of the peer that runs here, if one does.  on_begin: told what is looked at now."""
+
+    folder: Path
+    preferences: Preferences
+    choose: Callable[[PeerId], RunChoice]
+    on_begin: Callable[[str], None]
+    named: bool = False
+    anew: bool = False
+    local: bool = False
+    announce: tuple[str, ...] = ()
+    checks: list[Check] = field(default_factory=list)
+
+    async def run(self) -> list[Check]:
+        """Every check, in the order in which they are shown."""
+        for name, check in (("python", computer.python), ("torch", computer.torch), ("clock", computer.clock)):
+            await self._thread(name, check)
+        gpu_free = free_gpu_memory()
+        await self._thread("gpu", partial(computer.gpu, gpu_free))
+        await self._thread("cores", computer.cores)
+        await self._thread("memory speed", computer.memory_speed)
+        found = await self._swarm()
+        manifest = found.signed.manifest if found.signed is not None else demo_manifest().manifest
+        role = Role.SEED if self.preferences.role == "seed" else Role.TRAINER
+        await self._thread("memory", partial(computer.memory, manifest, role, gpu_free))
+        await self._thread("disk space", partial(computer.disk, self.folder, manifest))
+        await self._estimate(manifest, found.rates)
+        return self.checks
+
+    async def _swarm(self) -> Findings:
+        """The run, the identity, and what the others say."""
+        found = Findings()
+        try:
+            identity = load_or_create_identity(self.folder)
+            choice = self.choose(identity.peer_id)
+        except (PeerError, KeyfileError, OSError, ValueError) as error:
+            self._failed("identity" if isinstance(error, KeyfileError) else "run", error)
+            return found
+        status = self._status()
+        if status is not None:
+            self.checks.append(ok("identity", f"{identity.peer_id}, held by the peer that runs here ({status.pid})"))
+            if self.named and status.run != choice.run.hex():
+                remedy = "stop it with `peer leave`, or give this one its own folder with --data-dir"
+                self.checks.append(Check("run", Verdict.FAIL, "the peer here takes part in another run", "", remedy))
+                return found
+            found = await trio.to_thread.run_sync(running.ask_the_peer, status, self.folder)
+            self.checks += [*_run(found), *found.checks]
+            await self._thread("lines", partial(running.lines, status, self.folder))
+            return found
+        try:
+            with identity_lock(self.folder):
+                self.checks.append(ok("identity", identity.peer_id))
+                found = await self._visit(identity, choice)
+        except KeyfileError as error:
+            self._failed("identity", error)
+            return found
+        self.checks += [*_run(found), *found.checks, NOT_MEASURED]
+        return found
+
+    async def _visit(self, identity: Identity, choice: RunChoice) -> Findings:
+        role = Role.SEED if self.preferences.role == "seed" else Role.TRAINER
+        how = Visit(self.folder, identity, choice, role, self.preferences.port, self.announce, self.local)
+        self.on_begin("the swarm")
+        with trio.move_on_after(VISIT_S):
+            return await visit(how)
+        return Findings([Check("peers", Verdict.FAIL, f"no end within {VISIT_S:.0f} s", "", "try again")], choice.signed)
+
+    async def _estimate(self, manifest: RunManifest, rates: Mapping[PeerId, float]) -> None:
+        if self.preferences.role == "seed":
+            return
+        speed: TrainingSpeed | None = None
+        self.on_begin("training")
+        with trio.move_on_after(TRAINING_S) as scope:
+            check, speed = await training(self.folder, anew=self.anew)
+            self.checks.append(check)
+        if scope.cancelled_caught:
+            remedy = "stop what else keeps this computer busy, and try again"
+            self.checks.append(Check("training", Verdict.WARN, f"no result within {TRAINING_S:.0f} s", "", remedy))
+        if speed is not None:
+            self.checks.append(estimate(speed, manifest, rates))
+
+    def _status(self) -> PeerStatus | None:
+        with suppress(ControlError):
+            return ControlClient(self.folder).status()
+        return None
+
+    async def _thread(self, name: str, work: Callable[[], Check | list[Check]]) -> None:
+        """What blocks; an answer that does not come, or a fault, is a check of its own."""
+        self.on_begin(name)
+
+        async def look() -> Check | list[Check]:
+            return await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # type: ignore[call-arg]  # stale stubs
+
+        self.checks += await _guarded(name, look)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        text = error.text if isinstance(error, PeerError) else str(error)
+        value, _, remedy = text.partition("; ")
+        self.checks.append(Check(name, Verdict.FAIL, value, "", remedy or "see `peer join --help`"))
+
+
+async def _guarded(name: str, look: Callable[[], Awaitable[Check | list[Check]]]) -> list[Check]:
+    try:
+        with trio.fail_after(CHECK_S):
+            found = await look()
+    except trio.TooSlowError:
+        return [
+            Check(
+                name, Verdict.UNKNOWN, f"no answer within {CHECK_S:.0f} s", "", "try again when this computer is less busy"
+            )
+        ]
+    except Exception as error:  # noqa: BLE001 - a check that fails in an unforeseen way must not hide the others
+        return [
+            Check(name, Verdict.UNKNOWN, f"{type(error).__name__}: {error}", "", "run it again with --debug, and report it")
+        ]
+    return found if isinstance(found, list) else [found]
+
+
+def _run(found: Findings) -> list[Check]:
+    """Which run was looked at."""
+    if found.signed is None:
+        return []
+    manifest = found.signed.manifest
+    return [ok("run", f"{manifest.name} ({found.signed.run.hex()[:12]}), {manifest.parameters / 1e6:.1f} M parameters")]
+
+
+def estimate(speed: TrainingSpeed, manifest: RunManifest, rates: Mapping[PeerId, float]) -> Check:
+    """The part of the swarm's tokens that this computer would give, from what its peers say that they compute."""
+    mine, others = speed.tokens_per_s * speed.parameters / manifest.parameters, sum(rates.values())
+    about = f"about {mine:.0f} tokens/s" if mine >= 10 else f"about {mine:.2g} tokens/s"
+    if not others:
+        return ok("estimate", f"this computer would give {about}; nobody else was heard training")
+    share = 100 * mine / (mine + others)
+    return ok("estimate", f"this computer would contribute about {share:.2g} % of the swarm's tokens, {about}")

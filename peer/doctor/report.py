@@ -1,0 +1,54 @@
+"""The checks as lines for a person, and as one JSON object for a program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from peer.console.standard_streams import draws
+from peer.doctor.check import Check, Verdict
+from peer.formatting import clean
+
+MARKS = {Verdict.OK: "ok", Verdict.WARN: "WARN", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "?"}
+
+
+def may_take_part(checks: Sequence[Check]) -> bool:
+    """Whether nothing hinders this computer."""
+    return all(check.verdict is not Verdict.FAIL for check in checks)
+
+
+def fields(checks: Sequence[Check]) -> dict[str, Any]:
+    """For JSON."""
+    return {"ok": may_take_part(checks), "checks": [check.to_fields() for check in checks]}
+
+
+def lines(checks: Sequence[Check]) -> list[str]:
+    """A line a check, a second one with what can be done, and the result."""
+    width = max((len(check.name) for check in checks), default=0)
+    found = list[str]()
+    for check in checks:
+        limit = f"  ({clean(check.limit, 80)})" if check.limit else ""
+        found.append(f"{MARKS[check.verdict]:<5}{check.name:<{width}}  {clean(check.value, 300)}{limit}")
+        if check.remedy:
+            found.append(f"     {'':<{width}}  -> {clean(check.remedy, 300)}")
+    failing = [check.name for check in checks if check.verdict is Verdict.FAIL]
+    result = f"This computer cannot take part yet: {', '.join(failing)}." if failing else "This computer can take part."
+    return [*found, "", result]
+
+
+class Progress:
+    """Says on the terminal what is looked at; where standard error is none, nothing."""
+
+    def __init__(self) -> None:
+        self._draws = draws(sys.stderr)
+
+    def say(self, what: str) -> None:
+        """Now."""
+        if self._draws:
+            print(f"\r\x1b[Klooking at {what} …", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Take the line away."""
+        if self._draws:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,203 @@
+"""A visit to the swarm: whether its peers answer, have us, and reach us; nothing is fetched but the manifest.
+
+The visitor greets like any peer, listens for a few heartbeats, and says nothing itself.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+import trio
+
+from peer.daemon.ports import chosen_port
+from peer.daemon.settings import RunChoice
+from peer.discovery.search import Search
+from peer.doctor.check import Check, Verdict, ok
+from peer.formatting import short
+from peer.joining.lobby import Lobby, fetch_manifest
+from peer.joining.standing import find_standing
+from peer.paths import run_dir
+from protocol.network.interface import Acceptance, NetworkError, Refused
+from protocol.network.libp2p.dial_back import Verdict as Reached
+from protocol.network.libp2p.network import Libp2pNetwork, open_network
+from protocol.network.libp2p.reachability import Reachability, is_public
+from protocol.network.libp2p.settings import NetworkSettings
+from protocol.run.greeting import make_hello
+from protocol.run.manifest import SignedManifest
+from protocol.version import version
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.messages import unpack
+from protocol.wire.presence import Heartbeat, Role
+
+MEET_S = 20.0
+"""For a first peer to answer, and to give the manifest."""
+LISTEN_S = 5.0
+"""Two heartbeats of everybody."""
+GREET_S = 10.0
+MOST_HEARD = 1024
+MOST_GREETED = 8
+
+
+@dataclass
+class Visit:
+    """How to visit.  port, local: as for `peer join`."""
+
+    folder: Path
+    identity: Identity
+    choice: RunChoice
+    role: Role
+    port: int | None
+    announce: tuple[str, ...]
+    local: bool = False
+
+
+@dataclass
+class Findings:
+    """What was found out.  rates: tokens a second of the peers that were heard."""
+
+    checks: list[Check] = field(default_factory=list)
+    signed: SignedManifest | None = None
+    rates: dict[PeerId, float] = field(default_factory=dict)
+
+
+class _Visitor(Lobby):
+    """Listens for heartbeats."""
+
+    def __init__(self, run: Hash, rates: dict[PeerId, float]) -> None:
+        super().__init__()
+        self._run, self._rates = run, rates
+
+    def on_gossip(self, forwarder: PeerId, data: bytes) -> Acceptance:
+        """Remember what peers say that they compute; forward nothing."""
+        try:
+            sender, body, _ = unpack(data, self._run)
+        except Malformed:
+            return Acceptance.IGNORE
+        if isinstance(body, Heartbeat) and (sender in self._rates or len(self._rates) < MOST_HEARD):
+            self._rates[sender] = max(0.0, float(body.tokens_per_s))
+        return Acceptance.IGNORE
+
+
+async def visit(how: Visit) -> Findings:
+    """Go there and come back; every problem is a check that fails.  The caller holds the identity's lock."""
+    found = Findings(signed=how.choice.signed)
+    await trio.to_thread.run_sync(import_module, "libp2p")
+    host = "127.0.0.1" if how.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
+    try:
+        with chosen_port(how.port, how.local) as port:
+            settings = NetworkSettings(host, port, not how.local, announce=how.announce)
+            visitor = _Visitor(how.choice.run, found.rates)
+            async with open_network(how.identity, how.choice.run, visitor, settings) as network:
+                found.checks.append(ok("port", network.addresses()[0].split("/")[4]))
+                await _meet(how, network, found)
+    except NetworkError as error:
+        remedy = "stop the other program, or choose another port with --port or `peer config port`"
+        found.checks.append(Check("port", Verdict.FAIL, str(error).partition(";")[0], "free", remedy))
+    return found
+
+
+async def _meet(how: Visit, network: Libp2pNetwork, found: Findings) -> None:
+    network.remember(how.choice.addresses)
+    search = Search(network, how.choice.addresses, lambda event: None, lambda: False)
+    signed, waits = how.choice.signed, [""]
+    with trio.move_on_after(MEET_S):
+        if signed is None:
+            signed = await fetch_manifest(network, how.choice.run, how.choice.organiser, waits.append)
+        else:
+            while not network.connected():
+                await trio.sleep(0.1)
+    if signed is None or not network.connected():
+        found.checks.append(_nobody(how, search))
+        return
+    found.signed = signed
+    found.checks.append(ok("peers", f"{len(network.connected())} answered"))
+    admitted = await _admission(how, signed)
+    found.checks.append(admitted or await _greet(how, signed, network))
+    await trio.sleep(LISTEN_S)
+    await network.ask_reachability()
+    found.checks += reachable(network.reachability(), how.announce)
+
+
+def _nobody(how: Visit, search: Search) -> Check:
+    if not how.choice.addresses:
+        remedy = "nothing to do when you are the first; else join with an invitation of somebody who takes part"
+        return Check("peers", Verdict.WARN, "nobody of this run on this computer or network", "at least 1", remedy)
+    said, _, remedy = search.failure(MEET_S).partition("; ")
+    return Check("peers", Verdict.FAIL, said, "at least 1", remedy)
+
+
+async def _admission(how: Visit, signed: SignedManifest) -> Check | None:
+    """What hinders that this computer can tell without asking; None when nothing does."""
+    folder = run_dir(how.folder, signed.run)
+    standing = await trio.to_thread.run_sync(
+        find_standing,
+        signed.manifest,
+        signed.run,
+        how.identity.peer_id,
+        how.choice.admission,
+        time.time(),
+        how.role,
+        folder,
+    )
+    if standing.problem is None:
+        how.choice = RunChoice(
+            signed.run, how.choice.organiser, signed, how.choice.addresses, standing.admission, how.choice.anchor
+        )
+        return None
+    value, _, remedy = standing.problem.partition("; ")
+    return Check("admission", Verdict.FAIL, value, "", remedy or "ask the run's organiser")
+
+
+async def _greet(how: Visit, signed: SignedManifest, network: Libp2pNetwork) -> Check:
+    """Whether the others have us: the version of the software, and the admission, as they see it."""
+    hello = make_hello(signed.run, how.role, how.choice.admission, version()).encode()
+    refusals, welcomes = list[str](), 0
+    for peer in list(network.connected())[:MOST_GREETED]:
+        try:
+            await network.request(peer, "hello", hello, timeout_s=GREET_S)
+            network.welcome(peer)
+            welcomes += 1
+        except Refused as refusal:
+            refusals.append(str(refusal))
+        except NetworkError as error:
+            refusals.append(f"{short(peer)} does not answer: {error}")
+    if welcomes:
+        return ok("admission", f"{welcomes} of {welcomes + len(refusals)} peers have us, version {version()}")
+    value, _, remedy = (refusals or ["nobody answered"])[0].partition("; ")
+    return Check("admission", Verdict.FAIL, value, "at least 1 peer", remedy or "try again, or ask the run's organiser")
+
+
+def reachable(found: Reachability, announced: tuple[str, ...] = ()) -> list[Check]:
+    """Whether others reach us, and behind what we sit, from what they say."""
+    seen = [address for address, verdict in found.verdicts.items() if verdict is not Reached.UNKNOWN]
+    kind = _kind(found, announced)
+    match found.overall:
+        case Reached.REACHABLE:
+            return [ok("reachable", f"others reach {', '.join(found.reached[:2])}"), ok("router", kind)]
+        case Reached.UNREACHABLE:
+            value = f"nobody reaches {', '.join(seen[:2])}"
+            remedy = "forward this TCP port in your router; peers that can be reached work with you all the same"
+            return [Check("reachable", Verdict.WARN, value, "", remedy), ok("router", kind)]
+        case _:
+            remedy = "nothing to do; `peer status` tells once the peer has run for a while"
+            return [Check("reachable", Verdict.UNKNOWN, "no peer could tell", "", remedy)]
+
+
+def _kind(found: Reachability, announced: tuple[str, ...]) -> str:
+    """In the words of people who set routers up."""
+    from protocol.network.libp2p.host import interface_addresses
+
+    ours, seen = set(interface_addresses()), {address.split("/")[2] for address in found.verdicts}
+    public = {address.split("/")[2] for address in found.verdicts if is_public(address)}
+    reached = found.overall is Reached.REACHABLE
+    if not public:
+        return "the peers that were asked are on this network, too"
+    if seen & ours & public:
+        return "none: this computer has a public address" + ("" if reached else ", and a firewall that lets nobody in")
+    forwarded = "that forwards the port" if reached else "or firewall that lets nobody in"
+    return f"a router {forwarded}{' (announced)' if announced and reached else ''}"
