@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from peer.commands import add_command
-from peer.errors import ExitCode
+from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
@@ -41,14 +41,21 @@ def run(args: argparse.Namespace) -> int:
 
     from peer.console.plain_json import print_json
     from peer.daemon.choice import choose
+    from peer.doctor.check import Check, Verdict
     from peer.doctor.examination import Examination
     from peer.doctor.report import Progress, fields, lines, may_take_part
     from peer.paths import data_dir, make_private
+    from peer.settings.preferences import Preferences
     from peer.settings.provider import mapped_addresses
     from peer.settings.sources import gather
 
     folder = make_private(data_dir(args.data_dir))
-    preferences = gather({}).preferences
+    preferences, checks = Preferences(), []
+    try:
+        preferences = gather({}).preferences
+    except PeerError as error:
+        value, _, remedy = error.text.partition("; ")
+        checks = [Check("settings", Verdict.FAIL, value, "", remedy or "see `peer config`")]
     progress = Progress()
     announce, what = preferences.announce, args.what or os.environ.get("PEER_RUN") or None
     examination = Examination(
@@ -59,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         named=what is not None,
         anew=args.anew,
         local=args.local,
+        checks=checks,
         announce=mapped_addresses(os.environ, preferences.port or 4001) if announce is None else announce,
     )
     try:

@@ -6,6 +6,7 @@ A reader raises ValueError with a sentence that says what is wrong and what to g
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Sequence
 
 RATE_UNITS = {"": 125e3, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "kb": 1e3, "mb": 1e6, "gb": 1e9}
@@ -14,6 +15,8 @@ LEAST_RATE, MOST_RATE = 16e3, 1e12
 LEAST_SIZE, MOST_SIZE = 10**6, 10**16
 MAX_NAME = 40
 MOST_ADDRESSES = 4
+PEER_ID = re.compile("12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
+"""As base58 writes that of an Ed25519 key."""
 
 
 def read_name(text: str) -> str:
@@ -97,19 +100,12 @@ def _is_address(text: str) -> bool:
 
 def read_owners(text: str) -> tuple[str, ...]:
     """Peer IDs, with commas between them."""
-    from protocol.wire.canonical import Malformed
-    from protocol.wire.identity import PeerId, public_key_of
-
     owners = tuple(part.strip() for part in text.split(","))
     if len(owners) > MOST_ADDRESSES:
         raise ValueError(f"at most {MOST_ADDRESSES} owners")
     for owner in owners:
-        try:
-            public_key_of(PeerId(owner))
-        except Malformed as error:
-            raise ValueError(
-                f"{owner or 'nothing'} is no peer ID; `peer id` shows yours on the computer you watch from"
-            ) from error
+        if not PEER_ID.fullmatch(owner):
+            raise ValueError(f"{owner or 'nothing'} is no peer ID; `peer id` shows yours on the computer you watch from")
     return owners
 
 

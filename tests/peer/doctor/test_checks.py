@@ -1,0 +1,131 @@
+"""What each check says about a computer that lacks something, and that no check ends another."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import trio
+
+from peer.bench.figures import TrainingSpeed
+from peer.doctor import computer, training
+from peer.doctor.check import Check, Verdict
+from peer.doctor.examination import Examination, estimate
+from peer.doctor.report import fields, lines, may_take_part
+from peer.doctor.visit import reachable
+from peer.errors import PeerError
+from peer.settings.preferences import Preferences
+from protocol.network.libp2p.dial_back import Verdict as Reached
+from protocol.network.libp2p.reachability import Reachability
+from protocol.run.manifest import demo_manifest
+from protocol.wire.identity import PeerId
+from protocol.wire.presence import Role
+
+DEMO = demo_manifest().manifest
+SPEED = TrainingSpeed(1000.0, "cpu", 2, DEMO.parameters, 10)
+FAR = "/ip4/93.184.216.34/tcp/4001"
+
+
+def verdicts(checks: list[Check]) -> dict[str, Verdict]:
+    return {check.name: check.verdict for check in checks}
+
+
+def test_a_computer_without_a_gpu_is_told_and_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computer, "free_gpu_memory", lambda: None)
+    (check,) = computer.gpu()
+    assert check.verdict is Verdict.WARN and "CPU" in check.value and check.remedy
+
+
+def test_memory_that_does_not_suffice_names_what_the_run_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computer, "available_memory", lambda: 1 << 20)
+    (memory,) = computer.memory(DEMO, Role.TRAINER, None)
+    assert memory.verdict is Verdict.FAIL and memory.limit.startswith("at least") and "smaller run" in memory.remedy
+    assert verdicts(computer.memory(DEMO, Role.TRAINER, 1))["gpu memory"] is Verdict.FAIL
+
+
+def test_a_full_disk_fails_both_of_its_checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(folder: Path) -> None:
+        raise PeerError("less than 264 MB are free")
+
+    monkeypatch.setattr(computer, "measure_disk", full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000}))
+    found = computer.disk(tmp_path, DEMO)
+    assert verdicts(found) == {"disk space": Verdict.FAIL, "disk speed": Verdict.FAIL}
+    assert all("make room" in check.remedy for check in found)
+
+
+def test_a_clock_that_was_never_set_fails() -> None:
+    assert computer.clock(0.0).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expected", "kind"),
+    [(Reached.REACHABLE, Verdict.OK, "forwards the port"), (Reached.UNREACHABLE, Verdict.WARN, "lets nobody in")],
+)
+def test_what_peers_say_tells_the_router(verdict: Reached, expected: Verdict, kind: str) -> None:
+    first, router = reachable(Reachability({FAR: verdict}))
+    assert first.verdict is expected and kind in router.value
+    assert bool(first.remedy) == (expected is Verdict.WARN)
+
+
+def test_without_an_answer_it_is_unknown() -> None:
+    assert [check.verdict for check in reachable(Reachability({}))] == [Verdict.UNKNOWN]
+
+
+def test_the_estimate_is_this_computers_part_of_all_tokens() -> None:
+    alone = estimate(SPEED, DEMO, {})
+    assert "nobody else" in alone.value
+    among = estimate(SPEED, DEMO, {PeerId("a"): 2000.0, PeerId("b"): 1000.0})
+    assert "about 25 % of the swarm's tokens" in among.value
+
+
+def test_training_is_measured_once_and_whatever_is_kept_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured = []
+
+    async def measure() -> TrainingSpeed:
+        measured.append(True)
+        return SPEED
+
+    monkeypatch.setattr(training, "measure_training", measure)
+    for _ in range(2):
+        check, speed = trio.run(lambda: training.training(tmp_path, anew=False))
+        assert check.verdict is Verdict.OK and speed == SPEED
+    assert len(measured) == 1
+    trio.run(lambda: training.training(tmp_path, anew=True))
+    for damage in (b"", b"[" * 4000, b'{"speed": {"tokens_per_s": "x"}}', b'{"what": 1}'):
+        (tmp_path / training.KEPT_IN).write_bytes(damage)
+        trio.run(lambda: training.training(tmp_path, anew=False))
+    assert len(measured) == 6
+
+
+def test_a_wrong_invitation_and_a_check_that_raises_leave_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def measure() -> TrainingSpeed:
+        return SPEED
+
+    def broken() -> Check:
+        raise RuntimeError("what nobody foresaw")
+
+    def wrong(peer: PeerId) -> None:
+        raise PeerError("the invitation is damaged; ask for it again")
+
+    monkeypatch.setattr(training, "measure_training", measure)
+    monkeypatch.setattr(computer, "cores", broken)
+    monkeypatch.setattr(computer, "measure_disk", lambda folder: (_ for _ in ()).throw(PeerError("x; y")))
+    told = list[str]()
+    examination = Examination(tmp_path, Preferences(), wrong, told.append)  # type: ignore[arg-type]
+    found = trio.run(examination.run)
+    by_name = {check.name: check for check in found}
+    assert by_name["run"].verdict is Verdict.FAIL and by_name["run"].remedy == "ask for it again"
+    assert by_name["cores"].verdict is Verdict.UNKNOWN and "nobody foresaw" in by_name["cores"].value
+    assert by_name["estimate"].verdict is Verdict.OK
+    assert "the swarm" not in told, "without a run nobody is visited"
+    assert not may_take_part(found) and fields(found)["ok"] is False
+    assert lines(found)[-1].startswith("This computer cannot take part yet: run")
+
+
+def test_each_check_has_the_five_fields_of_the_interface() -> None:
+    (told,) = fields([computer.python()])["checks"]
+    assert list(told) == ["name", "verdict", "value", "limit", "remedy"] and told["verdict"] == "ok"
