@@ -34,7 +34,14 @@ def demo_environment(tmp_path: Path) -> dict[str, str]:
 
 def start_demo(tmp_path: Path, environment: dict[str, str], *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "peer", "demo", "--run", str(tmp_path / "tiny.toml"), *options]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background job ignores it
+    )
 
 
 def processes_of(environment: dict[str, str]) -> list[psutil.Process]:
