@@ -65,6 +65,7 @@ def test_what_is_shown_can_be_read_again() -> None:
         "max_temperature": 83.5,
         "on_battery": False,
         "metrics_port": 9464,
+        "owner": ("12D3KooWJYjp6S6dAhhbAY3ifDM7Jxm8fcSMfE83uBo6dWmGSPnf",),
         "log_format": "json",
     }
     assert list(values) == list(SETTINGS) == list(Preferences.__dataclass_fields__)
