@@ -165,7 +165,7 @@ def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSet
         weights=WeightSettings(preferences.keep_versions, preferences.weights_cap),
         metrics_port=preferences.metrics_port,
         announce=preferences.announce,
-        owners=tuple(PeerId(owner) for owner in preferences.owner),
+        owners=tuple(PeerId(owner) for owner in preferences.owner or ()),
         limits=Limits(preferences.schedule, preferences.max_temperature, preferences.on_battery),
     )
 

@@ -122,8 +122,8 @@ class Preferences:
     metrics_port: int | None = _setting(
         None, "tell Prometheus's metrics on this port of 127.0.0.1 (default: not at all)", read_metrics_port
     )
-    owner: tuple[str, ...] = _setting(
-        (),
+    owner: tuple[str, ...] | None = _setting(
+        None,
         "peer IDs that may watch and steer this peer from elsewhere (`peer watch ADDRESS`)",
         read_owners,
         ",".join,
