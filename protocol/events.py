@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.event import Event as Event
+from protocol.network_events import LinkChanged as LinkChanged
+from protocol.network_events import PortMapped as PortMapped
 from protocol.network_events import ReachabilityChanged as ReachabilityChanged
 from protocol.transfer_events import TransferEnded as TransferEnded
 from protocol.transfer_events import TransferProgress as TransferProgress

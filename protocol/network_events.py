@@ -17,3 +17,26 @@ class ReachabilityChanged(Event):
 
     reachable: str
     addresses: dict[str, str]
+
+
+@dataclass(frozen=True)
+class LinkChanged(Event):
+    """A peer is connected, or is so in another way than before.
+
+    link: direct (one of the two dialled an address of the other), reversed (it was asked to dial us), punched (both dialled
+    each other through their routers) or relayed (through a third peer).
+    """
+
+    peer: str
+    link: str
+
+
+@dataclass(frozen=True)
+class PortMapped(Event):
+    """The router before this peer leads from an address outside to it, or does so no more.
+
+    address: the one outside; empty when the router does so no more.  by: UPnP or NAT-PMP.
+    """
+
+    address: str
+    by: str
