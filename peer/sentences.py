@@ -50,6 +50,10 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
         case ev.ReachabilityChanged(_, addresses):
             there = [address for address, verdict in addresses.items() if verdict == "reachable"]
             return f"others reach this peer at {', '.join(there)}" if there else "nobody reaches this peer"
+        case ev.LinkChanged(peer, link):
+            return f"{name(peer)} is connected: {clean(link)}"
+        case ev.PortMapped(address, by):
+            return f"the router opened a port by {clean(by)}: {clean(address)}" if address else "the router's port is closed"
         case ev.Notice(_, text):
             return clean(text, 1000)
         case _:

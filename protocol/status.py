@@ -18,6 +18,7 @@ class SwarmPeer:
 
     round: rounds that it has committed.  steps: inner steps of its running round.
     liveness: alive, suspect, gone (fell silent) or left (said goodbye).  heard_s: seconds since that heartbeat.
+    link: how it is connected to us: direct, reversed, punched or relayed; empty when it is not.
     """
 
     peer: str
@@ -31,6 +32,7 @@ class SwarmPeer:
     heard_s: float
     version: str
     addresses: list[str] = field(default_factory=list)
+    link: str = ""
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,8 @@ def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSet
         metrics_port=preferences.metrics_port,
         announce=preferences.announce,
         owners=tuple(PeerId(owner) for owner in preferences.owner or ()),
+        port_mapping=preferences.port_mapping,
+        relay_rate=preferences.relay,
         limits=Limits(preferences.schedule, preferences.max_temperature, preferences.on_battery),
     )
 

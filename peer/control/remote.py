@@ -60,7 +60,7 @@ class Door:
         self._handshakes: dict[trio.CancelScope, None] = {}
         self._calls = 0
 
-    async def serve(self, sock: trio.socket.SocketType) -> None:
+    async def serve(self, sock: trio.socket.SocketType, address: str) -> None:
         """From the first byte to the end; raises nothing, and the caller closes the socket."""
         stream = trio.SSLStream(trio.SocketStream(sock), self._context, server_side=True)
         try:

@@ -21,7 +21,10 @@ from peer.daemon.ports import chosen_port
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.address_book import AddressBook
 from peer.discovery.contacts import Contacts
+from peer.discovery.nat_pmp import NatPmp
+from peer.discovery.port_mapping import PortMapping
 from peer.discovery.search import Search
+from peer.discovery.upnp import Upnp
 from peer.errors import ExitCode, PeerError
 from peer.files.original import is_original, mark_original
 from peer.joining.inviting import anchor_of, invite_command
@@ -108,6 +111,7 @@ class Participation:
                 InboundLimits.within(raise_open_files()),
                 announce=mapped_addresses(os.environ, port) if settings.announce is None else settings.announce,
                 serve_tls=Door(self._identity, settings.owners, settings.data_dir).serve if settings.owners else None,
+                relay_rate=settings.relay_rate,
             )
             self.network = network = await stack.enter_async_context(
                 open_network(self._identity, self.choice.run, self._lobby, how, emit=self._emit)
@@ -190,6 +194,9 @@ class Participation:
         nursery.start_soon(book.keep)
         self.contacts = Contacts(self._folder, network, self._swarm)
         nursery.start_soon(self.contacts.keep)
+        if self._settings.port_mapping and not self._settings.local and network.needs_a_router():
+            mapping = PortMapping(network.port, (Upnp(), NatPmp()), network.map, self._emit)
+            nursery.start_soon(mapping.keep)
         self._search = Search(network, self.choice.addresses, self._emit, lambda: bool(self._swarm()))
         if self.choice.addresses:
             nursery.start_soon(self._search.run)

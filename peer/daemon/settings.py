@@ -46,6 +46,7 @@ class DaemonSettings:
     only_copy: vote at once, although the data directory was copied or put back.
     weights: how much of the versions of the weights is kept.
     announce: multiaddrs at which others reach us; None for those that a provider tells.
+    port_mapping: have the router open the port.  relay_rate: bytes a second that we carry for others, 0 for none.
     limits: when it rests by itself.  metrics_port: on loopback, for Prometheus.
     owners: who may watch and steer this peer from elsewhere.
     """
@@ -65,6 +66,8 @@ class DaemonSettings:
     only_copy: bool = False
     weights: WeightSettings = WeightSettings()
     announce: tuple[str, ...] | None = None
+    port_mapping: bool = False
+    relay_rate: float = 1.25e6
     limits: Limits = Limits()
     metrics_port: int | None = None
     owners: tuple[PeerId, ...] = ()

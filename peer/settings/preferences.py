@@ -20,10 +20,12 @@ from peer.settings.values import (
     read_owners,
     read_port,
     read_rate,
+    read_rate_or_off,
     read_size,
     read_switch,
     read_temperature,
     show_rate,
+    show_rate_or_off,
     show_size,
     show_switch,
     show_temperature,
@@ -89,6 +91,16 @@ class Preferences:
         read_addresses,
         ",".join,
         "ADDRESS",
+    )
+    port_mapping: bool = _setting(
+        True, "have the router open the port, by UPnP or NAT-PMP", read_switch, show_switch, "yes|no"
+    )
+    relay: float = _setting(
+        1.25e6,
+        "carry at most so much between peers that do not reach each other, all together; or off (default: 10Mbit)",
+        read_rate_or_off,
+        show_rate_or_off,
+        "RATE|off",
     )
     threads: int | None = _setting(
         None, "CPU threads of the trainer (default: a fair share of the cores)", read_count, placeholder="N"

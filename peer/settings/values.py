@@ -55,6 +55,11 @@ def read_rate(text: str) -> float:
     return rate
 
 
+def read_rate_or_off(text: str) -> float:
+    """The same, and 0 for "off"."""
+    return 0.0 if text == "off" else read_rate(text)
+
+
 def read_size(text: str) -> int:
     """Bytes in "500MB", "20GB", "1TB"."""
     size = _scaled(text, SIZE_UNITS)
@@ -123,6 +128,11 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
 def show_rate(rate: float) -> str:
     """As `read_rate` takes it."""
     return f"{rate / 125e3:g}Mbit"
+
+
+def show_rate_or_off(rate: float) -> str:
+    """As `read_rate_or_off` takes it."""
+    return show_rate(rate) if rate else "off"
 
 
 def show_size(size: int) -> str:

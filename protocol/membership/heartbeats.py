@@ -140,6 +140,7 @@ class Heartbeats:
                 heard_s=now - known.heard,
                 version=known.heartbeat.version,
                 addresses=list(known.heartbeat.addresses),
+                link=self._session.network.link(peer),
             )
             for peer, known in sorted(self._membership, key=lambda item: item[0])
             if known.liveness is not Liveness.UNPROVEN or self._membership.has_member(peer)

@@ -161,6 +161,10 @@ class Network(Protocol):
         """Peers that we reached, or that have greeted us."""
         ...
 
+    def link(self, peer: PeerId) -> str:
+        """How a peer is connected: direct, reversed, punched or relayed; empty when it is not."""
+        ...
+
     def welcome(self, peer: PeerId) -> None:
         """`peer` has greeted us and takes part: none of its connections is a stranger's any more."""
         ...

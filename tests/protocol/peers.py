@@ -96,6 +96,9 @@ class TableNetwork:
     def is_moving(self) -> bool:
         return False
 
+    def link(self, peer: PeerId) -> str:
+        return "direct" if peer in self.answers else ""
+
     def forget(self, peer: PeerId) -> None:
         self.forgotten.append(peer)
 

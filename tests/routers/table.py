@@ -1,13 +1,13 @@
-"""Who gets a connection to whom: real peers, two homes of each kind, and an invitation to the one that everybody reaches.
+"""Who gets a connection to whom, and how: real peers, two homes of each kind, and an invitation to the one that everybody
+reaches.
 
-All are seeds, which need no torch.  That one takes another for alive means that they were connected: what others pass on
-does not count (`protocol.membership.liveness`).
+All are seeds, which need no torch.  How two are connected, they say themselves (`LinkChanged`); where one of them is behind
+a router that opened a port, direct means that it was dialled there.
 """
 
 from __future__ import annotations
 
 import itertools
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,14 +27,16 @@ EVERYBODY = "the reachable peer"
 
 @dataclass(frozen=True)
 class Meeting:
-    """first, second: how both are connected.  seconds: from the later one's start until either has heard the other; None if
-    never.  dialled_by: first, second or both, by the connections that were open at the end.
+    """first, second: how both are connected.  link: between them at the end; empty for none.
+
+    seconds: from the later one's start until they were connected in any way; settled_s: until they were as at the end.
     """
 
     first: str
     second: str
-    seconds: float | None
-    dialled_by: str
+    link: str = ""
+    seconds: float | None = None
+    settled_s: float | None = None
 
 
 def measure(folder: Path, kinds: Sequence[Kind] = tuple(Kind), meet_s: float = MEET_S) -> list[Meeting]:
@@ -53,7 +55,7 @@ def measure(folder: Path, kinds: Sequence[Kind] = tuple(Kind), meet_s: float = M
             swarm.until(f"{name} and the reachable peer to meet", lambda peer=peer: met_at(peer, public))  # type: ignore[misc]
         end = time.monotonic() + meet_s
         wanted = [(first, second) for (first, _), (second, _) in itertools.combinations(at, 2)]
-        while time.monotonic() < end and not all(met_at(first, second) for first, second in wanted):
+        while time.monotonic() < end and not all(is_settled(*pair) for pair in wanted):
             time.sleep(0.5)
         return [*_with_public(public, at, started), *_with_each_other(at, started)]
 
@@ -73,32 +75,38 @@ def start(swarm: Swarm, name: str, place: tuple[str, ...], invitation: str, *opt
     return peer.start("--port", str(PORT), *(options or ("--role", "seed")))
 
 
-def met_at(first: Peer, second: Peer) -> float | None:
-    """When either heard the other for the first time (unix time); None if neither has."""
-    heard = [
-        stamped.at
+def links(first: Peer, second: Peer) -> list[tuple[float, str]]:
+    """How they were connected, since when (unix time), as either says."""
+    return sorted(
+        (stamped.at, stamped.event.link)
         for one, other in ((first, second), (second, first))
         for stamped in list(one.stamped)
-        if isinstance(stamped.event, ev.PeerJoined) and stamped.event.peer == other.peer_id != ""
-    ]
-    return min(heard, default=None)
+        if isinstance(stamped.event, ev.LinkChanged) and stamped.event.peer == other.peer_id != ""
+    )
 
 
-def dials(place: tuple[str, ...], *addresses: str) -> bool:
-    """Whether a computer has an open connection of its own to a peer at one of these addresses."""
-    command = [*place, "ss", "-Htn", "state", "established", f"( dport = :{PORT} )"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return any(f"{address}:{PORT}" in shown.replace("[", "").replace("]", "") for address in addresses if address)
+def met_at(first: Peer, second: Peer) -> float | None:
+    """When they were connected first; None if never."""
+    return next((at for at, _ in links(first, second)), None)
+
+
+def is_settled(first: Peer, second: Peer) -> bool:
+    """Whether they are connected with nobody in between."""
+    return any(link != "relayed" for _, link in links(first, second)[-1:])
+
+
+def meeting(first: tuple[Peer, str], second: tuple[Peer, str], since: float) -> Meeting:
+    """What became of two: each a peer, and how it is connected."""
+    found = links(first[0], second[0])
+    if not found:
+        return Meeting(first[1], second[1])
+    link = found[-1][1]
+    settled = next(at for at, kind in found if kind == link)
+    return Meeting(first[1], second[1], link, found[0][0] - since, settled - since)
 
 
 def _with_public(public: Peer, at: list[tuple[Peer, Home]], started: dict[str, float]) -> list[Meeting]:
-    found = []
-    for peer, home in at[::2]:
-        when = met_at(peer, public)
-        seconds = None if when is None else when - started[peer.name]
-        by = _named(dials(home.place, PUBLIC, PUBLIC_IPV6), dials(public.around, home.outside, home.ipv6))
-        found.append(Meeting(home.kind.value, EVERYBODY, seconds, by))
-    return found
+    return [meeting((peer, home.kind.value), (public, EVERYBODY), started[peer.name]) for peer, home in at[::2]]
 
 
 def _with_each_other(at: list[tuple[Peer, Home]], started: dict[str, float]) -> list[Meeting]:
@@ -108,23 +116,17 @@ def _with_each_other(at: list[tuple[Peer, Home]], started: dict[str, float]) -> 
         for second, there in at[number + 1 :]:
             if here.kind is not there.kind and (number % 2 or (second, there) not in at[::2]):
                 continue
-            when = met_at(first, second)
-            seconds = None if when is None else when - max(started[first.name], started[second.name])
-            by = _named(dials(here.place, there.outside, there.ipv6), dials(there.place, here.outside, here.ipv6))
-            found.append(Meeting(here.kind.value, there.kind.value, seconds, by))
+            since = max(started[first.name], started[second.name])
+            found.append(meeting((first, here.kind.value), (second, there.kind.value), since))
     return found
 
 
-def _named(first: bool, second: bool) -> str:
-    return {(True, True): "both", (True, False): "first", (False, True): "second", (False, False): "nobody"}[first, second]
-
-
 def shown(meetings: Sequence[Meeting]) -> str:
-    """A table for people: seconds until they met, and who had dialled."""
+    """A table for people: how they are connected at the end, and after how many seconds at all, and so."""
     kinds = list(dict.fromkeys(meeting.first for meeting in meetings))
     cells: dict[tuple[str, str], str] = {}
     for meeting in meetings:
-        text = "-" if meeting.seconds is None else f"{meeting.seconds:.1f} s, {meeting.dialled_by}"
+        text = "-" if meeting.seconds is None else f"{meeting.link} {meeting.seconds:.1f}/{meeting.settled_s:.1f} s"
         cells[meeting.first, meeting.second] = text
     rows = [
         ["", EVERYBODY, *kinds],

@@ -12,7 +12,7 @@ from protocol import events as ev
 from tests.protocol.example_status import NEIGHBOUR, OTHER, status
 from tui.app import PANELS
 from tui.panel import Draw
-from tui.panels import header
+from tui.panels import header, swarm
 from tui.panels.look import Look
 from tui.picture import Picture
 
@@ -22,7 +22,8 @@ EVIL = "\x1b[2J\x1b[31mred\u202e[bold]right[/bold]\n\n\t宽宽宽宽"
 def evil() -> Picture:
     """A peer among others that call themselves what a terminal obeys, and events with such texts."""
     picture = Picture()
-    others = [replace(NEIGHBOUR, peer=f"{OTHER[:-3]}{number:03}", name=EVIL, role=EVIL, phase=EVIL) for number in range(50)]
+    said = replace(NEIGHBOUR, name=EVIL, role=EVIL, phase=EVIL, link=EVIL)
+    others = [replace(said, peer=f"{OTHER[:-3]}{number:03}") for number in range(50)]
     picture.update(status(swarm=others, why_detail=EVIL, run_name=EVIL, version=EVIL, addresses=[EVIL]))
     for number, event in enumerate(
         (
@@ -51,6 +52,15 @@ def test_a_panel_keeps_to_its_room_whatever_strangers_say(draw: Draw, width: int
         for line in lines[:height]:
             assert columns(line.plain) <= max(width, 0) or width < 40
             assert line.plain.isprintable() or not line.plain
+
+
+@pytest.mark.parametrize("link", ["direct", "reversed", "punched", "relayed"])
+@pytest.mark.parametrize("width", [78, 118])
+def test_the_swarm_shows_how_each_peer_is_connected(link: str, width: int) -> None:
+    picture = Picture()
+    picture.update(status(swarm=[replace(NEIGHBOUR, link=link), replace(NEIGHBOUR, liveness="gone", link="", heard_s=200)]))
+    rows = [row.plain for row in swarm.draw(picture, width, 12, Look())]
+    assert any(row.rstrip().endswith(f" {link}") for row in rows) and any(row.rstrip().endswith("3 min ago") for row in rows)
 
 
 @pytest.mark.parametrize("stopped", ["", EVIL])

@@ -13,7 +13,7 @@ from tui.panels.look import FAINT, GOOD, STRONG, WARNING, Look, line
 from tui.picture import Picture
 
 TITLE = "Swarm"
-NAME = 26
+NAME = 24
 ORDERS: tuple[tuple[str, Callable[[SwarmPeer], tuple[object, ...]]], ...] = (
     ("name", lambda known: (known.liveness != "alive", known.name.lower(), known.peer)),
     ("tokens/s", lambda known: (-known.tokens_per_s, known.peer)),
@@ -30,7 +30,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     title, key = ORDERS[look.order % len(ORDERS)]
     others = sorted(status.swarm, key=key)
     total = sum(known.tokens_per_s for known in status.swarm if known.liveness == "alive") + status.tokens_per_s
-    head = f"{'PEER':<{NAME}}{'ROLE':<9}{'PHASE':<12}{'ROUND':>6}{'TOKENS/S':>10}{'SHARE':>7}  SEEN"
+    head = f"{'PEER':<{NAME}}{'ROLE':<8}{'PHASE':<12}{'ROUND':>6}{'TOKENS/S':>10}{'SHARE':>7}  LINK"
     lines = [line((fit(f"{head}   by {title}" if width > 96 else head, width), STRONG))]
     lines.append(_row(_me(status), total, width, mine=True))
     shown = look.window(len(others), height - len(lines))
@@ -50,6 +50,7 @@ def _me(status: PeerStatus) -> SwarmPeer:
         steps=status.steps,
         tokens_per_s=status.tokens_per_s,
         liveness="alive",
+        link="me",
         heard_s=0.0,
         version=status.version,
     )
@@ -57,11 +58,11 @@ def _me(status: PeerStatus) -> SwarmPeer:
 
 def _row(known: SwarmPeer, total: float, width: int, *, mine: bool = False) -> Text:
     alive = known.liveness == "alive"
-    seen = "now" if known.heard_s < 3 else f"{duration(known.heard_s)} ago"
+    link = (clean(known.link, 10) or "-") if alive else f"{duration(known.heard_s)} ago"
     share = f"{100 * known.tokens_per_s / total:.0f} %" if total > 0 and alive else "-"
     text = (
-        f"{pad(f'{clean(known.name, 18)} {short(known.peer)}', NAME)}{fit(known.role, 8):<9}"
+        f"{pad(f'{clean(known.name, 16)} {short(known.peer)}', NAME)}{fit(known.role, 7):<8}"
         f"{fit(known.phase if alive else known.liveness, 11):<12}{known.round:>6}"
-        f"{amount(known.tokens_per_s):>10}{share:>7}  {seen}"
+        f"{amount(known.tokens_per_s):>10}{share:>7}  {link}"
     )
     return line((fit(text, width), GOOD if mine else "" if alive else WARNING))

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from math import inf
 
@@ -29,30 +29,32 @@ from protocol.network.interface import (
     Unreachable,
 )
 from protocol.network.libp2p.bulk_places import displaced
-from protocol.network.libp2p.ends import remote_end, socket_of
+from protocol.network.libp2p.doorstep import Doorstep, GoneAway, receive, send
+from protocol.network.libp2p.ends import socket_of
 from protocol.network.libp2p.flows import MAX_FLOWS
-from protocol.network.libp2p.library import Host, Stream, TaskStatus, peer_id_of
+from protocol.network.libp2p.library import Host, MuxedConnection, TaskStatus, peer_id_of
 from protocol.network.libp2p.link import MAC_BYTES, NONCE_BYTES, TOKEN_BYTES, Keys, Link, LinkBroken, socket_state, states_of
 from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.network.libp2p.rates import WINDOW_S, Gauge
 from protocol.network.libp2p.receiving import Receiving
 from protocol.network.libp2p.reputation import EXCESS, Reputation
 from protocol.network.libp2p.sending import Sending
-from protocol.network.libp2p.streams import agreement, discard, finish, open_stream, read_exactly
+from protocol.network.libp2p.short_questions import answer_with, ask
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 FIRST_BYTE = b"\xb1"
 """Of a bulk socket; libp2p's begin with the length of the name of its first protocol, 19."""
 HANDSHAKE_S = 5.0
+GRANT_S = 20.0
+"""How long a grant is good: where a router stands between, a way is looked for first."""
 MAX_LINKS = 256
 """Accepted from all peers; members take the places of strangers."""
 MAX_LINKS_PER_PEER = 4 * MAX_FLOWS
 """Accepted from one peer: those it uses, for what is urgent and for what is not, and as many that broke unnoticed."""
-MAX_PENDING = 64
-"""Sockets that have not authenticated themselves, at one time.  The next one replaces the oldest from the address with the
-most of them: authentication takes milliseconds, so an honest peer is through with it."""
 log = logging.getLogger(__name__)
+Reach = Callable[[PeerId, MuxedConnection, int], Awaitable[trio.socket.SocketType]]
+"""Opens a socket to the port of a peer, which is connected.  Raises `LinkBroken` or OSError."""
 _GRANT = struct.Struct(f">H{TOKEN_BYTES}s{NONCE_BYTES}s")
 
 
@@ -68,13 +70,17 @@ class Bulk:
         up: RateLimit,
         down: RateLimit,
         congestion: str,
+        doorstep: Doorstep,
+        reach: Reach,
     ) -> None:
+        """reach: opens sockets.  doorstep: for those that come to us and have proved nothing yet."""
         self._host = host
         self._me = peer_id_of(host.get_id())
         self._run = run
         self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/bulk"
         self._members: Members = handlers
         self._congestion = congestion.encode()
+        self._doorstep, self._reach = doorstep, reach
         self._reputation = reputation
         self._up, self._down, self._gauge = up, down, Gauge()
         self._sending = Sending(self._dial, up)
@@ -82,10 +88,9 @@ class Bulk:
         self._receiving = Receiving(handlers, down, reputation)
         self._links: dict[PeerId, list[Link]] = {}
         self._granted: dict[bytes, tuple[PeerId, Keys]] = {}
-        self._unproved: dict[trio.socket.SocketType, str] = {}
         self._port = 0
         self._nursery: trio.Nursery | None = None
-        host.set_stream_handler(self._protocol, self._grant)
+        answer_with(host, self._protocol, NONCE_BYTES, self._grant, HANDSHAKE_S)
 
     @property
     def up_bytes(self) -> int:
@@ -119,13 +124,6 @@ class Bulk:
             task_status.started()
             await self._watch_bandwidth()
 
-    def _make_room(self) -> None:
-        if len(self._unproved) >= MAX_PENDING:
-            (busiest, _), *_ = Counter(self._unproved.values()).most_common(1)
-            oldest = next(sock for sock, address in self._unproved.items() if address == busiest)
-            del self._unproved[oldest]
-            oldest.close()
-
     def cut_off(self, peer: PeerId) -> None:
         """End the sockets on which `peer` pushes to us; it is banned."""
         for link in self._links.get(peer, []):
@@ -150,42 +148,27 @@ class Bulk:
             raise Unreachable(f"{peer} did not take a push of {len(data)} bytes within {timeout_s:g} s")
 
     async def _dial(self, peer: PeerId) -> Link:
-        with trio.move_on_after(HANDSHAKE_S):
-            nonce = os.urandom(NONCE_BYTES)
-            try:
-                stream = await open_stream(self._host, peer, self._protocol, nonce)
-            except Exception as error:
-                raise LinkBroken(f"no bulk connection: {error}") from error
-            try:
-                await agreement(stream, self._protocol)
-                port, token, theirs = _GRANT.unpack(await read_exactly(stream, _GRANT.size))
-                address, way_s = remote_end(stream.muxed_conn), _way_s(stream.muxed_conn)
-            except Exception as error:
-                await discard(stream)
-                raise LinkBroken(f"no bulk connection: {error}") from error
-            except BaseException:
-                await discard(stream)
-                raise
-            await finish(stream)
-            if address is None:
-                raise LinkBroken("the peer's address is not known")
-            keys = Keys.agree(self._run, self._me, peer, token, nonce + theirs)
-            link = await self._prove(address[0], port, token, keys)
-            link.way_s = way_s
-            return link
-        raise LinkBroken(f"no bulk connection within {HANDSHAKE_S:g} s")
-
-    async def _prove(self, ip: str, port: int, token: bytes, keys: Keys) -> Link:
-        sock = trio.socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
+        nonce = os.urandom(NONCE_BYTES)
         try:
-            await sock.connect((ip, port))
-            await trio.SocketStream(sock).send_all(FIRST_BYTE + token + keys.proof(b"dialer"))
-            if not hmac.compare_digest(await _receive(sock, MAC_BYTES), keys.proof(b"listener")):
-                raise LinkBroken("the bulk connection reached somebody else")
+            granted, connection = await ask(self._host, peer, self._protocol, nonce, _GRANT.size, HANDSHAKE_S)
+        except Unreachable as error:
+            raise LinkBroken(f"no bulk connection: {error}") from error
+        port, token, theirs = _GRANT.unpack(granted)
+        keys = Keys.agree(self._run, self._me, peer, token, nonce + theirs)
+        link = await self._prove(await self._reach(peer, connection, port), token, keys)
+        link.way_s = _way_s(connection)
+        return link
+
+    async def _prove(self, sock: trio.socket.SocketType, token: bytes, keys: Keys) -> Link:
+        try:
+            with trio.fail_after(HANDSHAKE_S):
+                await send(sock, FIRST_BYTE + token + keys.proof(b"dialer"))
+                if not hmac.compare_digest(await receive(sock, MAC_BYTES), keys.proof(b"listener")):
+                    raise LinkBroken("the bulk connection reached somebody else")
             return Link(self._bare(sock), keys, dialled=True)
-        except trio.BrokenResourceError as error:
+        except (GoneAway, trio.TooSlowError) as error:
             sock.close()
-            raise LinkBroken(f"the bulk socket broke: {error}") from error
+            raise LinkBroken(f"the bulk socket broke: {error!r}") from error
         except BaseException:
             sock.close()
             raise
@@ -198,23 +181,14 @@ class Bulk:
                 bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._congestion)
         return bare
 
-    async def _grant(self, stream: Stream) -> None:
-        """libp2p's stream handler: no exception may leave it."""
-        try:
-            peer = peer_id_of(stream.muxed_conn.peer_id)
-            token, nonce = os.urandom(TOKEN_BYTES), os.urandom(NONCE_BYTES)
-            with trio.fail_after(HANDSHAKE_S):
-                theirs = await read_exactly(stream, NONCE_BYTES)
-                if not self._has_room(peer):
-                    raise LinkBroken("too many bulk connections")
-                self._granted[token] = (peer, Keys.agree(self._run, peer, self._me, token, theirs + nonce))
-                await stream.write(_GRANT.pack(self._port, token, nonce))
-            await finish(stream)
-            assert self._nursery is not None
-            self._nursery.start_soon(self._expire, token)
-        except Exception as error:  # noqa: BLE001 - see above
-            log.debug("a bulk handshake failed: %r", error)
-            await discard(stream)
+    async def _grant(self, peer: PeerId, connection: MuxedConnection, theirs: bytes) -> bytes:
+        """The port, the token and the nonce for one socket of `peer`.  Raises `LinkBroken`."""
+        if not self._has_room(peer) or self._nursery is None:
+            raise LinkBroken("too many bulk connections")
+        token, nonce = os.urandom(TOKEN_BYTES), os.urandom(NONCE_BYTES)
+        self._granted[token] = (peer, Keys.agree(self._run, peer, self._me, token, theirs + nonce))
+        self._nursery.start_soon(self._expire, token)
+        return _GRANT.pack(self._port, token, nonce)
 
     def _has_room(self, peer: PeerId) -> bool:
         """Whether `peer` may have another link; a link of somebody else may end for it."""
@@ -236,7 +210,7 @@ class Bulk:
         return True
 
     async def _expire(self, token: bytes) -> None:
-        await trio.sleep(HANDSHAKE_S)
+        await trio.sleep(GRANT_S)
         self._granted.pop(token, None)
 
     async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
@@ -244,26 +218,14 @@ class Bulk:
 
         address: of the other end.
         """
-        self._make_room()
-        self._unproved[sock] = address
         try:
-            try:
-                with trio.fail_after(HANDSHAKE_S):
-                    hello = (await _receive(sock, len(FIRST_BYTE) + TOKEN_BYTES + MAC_BYTES))[len(FIRST_BYTE) :]
-                    peer, keys = self._granted.pop(hello[:TOKEN_BYTES])
-                    if not hmac.compare_digest(hello[TOKEN_BYTES:], keys.proof(b"dialer")):
-                        raise LinkBroken("a false proof")
-                    await trio.SocketStream(sock).send_all(keys.proof(b"listener"))
-            finally:
-                self._unproved.pop(sock, None)
-        except (
-            OSError,
-            KeyError,
-            LinkBroken,
-            trio.TooSlowError,
-            trio.BrokenResourceError,
-            trio.ClosedResourceError,
-        ) as error:
+            with self._doorstep.waits(sock, address), trio.fail_after(HANDSHAKE_S):
+                hello = (await receive(sock, len(FIRST_BYTE) + TOKEN_BYTES + MAC_BYTES))[len(FIRST_BYTE) :]
+                peer, keys = self._granted.pop(hello[:TOKEN_BYTES])
+                if not hmac.compare_digest(hello[TOKEN_BYTES:], keys.proof(b"dialer")):
+                    raise LinkBroken("a false proof")
+                await send(sock, keys.proof(b"listener"))
+        except (OSError, KeyError, LinkBroken, GoneAway, trio.TooSlowError, trio.ClosedResourceError) as error:
             log.debug("a bulk socket was turned away: %r", error)
             sock.close()
             return
@@ -289,13 +251,3 @@ def _way_s(connection: object) -> float:
     sock = socket_of(connection)
     state = socket_state(sock) if sock is not None else None
     return state.least_rtt_s if state is not None and state.least_rtt_s else inf
-
-
-async def _receive(sock: trio.socket.SocketType, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = await sock.recv(size - len(data))
-        if not more:
-            raise LinkBroken("the peer closed the connection")
-        data += more
-    return data

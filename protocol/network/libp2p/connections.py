@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, cast
 import trio
 
 from protocol.network.libp2p.ends import remote_end
-from protocol.network.libp2p.inbound import InboundConnections, address_group
+from protocol.network.libp2p.inbound import RELAYED_BY, InboundConnections, address_group, relayed_group
 from protocol.network.libp2p.library import Connection, Swarm, is_outbound, library_id
 from protocol.network.libp2p.reputation import Reputation
+from protocol.network.libp2p.way import way_of
 from protocol.wire.identity import PeerId
 
 if TYPE_CHECKING:
@@ -84,15 +85,17 @@ class Connections:
 
     def address_group_of(self, peer: PeerId) -> str | None:
         """The group of addresses that `peer` is connected from, as inbound connections are counted; None if unknown."""
+        relay: PeerId | None = None
         for connection in self._swarm.connections.get(library_id(peer), []):
-            address = remote_end(connection)
+            address, relay = remote_end(connection), way_of(connection).relay or relay
             if address is not None:
                 return address_group(address[0])
-        return None
+        return relayed_group(relay) if relay is not None else None
 
     def address_groups(self) -> dict[PeerId, str]:
-        """The connected peers, and those groups of addresses as far as they are known."""
-        return {peer: group for peer in self._since if (group := self.address_group_of(peer)) is not None}
+        """The connected peers, and those groups of addresses as far as they are known; none of peers behind relays."""
+        found = {peer: self.address_group_of(peer) for peer in self._since}
+        return {peer: group for peer, group in found.items() if group is not None and not group.startswith(RELAYED_BY)}
 
     async def close_all(self) -> None:
         """Close every connection, whichever peer's."""

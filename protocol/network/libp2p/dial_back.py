@@ -17,13 +17,14 @@ from enum import Enum
 
 import trio
 
-from protocol.network.interface import Members
+from protocol.network.interface import Members, Unreachable
 from protocol.network.libp2p.dead_ends import address_of
 from protocol.network.libp2p.ends import remote_end
 from protocol.network.libp2p.host import transport_address
-from protocol.network.libp2p.library import Host, Stream, peer_id_of
+from protocol.network.libp2p.library import Host, MuxedConnection
 from protocol.network.libp2p.reputation import Channel, Reputation
-from protocol.network.libp2p.streams import BadFrame, agreement, discard, finish, open_stream, read_exactly
+from protocol.network.libp2p.short_questions import answer_with, ask
+from protocol.network.libp2p.streams import BadFrame
 from protocol.network.libp2p.token_bucket import Allowance, TokenBucket
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -96,43 +97,20 @@ class DialBack:
         self._connected, self._answers = connected, answers
         self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/dial-back"
         self._shares: dict[bool, _Share] = {}
-        host.set_stream_handler(self._protocol, self._serve)
+        answer_with(host, self._protocol, _QUESTION.size, self._answer, QUESTION_S)
 
     async def ask(self, peer: PeerId, port: int) -> Answer | None:
         """Ask a connected peer to dial our `port`; None when it does not answer, or cannot."""
-        with trio.move_on_after(ANSWER_S):
-            try:
-                stream = await open_stream(self._host, peer, self._protocol, _QUESTION.pack(port))
-            except Exception as error:  # noqa: BLE001 - the library raises anything
-                log.debug("%s cannot be asked to dial back: %r", peer, error)
-                return None
-            try:
-                await agreement(stream, self._protocol)
-                answer = read_answer(await read_exactly(stream, _ANSWER.size))
-            except Exception as error:  # noqa: BLE001 - see above
-                log.debug("%s does not dial back: %r", peer, error)
-                await discard(stream)
-                return None
-            except BaseException:
-                await discard(stream)
-                raise
-            await finish(stream)
-            return answer
-        return None
-
-    async def _serve(self, stream: Stream) -> None:
-        """libp2p's stream handler: no exception may leave it."""
         try:
-            peer = peer_id_of(stream.muxed_conn.peer_id)
-            with trio.fail_after(QUESTION_S):
-                (port,) = _QUESTION.unpack(await read_exactly(stream, _QUESTION.size))
-            answer = await self._find_out(peer, remote_end(stream.muxed_conn), port)
-            with trio.fail_after(QUESTION_S):
-                await stream.write(write_answer(answer))
-            await finish(stream)
-        except Exception as error:  # noqa: BLE001 - see above
-            log.debug("a question to dial back failed: %r", error)
-            await discard(stream)
+            answer, _ = await ask(self._host, peer, self._protocol, _QUESTION.pack(port), _ANSWER.size, ANSWER_S)
+            return read_answer(answer)
+        except (Unreachable, BadFrame) as error:
+            log.debug("%s does not dial back: %r", peer, error)
+            return None
+
+    async def _answer(self, peer: PeerId, connection: MuxedConnection, question: bytes) -> bytes:
+        (port,) = _QUESTION.unpack(question)
+        return write_answer(await self._find_out(peer, remote_end(connection), port))
 
     async def _find_out(self, peer: PeerId, end: tuple[str, int] | None, port: int) -> Answer:
         ip = address_of(end[0]) if end is not None else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import trio
@@ -20,8 +20,8 @@ from protocol.network.interface import Members
 from protocol.network.libp2p.attempts import BANNED, OTHER_RUN, SILENT, Attempt, problem_of
 from protocol.network.libp2p.book import FIRST_PAUSE_S, Book, Entry
 from protocol.network.libp2p.library import Host, library_id
-from protocol.wire.canonical import Malformed
-from protocol.wire.identity import PeerId, public_key_of
+from protocol.network.libp2p.traversal.circuit_address import CircuitAddress, circuit_address, direct_address
+from protocol.wire.identity import PeerId
 
 MAX_PAUSE_S = 60.0
 LASTING_S = 30.0
@@ -29,7 +29,6 @@ DIAL_S = 10.0
 RENEW_S = 3.0
 """For an address at which a peer is to be reached again that is connected still."""
 MAX_FORGOTTEN = 1024
-MAX_ADDRESS_CHARS = 200
 MAX_AT_ONCE = 8
 MAX_CLAIMED_AT_ONCE = 4
 """Addresses of strangers that were never met, dialled at one time."""
@@ -41,7 +40,7 @@ class Dialer:
     """Dials the peers of its address book, for as long as `run` runs.
 
     members: tells members from strangers.  leave_alone: whether there is nothing to do about a peer now.  on_came: told of a
-    peer that was to be dialled and had connected to us itself.
+    peer that was to be dialled and had connected to us itself.  connect_by_relay: dials a peer behind a relay.
     """
 
     def __init__(
@@ -52,12 +51,16 @@ class Dialer:
         leave_alone: Callable[[PeerId], bool],
         is_banned: Callable[[PeerId], bool],
         on_came: Callable[[PeerId], None],
+        connect_by_relay: Callable[[CircuitAddress], Awaitable[None]],
     ) -> None:
         self._host = host
         self._me = me
         self._leave_alone, self._is_banned, self._on_came = leave_alone, is_banned, on_came
+        self._connect_by_relay = connect_by_relay
         self._book = Book(members, leave_alone)
         self._forgotten: set[PeerId] = set()
+        self._attempts: dict[PeerId, trio.CancelScope] = {}
+        """Those under way; one that is not here any more gives way to a better address."""
         self._changed = trio.Event()
         self._random = random.Random(me)
 
@@ -74,6 +77,9 @@ class Dialer:
             entry = self._book.add(peer, address, claimed=claimed, now=now)
             if entry is not None:
                 self._make_due(entry)
+                circuit = circuit_address(address)
+                if circuit is not None and self._is_connected(circuit.relay) and peer in self._attempts:
+                    self._attempts.pop(peer).cancel()  # once in a turn: that goes first in the next
 
     def known(self) -> list[str]:
         """The addresses that are worth keeping on disk, the best first."""
@@ -140,14 +146,17 @@ class Dialer:
     async def _dial(self, peer: PeerId, entry: Entry, limiter: trio.CapacityLimiter) -> None:
         entry.due_at = trio.current_time() + entry.pause_s * self._random.uniform(0.8, 1.2)
         entry.pause_s = min(MAX_PAUSE_S, entry.pause_s * 2)
-        for address in list(entry.addresses):
+        for address in self._in_order(entry):
             async with limiter:  # for one address: others have their turn before the next
                 if self._leave_alone(peer) or peer in self._forgotten:
                     break
                 problem: str | None = SILENT
                 entry.other_run = False
-                with trio.move_on_after(DIAL_S):
+                with trio.move_on_after(DIAL_S) as scope:
+                    self._attempts[peer] = scope
                     problem = await self._try(peer, address)
+                if self._attempts.pop(peer, None) is None:
+                    break
                 if problem == "":
                     entry.meet(trio.current_time(), address)
                 if problem is not None:
@@ -167,28 +176,63 @@ class Dialer:
         self._on_came(peer)
         return None
 
+    def _in_order(self, entry: Entry) -> list[str]:
+        """The addresses of a peer as they are tried: those behind a relay that is connected first, for that takes no time,
+        and a way without it is looked for at once; the ones behind other relays last; IPv6 before IPv4.
+        """
+
+        def place(address: str) -> int:
+            circuit = circuit_address(address)
+            if circuit is not None:
+                return 0 if self._is_connected(circuit.relay) else 3
+            return 1 if address.startswith("/ip6/") else 2
+
+        return sorted(entry.addresses, key=place)
+
+    def relays_of(self, peer: PeerId) -> list[PeerId]:
+        """Those through which it says that it is reached."""
+        entry = self._book.get(peer)
+        found = (circuit_address(address) for address in entry.addresses) if entry is not None else ()
+        return list(dict.fromkeys(circuit.relay for circuit in found if circuit is not None))
+
+    def _is_connected(self, peer: PeerId) -> bool:
+        return bool(self._host.get_network().connections.get(library_id(peer)))
+
     async def _connect(self, peer: PeerId, address: str) -> bool:
         """Whether this made a connection; False when there was one."""
         from libp2p.peer.peerinfo import PeerInfo
         from multiaddr import Multiaddr
 
-        identity = library_id(peer)
-        if self._host.get_network().connections.get(identity):
+        if self._is_connected(peer):
             return False
+        identity, circuit = library_id(peer), circuit_address(address)
         self._host.get_network().unblock_peer(identity)
+        if circuit is not None:
+            await self._through_relay(circuit)
+            return True
         self._host.get_peerstore().clear_addrs(identity)
         await self._host.connect(PeerInfo(identity, [Multiaddr(address.rsplit("/p2p/", 1)[0])]))
         return True
+
+    async def _through_relay(self, address: CircuitAddress) -> None:
+        """Raises what the library raises."""
+        if not self._is_connected(address.relay):
+            self.remember([address.relay_address], claimed=True)
+        await self._connect_by_relay(address)
 
     async def renew(self, peer: PeerId) -> bool:
         """Connect to a peer that is connected already, at any of its addresses; whether that worked."""
         from multiaddr import Multiaddr
 
         entry, swarm = self._book.get(peer), self._host.get_network()
-        for address in list(entry.addresses) if entry is not None else []:
+        for address in self._in_order(entry) if entry is not None else []:
+            circuit = circuit_address(address)
             try:
                 with trio.fail_after(RENEW_S):
-                    await swarm.dial_addr(Multiaddr(address.rsplit("/p2p/", 1)[0]), library_id(peer))
+                    if circuit is not None:
+                        await self._through_relay(circuit)
+                    else:
+                        await swarm.dial_addr(Multiaddr(address.rsplit("/p2p/", 1)[0]), library_id(peer))
                 return True
             except Exception as error:  # noqa: BLE001 - the library raises anything; there are other addresses, and times
                 log.debug("connecting anew to %s failed: %r", address, error)
@@ -198,8 +242,8 @@ class Dialer:
         """Whether the peer of this address answers there now: it proves its identity, and the connection is closed."""
         from multiaddr import Multiaddr
 
-        peer, swarm = peer_of(address), self._host.get_network()
-        if peer is None:
+        direct, swarm = direct_address(address), self._host.get_network()
+        if direct is None:
             return False
         connection = None
         try:
@@ -208,7 +252,7 @@ class Dialer:
             if transport is None:
                 return False
             connection = await transport.dial(where)
-            await swarm.upgrader.upgrade_security(connection, True, library_id(peer))
+            await swarm.upgrader.upgrade_security(connection, True, library_id(direct[1]))
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody was reached
             log.debug("%s does not answer: %r", address, error)
             return False
@@ -221,13 +265,6 @@ class Dialer:
 
 def peer_of(address: str) -> PeerId | None:
     """The peer ID at the end of a multiaddr of ours; None for anything else."""
-    if len(address) > MAX_ADDRESS_CHARS or "/tcp/" not in address or "/p2p-circuit" in address:
-        return None
-    transport, separator, name = address.rpartition("/p2p/")
-    if not separator or not transport.startswith(("/ip4/", "/ip6/", "/dns4/", "/dns6/", "/dns/")):
-        return None
-    try:
-        public_key_of(PeerId(name))
-    except Malformed:
-        return None
-    return PeerId(name)
+    circuit = circuit_address(address)
+    direct = direct_address(address)
+    return circuit.peer if circuit is not None else direct[1] if direct is not None else None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-LAYERS = ("muxed_conn", "secured_conn", "_inner", "read_write_closer", "read_writer", "conn", "stream", "socket")
-"""Names under which the layers of a connection hold the next lower one."""
+from protocol.network.libp2p.way import DIRECT, layers, way_of
 
 End = tuple[str, int]
 """IP address and TCP port."""
@@ -23,15 +22,19 @@ class Socket(Protocol):
 
 
 def local_end(connection: object) -> End | None:
-    """Our end; None when the socket is closed, or the library has changed its layers."""
+    """Our end, where others may dial us if the connection is inbound.
+
+    None when the socket is closed, when the library has changed its layers, or when neither has dialled where the other
+    listens.
+    """
     sock = socket_of(connection)
-    return local_end_of(sock) if sock is not None else None
+    return local_end_of(sock) if sock is not None and way_of(connection) is DIRECT else None
 
 
 def remote_end(connection: object) -> End | None:
-    """The other end; None likewise."""
+    """The other end; None likewise, and where a relay is at the other end of the socket."""
     sock = socket_of(connection)
-    return _named(sock.getpeername) if sock is not None else None
+    return _named(sock.getpeername) if sock is not None and way_of(connection).relay is None else None
 
 
 def local_end_of(sock: Socket) -> End | None:
@@ -49,16 +52,5 @@ def _named(name: Callable[[], Any]) -> End | None:
 
 def socket_of(connection: object) -> Socket | None:
     """The socket under it; None when the library has changed its layers."""
-    layer = connection
-    for _ in range(2 * len(LAYERS)):
-        if hasattr(layer, "getpeername") or hasattr(layer, "getsockname"):
-            return cast(Socket, layer)
-        name = next((name for name in LAYERS if name in getattr(layer, "__dict__", {}) or _has_slot(layer, name)), None)
-        if name is None:
-            return None
-        layer = getattr(layer, name)
-    return None
-
-
-def _has_slot(layer: object, name: str) -> bool:
-    return name in getattr(type(layer), "__slots__", ())
+    found = (layer for layer in layers(connection) if hasattr(layer, "getpeername") or hasattr(layer, "getsockname"))
+    return cast(Socket | None, next(found, None))

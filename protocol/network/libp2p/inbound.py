@@ -13,32 +13,32 @@ import itertools
 import logging
 import math
 import socket
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
 
 import trio
 
 from protocol.events import StrangersClosed
 from protocol.network.interface import Members
-from protocol.network.libp2p.bulk import FIRST_BYTE
 from protocol.network.libp2p.close_summary import CloseSummary
 from protocol.network.libp2p.inbound_policy import InboundLimits, InboundPolicy, Stage
 from protocol.network.libp2p.library import AcceptedStream, Address, Swarm, peer_id_of
 from protocol.network.libp2p.reputation import Reputation
+from protocol.network.libp2p.way import Way, marked_stream, raw_connection, way_of
 from protocol.wire.identity import PeerId
-
-if TYPE_CHECKING:
-    from libp2p.io.abc import ReadWriteCloser
 
 PAUSE_PER_CONNECTION_S = 50e-6
 """Between two steps of the policy, which takes 1 or 2 us for each connection."""
+RELAYED_BY = "relayed by "
+"""Connections through one relay count as those of one address."""
 LATE_S = 0.1
 """The processor is overloaded when a task wakes later than this."""
 OVERLOAD_S = 1.0
 """For so long after that, fewer handshakes begin."""
-TLS_FIRST_BYTE = b"\x16"
-"""Of its first record, a handshake."""
 _TCP_ESTABLISHED = 1
+
+Door = Callable[[trio.socket.SocketType, str], Awaitable[None]]
+"""Serves a socket to its end, and may raise anything then; told the group of addresses that it came from."""
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,8 @@ class _Accepted:
 class InboundConnections:
     """The inbound connections of one swarm.  `attach`, then `run`.
 
-    members: tells members from strangers.  on_closed: told of connections that were closed, in sums.  serve_bulk: serves a
-    socket of the bulk data plane from address to its end; it authenticates itself, and has limits of its own; so does what
-    serve_tls serves.
+    members: tells members from strangers.  on_closed: told of connections that were closed, in sums.  doors: by the first
+    byte, what serves a socket that is to be something else than a connection of libp2p; each has limits of its own.
     """
 
     def __init__(
@@ -66,11 +65,9 @@ class InboundConnections:
         limits: InboundLimits,
         members: Members,
         on_closed: Callable[[StrangersClosed], None],
-        serve_bulk: Callable[[trio.socket.SocketType, str], Awaitable[None]],
-        serve_tls: Callable[[trio.socket.SocketType], Awaitable[None]] | None = None,
+        doors: Mapping[bytes, Door],
     ) -> None:
-        self._reputation, self._on_closed = reputation, on_closed
-        self._serve_bulk, self._serve_tls = serve_bulk, serve_tls
+        self._reputation, self._on_closed, self._doors = reputation, on_closed, doors
         self._summary = CloseSummary()
         self._policy = InboundPolicy(limits, trio.current_time(), members, self._summary.count)
         self._accepted: dict[int, _Accepted] = {}
@@ -130,7 +127,18 @@ class InboundConnections:
 
     async def _serve(self, stream: AcceptedStream, listening_at: Address) -> None:
         """The library's handler of an accepted connection; raises nothing."""
-        address = address_group(_remote(stream.stream.socket))
+        await self._from(address_group(_remote(stream.stream.socket)), stream, listening_at)
+
+    async def take(self, socket: trio.SocketStream, address: str, way: Way) -> None:
+        """Serve a socket by which a peer has come otherwise than to where we listen, as one that was accepted there.
+
+        address: the group of addresses that it counts for.  Raises nothing.
+        """
+        from multiaddr import Multiaddr
+
+        await self._from(address, cast(AcceptedStream, marked_stream(socket, way)), Multiaddr("/ip4/0.0.0.0"))
+
+    async def _from(self, address: str, stream: AcceptedStream, listening_at: Address) -> None:
         number, accepted = next(self._numbers), _Accepted(stream.stream.socket)
         try:
             if self._reputation.admits_connection(address):
@@ -139,12 +147,10 @@ class InboundConnections:
                 self._changed.set()
                 with accepted.scope:
                     first = await accepted.sock.recv(1, socket.MSG_PEEK)
-                    if first == FIRST_BYTE:
+                    door = self._doors.get(first)
+                    if door is not None:
                         self._forget(number)
-                        await self._serve_bulk(accepted.sock, address)
-                    elif first == TLS_FIRST_BYTE and self._serve_tls is not None:
-                        self._forget(number)
-                        await self._serve_tls(accepted.sock)
+                        await door(accepted.sock, address)
                     elif first:
                         await self._through_all_stages(number, accepted, stream, listening_at)
         except Exception as error:  # noqa: BLE001 - the library raises anything; a connection that failed is over
@@ -163,13 +169,11 @@ class InboundConnections:
         self, number: int, accepted: _Accepted, stream: AcceptedStream, listening_at: Address
     ) -> None:
         """From the first byte, which is here, to the end of the connection."""
-        from libp2p.network.connection.raw_connection import RawConnection
-
         self._policy.received(number, trio.current_time())
         self._changed.set()
         await accepted.handshake.wait()
         assert self._swarm is not None
-        raw = RawConnection(cast("ReadWriteCloser", stream), False)
+        raw = raw_connection(stream.stream, way_of(stream), dialled=False)
         connection = await self._swarm.upgrade_inbound_raw_conn(raw, listening_at)
         self._policy.authenticated(number, peer_id_of(connection.peer_id), trio.current_time())
         self._changed.set()
@@ -193,6 +197,11 @@ def _is_closed(sock: trio.socket.SocketType) -> bool:
     except OSError:
         return True
     return state[0] != _TCP_ESTABLISHED
+
+
+def relayed_group(relay: PeerId) -> str:
+    """What connections through this relay are counted as."""
+    return f"{RELAYED_BY}{relay}"
 
 
 def address_group(host: str | None) -> str:

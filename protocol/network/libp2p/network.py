@@ -11,6 +11,7 @@ import trio
 from protocol.events import Event
 from protocol.network.interface import Bandwidth, Handlers, NetworkError, Traffic, Unreachable, nothing
 from protocol.network.libp2p.attempts import Attempt
+from protocol.network.libp2p.ends import End
 from protocol.network.libp2p.host import ANY_IPV4, claim_port, interface_addresses, transport_address
 from protocol.network.libp2p.library import TaskStatus
 from protocol.network.libp2p.reachability import Reachability, is_public
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
 
 CLOSE_S = 2.0
 MAX_FOUND = 2
-"""Addresses that we announce because others say that they reached us there."""
+"""Addresses outside of a router that we announce: where others say that they reached us, and that it says to lead to us."""
 
 
 class Libp2pNetwork:
     """One peer's end of the network.  Start it with `await nursery.start(network.run)`, end it with `close`.
 
-    emit: takes `PeerBanned`, `StrangersClosed`, `Dropped` and `ReachabilityChanged`.  See also `open_network`.
+    emit: takes `PeerBanned`, `StrangersClosed`, `Dropped`, `LinkChanged` and `ReachabilityChanged`.
+
+    See also `open_network`.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Libp2pNetwork:
         self._settings, self._emit = settings, emit
         self._port = settings.listen_port
         self._early_addresses: list[str] = []
+        self._mapped: list[str] = []
         self._scope = trio.CancelScope(shield=True)
         self._stack: Stack | None = None
 
@@ -58,7 +62,9 @@ class Libp2pNetwork:
             self._port = claim_port(host, self._port)
             from protocol.network.libp2p.stack import Stack
 
-            self._stack = Stack(self._identity, self._run, self._handlers, self._settings, self._emit, self._ports)
+            self._stack = Stack(
+                self._identity, self._run, self._handlers, self._settings, self._emit, self._ports, self._listening
+            )
             self._stack.dialer.remember(self._early_addresses)
             announced = self.addresses() if self._settings.mdns else []
             await self._stack.run(host, self._port, announced, task_status=task_status)
@@ -79,9 +85,21 @@ class Libp2pNetwork:
         """Multiaddrs that others can dial, each ending in /p2p/<peer ID>."""
         listening = self._settings.listen_host
         hosts = interface_addresses() if listening == ANY_IPV4 else [listening]
-        found = [address for address in self.reachability().reached if is_public(address)][:MAX_FOUND]
-        ours = [*self._settings.announce, *found, *(transport_address(host, self._port) for host in hosts)]
-        return [f"{address}/p2p/{self.peer_id}" for address in dict.fromkeys(ours)]
+        interfaces = [transport_address(host, self._port) for host in hosts]
+        circuits = self._stack.traversal.circuits.addresses(self.peer_id) if self._stack is not None else []
+        outside = [f"{address}/p2p/{self.peer_id}" for address in self._outside()]
+        return list(dict.fromkeys([*outside, *circuits, *(f"{address}/p2p/{self.peer_id}" for address in interfaces)]))
+
+    def _outside(self) -> list[str]:
+        """Where others reach us as our owner, our router and they say, without our peer ID."""
+        found = [address for address in [*self.reachability().reached, *self._mapped] if is_public(address)]
+        return list(dict.fromkeys([*self._settings.announce, *dict.fromkeys(found[:MAX_FOUND])]))
+
+    def _listening(self) -> list[End]:
+        """The same as ends, and those of our interfaces."""
+        split = [address.split("/") for address in self.addresses()]
+        ends = [(parts[2], int(parts[4])) for parts in split if len(parts) == 7 and parts[1] in ("ip4", "ip6")]
+        return list(dict.fromkeys(ends))
 
     def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]:
         """Our addresses at which others reach us: as our owner says, and as they did.
@@ -101,9 +119,25 @@ class Libp2pNetwork:
         if self._stack is not None:
             await self._stack.inquiry.inquire()
 
+    @property
+    def port(self) -> int:
+        """Where we listen."""
+        return self._port
+
+    def needs_a_router(self) -> bool:
+        """Whether this computer has no IPv4 address of its own at which everybody could dial it, and nobody named one."""
+        listening = (transport_address(host, self._port) for host in interface_addresses() if ":" not in host)
+        return not self._settings.announce and not any(is_public(address) for address in listening)
+
+    def map(self, addresses: Sequence[str]) -> None:
+        """A router leads from these addresses to us, and from no others; they are announced if they are public."""
+        self._mapped = list(addresses)
+        if self._stack is not None:
+            self._stack.inquiry.look_again()
+
     def _ports(self) -> list[int]:
         """Those at which others may find us: ours, and those that lead to it from outside."""
-        return [self._port, *(int(address.split("/")[4]) for address in self._settings.announce)]
+        return [self._port, *(int(address.split("/")[4]) for address in [*self._mapped, *self._settings.announce])]
 
     def reached_there(self) -> list[str]:
         """Addresses of others at which we have reached them."""
@@ -121,6 +155,10 @@ class Libp2pNetwork:
         """Peers that we reached, or that have greeted us."""
         return self._stack.connections.peers() if self._stack is not None else []
 
+    def link(self, peer: PeerId) -> str:
+        """How a peer is connected: direct, reversed, punched or relayed; empty when it is not."""
+        return self._stack.link(peer) if self._stack is not None else ""
+
     def welcome(self, peer: PeerId) -> None:
         """`peer` has greeted us and takes part: none of its connections is a stranger's any more."""
         if self._stack is not None:
@@ -132,7 +170,7 @@ class Libp2pNetwork:
 
     def bandwidth(self) -> Bandwidth:
         """What our links have lately been seen to carry, or may carry."""
-        return self._stack.bulk.bandwidth() if self._stack is not None else Bandwidth(0.0, 0.0)
+        return self._stack.bandwidth() if self._stack is not None else Bandwidth(0.0, 0.0)
 
     def is_moving(self) -> bool:
         """Whether our own address is gone, and we are connecting anew."""

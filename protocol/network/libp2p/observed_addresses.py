@@ -16,6 +16,7 @@ from protocol.network.interface import Members
 from protocol.network.libp2p.ends import local_end, remote_end
 from protocol.network.libp2p.host import transport_address
 from protocol.network.libp2p.library import Connection, Host, is_inbound, peer_id_of
+from protocol.network.libp2p.way import DIRECT, way_of
 from protocol.wire.identity import PeerId
 
 MAX_CLAIMS = 256
@@ -49,7 +50,7 @@ class ObservedAddresses:
 
     def on_claim(self, conn: Connection, address: str) -> None:
         """The other end claims to see us at `address`; that counts only if it has dialled us."""
-        if not is_inbound(conn) or not is_public_form(address):
+        if not is_inbound(conn) or way_of(conn) is not DIRECT or not is_public_form(address):
             return
         peer = peer_id_of(conn.muxed_conn.peer_id)
         self._claims[peer] = address

@@ -47,6 +47,10 @@ class Channel(Enum):
     """A peer that catches up over a fast link asks for some dozens of chunks a second, in small questions."""
     DIAL_BACK = Allowance(0.1, float("inf"), 90)
     """Dials that a peer asks for, to find out whether it can be reached: three ports at a time, and now and then again."""
+    CIRCUIT = Allowance(0.5, float("inf"), 80)
+    """Connections through us that a peer asks for: to each peer behind a router one, and its bulk sockets."""
+    MEETING = Allowance(0.5, float("inf"), 80)
+    """Sockets between us for which a peer asks us to dial: up to 8 for pushes, and again for those that give way."""
     PUSH = Allowance(1000, float("inf"), 20)
     """Bytes are limited by backpressure on the bulk sockets; many pushes are refused when an owner has died."""
     FRAME = Allowance(2000, float("inf"), 8)

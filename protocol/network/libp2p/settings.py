@@ -19,7 +19,8 @@ class NetworkSettings:
     others open to us.  congestion: the control of bulk sockets, where the kernel has it and lets us: over a long way with
     some loss BBR carries several times what CUBIC does, which most computers have as the default.  announce: multiaddrs at
     which others reach us besides those of our interfaces: a router or a provider leads from there to us.
-    serve_tls: serves a socket on which the other end begins to speak TLS; None to treat it like any other stranger.
+    serve_tls: serves a socket on which the other end begins to speak TLS, from the address; None to treat it like any other
+    stranger.  relay_rate: bytes a second that we carry between others who do not reach each other, all together; 0 for none.
     """
 
     listen_host: str = "0.0.0.0"
@@ -30,4 +31,5 @@ class NetworkSettings:
     inbound: InboundLimits = InboundLimits()
     congestion: str = "bbr"
     announce: tuple[str, ...] = ()
-    serve_tls: Callable[[trio.socket.SocketType], Awaitable[None]] | None = None
+    serve_tls: Callable[[trio.socket.SocketType, str], Awaitable[None]] | None = None
+    relay_rate: float = 1.25e6

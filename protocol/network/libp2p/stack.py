@@ -10,16 +10,18 @@ from functools import partial
 import trio
 from multiaddr import Multiaddr
 
-from protocol.events import Event, PeerBanned
-from protocol.network.interface import Handlers, Traffic, Unreachable
+from protocol.events import Event, LinkChanged, PeerBanned
+from protocol.network.interface import Bandwidth, Handlers, Traffic, Unreachable
 from protocol.network.libp2p import connections
-from protocol.network.libp2p.bulk import Bulk
+from protocol.network.libp2p.bulk import FIRST_BYTE, Bulk
 from protocol.network.libp2p.connection_limits import ResourceLimits
 from protocol.network.libp2p.connections import Connections
 from protocol.network.libp2p.dead_ends import DeadEnds
 from protocol.network.libp2p.dial_back import DialBack
 from protocol.network.libp2p.dialer import Dialer
 from protocol.network.libp2p.discovery import discover
+from protocol.network.libp2p.doorstep import Doorstep
+from protocol.network.libp2p.ends import End
 from protocol.network.libp2p.gossip import Gossip
 from protocol.network.libp2p.host import forget, identify, listening_hosts, new_host, transport_address
 from protocol.network.libp2p.inbound import InboundConnections
@@ -31,11 +33,14 @@ from protocol.network.libp2p.reachability import Inquiry
 from protocol.network.libp2p.reputation import Reputation
 from protocol.network.libp2p.requests import OtherRun, Requests
 from protocol.network.libp2p.settings import NetworkSettings
+from protocol.network.libp2p.traversal.traversal import Traversal
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 
 ENOUGH_PEERS = 512
 """With so many connected, no more strangers are dialled."""
+TLS_FIRST_BYTE = b"\x16"
+"""Of its first record, a handshake."""
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +56,13 @@ class Stack:
         settings: NetworkSettings,
         emit: Callable[[Event], None],
         ports: Callable[[], Sequence[int]],
+        listening: Callable[[], Sequence[End]],
     ) -> None:
-        """ports: those at which others may find us."""
+        """ports: those at which others may find us.  listening: our addresses, as far as others may dial them."""
         self._run, self._handlers, self._emit = run, handlers, emit
         self._me = identity.peer_id
         self._nursery: trio.Nursery | None = None
+        self._links: dict[PeerId, str] = {}
         self.reputation = Reputation(trio.current_time, self._on_ban, self._address_group_of)
         self._limits = ResourceLimits(self.reputation)
         self.host = new_host(identity, self.reputation, self._limits)
@@ -67,10 +74,30 @@ class Stack:
         down = RateLimit.of_line(settings.down_limit, lambda: meter.down_bytes)
         self.requests = Requests(self.host, run, handlers, self.reputation, up, down, emit)
         self.gossip = Gossip(self.host, run, handlers, self.reputation)
-        self.bulk = Bulk(self.host, run, handlers, self.reputation, up, down, settings.congestion)
-        self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, self.reputation.is_banned, self.welcome)
-        serve = self.bulk.accept, settings.serve_tls
-        self.inbound = InboundConnections(self.reputation, settings.inbound, handlers, emit, *serve)
+        self.traversal = Traversal(
+            self.host,
+            run,
+            handlers,
+            self.reputation,
+            doorstep := Doorstep(),
+            connected=lambda peer: peer in self.connections,
+            reached=lambda: self.inquiry.now.overall,
+            listening=listening,
+            relays=lambda peer: self.dialer.relays_of(peer),
+            take=lambda *how: self.inbound.take(*how),
+            close=connections.close,
+            on_improved=lambda peer: self._on_renewed(peer, False),
+            relay_rate=settings.relay_rate,
+            limits=(up, down),
+        )
+        reach = self.traversal.socket
+        self.bulk = Bulk(self.host, run, handlers, self.reputation, up, down, settings.congestion, doorstep, reach)
+        banned, through = self.reputation.is_banned, self.traversal.connect
+        self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, banned, self.welcome, through)
+        doors = {FIRST_BYTE: self.bulk.accept, **self.traversal.doors()}
+        if settings.serve_tls is not None:
+            doors[TLS_FIRST_BYTE] = settings.serve_tls
+        self.inbound = InboundConnections(self.reputation, settings.inbound, handlers, emit, doors)
         self.connections = Connections(self.host.get_network(), self.reputation, self.inbound)
         self.dead_ends = DeadEnds(self.host.get_network(), self.dialer.renew, connections.close, self._on_renewed)
         reached = self.connections.__contains__
@@ -98,6 +125,7 @@ class Stack:
                 nursery.start_soon(self.dialer.run)
                 nursery.start_soon(self.dead_ends.run)
                 nursery.start_soon(self.inquiry.run)
+                nursery.start_soon(self.traversal.run)
                 if announced:
                     found = partial(self.dialer.remember, claimed=True)
                     nursery.start_soon(discover, self._run, self._me, announced, found)
@@ -109,6 +137,17 @@ class Stack:
         """Payload of all channels."""
         channels = (self.requests, self.gossip, self.bulk)
         return Traffic(sum(channel.up_bytes for channel in channels), sum(channel.down_bytes for channel in channels))
+
+    def link(self, peer: PeerId) -> str:
+        """How a peer is connected; empty when it is not."""
+        return self.traversal.way(peer).kind.value if peer in self.connections else ""
+
+    def bandwidth(self) -> Bandwidth:
+        """What our links have lately been seen to carry, and relays let through."""
+        seen = self.bulk.bandwidth()
+        members = [peer for peer in self.connections.peers() if self._handlers.has_member(peer)]
+        up, down = (self.traversal.at_most(rate, members) for rate in (seen.up_bytes_per_s, seen.down_bytes_per_s))
+        return Bandwidth(up, down)
 
     def welcome(self, peer: PeerId) -> None:
         """A peer has greeted us and was admitted, or is one that we were about to dial."""
@@ -144,11 +183,24 @@ class Stack:
     # -- what happens -------------------------------------------------------------------------------------------------
 
     def _on_opened(self, connection: Connection) -> None:
+        peer = peer_id_of(connection.muxed_conn.peer_id)
         self.observed.on_connection(connection)
-        self._update(peer_id_of(connection.muxed_conn.peer_id))
+        self._update(peer)
+        self._tell_link(peer)
+        self.traversal.opened(peer, connection)
 
     def _on_closed(self, connection: Connection) -> None:
-        self._update(peer_id_of(connection.muxed_conn.peer_id))
+        peer = peer_id_of(connection.muxed_conn.peer_id)
+        self._update(peer)
+        self._tell_link(peer)
+
+    def _tell_link(self, peer: PeerId) -> None:
+        link = self.link(peer)
+        if link and link != self._links.get(peer):
+            self._emit(LinkChanged(peer, link))
+        self._links = {other: self._links[other] for other in self._links if other in self.connections}
+        if link:
+            self._links[peer] = link
 
     def _update(self, peer: PeerId) -> None:
         if self._nursery is None:
@@ -168,11 +220,14 @@ class Stack:
                 identify(self.host, library_id(peer))
                 nursery.start_soon(self.gossip.met, peer)
                 self.inquiry.met_somebody()
+                self.traversal.connected()
                 self._handlers.on_peer_connected(peer)
+                self._tell_link(peer)
             case connections.Disconnected(lasted_s):
                 self.bulk.disconnected(peer)
                 self.requests.disconnected(peer)
                 self.dialer.lost(peer, lasted_s)
+                self.traversal.disconnected(peer)
                 self._handlers.on_peer_disconnected(peer)
 
     def _on_renewed(self, peer: PeerId, has_answered: bool) -> None:

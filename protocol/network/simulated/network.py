@@ -56,6 +56,10 @@ class MemoryNetwork(Endpoint):
         """The peers within reach."""
         return self._wire.reachable(self._peer_id) if self._wire.end(self._peer_id) is self else []
 
+    def link(self, peer: PeerId) -> str:
+        """Direct, to everybody within reach."""
+        return "direct" if peer in self.connected() else ""
+
     def welcome(self, peer: PeerId) -> None:
         """Does nothing: there are no strangers here."""
 

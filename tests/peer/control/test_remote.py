@@ -47,7 +47,7 @@ def with_door(data_dir: Path, body: Callable[[Place], Awaitable[None]], answerin
 
         async def serve(stream: trio.SocketStream) -> None:
             async with stream:
-                await door.serve(stream.socket)
+                await door.serve(stream.socket, "127.0.0.1")
 
         async with trio.open_nursery() as nursery:
             await server.open()

@@ -9,7 +9,16 @@ import pytest
 
 from peer.settings.preferences import SETTINGS, Preferences
 from peer.settings.schedule import read_schedule
-from peer.settings.values import read_addresses, read_count, read_name, read_port, read_rate, read_size, read_switch
+from peer.settings.values import (
+    read_addresses,
+    read_count,
+    read_name,
+    read_port,
+    read_rate,
+    read_rate_or_off,
+    read_size,
+    read_switch,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +40,7 @@ def test_what_is_right_is_read(read: Callable[[str], Any], right: dict[str, Any]
 @pytest.mark.parametrize(
     ("read", "wrong"),
     [
+        (read_rate_or_off, ["no", "0"]),
         (read_rate, ["", "fast", "0", "15kB", "-3", "nan", "1e99", "20 Mbit/s"]),
         (read_size, ["", "5", "5kB", "-1GB", "infGB", "nanGB", "x"]),
         (read_port, ["", "-1", "65536", "x", "\u00b2"]),
@@ -56,6 +66,8 @@ def test_what_is_shown_can_be_read_again() -> None:
         "role": "seed",
         "port": 0,
         "announce": ("/ip4/203.0.113.7/tcp/4001", "/ip6/2001:db8::7/tcp/80"),
+        "port_mapping": False,
+        "relay": 0.0,
         "threads": 3,
         "max_up": 2.5e6,
         "max_down": 16e3,

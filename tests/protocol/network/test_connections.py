@@ -43,17 +43,13 @@ class OneConnection:
         self.is_closed = True
 
 
-async def no_bulk(sock: trio.socket.SocketType, address: str) -> None:
-    raise AssertionError("no bulk socket comes here")
-
-
 class OnePeer:
     """A swarm with connections to one peer, and the bookkeeping over it."""
 
     def __init__(self) -> None:
         self.connections: dict[LibraryId, list[OneConnection]] = {library_id(PEER): []}
         self.reputation = Reputation(trio.current_time, lambda peer, why: None)
-        self.inbound = InboundConnections(self.reputation, InboundLimits(), TheseMembers(), lambda event: None, no_bulk)
+        self.inbound = InboundConnections(self.reputation, InboundLimits(), TheseMembers(), lambda event: None, {})
         self.book = Connections(cast(Swarm, self), self.reputation, self.inbound)
 
     def open(self, direction: str) -> OneConnection:

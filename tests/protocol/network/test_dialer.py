@@ -11,8 +11,13 @@ from libp2p.peer.peerinfo import PeerInfo
 
 from protocol.network.libp2p.dialer import LASTING_S, MAX_PAUSE_S, Dialer
 from protocol.network.libp2p.library import Host
+from protocol.network.libp2p.traversal.circuit_address import CircuitAddress
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.peers import TheseMembers
+
+
+async def no_relay(address: CircuitAddress) -> None:
+    raise AssertionError("no address leads through a relay")
 
 
 class Unwelcoming:
@@ -31,6 +36,7 @@ class Unwelcoming:
             lambda peer: self.connected,
             lambda peer: False,
             lambda peer: None,
+            no_relay,
         )
 
     def get_network(self) -> Unwelcoming:
@@ -96,7 +102,7 @@ async def _redialled_after(crowd: int, is_member: bool) -> float:
     host, connected, lost = Dark(), set[PeerId](), Identity.generate().peer_id
     members, nobody = TheseMembers(*([lost] if is_member else [])), lambda peer: None
     dialer = Dialer(
-        cast(Host, host), Identity.generate().peer_id, members, connected.__contains__, lambda peer: False, nobody
+        cast(Host, host), Identity.generate().peer_id, members, connected.__contains__, lambda peer: False, nobody, no_relay
     )
     connected.add(lost)
     dialer.remember([f"/ip4/192.0.2.1/tcp/4001/p2p/{lost}"], claimed=True)

@@ -1,0 +1,56 @@
+"""Addresses of peers behind a relay: /ip4/192.0.2.1/tcp/4001/p2p/RELAY/p2p-circuit/p2p/PEER."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.wire.canonical import Malformed
+from protocol.wire.identity import PeerId, public_key_of
+
+MAX_ADDRESS_CHARS = 200
+_CIRCUIT = "/p2p-circuit"
+
+
+@dataclass(frozen=True)
+class CircuitAddress:
+    """at: where the relay is dialled, without its peer ID."""
+
+    at: str
+    relay: PeerId
+    peer: PeerId
+
+    def __str__(self) -> str:
+        return f"{self.relay_address}{_CIRCUIT}/p2p/{self.peer}"
+
+    @property
+    def relay_address(self) -> str:
+        """The relay's own address."""
+        return f"{self.at}/p2p/{self.relay}"
+
+
+def circuit_address(address: str) -> CircuitAddress | None:
+    """What it says; None for any other address."""
+    before, found, after = address.partition(_CIRCUIT)
+    relay, peer = direct_address(before), after.removeprefix("/p2p/")
+    if not found or relay is None or not after.startswith("/p2p/") or len(address) > MAX_ADDRESS_CHARS:
+        return None
+    return CircuitAddress(*relay, PeerId(peer)) if is_peer_id(peer) and peer != relay[1] else None
+
+
+def direct_address(address: str) -> tuple[str, PeerId] | None:
+    """Where the peer of an address is dialled, and who it is; None for any that is not of this kind."""
+    transport, separator, name = address.rpartition("/p2p/")
+    if len(address) > MAX_ADDRESS_CHARS or not separator or "/tcp/" not in transport or "/p2p" in transport:
+        return None
+    if not transport.startswith(("/ip4/", "/ip6/", "/dns4/", "/dns6/", "/dns/")):
+        return None
+    return (transport, PeerId(name)) if is_peer_id(name) else None
+
+
+def is_peer_id(text: str) -> bool:
+    """Whether it is that of a key we can check."""
+    try:
+        public_key_of(PeerId(text))
+    except Malformed:
+        return False
+    return True

@@ -1,0 +1,178 @@
+"""The ends of circuits: keeps places at relays while nobody reaches us, opens circuits to others, and takes those to us."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from math import inf
+
+import trio
+
+from protocol.network.interface import Unreachable
+from protocol.network.libp2p.dial_back import Verdict
+from protocol.network.libp2p.doorstep import send
+from protocol.network.libp2p.ends import End
+from protocol.network.libp2p.host import transport_address
+from protocol.network.libp2p.inbound import relayed_group
+from protocol.network.libp2p.library import Host, MuxedConnection
+from protocol.network.libp2p.reachability import is_public
+from protocol.network.libp2p.short_questions import answer_with, ask
+from protocol.network.libp2p.traversal.circuit_address import CircuitAddress
+from protocol.network.libp2p.traversal.relay import (
+    ANSWER,
+    ANSWER_S,
+    CONNECT,
+    DIAL_S,
+    FIRST_BYTE,
+    PEER_BYTES,
+    PLACE,
+    QUESTION,
+    SUMMONS,
+    relay_protocol,
+    summons_protocol,
+)
+from protocol.network.libp2p.way import LinkKind, Way
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+
+WANTED = 2
+"""Relays at which we have a place, so that one may go."""
+LOOK_S = 2.0
+MAX_AGAIN_S = 60.0
+"""Before a relay that refused is asked again: at first after `LOOK_S`, for we may not have greeted it yet, then after twice
+as long each time, up to this."""
+MAX_REMEMBERED = 1024
+
+log = logging.getLogger(__name__)
+Take = Callable[[trio.SocketStream, str, Way], Awaitable[None]]
+"""Takes a socket by which a peer has come, with the name under which it is counted, and serves it to its end."""
+
+
+class Circuits:
+    """Those of one peer.  `run` it.
+
+    dialled: the peers that we have dialled and are connected to, at which end.  reached: whether others reach us.  take:
+    what is done with a socket by which a peer comes to us.
+    """
+
+    def __init__(
+        self, host: Host, run: Hash, dialled: Callable[[], dict[PeerId, End]], reached: Callable[[], Verdict], take: Take
+    ) -> None:
+        self._host, self._dialled, self._reached, self._take = host, dialled, reached, take
+        self._protocol = relay_protocol(run)
+        self._places: dict[PeerId, None] = {}
+        self._met = trio.Event()
+        self._refused: dict[PeerId, tuple[float, float]] = {}
+        """When each relay is asked again, and how long that was from the time before."""
+        self._nursery: trio.Nursery | None = None
+        answer_with(host, summons_protocol(run), SUMMONS.size, self._on_summons, ANSWER_S)
+
+    async def run(self) -> None:
+        """Keep places at relays until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            while True:
+                if self._reached() is Verdict.REACHABLE:
+                    self._places.clear()
+                elif len(self._places) < WANTED:
+                    await self._look_for_places()
+                with trio.move_on_after(LOOK_S):
+                    await self._met.wait()
+                self._met = trio.Event()
+
+    def connected(self) -> None:
+        """There is another peer that may relay."""
+        self._met.set()
+
+    def disconnected(self, peer: PeerId) -> None:
+        """We have no place there any more."""
+        self._places.pop(peer, None)
+
+    def addresses(self, me: PeerId) -> list[str]:
+        """Where others reach us, through relays."""
+        dialled = self._dialled()
+        at = {relay: transport_address(*dialled[relay]) for relay in self._places if relay in dialled}
+        return [str(CircuitAddress(address, relay, me)) for relay, address in at.items()]
+
+    async def open(self, relay: PeerId, peer: PeerId) -> tuple[trio.socket.SocketType, Way]:
+        """A socket that leads to `peer`.  Raises `Unreachable`, or OSError."""
+        end = self._dialled().get(relay)
+        if end is None:
+            raise Unreachable(f"the relay {relay} is not connected")
+        question = QUESTION.pack(CONNECT, peer.encode().ljust(PEER_BYTES, b"\0"))
+        answer, _ = await ask(self._host, relay, self._protocol, question, ANSWER.size, 2 * ANSWER_S)
+        granted, token, kb_per_s = ANSWER.unpack(answer)
+        if granted != 1:
+            raise Unreachable(f"the relay {relay} does not lead to {peer}")
+        return await self._come(end, token), _way(relay, kb_per_s)
+
+    async def _look_for_places(self) -> None:
+        """At relays on the internet already while it is not known whether we are reached: others will be looking for us."""
+        now, in_vain = trio.current_time(), self._reached() is Verdict.UNREACHABLE
+        for relay, end in self._dialled().items():
+            if not in_vain and not is_public(transport_address(*end)):
+                continue
+            again_at, pause_s = self._refused.get(relay, (-inf, LOOK_S / 2))
+            if relay not in self._places and now >= again_at:
+                question = QUESTION.pack(PLACE, bytes(PEER_BYTES))
+                try:
+                    answer, _ = await ask(self._host, relay, self._protocol, question, ANSWER.size, ANSWER_S)
+                    has_place = ANSWER.unpack(answer)[0] == 1
+                except Unreachable as error:
+                    log.debug("no place at a relay: %s", error)
+                    has_place = False
+                self._refused.pop(relay, None)
+                if has_place:
+                    self._places[relay] = None
+                else:
+                    pause_s = min(MAX_AGAIN_S, 2 * pause_s)
+                    self._refused[relay] = now + pause_s, pause_s
+                    self._refused = dict(list(self._refused.items())[-MAX_REMEMBERED:])
+            if len(self._places) >= WANTED:
+                return
+
+    async def _on_summons(self, relay: PeerId, connection: MuxedConnection, question: bytes) -> bytes:
+        """Somebody wants to reach us through a relay at which we have a place."""
+        token, _, kb_per_s = SUMMONS.unpack(question)
+        end = self._dialled().get(relay)
+        if relay not in self._places or end is None or self._nursery is None:
+            return b"\0"
+        self._nursery.start_soon(self._serve, relay, end, token, _way(relay, kb_per_s))
+        return b"\x01"
+
+    async def _serve(self, relay: PeerId, end: End, token: bytes, way: Way) -> None:
+        try:
+            sock = await self._come(end, token)
+        except OSError as error:
+            log.debug("no circuit: %s", error)
+            return
+        await self._take(trio.SocketStream(sock), relayed_group(relay), way)
+
+    async def _come(self, relay: End, token: bytes) -> trio.socket.SocketType:
+        """Our end of a circuit.  Raises OSError."""
+        return await dial(relay, FIRST_BYTE + token, DIAL_S)
+
+
+def _way(relay: PeerId, kb_per_s: int) -> Way:
+    return Way(LinkKind.RELAYED, relay, kb_per_s * 1000.0 or inf)
+
+
+async def dial(end: End, first: bytes, deadline_s: float) -> trio.socket.SocketType:
+    """A socket to this end, on which `first` was sent.  Raises OSError."""
+    sock = trio.socket.socket(trio.socket.AF_INET6 if ":" in end[0] else trio.socket.AF_INET, trio.socket.SOCK_STREAM)
+    try:
+        with trio.fail_after(deadline_s):
+            await sock.connect(end)
+            await send(sock, first)
+    except trio.TooSlowError as error:
+        sock.close()
+        raise OSError(f"{end[0]} does not answer") from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def relays_of(addresses: Sequence[CircuitAddress]) -> list[PeerId]:
+    """The relays in these addresses."""
+    return list(dict.fromkeys(address.relay for address in addresses))

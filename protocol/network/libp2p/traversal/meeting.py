@@ -1,0 +1,188 @@
+"""Meetings: two connected peers, through a relay or otherwise, find a socket between them with nobody in between.
+
+One asks, with a token and where it may be dialled; the other answers with the same, and both begin to dial (`race`).  Where
+their routers show them they have asked a peer that both can dial (`mirror`).  Whatever they find, those who use the socket
+prove their identities on it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from protocol.network.interface import Members, Unreachable
+from protocol.network.libp2p.dial_back import LEAST_PORT
+from protocol.network.libp2p.doorstep import Doorstep, receive
+from protocol.network.libp2p.ends import End
+from protocol.network.libp2p.inbound import address_group
+from protocol.network.libp2p.library import Host, MuxedConnection
+from protocol.network.libp2p.reachability import is_an_address
+from protocol.network.libp2p.reputation import Channel, Reputation
+from protocol.network.libp2p.short_questions import answer_with, ask
+from protocol.network.libp2p.traversal.circuits import Take
+from protocol.network.libp2p.traversal.mirror import reusable_socket, seen_at
+from protocol.network.libp2p.traversal.race import (
+    CANDIDATES_BYTES,
+    FOLLOWS,
+    HELLO_BYTES,
+    LEADS,
+    MAX_CANDIDATES,
+    TOKEN_BYTES,
+    Candidate,
+    Race,
+    read_candidates,
+    write_candidates,
+)
+from protocol.network.libp2p.way import Way
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+
+ANSWER_S = 6.0
+"""For the other end to look into a mirror, and to answer."""
+HELLO_S = 3.0
+MAX_AT_ONCE = 32
+"""Meetings that others ask for, at one time: strangers all together, and again so many for members."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Where our router shows a port of ours.  Keeps the socket open that was shown, so that the router goes on with it."""
+
+    port: int
+    seen: End
+    socket: trio.socket.SocketType
+
+
+class Meetings:
+    """Those of one peer.  `run` it.
+
+    listening: where we listen, as far as it makes sense to dial us there.  mirrors: peers to be asked where our router shows
+    us.  connected: whether a peer is one that we have reached, or that has greeted us.  take: as for `Circuits`.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        run: Hash,
+        members: Members,
+        reputation: Reputation,
+        connected: Callable[[PeerId], bool],
+        doorstep: Doorstep,
+        listening: Callable[[], Sequence[End]],
+        mirrors: Callable[[], Sequence[End]],
+        take: Take,
+    ) -> None:
+        self._host, self._members, self._reputation, self._connected = host, members, reputation, connected
+        self._doorstep, self._listening, self._mirrors, self._take = doorstep, listening, mirrors, take
+        self._protocol = f"/manyhands/1/{bytes(run).hex()[:16]}/meet"
+        self._races: dict[tuple[bytes, bytes], Race] = {}
+        self._running = {True: 0, False: 0}
+        self._nursery: trio.Nursery | None = None
+        answer_with(host, self._protocol, TOKEN_BYTES + CANDIDATES_BYTES, self._answer, ANSWER_S)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await trio.sleep_forever()
+
+    async def meet(self, peer: PeerId) -> tuple[trio.socket.SocketType, Way]:
+        """A socket to a connected peer.  Raises `Unreachable`."""
+        outside = await self._outside()
+        token = os.urandom(TOKEN_BYTES)
+        race = Race(token, True, outside.port if outside is not None else None)
+        self._races[token, LEADS] = race
+        try:
+            question = token + write_candidates(self._candidates(outside))
+            answer, _ = await ask(self._host, peer, self._protocol, question, CANDIDATES_BYTES, ANSWER_S)
+            won = await race.run(sensible(read_candidates(answer)))
+        finally:
+            self._races.pop((token, LEADS), None)
+            if outside is not None:
+                outside.socket.close()
+        if won is None:
+            raise Unreachable(f"no way to {peer} without a relay")
+        return won[0], Way(won[1])
+
+    async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
+        """A socket has come to where we listen; it is for a meeting if it knows a token."""
+        with self._doorstep.waits(sock, address), trio.fail_after(HELLO_S):
+            hello = await receive(sock, HELLO_BYTES)
+        wanted = LEADS if hello[-1:] == FOLLOWS else FOLLOWS
+        race = self._races.get((hello[1:-1], wanted))
+        if race is not None:
+            ours = trio.socket.from_stdlib_socket(socket.socket(fileno=sock.detach()))
+            if not race.has_come(ours):
+                ours.close()
+
+    async def _answer(self, peer: PeerId, connection: MuxedConnection, question: bytes) -> bytes:
+        is_member = self._members.has_member(peer)
+        if (
+            self._nursery is None
+            or not self._connected(peer)
+            or self._running[is_member] >= MAX_AT_ONCE
+            or not self._reputation.spend(peer, Channel.MEETING)
+        ):
+            raise Unreachable("no meeting now")
+        self._running[is_member] += 1
+        outside = await self._outside()
+        race = Race(question[:TOKEN_BYTES], False, outside.port if outside is not None else None)
+        theirs = sensible(read_candidates(question[TOKEN_BYTES:]))
+        self._nursery.start_soon(self._race, peer, race, theirs, outside, is_member)
+        return write_candidates(self._candidates(outside))
+
+    async def _race(
+        self, peer: PeerId, race: Race, theirs: Sequence[Candidate], outside: Outside | None, is_member: bool
+    ) -> None:
+        self._races[race.token, FOLLOWS] = race
+        try:
+            won = await race.run(theirs)
+        finally:
+            self._running[is_member] -= 1
+            self._races.pop((race.token, FOLLOWS), None)
+            if outside is not None:
+                outside.socket.close()
+        if won is not None:
+            stream = trio.SocketStream(won[0])
+            end = won[0].getpeername()
+            await self._take(stream, address_group(end[0]), Way(won[1]))
+
+    def _candidates(self, outside: Outside | None) -> list[Candidate]:
+        punched = [Candidate(outside.seen, True)] if outside is not None else []
+        return [*punched, *map(Candidate, self._listening())][:MAX_CANDIDATES]
+
+    async def _outside(self) -> Outside | None:
+        """Where our router shows a port from which we shall dial; None where nobody tells."""
+        for mirror in [end for end in self._mirrors() if ":" not in end[0]][:2]:
+            sock = None
+            try:
+                sock = reusable_socket()
+                port = sock.getsockname()[1]
+                seen = await seen_at(sock, mirror)
+                return Outside(port, seen, sock)
+            except (OSError, trio.TooSlowError) as error:
+                log.debug("%s is no mirror: %r", mirror, error)
+                if sock is not None:
+                    sock.close()
+            except BaseException:
+                if sock is not None:
+                    sock.close()
+                raise
+        return None
+
+
+def sensible(theirs: Sequence[Candidate]) -> list[Candidate]:
+    """Those of another peer's candidates that may be dialled: it can name anybody's."""
+    return [
+        each
+        for each in dict.fromkeys(theirs)
+        if is_an_address(each.end[0]) and each.end[1] >= LEAST_PORT and not ipaddress.ip_address(each.end[0]).is_reserved
+    ]
