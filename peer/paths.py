@@ -57,9 +57,14 @@ def runtime_dir() -> Path:
     return folder
 
 
+def runs_dir(data: Path) -> Path:
+    """Where the runs lie, a folder each."""
+    return data / "runs"
+
+
 def run_dir(data: Path, run: bytes) -> Path:
     """Where the records, results and checkpoints of a run lie."""
-    return data / "runs" / run.hex()
+    return runs_dir(data) / run.hex()
 
 
 def manifest_file(data: Path, run: bytes) -> Path:

@@ -1,6 +1,7 @@
 """`python -m tui FOLDER [WORD …]`: the terminal interface of the peer with this data directory.
 
-With words it starts that peer first: `peer WORD …`, which is its own then (`tui.own_peer`).
+With words it starts that peer first: `peer WORD …`, which is its own then (`tui.own_peer`).  `python -m tui --replay FILE …`
+shows a recorded event log instead, whose files are given with the oldest first.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from peer.errors import ExitCode
 from tui.own_peer import OwnPeer
 
 
@@ -16,6 +18,8 @@ def main() -> int:
     if len(sys.argv) < 2:
         print("usage: python -m tui FOLDER; `peer watch` finds the folder by itself", file=sys.stderr)
         return 2
+    if sys.argv[1] == "--replay":
+        return replay([Path(name) for name in sys.argv[2:]])
     folder, words = Path(sys.argv[1]), sys.argv[2:]
     own = OwnPeer(words) if words else None  # before what takes time to import: both start at once
 
@@ -23,8 +27,7 @@ def main() -> int:
     from tui.app import PeerView
     from tui.feed import Feed
 
-    unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    view = PeerView(Feed(folder), own, unicode=unicode)
+    view = PeerView(Feed(folder), own, unicode=has_unicode())
     view.run()
     if own is None:
         return view.return_code or 0
@@ -39,6 +42,27 @@ def main() -> int:
     elif view.left:
         print(f"{view.left[:1].upper()}{view.left[1:]}; the same command goes on from there.")
     return ending.code
+
+
+def replay(paths: list[Path]) -> int:
+    """Show a recording until the person closes it."""
+    from tui.event_file import EventFile, NoEvents
+    from tui.player import Player
+    from tui.replay import ReplayView
+
+    try:
+        file = EventFile(paths)
+    except NoEvents as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ExitCode.INPUT
+    view = ReplayView(Player(file), unicode=has_unicode())
+    view.run()
+    return view.return_code or 0
+
+
+def has_unicode() -> bool:
+    """Whether the terminal can draw more than ASCII."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Iterable
 from typing import Any
 
 from rich.text import Text
@@ -17,6 +18,7 @@ from textual.containers import Container
 from textual.events import Resize
 from textual.geometry import Size
 from textual.notifications import SeverityLevel
+from textual.widget import Widget
 from textual.widgets import Static
 
 from peer.control.client import ControlError, Stamped
@@ -104,10 +106,19 @@ class PeerView(App[None]):
     def compose(self) -> ComposeResult:
         """The head, the panels, the keys."""
         yield Static(id="head")
+        yield from self.between()
         with Container(id="panels"):
             for key, title, draw in PANELS:
                 yield Panel(key, title, draw, self.picture, Look(unicode=self._unicode))
-        yield Static(KEYS if self._own is None else KEYS_OF_OWN, id="keys", markup=False)
+        yield Static(self.keys(), id="keys", markup=False)
+
+    def between(self) -> Iterable[Widget]:
+        """What stands between the head and the panels."""
+        return ()
+
+    def keys(self) -> str:
+        """The line of keys at the bottom."""
+        return KEYS if self._own is None else KEYS_OF_OWN
 
     def on_mount(self) -> None:
         """Begin to follow the peer."""

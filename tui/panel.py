@@ -16,7 +16,10 @@ Draw = Callable[[Picture, int, int, Look], list[Text]]
 
 
 class Panel(Widget):
-    """key: the number that shows it alone.  Only lines that changed are drawn again: most of a frame is as before."""
+    """key: the number that shows it alone.  picture: what it draws.
+
+    Only lines that changed are drawn again: most of a frame is as before.
+    """
 
     DEFAULT_CSS = """
     Panel { border-top: solid $primary; border-title-color: $text; border-title-style: bold; padding: 0 1; }
@@ -25,14 +28,14 @@ class Panel(Widget):
     def __init__(self, key: str, title: str, draw: Draw, picture: Picture, look: Look) -> None:
         super().__init__(id=title.lower())
         self.border_title = f"{key} {title}"
-        self._draw, self._picture, self.look = draw, picture, look
+        self._draw, self.picture, self.look = draw, picture, look
         self.lines: list[Text] = []
         """What is shown."""
 
     def show(self) -> None:
         """Draw what is known now."""
         width, height = self.content_size
-        before, self.lines = self.lines, self._draw(self._picture, width, height, self.look)[:height]
+        before, self.lines = self.lines, self._draw(self.picture, width, height, self.look)[:height]
         changed = [
             y
             for y in range(max(len(before), len(self.lines)))

@@ -7,7 +7,8 @@ viewer may watch for months.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 
 from peer.control.client import Stamped
 from peer.formatting import naming
@@ -113,6 +114,16 @@ class Picture:
             case _:
                 self._apply_of_a_round(stamped)
         self._take_line(stamped)
+
+    def copy(self) -> Picture:
+        """Another one, which goes its own way."""
+        other = copy(self)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, deque | dict):
+                setattr(other, each.name, value.copy())
+        other.rounds = deque((replace(each, seconds=dict(each.seconds)) for each in self.rounds), maxlen=KEPT_ROUNDS)
+        return other
 
     def acknowledge(self) -> None:
         """The person has seen the alarms."""

@@ -1,0 +1,191 @@
+"""The interface on a recording, with a scrubber; nothing can be asked of a peer there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.screen import ModalScreen
+from textual.widget import Widget
+from textual.widgets import Static
+
+from tui import scrubber
+from tui.app import PeerView
+from tui.feed import Told
+from tui.panel import Panel
+from tui.player import Player
+
+TICK_S = 0.1
+STEP_S, LONG_STEP_S = 10.0, 60.0
+KEYS = "q close  ? help  space play, stop  arrows 10 s  n N next mark, last  + - speed"
+HELP = """\
+space          play, stop
+left, right    10 seconds back, on; with shift a minute
+n, N           the next committed round or alarm, the one before
+home, end      the beginning, the end
++, -           faster, slower
+1 to 6         one panel alone, the same key or 0 for all of them
+up, down       scroll (also page up, page down)
+s              order of the swarm        l  what the log shows
+a              the alarm was seen        t  light or dark
+q              close
+
+A recording holds no progress within a step, and nothing of what others
+did but that they came and went.
+"""
+
+
+class Nothing:
+    """A source without a peer."""
+
+    def start(self) -> None:
+        """There is nothing to follow."""
+
+    def take(self) -> list[Told]:
+        """Nothing is told."""
+        return []
+
+    def ask(self, command: str, **fields: object) -> dict[str, object]:
+        """Never called."""
+        return {}
+
+    def close(self) -> None:
+        """There is nothing to follow."""
+
+
+class KeysOfReplay(ModalScreen[None]):
+    """Every key."""
+
+    BINDINGS = [Binding("escape,question_mark,q,enter", "dismiss_it", "close")]
+    DEFAULT_CSS = """
+    KeysOfReplay { align: center middle; }
+    KeysOfReplay Static { width: 72; height: auto; border: solid $primary; background: $surface; padding: 0 1; }
+    """
+
+    def compose(self) -> ComposeResult:
+        """One box."""
+        yield Static(HELP, markup=False)
+
+    def action_dismiss_it(self) -> None:
+        """Back to the panels."""
+        self.dismiss()
+
+
+class ReplayView(PeerView):
+    """player: what is shown.  clock: of this computer, in seconds."""
+
+    CSS = PeerView.CSS + "#scrubber { height: 1; padding: 0 1; }"
+    BINDINGS = [
+        Binding("space", "play", "play, stop"),
+        Binding("left", f"move({-STEP_S})"),
+        Binding("right", f"move({STEP_S})"),
+        Binding("shift+left", f"move({-LONG_STEP_S})"),
+        Binding("shift+right", f"move({LONG_STEP_S})"),
+        Binding("n", "mark(True)", "next mark"),
+        Binding("N", "mark(False)", "last mark"),
+        Binding("home", "begin", "the beginning"),
+        Binding("end", "finish_it", "the end"),
+        Binding("plus,equals_sign", "faster(1)", "faster"),
+        Binding("minus", "faster(-1)", "slower"),
+    ]
+
+    def __init__(self, player: Player, *, unicode: bool = True) -> None:
+        super().__init__(Nothing(), unicode=unicode)
+        self._player, self._drawn_at = player, time.monotonic()
+        self._stopped = ""
+        self._player.seek(player.begins)
+
+    def between(self) -> Iterable[Widget]:
+        """The scrubber."""
+        yield Static(id="scrubber")
+
+    def keys(self) -> str:
+        """Those of a recording."""
+        return KEYS
+
+    def on_mount(self) -> None:
+        """Begin to play."""
+        super().on_mount()
+        self.set_interval(TICK_S, self.tick)
+        file = self._player.file
+        if file.damaged or file.left_out:
+            self._say(f"{file.damaged} lines are no events, and {file.left_out} were too many; they are left out")
+
+    def tick(self) -> None:
+        """Some time has passed."""
+        now = time.monotonic()
+        passed, self._drawn_at = now - self._drawn_at, now
+        if self._player.play(passed):
+            self.show()
+        elif self._player.plays:
+            self._draw_scrubber()
+
+    def show(self) -> None:
+        """Draw the place where the player is."""
+        self.picture = self._player.picture
+        for panel in self.query(Panel):
+            panel.picture = self.picture
+        self._draw()
+
+    def _draw(self) -> None:
+        super()._draw()
+        self._draw_scrubber()
+
+    def _draw_scrubber(self) -> None:
+        width = max(1, self.size.width - 2)
+        self.query_one("#scrubber", Static).update(scrubber.draw(self._player, width, self._unicode))
+
+    # -- what the person types ----------------------------------------------------------------------------------------
+
+    def action_help(self) -> None:
+        """Show every key."""
+        self.push_screen(KeysOfReplay())
+
+    def action_play(self) -> None:
+        """Play, or stop; at the end from the beginning."""
+        if self._player.at_end:
+            self._player.seek(self._player.begins)
+            self._player.plays = True
+        else:
+            self._player.plays = not self._player.plays
+        self.show()
+
+    def action_move(self, seconds: float) -> None:
+        """Forwards or backwards."""
+        self._player.move(seconds)
+        self.show()
+
+    def action_mark(self, forwards: bool) -> None:
+        """To a committed round or an alarm."""
+        self._player.next_mark(forwards)
+        self.show()
+
+    def action_begin(self) -> None:
+        """To the beginning."""
+        self._player.seek(self._player.begins)
+        self.show()
+
+    def action_finish_it(self) -> None:
+        """To the end."""
+        self._player.seek(self._player.ends)
+        self.show()
+
+    def action_faster(self, steps: int) -> None:
+        """Another speed."""
+        self._player.faster(steps)
+        self._draw_scrubber()
+
+    def action_finish(self) -> None:
+        """There is no peer."""
+        self._ask("finish", "")
+
+    def action_leave(self) -> None:
+        """There is no peer."""
+        self._ask("leave", "")
+
+    def _ask(self, command: str, done: str, **fields: Any) -> None:
+        """There is no peer to be asked."""
+        self._say("this is a recording: nothing can be asked of the peer")

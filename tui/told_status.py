@@ -1,0 +1,118 @@
+"""The status of a peer as its events tell it: for a recording, which holds no status.
+
+Pure.  What no event says (the phase of others, bytes moved) stays at nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from peer.control.client import Stamped
+from protocol import events as ev
+from protocol.status import PeerStatus, SwarmPeer
+
+MOST_PEERS = 2048
+
+
+class ToldStatus:
+    """now: the status after the events so far; None before the peer has started."""
+
+    def __init__(self) -> None:
+        self.now: PeerStatus | None = None
+        self._swarm: dict[str, SwarmPeer] = {}
+        self._began = 0.0
+
+    def copy(self) -> ToldStatus:
+        """Another one, which goes its own way."""
+        other = ToldStatus()
+        other.now, other._swarm, other._began = self.now, dict(self._swarm), self._began
+        return other
+
+    def apply(self, stamped: Stamped) -> None:
+        """Take note of an event."""
+        event = stamped.event
+        if isinstance(event, ev.Started):
+            self._begin(event, stamped.mono)
+        if self.now is None:
+            return
+        match event:
+            case ev.PeerJoined(peer, name):
+                self._set(peer, name=name, liveness="alive", heard_s=0.0)
+            case ev.PeerSuspected(peer, silent_s):
+                self._set(peer, liveness="suspect", heard_s=silent_s)
+            case ev.PeerGone(peer, goodbye):
+                self._set(peer, liveness="left" if goodbye else "gone", link="")
+            case ev.LinkChanged(peer, link) if peer in self._swarm:
+                self._set(peer, link=link)
+            case ev.RoundCommitted(number, _, members):
+                for peer in members:
+                    if peer in self._swarm:
+                        self._set(peer, round=number + 1)
+        alive = sum(known.liveness == "alive" for known in self._swarm.values())
+        self.now = replace(
+            _applied(self.now, event),
+            peers=alive,
+            swarm=list(self._swarm.values()),
+            uptime_s=max(0.0, stamped.mono - self._began),
+        )
+
+    def _begin(self, event: ev.Started, mono: float) -> None:
+        self._swarm, self._began = {}, mono
+        self.now = PeerStatus(
+            peer=event.peer,
+            name=event.name,
+            run=event.run,
+            run_name=event.run_name,
+            role="",
+            phase="starting",
+            why_idle="starting",
+            why_detail="",
+            version=event.version,
+            pid=event.pid,
+            uptime_s=0.0,
+            addresses=list(event.addresses),
+        )
+
+    def _set(self, peer: str, **fields: object) -> None:
+        known = self._swarm.get(peer)
+        if known is None:
+            if len(self._swarm) >= MOST_PEERS:
+                del self._swarm[next(iter(self._swarm))]
+            known = SwarmPeer(
+                peer=peer,
+                name="",
+                role="",
+                phase="",
+                round=0,
+                steps=0,
+                tokens_per_s=0.0,
+                liveness="",
+                heard_s=0.0,
+                version="",
+            )
+        self._swarm[peer] = replace(known, **fields)  # type: ignore[arg-type]
+
+
+def _applied(status: PeerStatus, event: object) -> PeerStatus:
+    """The status after an event about this peer itself."""
+    match event:
+        case ev.PhaseChanged(phase, why, detail):
+            return replace(status, phase=phase, why_idle=why, why_detail=detail)
+        case ev.RoundCommitted(number, tip, members, tokens, loss):
+            return replace(status, round=number + 1, tip=tip, members=list(members), tokens=tokens, loss=loss)
+        case ev.RecordRatified(_, record, final):
+            return replace(status, final_rounds=final, final_tip=record)
+        case ev.StateApplied(rounds, digest):
+            return replace(status, state_rounds=rounds, state_digest=digest)
+        case ev.EvalLoss(rounds, loss, by):
+            return replace(status, eval_loss=loss, eval_rounds=rounds, eval_by=by)
+        case ev.TrainerStarted(pid):
+            return replace(status, trainer_pid=pid, role="trainer")
+        case ev.TrainerStopped():
+            return replace(status, trainer_pid=None)
+        case ev.ReachabilityChanged(reachable, addresses):
+            return replace(status, reachable=reachable, reachability=dict(addresses))
+        case ev.Left():
+            return replace(status, phase="stopping", why_idle="", why_detail="the peer left")
+        case _:
+            return status
