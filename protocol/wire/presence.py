@@ -56,8 +56,6 @@ class WhyIdle(str, Enum):
     ON_BATTERY = "on battery"
     TOO_HOT = "too hot"
     NOT_A_TRAINER = "not a trainer"
-    DESYNCED = "desynced"
-    DISK_FULL = "disk full"
 
 
 class Measurement(Body):

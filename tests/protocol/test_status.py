@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from protocol.status import NodeStatus, PeerStatus, SwarmPeer
+from protocol.wire.presence import WhyIdle
 from tests.protocol.example_status import NEIGHBOUR, TRAINING, status
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "commands.md"
+TROUBLE = DOCUMENT.parent / "troubleshooting.md"
 
 
 def documented(heading: str) -> list[str]:
@@ -24,6 +26,13 @@ def documented(heading: str) -> list[str]:
 def test_the_document_lists_every_key_in_its_order() -> None:
     assert documented("`peer status --json`") == ["running", *(each.name for each in fields(PeerStatus))]
     assert documented("`swarm` of `peer status --json`") == [each.name for each in fields(SwarmPeer)]
+
+
+def test_every_reason_to_be_idle_is_explained() -> None:
+    table = TROUBLE.read_text().split("## Why is my peer idle\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines() if row.startswith("| `")][1:]
+    assert {name.strip("`") for name, _, _ in rows} == {why.value for why in WhyIdle if why is not WhyIdle.BUSY}
+    assert all(len(row) == 3 and all(row) for row in rows), "each with its meaning and its remedy"
 
 
 def test_a_status_survives_the_socket_and_json() -> None:
