@@ -14,7 +14,7 @@ from protocol.network.libp2p.library import Connection, Swarm, is_outbound, libr
 from protocol.network.libp2p.way import Way, raw_connection, way_of
 from protocol.wire.identity import PeerId
 
-FIRST_PAUSE_S, MAX_PAUSE_S = 30.0, 600.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 5.0, 600.0
 LINGER_S = 1.0
 """The relayed connection stays for so long after there is a better one: the other end may be using it this moment."""
 
