@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 from rich.text import Text
@@ -22,10 +22,11 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from peer.control.client import ControlError, Stamped
-from peer.formatting import clean
+from peer.formatting import clean, duration
 from peer.sentences import sentence
 from protocol.events import Left
 from protocol.status import PeerStatus
+from tui.controls import Controls
 from tui.dialogs import Confirm, Help
 from tui.feed import Found, Source, Stopped
 from tui.own_peer import OwnPeer
@@ -60,6 +61,8 @@ class PeerView(App[None]):
     left: what the peer said last when it left.
     """
 
+    BETWEEN: tuple[Callable[[], Widget], ...] = ()
+    """Makes what stands between the head and the panels."""
     ENABLE_COMMAND_PALETTE = False
     TITLE = "manyhands"
     CSS = """
@@ -77,7 +80,7 @@ class PeerView(App[None]):
     BINDINGS = [
         Binding("q,ctrl+q", "close", "close"),
         Binding("ctrl+c", "interrupt", "close, or leave", priority=True),
-        Binding("question_mark", "help", "help"),
+        Binding("question_mark", "open('help')", "help"),
         *(Binding(key, f"alone('{key}')", title) for key, title, _ in PANELS),
         Binding("0,escape", "alone('')", "all panels"),
         Binding("down", "scroll(1)"),
@@ -88,7 +91,8 @@ class PeerView(App[None]):
         Binding("s", "order", "order"),
         Binding("l", "filter", "log"),
         Binding("p", "pause", "pause"),
-        Binding("P", "pause_for_an_hour", "pause for an hour"),
+        Binding("P", f"pause_for({PAUSE_S})", "pause for an hour"),
+        Binding("c", "open('controls')", "controls"),
         Binding("f", "finish", "finish"),
         Binding("x", "leave", "stop the peer"),
         Binding("a", "acknowledge", "alarm seen"),
@@ -98,6 +102,7 @@ class PeerView(App[None]):
     def __init__(self, source: Source, own: OwnPeer | None = None, *, unicode: bool = True) -> None:
         super().__init__()
         self._source, self._own, self._unicode = source, own, unicode
+        self._keys = KEYS if own is None else KEYS_OF_OWN
         self.left = ""
         self.picture = Picture()
         self._stopped = "looking for the peer"
@@ -106,19 +111,11 @@ class PeerView(App[None]):
     def compose(self) -> ComposeResult:
         """The head, the panels, the keys."""
         yield Static(id="head")
-        yield from self.between()
+        yield from (widget() for widget in self.BETWEEN)
         with Container(id="panels"):
             for key, title, draw in PANELS:
                 yield Panel(key, title, draw, self.picture, Look(unicode=self._unicode))
-        yield Static(self.keys(), id="keys", markup=False)
-
-    def between(self) -> Iterable[Widget]:
-        """What stands between the head and the panels."""
-        return ()
-
-    def keys(self) -> str:
-        """The line of keys at the bottom."""
-        return KEYS if self._own is None else KEYS_OF_OWN
+        yield Static(self._keys, id="keys", markup=False)
 
     def on_mount(self) -> None:
         """Begin to follow the peer."""
@@ -179,9 +176,9 @@ class PeerView(App[None]):
 
     # -- what the person types ----------------------------------------------------------------------------------------
 
-    def action_help(self) -> None:
-        """Show every key."""
-        self.push_screen(Help(own=self._own is not None))
+    def action_open(self, what: str) -> None:
+        """A dialog: every key, or the settings that the peer takes at once."""
+        self.push_screen(Controls(self._source.ask) if what == "controls" else Help(own=self._own is not None))
 
     def action_close(self) -> None:
         """Close the view; the peer goes on."""
@@ -238,9 +235,9 @@ class PeerView(App[None]):
         resumes = status is not None and status.why_idle == "paused"
         self._ask("resume" if resumes else "pause", "the peer goes on" if resumes else "paused until p is typed again")
 
-    def action_pause_for_an_hour(self) -> None:
+    def action_pause_for(self, seconds: int) -> None:
         """Pause, and go on by itself."""
-        self._ask("pause", "paused for an hour", seconds=PAUSE_S)
+        self._ask("pause", f"paused for {duration(seconds)}", seconds=seconds)
 
     def action_finish(self) -> None:
         """Stop when the round is complete."""

@@ -13,6 +13,7 @@ KEYS = """\
 up, down  scroll (also page up, page down, home)
 s         order of the swarm        l  what the log shows
 p         pause; p again resumes    P  pause for an hour
+c         controls: settings that the peer takes at once
 f         finish this round, then stop the peer
 x         say goodbye and stop the peer
 a         the alarm was seen        t  light or dark

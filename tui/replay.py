@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.screen import ModalScreen
-from textual.widget import Widget
 from textual.widgets import Static
 
 from tui import scrubber
@@ -77,6 +76,7 @@ class KeysOfReplay(ModalScreen[None]):
 class ReplayView(PeerView):
     """player: what is shown.  clock: of this computer, in seconds."""
 
+    BETWEEN = (partial(Static, id="scrubber"),)
     CSS = PeerView.CSS + "#scrubber { height: 1; padding: 0 1; }"
     BINDINGS = [
         Binding("space", "play", "play, stop"),
@@ -95,16 +95,8 @@ class ReplayView(PeerView):
     def __init__(self, player: Player, *, unicode: bool = True) -> None:
         super().__init__(Nothing(), unicode=unicode)
         self._player, self._drawn_at = player, time.monotonic()
-        self._stopped = ""
+        self._stopped, self._keys = "", KEYS
         self._player.seek(player.begins)
-
-    def between(self) -> Iterable[Widget]:
-        """The scrubber."""
-        yield Static(id="scrubber")
-
-    def keys(self) -> str:
-        """Those of a recording."""
-        return KEYS
 
     def on_mount(self) -> None:
         """Begin to play."""
@@ -140,9 +132,12 @@ class ReplayView(PeerView):
 
     # -- what the person types ----------------------------------------------------------------------------------------
 
-    def action_help(self) -> None:
-        """Show every key."""
-        self.push_screen(KeysOfReplay())
+    def action_open(self, what: str) -> None:
+        """Every key; there is no peer to be set."""
+        if what == "help":
+            self.push_screen(KeysOfReplay())
+        else:
+            self._ask("settings", "")
 
     def action_play(self) -> None:
         """Play, or stop; at the end from the beginning."""

@@ -1,4 +1,4 @@
-"""`peer config`: the settings in force, where each comes from, and writing one into peer.toml."""
+"""`peer config`: the settings in force, where each comes from, and changing one: in peer.toml, and in the peer that runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from peer.commands import add_command
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from peer.commands import Subparsers
-    from peer.settings.sources import Gathered
 
 
 def register(subparsers: Subparsers) -> None:
@@ -18,82 +19,126 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "config",
-        "show the settings and where each comes from, or write one into peer.toml",
+        "show the settings and where each comes from, or change one",
         run,
-        epilog="Flags go before the environment, and that before peer.toml.  A peer takes a change when it starts.",
+        epilog="A change is written into peer.toml, and told to the peer that runs with this data directory.  What that "
+        "cannot change at once takes effect when it starts again.  Flags go before the environment, and that before "
+        "peer.toml.",
     )
     parser.add_argument("setting", metavar="SETTING", nargs="?", help="the one to show or to set, as max_up")
-    parser.add_argument("value", metavar="VALUE", nargs="?", help="what to set it to, in peer.toml")
-    parser.add_argument("--unset", action="store_true", help="remove the setting from peer.toml")
+    parser.add_argument("value", metavar="VALUE", nargs="?", help="what to set it to")
+    parser.add_argument("--unset", action="store_true", help="back to the default: remove the setting from peer.toml")
+    parser.add_argument("--now", action="store_true", help="change the running peer alone, until it ends; write nothing")
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print, or write and print."""
+    """Print, or change and print."""
     from peer.console.plain_json import print_json
     from peer.settings.file import known
-    from peer.settings.sources import gather
 
     name = known(args.setting) if args.setting is not None else None
+    changes = name is not None and (args.value is not None or args.unset)
     if args.unset and (name is None or args.value is not None):
         raise PeerError("--unset takes a setting and no value, as `peer config max_up --unset`", ExitCode.USAGE)
-    if name is not None and (args.value is not None or args.unset):
-        _write(name, args.value)
-    gathered = gather({})
+    if args.now and not changes:
+        raise PeerError("--now changes a setting, as `peer config max_up 20Mbit --now`", ExitCode.USAGE)
+    effect = ""
+    if name is not None and changes:
+        _check(name, args.value)
+        if not args.now:
+            _write(name, args.value)
+        effect = _tell(args, name)
+    found = _of_the_running_peer(args) or _of_the_next_start()
     if args.json:
-        print_json(_as_map(gathered, name))
+        chosen = [each for each in found["settings"] if name in (None, each["name"])]
+        print_json({**found, "settings": chosen})
     else:
-        print("\n".join(describe(gathered, name)))
+        print("\n".join([*describe(found, name), *([effect] if effect else [])]))
     return ExitCode.OK
 
 
-def _write(name: str, text: str | None) -> None:
-    """One key into peer.toml, or out of it.  Raises PeerError."""
-    from peer.settings.file import config_file, write_setting
+def _check(name: str, text: str | None) -> None:
+    """Raises PeerError when the setting has no such value."""
     from peer.settings.preferences import SETTINGS
 
-    path = config_file()
     if text is not None:
         try:
             SETTINGS[name].read(text)
         except ValueError as error:
             raise PeerError(f"{name}: {error}", ExitCode.USAGE) from error
+
+
+def _write(name: str, text: str | None) -> None:
+    """One key into peer.toml, or out of it.  Raises PeerError."""
+    from peer.settings.file import config_file, write_setting
+
+    path = config_file()
     if path is None:
         raise PeerError("PEER_CONFIG is empty, so there is no peer.toml to write; set it to a path", ExitCode.USAGE)
     write_setting(path, name, text)
 
 
-def describe(gathered: Gathered, only: str | None = None) -> list[str]:
+def _tell(args: argparse.Namespace, name: str) -> str:
+    """Let the running peer change it; what came of that, empty where none runs.  Raises PeerError."""
+    from peer.control.client import ControlError, NotRunning
+    from peer.settings.preferences import SETTINGS
+
+    try:
+        if not SETTINGS[name].live:
+            _client(args).request("settings")
+            if args.now:
+                raise PeerError(f"a running peer cannot change {name}; leave out --now, and start it again", ExitCode.USAGE)
+            return "The running peer goes by what it was started with; this takes effect when it starts again."
+        _client(args).request("set", name=name, value=args.value)
+    except NotRunning as error:
+        if args.now:
+            raise PeerError(str(error), ExitCode.NOT_RUNNING) from error
+        return ""
+    except ControlError as error:
+        raise PeerError(f"the running peer did not take it: {error}") from error
+    return "The running peer goes by it from now on."
+
+
+def _client(args: argparse.Namespace) -> Any:
+    from peer.control.client import ControlClient
+    from peer.paths import data_dir
+
+    return ControlClient(data_dir(args.data_dir))
+
+
+def _of_the_running_peer(args: argparse.Namespace) -> dict[str, Any] | None:
+    """None where none runs, or one that does not tell."""
+    from peer.control.client import ControlError
+
+    try:
+        return {"running": True, **_client(args).request("settings")}
+    except ControlError:
+        return None
+
+
+def _of_the_next_start() -> dict[str, Any]:
+    from peer.settings.sources import gather
+    from peer.settings.telling import as_map
+
+    return {"running": False, **as_map(gather({}))}
+
+
+def describe(found: Mapping[str, Any], only: str | None = None) -> list[str]:
     """A line for each setting: name, value, source."""
-    from peer.settings.preferences import SETTINGS
+    from pathlib import Path
 
-    there = "" if gathered.path is None or gathered.path.exists() else " (not there yet)"
-    lines = [f"file  {gathered.path or 'none: PEER_CONFIG is empty'}{there}"]
-    for name, effective in gathered.settings.items():
-        if only in (None, name):
-            source = "peer.toml" if effective.source == str(gathered.path) else effective.source
-            lines.append(f"{name:<16}{SETTINGS[name].shown(effective.value) or '-':<14}{source}")
+    from peer.formatting import clean, size
+
+    file = found["file"]
+    there = "" if file is None or Path(file).exists() else " (not there yet)"
+    lines = [f"file  {file or 'none: PEER_CONFIG is empty'}{there}"]
+    if found["running"]:
+        month = found["month"]
+        lines.append("peer  running, with these settings")
+        lines.append(f"month {clean(month['month'] or '-', 10)}: {size(month['bytes'])} sent and received")
+    for each in found["settings"]:
+        if only in (None, each["name"]):
+            source = "peer.toml" if each["source"] == file else clean(each["source"], 200)
+            lines.append(f"{each['name']:<20}{clean(each['shown'], 200) or '-':<14}{source}")
     return lines
-
-
-def _as_map(gathered: Gathered, only: str | None) -> dict[str, Any]:
-    from peer.settings.preferences import SETTINGS
-
-    settings = [
-        {
-            "name": name,
-            "value": effective.value if _is_plain(effective.value) else SETTINGS[name].shown(effective.value),
-            "shown": SETTINGS[name].shown(effective.value),
-            "source": effective.source,
-            "default": SETTINGS[name].default,
-            "meaning": SETTINGS[name].meaning,
-        }
-        for name, effective in gathered.settings.items()
-        if only in (None, name)
-    ]
-    return {"file": str(gathered.path) if gathered.path is not None else None, "settings": settings}
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether JSON has a form of its own for it."""
-    return value is None or isinstance(value, (bool, int, float, str, tuple))

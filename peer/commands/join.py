@@ -140,35 +140,31 @@ def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSet
     """What the command line says, and for each setting the environment and peer.toml.  Raises PeerError."""
     from peer.console.display import Style
     from peer.daemon.settings import DaemonSettings
-    from peer.rests.judge import Limits
+    from peer.settings.live import LiveSettings
     from peer.settings.preferences import SETTINGS
     from peer.settings.sources import gather
-    from protocol.run.settings import WeightSettings
     from protocol.wire.identity import PeerId
     from protocol.wire.presence import Role
 
-    preferences = gather({name: getattr(args, name) for name in SETTINGS}).preferences
+    gathered = gather({name: getattr(args, name) for name in SETTINGS})
+    preferences = gathered.preferences
     return DaemonSettings(
         data_dir=folder,
         name=preferences.name or f"peer-{peer[-6:]}",
         role=Role.SEED if preferences.role == "seed" else Role.TRAINER,
         style=Style.SILENT if args.attached else Style(preferences.log_format),
+        live=LiveSettings(gathered),
         port=preferences.port,
-        threads=preferences.threads or 0,
         rounds=args.rounds,
         local=args.local,
         until_eof=args.until_eof,
         ignore_closed_output=args.ignore_closed_output,
-        up_limit=preferences.max_up,
-        down_limit=preferences.max_down,
         only_copy=args.only_copy,
-        weights=WeightSettings(preferences.keep_versions, preferences.weights_cap),
         metrics_port=preferences.metrics_port,
         announce=preferences.announce,
         owners=tuple(PeerId(owner) for owner in preferences.owner or ()),
         port_mapping=preferences.port_mapping,
         relay_rate=preferences.relay,
-        limits=Limits(preferences.schedule, preferences.max_temperature, preferences.on_battery),
     )
 
 

@@ -17,6 +17,7 @@ from peer.control.client import ControlError
 from peer.control.ledger import MAX_MEMBERS_TOLD, ledger
 from peer.control.server import Command
 from peer.discovery.contacts import Contacts
+from peer.errors import PeerError
 from peer.formatting import duration
 from protocol.node.line_probe import Lines, NotNow
 from protocol.state.store import Store
@@ -25,6 +26,7 @@ from protocol.versions.publishing import MOST_ANCHOR_EVERY, CannotPublish
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.presence import Phase
 
+MAX_VALUE_CHARACTERS = 2000
 MAX_PAUSE_S = 366 * 86_400.0
 GIVEN = re.compile(r"\.given-\d{1,10}\.new")
 """Names of files that `peer weights publish` has made ready."""
@@ -58,6 +60,10 @@ class Peer(Protocol):
 
     def resume(self) -> None: ...
 
+    def settings(self) -> dict[str, Any]: ...
+
+    async def change(self, name: str, text: str | None, keep: bool) -> str | None: ...
+
 
 class Controls:
     """The commands of one peer.  `run` ends the pauses that have a length."""
@@ -89,6 +95,8 @@ class Controls:
             "finish": self._finish,
             "pause": self._pause,
             "resume": self._resume,
+            "settings": self._settings,
+            "set": self._set,
             "weights": self._weights,
             "publish-weights": self._publish_weights,
         }
@@ -143,6 +151,22 @@ class Controls:
         if versions is None:
             raise ControlError("the peer is still fetching the run's manifest; ask again when it has begun")
         return versions
+
+    async def _settings(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return self._peer.settings()
+
+    async def _set(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """name; value, None for the default; keep: also for later starts, where there is a peer.toml."""
+        name, value, keep = fields.get("name"), fields.get("value"), fields.get("keep", False)
+        if not isinstance(name, str) or not (value is None or isinstance(value, str)) or not isinstance(keep, bool):
+            raise ControlError("a change has the name of a setting, and a value as `peer config` takes it")
+        if value is not None and len(value) > MAX_VALUE_CHARACTERS:
+            raise ControlError(f"a value has at most {MAX_VALUE_CHARACTERS} characters")
+        try:
+            written = await self._peer.change(name, value, keep)
+        except (PeerError, OSError) as error:
+            raise ControlError(str(error)) from error
+        return {"written": written, **self._peer.settings()}
 
     async def _leave(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._peer.leave()

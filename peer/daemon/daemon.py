@@ -26,11 +26,15 @@ from peer.daemon.leave_triggers import (
     obey_signals,
     open_signals,
 )
-from peer.daemon.participation import Participation
+from peer.daemon.lives import Lives
 from peer.daemon.settings import DaemonSettings, RunChoice
 from peer.discovery.contacts import Contacts
 from peer.errors import ExitCode, PeerError
 from peer.paths import run_dir
+from peer.settings.file import write_setting
+from peer.settings.live import read_change
+from peer.settings.preferences import SETTINGS
+from peer.settings.telling import as_map
 from protocol.events import Left, Notice, Started
 from protocol.node.line_probe import Lines
 from protocol.node.node import Node
@@ -39,7 +43,6 @@ from protocol.status import PeerStatus
 from protocol.version import version
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.identity import Identity
-from protocol.wire.presence import WhyIdle
 
 LAST_WORDS_S = 5.0
 """For the listeners of the event log to hear the end; only a slow one takes so long."""
@@ -51,7 +54,7 @@ class Daemon:
     def __init__(self, settings: DaemonSettings, identity: Identity, choice: RunChoice) -> None:
         self._settings, self._identity = settings, identity
         self._log = EventLog(log_file(run_dir(settings.data_dir, choice.run)), first=self._started)
-        self._participation = Participation(settings, identity, choice, self._log.emit)
+        self._lives = Lives(settings, identity, choice, self._log.emit)
         encoding = "utf-8" if settings.style is Style.JSON else sys.stdout.encoding
         self._output = Output(sys.stdout.fileno(), encoding, lambda text: self.notice("warning", text))
         self._at_once = False
@@ -99,7 +102,7 @@ class Daemon:
 
     def leave(self) -> None:
         """Say goodbye and stop; `run` returns."""
-        if not self._participation.leave():
+        if not self._lives.leave():
             self._scope.cancel()
 
     def leave_at_once(self) -> None:
@@ -109,7 +112,7 @@ class Daemon:
 
     def stop(self, problem: PeerError) -> None:
         """Leave because something cannot go on."""
-        if not self._participation.leaving:
+        if not self._lives.leaving:
             self._problem = problem
             self.leave()
 
@@ -120,11 +123,31 @@ class Daemon:
 
     def pause(self) -> None:
         """Compute nothing until `resume`."""
-        self._node().rest(WhyIdle.PAUSED, "paused by you; `peer resume` goes on")
+        self._lives.pause()
 
     def resume(self) -> None:
         """Go on after a pause."""
-        self._node().go_on(WhyIdle.PAUSED)
+        self._lives.resume()
+
+    def settings(self) -> dict[str, Any]:
+        """What `peer config --json` shows of a running peer."""
+        traffic = self._lives.traffic
+        month = {"month": traffic.month, "bytes": traffic.bytes}
+        return {"month": month, **as_map(self._settings.live.gathered())}
+
+    async def change(self, name: str, text: str | None, keep: bool) -> str | None:
+        """A setting, from now on; None for its default.  keep: also in peer.toml; where that is, None where there is none.
+
+        Raises PeerError, OSError: then nothing has changed.
+        """
+        live = self._settings.live
+        read_change(name, text)
+        if keep and live.path is not None:
+            await trio.to_thread.run_sync(write_setting, live.path, name, text)
+        live.change(name, text)
+        shown = SETTINGS[name].shown(live.gathered().settings[name].value)
+        self.notice("info", f"{name} is {shown or 'not set'} from now on")
+        return str(live.path) if keep and live.path is not None else None
 
     async def measure_lines(self) -> Lines:
         """How fast the lines to some peers are; takes seconds.  Raises NotNow."""
@@ -140,15 +163,15 @@ class Daemon:
 
     def status(self) -> PeerStatus:
         """Everything `peer status --json` shows."""
-        part = self._participation
-        reachable, reachability = part.reachability()
+        lives = self._lives
+        reachable, reachability = lives.reachability()
         return PeerStatus.around(
-            part.status(),
+            lives.status(),
             pid=os.getpid(),
             uptime_s=trio.current_time() - self._started_at,
-            addresses=part.addresses(),
-            invitation=part.invitation(),
-            invite_command=part.invite_command(),
+            addresses=lives.addresses(),
+            invitation=lives.part.invitation(),
+            invite_command=lives.part.invite_command(),
             reachable=reachable,
             reachability=reachability,
         )
@@ -156,21 +179,23 @@ class Daemon:
     @property
     def store(self) -> Store | None:
         """The run's store, once it is open."""
-        return self._participation.store
+        return self._lives.part.store
 
     @property
     def contacts(self) -> Contacts | None:
         """Where guests find this swarm, once the network is open."""
-        return self._participation.contacts
+        return self._lives.part.contacts if not self._lives.away else None
 
     @property
     def versions(self) -> WeightVersions | None:
         """The versions of the weights, once the node runs."""
-        node = self._participation.node
+        node = self._lives.node
         return node.versions if node is not None else None
 
     def _node(self) -> Node:
-        node = self._participation.node
+        node = self._lives.node
+        if node is None and self._lives.away:
+            raise ControlError(f"the peer is not in the run now: {self._lives.away}")
         if node is None:
             raise ControlError("the peer is still fetching the run's manifest; ask again when it has begun")
         return node
@@ -181,7 +206,7 @@ class Daemon:
         """Until the peer has left or cannot go on; the latter as `_problem`."""
         with self._scope:
             try:
-                await self._participation.run(self._log.begin)
+                await self._lives.run(self._log.begin)
             except* Exception as group:
                 self._problem = problem_of(group, self._settings.data_dir)
 
@@ -190,7 +215,7 @@ class Daemon:
         self._shown.set()
 
     def _started(self) -> Started:
-        part, settings = self._participation, self._settings
+        part, settings = self._lives.part, self._settings
         return Started(
             self._identity.peer_id,
             settings.name,
@@ -204,7 +229,7 @@ class Daemon:
 
     def _say_how_it_ended(self) -> ExitCode:
         """With the last event of every life; the only one that tells the problem, if there was one."""
-        node, problem = self._participation.node, self._problem
+        node, problem = self._lives.part.node, self._problem
         code = ExitCode.INTERRUPTED if self._at_once else ExitCode.OK
         heard_by = node.goodbye_heard_by if node is not None else None
         self._log.emit(

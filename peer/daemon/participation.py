@@ -33,12 +33,14 @@ from peer.joining.run_source import store_manifest
 from peer.joining.standing import find_standing, keep_admission
 from peer.keyfile import next_incarnation
 from peer.paths import run_dir
-from peer.resources.check import check_resources
+from peer.resources.check import check_memory
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.open_files import raise_open_files
-from peer.rests.judge import Judge
-from peer.rests.keeper import in_a_thread, keep_rests
+from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, STATES_TO_GO_ON, CappedDisk, Room
+from peer.rests.judge import Judge, Limits
+from peer.rests.keeper import RestKeeper, in_a_thread
 from peer.rests.sensors import Sensors
+from peer.settings.preferences import Preferences
 from peer.settings.provider import mapped_addresses
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
 from protocol.events import Event, Notice, PhaseChanged, RecordRatified, RoundVoted
@@ -51,7 +53,8 @@ from protocol.network.session import Session
 from protocol.node.node import Node
 from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
-from protocol.run.settings import NodeSettings
+from protocol.run.settings import NodeSettings, WeightSettings
+from protocol.state.disk import StoreFull
 from protocol.state.history import History
 from protocol.state.outer_state import OuterState
 from protocol.state.replica import Replica
@@ -78,15 +81,22 @@ class Participation:
     """
 
     def __init__(
-        self, settings: DaemonSettings, identity: Identity, choice: RunChoice, emit: Callable[[Event], None]
+        self,
+        settings: DaemonSettings,
+        identity: Identity,
+        choice: RunChoice,
+        room: Room,
+        emit: Callable[[Event], None],
     ) -> None:
-        self._settings, self._identity, self._emit = settings, identity, emit
+        self._settings, self._identity, self._room, self._emit = settings, identity, room, emit
         self._folder = run_dir(settings.data_dir, choice.run)
         self._lobby = Lobby()
         self._search: Search | None = None
         self._waiting = ""
         self._marking = threading.Lock()
         self._trainer_problem: PeerError | None = None
+        self._keeper: RestKeeper | None = None
+        self._paused = False
         self.leaving = False
         self.choice = choice
         self.network: Libp2pNetwork | None = None
@@ -106,8 +116,8 @@ class Participation:
                 host,
                 port,
                 not settings.local,
-                settings.up_limit,
-                settings.down_limit,
+                settings.live.now.max_up,
+                settings.live.now.max_down,
                 InboundLimits.within(raise_open_files()),
                 announce=mapped_addresses(os.environ, port) if settings.announce is None else settings.announce,
                 serve_tls=Door(self._identity, settings.owners, settings.data_dir).serve if settings.owners else None,
@@ -133,6 +143,38 @@ class Participation:
         if self.node is not None:
             self.node.leave()
         return self.node is not None
+
+    # -- what may change while it runs --------------------------------------------------------------------------------
+
+    def apply(self) -> None:
+        """Go by the settings as they are now."""
+        now = self._settings.live.now
+        if self.network is not None:
+            self.network.limit(now.max_up, now.max_down)
+        if self._keeper is not None:
+            self._keeper.change(_limits(now))
+        if self.node is not None:
+            self.node.serve_while_paused(now.serve_while_paused)
+            self.node.keep_weights(self._weights())
+
+    def pause(self) -> None:
+        """Compute nothing until `resume`; from the beginning, where no node runs yet."""
+        self._paused = True
+        if self.node is not None:
+            self.node.rest(WhyIdle.PAUSED, "paused by you; `peer resume` goes on")
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._paused = False
+        if self.node is not None:
+            self.node.go_on(WhyIdle.PAUSED)
+
+    def _weights(self) -> WeightSettings:
+        """What versions of the weights may take: states go before them."""
+        now, signed = self._settings.live.now, self.choice.signed
+        states = (STATES_ON_DISK + STATES_TO_GO_ON) * signed.manifest.state_bytes if signed is not None else 0
+        most = max(0, now.max_disk - states - MARGIN_BYTES) if now.max_disk is not None else None
+        return WeightSettings(now.keep_versions, now.weights_cap, most)
 
     # -- what it looks like -------------------------------------------------------------------------------------------
 
@@ -229,7 +271,10 @@ class Participation:
         if standing.problem is not None:
             raise PeerError(standing.problem, ExitCode.NOT_ADMITTED)
         self.choice = replace(self.choice, signed=signed, admission=standing.admission)
-        check_resources(manifest, self._settings.role, self._settings.data_dir)
+        check_memory(manifest, self._settings.role)
+        problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.state_bytes)
+        if problem:
+            raise StoreFull(problem)
         store_manifest(signed, self._settings.data_dir)
         keep_admission(standing.admission, self._folder)
         return signed
@@ -242,26 +287,37 @@ class Participation:
     # -- the node -----------------------------------------------------------------------------------------------------
 
     async def _live(self, signed: SignedManifest, network: Network, nursery: trio.Nursery) -> None:
-        settings = self._settings
-        self.store = await trio.to_thread.run_sync(Store, self._folder)
+        self.store = await trio.to_thread.run_sync(Store, self._folder, CappedDisk(self._room))
         state = OuterState(signed.manifest)
+        try:
+            await self._live_with(signed, self.store, state, network, nursery)
+        finally:
+            state.close()  # a later stay has its own
+
+    async def _live_with(
+        self, signed: SignedManifest, store: Store, state: OuterState, network: Network, nursery: trio.Nursery
+    ) -> None:
+        settings = self._settings
         trainer = self._make_trainer(signed, state) if settings.role is Role.TRAINER else None
         if trainer is not None:
             nursery.start_soon(self._keep_trainer, trainer)
-            nursery.start_soon(keep_share, trainer, self._emit, chosen_threads(settings.threads))
-        is_copy = await self._find_out_whether_copied(self.store)
+            nursery.start_soon(keep_share, trainer, self._emit, lambda: chosen_threads(settings.live.now.threads or 0))
+        is_copy = await self._find_out_whether_copied(store)
 
         def emit(event: Event) -> None:
             self._emit(event)
             if isinstance(event, RoundVoted | RecordRatified):
                 nursery.start_soon(trio.to_thread.run_sync, self._mark_again)
 
-        session, replica = Session(self._identity, signed.run, network, emit), Replica.open(signed, self.store, state)
+        session, replica = Session(self._identity, signed.run, network, emit), Replica.open(signed, store, state)
         self._compare_with_anchor(replica.history)
         node = Node(session, replica, trainer, self._node_settings(is_copy))
         self.node = node
         if trainer is not None:
-            nursery.start_soon(keep_rests, Judge(settings.limits), in_a_thread(Sensors().read), node)
+            self._keeper = RestKeeper(Judge(_limits(settings.live.now)), in_a_thread(Sensors().read), node)
+            nursery.start_soon(self._keeper.run)
+        if self._paused:
+            self.pause()
         self._lobby.admit(node.dispatcher)
         spare_what_is_loaded()
         await node.run()
@@ -307,7 +363,8 @@ class Participation:
             anchor=self.choice.anchor,
             is_copy=is_copy,
             wall_clock=time.time,
-            weights=settings.weights,
+            weights=self._weights(),
+            serve_while_paused=settings.live.now.serve_while_paused,
         )
 
     def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:
@@ -321,3 +378,7 @@ class Participation:
             log = self._folder / "trainer.log"
             self._trainer_problem = PeerError(f"the trainer failed again and again; see {log}", ExitCode.TRAINER)
             self.leave()
+
+
+def _limits(now: Preferences) -> Limits:
+    return Limits(now.schedule, now.max_temperature, now.on_battery)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.console.display import Style
-from peer.rests.judge import Limits
+from peer.settings.live import LiveSettings
 from protocol.run.anchor import Anchor
 from protocol.run.manifest import SignedManifest
-from protocol.run.settings import WeightSettings
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
@@ -39,15 +38,14 @@ class RunChoice:
 class DaemonSettings:
     """What the person said on the command line.
 
+    live: those settings that may change while it runs.
     port: None for the usual one, or a free one when that is busy.  rounds: stop when so many are committed.
     local: meet only peers on this computer.  until_eof: leave when standard input ends.
     ignore_closed_output: go on when nobody reads standard output any more.
-    up_limit, down_limit: bytes a second.
     only_copy: vote at once, although the data directory was copied or put back.
-    weights: how much of the versions of the weights is kept.
     announce: multiaddrs at which others reach us; None for those that a provider tells.
     port_mapping: have the router open the port.  relay_rate: bytes a second that we carry for others, 0 for none.
-    limits: when it rests by itself.  metrics_port: on loopback, for Prometheus.
+    metrics_port: on loopback, for Prometheus.
     owners: who may watch and steer this peer from elsewhere.
     """
 
@@ -55,19 +53,15 @@ class DaemonSettings:
     name: str
     role: Role
     style: Style
+    live: LiveSettings
     port: int | None = None
-    threads: int = 0
     rounds: int | None = None
     local: bool = False
     until_eof: bool = False
     ignore_closed_output: bool = False
-    up_limit: float | None = None
-    down_limit: float | None = None
     only_copy: bool = False
-    weights: WeightSettings = WeightSettings()
     announce: tuple[str, ...] | None = None
     port_mapping: bool = False
     relay_rate: float = 1.25e6
-    limits: Limits = Limits()
     metrics_port: int | None = None
     owners: tuple[PeerId, ...] = ()

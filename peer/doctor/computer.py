@@ -16,10 +16,10 @@ from peer.bench.disk import measure_disk
 from peer.doctor.check import Check, Verdict, at_least, ok
 from peer.errors import PeerError
 from peer.formatting import size
-from peer.resources.check import STATES_ON_DISK
 from peer.resources.computer import available_memory, usable_cores
 from peer.resources.gpu import free_gpu_memory
 from peer.resources.memory import memory_need
+from peer.resources.room import STATES_ON_DISK
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 

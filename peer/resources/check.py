@@ -1,9 +1,6 @@
-"""Whether a run fits on this computer, asked before anything of it is fetched or allocated."""
+"""Whether a run fits into this computer's memory, asked before anything of it is fetched or allocated."""
 
 from __future__ import annotations
-
-import shutil
-from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
 from peer.formatting import size
@@ -12,9 +9,6 @@ from peer.resources.gpu import free_gpu_memory
 from peer.resources.memory import memory_need, memory_problem
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
-
-STATES_ON_DISK = 3
-"""Two checkpoints, and results between them, in multiples of the state."""
 
 
 def check_together(manifest: RunManifest, peers: int) -> None:
@@ -28,15 +22,8 @@ def check_together(manifest: RunManifest, peers: int) -> None:
         )
 
 
-def check_resources(manifest: RunManifest, role: Role, folder: Path) -> None:
-    """Raises `PeerError` with numbers when memory, or the disk that holds `folder`, does not suffice."""
+def check_memory(manifest: RunManifest, role: Role) -> None:
+    """Raises `PeerError` with numbers when it does not suffice."""
     problem = memory_problem(manifest, role, available_memory(), None if role is Role.SEED else free_gpu_memory())
     if problem is not None:
         raise PeerError(problem, ExitCode.RESOURCES)
-    room = shutil.disk_usage(folder).free
-    if room < STATES_ON_DISK * manifest.state_bytes:
-        raise PeerError(
-            f"the run needs about {size(STATES_ON_DISK * manifest.state_bytes)} on disk and {folder} has {size(room)} free; "
-            "make room or choose another --data-dir",
-            ExitCode.RESOURCES,
-        )

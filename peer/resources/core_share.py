@@ -80,20 +80,21 @@ class CoreShare:
         self._file.remove()
 
 
-async def keep_share(trainer: Trainer, emit: Callable[[Event], None], chosen: int) -> None:
+async def keep_share(trainer: Trainer, emit: Callable[[Event], None], chosen: Callable[[], int]) -> None:
     """`share_cores` with the peers of this user; without them where the runtime directory is not to be trusted."""
     cores = usable_cores()
     try:
         share = CoreShare(runtime_dir() / "cores", cores)
     except PeerError as error:
         emit(Notice("warning", f"{error.text}; without it the trainer uses all cores, unless --threads says how many"))
-        trainer.use_threads(chosen or cores)
-        return
+        while True:
+            trainer.use_threads(chosen() or cores)
+            await trio.sleep(RECOUNT_S)
     await share_cores(share, trainer, emit, chosen)
 
 
-async def share_cores(share: CoreShare, trainer: Trainer, emit: Callable[[Event], None], chosen: int) -> None:
-    """Until cancelled, hold a place and keep the trainer at its share, or at the number of threads that was `chosen`."""
+async def share_cores(share: CoreShare, trainer: Trainer, emit: Callable[[Event], None], chosen: Callable[[], int]) -> None:
+    """Until cancelled, hold a place and keep the trainer at its share, or at the number of threads that is `chosen` now."""
     tell, known = _once(emit), 1
     try:
         while True:
@@ -101,9 +102,10 @@ async def share_cores(share: CoreShare, trainer: Trainer, emit: Callable[[Event]
                 share.give_back()
             else:
                 place, peers = _counted(share, tell)
-                threads = chosen or share_of(share.cores, place, peers)
+                fixed = chosen()
+                threads = fixed or share_of(share.cores, place, peers)
                 trainer.use_threads(threads)
-                if peers != known and not chosen:
+                if peers != known and not fixed:
                     emit(
                         Notice(
                             "info",

@@ -71,9 +71,16 @@ class Judge:
     """Remembers what it said, for the second limits."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+        self.limits = Limits()
+        self._heat = _Threshold(None, None)
+        self.change(limits)
+
+    def change(self, limits: Limits) -> None:
+        """Judge by these from now on."""
         most = limits.max_temperature
-        self._heat = _Threshold(most, most - COOLER_C if most is not None else None)
+        if most != self.limits.max_temperature:
+            self._heat = _Threshold(most, most - COOLER_C if most is not None else None)
+        self.limits = limits
 
     def judge(self, reading: Reading) -> Rest | None:
         """Why to rest now; None when nothing speaks against computing."""
@@ -89,7 +96,7 @@ class Judge:
     def _by_battery(self, reading: Reading) -> Rest | None:
         if reading.plugged is not False or self.limits.on_battery:
             return None
-        return Rest(WhyIdle.ON_BATTERY, "on battery: goes on when it is plugged in, or is started with `--on-battery yes`")
+        return Rest(WhyIdle.ON_BATTERY, "on battery: goes on when it is plugged in, or with `peer config on_battery yes`")
 
     def _by_heat(self, reading: Reading) -> Rest | None:
         heat = self._heat

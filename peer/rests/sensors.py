@@ -35,6 +35,10 @@ class Sensors:
             return _from_file(Path(self._file))
         return Reading(datetime.now(), time.monotonic(), self._hottest(), plugged(self._supplies))
 
+    def now(self) -> datetime:
+        """Local time alone; blocks where a file stands for the sensors."""
+        return _from_file(Path(self._file)).now if self._file else datetime.now()
+
     def _hottest(self) -> float | None:
         """Of all NVIDIA GPUs of this computer that tell it."""
         nvml = self._open()

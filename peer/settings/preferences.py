@@ -39,7 +39,7 @@ LOG_FORMATS = ("human", "json")
 class Setting:
     """read: raises ValueError with a sentence.  placeholder: stands for the value in the help of the flag.
 
-    aliases: other names of the flag.  choices: all there are.
+    aliases: other names of the flag.  choices: all there are.  live: whether a running peer takes a change at once.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Setting:
     placeholder: str | None
     aliases: tuple[str, ...]
     choices: tuple[str, ...] | None
+    live: bool
 
     @property
     def flag(self) -> str:
@@ -74,8 +75,13 @@ def _setting(
     placeholder: str | None = None,
     aliases: tuple[str, ...] = (),
     choices: tuple[str, ...] | None = None,
+    live: bool = False,
 ) -> Any:
-    return field(default=default, metadata={"how": (meaning, read, show, placeholder, aliases, choices)})
+    return field(default=default, metadata={"how": (meaning, read, show, placeholder, aliases, choices, live)})
+
+
+_SIZE = (read_size, show_size, "SIZE")
+_SWITCH = (read_switch, show_switch, "yes|no")
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class Preferences:
         "RATE|off",
     )
     threads: int | None = _setting(
-        None, "CPU threads of the trainer (default: a fair share of the cores)", read_count, placeholder="N"
+        None, "CPU threads of the trainer (default: a fair share of the cores)", read_count, placeholder="N", live=True
     )
     max_up: float | None = _setting(
         None,
@@ -112,25 +118,32 @@ class Preferences:
         show_rate,
         "RATE",
         ("--up-limit",),
+        live=True,
     )
     max_down: float | None = _setting(
-        None, "receive at most so much in all, written likewise", read_rate, show_rate, "RATE", ("--down-limit",)
+        None, "receive at most so much in all, written likewise", read_rate, show_rate, "RATE", ("--down-limit",), live=True
     )
-    keep_versions: int = _setting(2, "versions of the weights that stay whole", read_count, placeholder="N")
+    monthly_quota: int | None = _setting(
+        None, "rest for the rest of a month in which so much was sent and received, e.g. 200GB", *_SIZE, live=True
+    )
+    max_disk: int | None = _setting(None, "disk that the whole data directory may take, e.g. 50GB", *_SIZE, live=True)
+    keep_versions: int = _setting(2, "versions of the weights that stay whole", read_count, placeholder="N", live=True)
     weights_cap: int | None = _setting(
-        None,
-        "disk that all of them may take, e.g. 20GB (default: no more than needed)",
-        read_size,
-        show_size,
-        "SIZE",
+        None, "disk that all of them may take, e.g. 20GB (default: no more than needed)", *_SIZE, live=True
     )
     schedule: Schedule | None = _setting(
-        None, "compute in these hours only, as: mon-fri 18:00-08:00, sat-sun", read_schedule, lambda it: it.text, "HOURS"
+        None,
+        "compute in these hours only, as: mon-fri 18:00-08:00, sat-sun",
+        read_schedule,
+        lambda it: it.text,
+        "HOURS",
+        live=True,
     )
     max_temperature: float | None = _setting(
-        None, "rest while a GPU is hotter, e.g. 83C", read_temperature, show_temperature, "CELSIUS"
+        None, "rest while a GPU is hotter, e.g. 83C", read_temperature, show_temperature, "CELSIUS", live=True
     )
-    on_battery: bool = _setting(False, "compute on battery, too", read_switch, show_switch, "yes|no")
+    on_battery: bool = _setting(False, "compute on battery, too", *_SWITCH, live=True)
+    serve_while_paused: bool = _setting(True, "give others what they fetch here while it rests, too", *_SWITCH, live=True)
     metrics_port: int | None = _setting(
         None, "tell Prometheus's metrics on this port of 127.0.0.1 (default: not at all)", read_metrics_port
     )

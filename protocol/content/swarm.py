@@ -52,7 +52,10 @@ MAX_ASKERS = 64
 
 
 class Swarm:
-    """Of one node; `run` it.  shelf: what is on its disk."""
+    """Of one node; `run` it.  shelf: what is on its disk.
+
+    serves: whether others may ask us for chunks; those that they have been promised are sent all the same.
+    """
 
     def __init__(self, session: Session, members: Members, shelf: Shelf, offload: Offload) -> None:
         self._session, self._members, self._shelf, self._offload = session, members, shelf, offload
@@ -64,6 +67,7 @@ class Swarm:
         self._untold: dict[tuple[PeerId, Hash], ChunkSet] = {}
         """What is still to be told; whoever is in it is being told."""
         self._nursery: trio.Nursery | None = None
+        self.serves = True
         self._askers: deque[tuple[Hash, PeerId]] = deque(maxlen=MAX_ASKERS)
         self._answers: dict[str, Callable[[PeerId, bytes], Awaitable[bytes]]] = {
             "blob": self._blob,
@@ -173,6 +177,8 @@ class Swarm:
 
     def _spread(self, name: Hash, offer: Offer, now: float) -> None:
         """Tell the news of an offer, to each peer when it has answered the last ones: whoever is slow is told less often."""
+        if not self.serves:
+            return  # a later look at the offer tells it
         for peer, chunks in offer.news(now).items():
             if (peer, name) in self._untold:
                 self._untold[peer, name] |= chunks
@@ -202,6 +208,8 @@ class Swarm:
 
     async def _blob(self, peer: PeerId, data: bytes) -> bytes:
         question = decode_body(BlobRequest, data)
+        if not self.serves:
+            raise Refused("this peer serves nothing while it rests")
         name, now = Hash(question.blob), trio.current_time()
         fetches, origin = self._fetches.get(name, []), self._origins.get(name)
         held = fetches[0] if fetches else await self._find(name)
@@ -239,6 +247,8 @@ class Swarm:
     async def _want(self, peer: PeerId, data: bytes) -> bytes:
         wanted = decode_body(ChunksRequest, data)
         name = Hash(wanted.blob)
+        if not self.serves:
+            return ChunksReply(chunks=list(wanted.chunks), busy=[]).encode()
         fetches = self._fetches.get(name, [])
         held: Held = fetches[0] if fetches else await self._find(name)
         here = held.here

@@ -60,6 +60,11 @@ class Contributor:
         """Whether a contribution is to be expected of us now."""
         return self._trainer is not None and not self._pause.on
 
+    @property
+    def rests(self) -> bool:
+        """Whether there is a reason to compute nothing."""
+        return self._pause.on
+
     def rest(self, why: WhyIdle, detail: str) -> None:
         """Compute nothing for this reason, until `go_on`.  detail: a sentence with what ends it."""
         self._rests[why] = detail

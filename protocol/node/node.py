@@ -39,7 +39,7 @@ from protocol.node.statements import Statements
 from protocol.node.watch import Watch
 from protocol.node.work import Work
 from protocol.offload import Offload
-from protocol.run.settings import NodeSettings
+from protocol.run.settings import NodeSettings, WeightSettings
 from protocol.state.replica import Replica
 from protocol.status import NodeStatus
 from protocol.sync.catch_up import CatchUp
@@ -209,10 +209,24 @@ class Node:
     def rest(self, why: WhyIdle, detail: str) -> None:
         """Compute nothing for this reason until `go_on`; follow the swarm all the same.  detail: what ends it."""
         self._contributor.rest(why, detail)
+        self._choose_whether_to_serve()
 
     def go_on(self, why: WhyIdle) -> None:
         """This reason to rest is over."""
         self._contributor.go_on(why)
+        self._choose_whether_to_serve()
+
+    def keep_weights(self, settings: WeightSettings) -> None:
+        """How much of the versions of the weights is kept from now on."""
+        self.versions.follower.limit(settings)
+
+    def serve_while_paused(self, on: bool) -> None:
+        """Whether others get chunks from us while we rest; from now on."""
+        self._settings = replace(self._settings, serve_while_paused=on)
+        self._choose_whether_to_serve()
+
+    def _choose_whether_to_serve(self) -> None:
+        self._swarm.serves = self._settings.serve_while_paused or not self._contributor.rests
 
     @property
     def rounds(self) -> int:

@@ -18,10 +18,11 @@ def _no_clock() -> float:
 @dataclass(frozen=True)
 class WeightSettings:
     """keep: versions of the weights that stay on disk whole.  cap_bytes: what all of them may take; None for what `keep`
-    versions, an anchor and the patches since take usually."""
+    versions, an anchor and the patches since take usually.  most_bytes: what they take at most in any case."""
 
     keep: int = 2
     cap_bytes: int | None = None
+    most_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class NodeSettings:
     is_copy: the data directory was copied, or put back from a backup: what it says about our votes may be too little.
     wall_clock: unix seconds, for the expiry of tokens alone.
     weights: how much of the versions of the weights is kept.
+    serve_while_paused: others get chunks from this peer while it rests, too.
     """
 
     name: str
@@ -51,3 +53,4 @@ class NodeSettings:
     is_copy: bool = False
     wall_clock: Callable[[], float] = _no_clock
     weights: WeightSettings = WeightSettings()
+    serve_while_paused: bool = True

@@ -20,6 +20,10 @@ class StoreFull(StoreFailed):
     """The disk is full.  Nothing half-written remains."""
 
 
+class NoRoom(OSError):
+    """What is to be written is more than may be; the text is a sentence with the remedy."""
+
+
 class Disk:
     """Writes that are whole or not there: `write_file`, `allocate`, `publish`.  Below them the single operations."""
 
@@ -106,6 +110,8 @@ class Disk:
 
 
 def _sentence(error: OSError, path: Path) -> StoreFailed:
+    if isinstance(error, NoRoom):
+        return StoreFull(str(error))
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(f"the disk that holds {path.parent} is full: make room there, or choose another --data-dir")
     return StoreFailed(

@@ -59,6 +59,8 @@ class Follower:
         self._swarm, self._offload, self._settings = swarm, offload, settings
         self._random = random.Random(session.me)
         self._refused: dict[int, str] = {}
+        self._unfit: set[int] = set()
+        """Those of them that found no room."""
         self._useless: dict[Hash, int] = {}
         """Patches that lead nowhere, and of which version they are."""
         self._tellers: dict[int, list[PeerId]] = {}
@@ -75,6 +77,14 @@ class Follower:
         """There is something new to look at."""
         self._retry_s = FIRST_RETRY_S
         self._news.set()
+
+    def limit(self, settings: WeightSettings) -> None:
+        """Keep so much from now on."""
+        self._settings = settings
+        for number in self._unfit:
+            self._refused.pop(number, None)
+        self._unfit.clear()
+        self.wake()
 
     def told_by(self, version: Version, peer: PeerId) -> None:
         """A peer knows this version, and may have it."""
@@ -203,11 +213,14 @@ class Follower:
             await self._remove(gone)
             fits = needed + sum(self._files.sizes().values()) <= cap
         if not fits:
+            self._unfit.add(leg.version.version)
             self._refuse(leg.version.version, f"its files do not fit into the {cap} bytes that weights may take here")
         return fits
 
     def _cap_bytes(self) -> int:
-        return self._settings.cap_bytes or (self._settings.keep + 4) * self._catalogue.most_bytes
+        settings = self._settings
+        cap = settings.cap_bytes or (settings.keep + 4) * self._catalogue.most_bytes
+        return cap if settings.most_bytes is None else min(cap, settings.most_bytes)
 
     # -- one file -----------------------------------------------------------------------------------------------------
 

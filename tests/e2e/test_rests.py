@@ -26,7 +26,7 @@ def test_a_peer_rests_for_what_its_owner_set_and_goes_on(tmp_path: Path) -> None
         rester = swarm.peer("rester").start("--schedule", "09:00-17:00", "--max-temperature", "83C")
         swarm.whole(rester, *others)
         for what, why, remedy in (
-            ({"plugged": False, "now": "2026-11-23T12:00"}, "on battery", "--on-battery yes"),
+            ({"plugged": False, "now": "2026-11-23T12:00"}, "on battery", "peer config on_battery yes"),
             ({"now": "2026-11-23T18:00"}, "outside hours", "rests until Tuesday 09:00"),
         ):
             feel(**what)

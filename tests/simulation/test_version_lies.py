@@ -188,10 +188,14 @@ def test_a_version_that_finds_no_room_below_the_cap_is_not_taken() -> None:
         first = weights(COUNT)
         for seat in others:
             assert seat.node is not None
-            seat.node.versions.follower._settings = WeightSettings(1, len(first) // 2)
+            seat.node.keep_weights(WeightSettings(1, len(first) // 2))
         await publish(publisher, first)
         await world.until("it is refused", lambda: all(log.refusals(seat) for seat in others), 30)
         assert all(held(seat) == {} and not log.progress(seat) for seat in others)
+        for seat in others:
+            assert seat.node is not None
+            seat.node.keep_weights(WeightSettings(1, most_bytes=2 * len(first)))
+        await until_all_have(world, others, 1)
 
     run(3, scenario)
 

@@ -34,10 +34,14 @@ def read(path: Path) -> list[Told]:
 
 
 class Recorded:
-    """A source that tells all of `told` at once, and remembers what it is asked.  refusal: the answer to each question."""
+    """A source that tells all of `told` at once, and remembers what it is asked.
+
+    refusal: the answer to each question.  answers: else, by command; nothing where there is none.
+    """
 
     def __init__(self, told: list[Told], refusal: str = "") -> None:
         self.told, self.refusal = told, refusal
+        self.answers: dict[str, dict[str, object]] = {}
         self.asked: list[tuple[str, dict[str, object]]] = []
         self.closed = False
 
@@ -52,7 +56,7 @@ class Recorded:
         self.asked.append((command, fields))
         if self.refusal:
             raise ControlError(self.refusal)
-        return {}
+        return self.answers.get(command, {})
 
     def close(self) -> None:
         self.closed = True

@@ -148,7 +148,7 @@ async def test_the_help_names_every_key_and_closes() -> None:
         assert isinstance(view.screen, Help)
         await pilot.press("escape")
         assert not isinstance(view.screen, Help)
-    for key in ("1 to 6", "s ", "l ", "p ", "P ", "f ", "x ", "a ", "t ", "q "):
+    for key in ("1 to 6", "s ", "l ", "p ", "P ", "c ", "f ", "x ", "a ", "t ", "q "):
         assert key in KEYS + OF_A_VIEW + OF_OWN
 
 

@@ -188,7 +188,7 @@ async def test_every_key_moves_as_it_says(log: Path) -> None:
         assert view.is_running
 
 
-@pytest.mark.parametrize("key", ["p", "P", "f", "x"])
+@pytest.mark.parametrize("key", ["p", "P", "f", "x", "c"])
 @with_textual
 async def test_nothing_is_asked_of_a_peer(log: Path, key: str) -> None:
     view = stopped(log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
@@ -167,6 +168,16 @@ class Libp2pNetwork:
     def traffic(self) -> Traffic:
         """Bytes of payload moved since the start, all channels together."""
         return self._stack.traffic() if self._stack is not None else Traffic(0, 0)
+
+    def line_bytes(self) -> int:
+        """What both directions of our line have carried since the start, the headers of full packets included."""
+        return self._stack.line_bytes() if self._stack is not None else 0
+
+    def limit(self, up: float | None, down: float | None) -> None:
+        """From now on at most so many bytes a second in each direction; None for no limit."""
+        self._settings = replace(self._settings, up_limit=up, down_limit=down)
+        if self._stack is not None:
+            self._stack.limit(up, down)
 
     def bandwidth(self) -> Bandwidth:
         """What our links have lately been seen to carry, or may carry."""

@@ -63,6 +63,16 @@ class RateLimit:
         """The limit on what sockets carry under a limit on the line, where packets have headers."""
         return cls(bytes_per_s and bytes_per_s * PACKET_SHARE, control_bytes)
 
+    def change(self, bytes_per_s: float | None) -> None:
+        """Another limit, from now on and for what waits already.  What moved under the last one is paid for."""
+        assert bytes_per_s is None or bytes_per_s > 0
+        if bytes_per_s == self.bytes_per_s:
+            return
+        self.bytes_per_s = bytes_per_s
+        self._control_paid, self._paid_at = self._control_bytes(), min(self._paid_at, trio.current_time())
+        if self._waiting:
+            self._waiting[0].woken.set()
+
     def frame(self, largest: int) -> int:
         """The size of the next frame in bytes, `largest` at most."""
         if self.bytes_per_s is None:
@@ -85,14 +95,18 @@ class RateLimit:
         """Wait for our turn, and for what moved before to be within the limit; then `size` bytes may move."""
         if self.bytes_per_s is not None:
             await self._come_first(turn)
-            self._paid_at += size / self.bytes_per_s
+            self._take(size)
 
     async def pay_ahead(self, size: int) -> None:
         """The same for a piece that `control_bytes` counts, too, when it moves; it goes before pushes."""
         if self.bytes_per_s is not None:
             await self._come_first(Turn.ANSWER)
-            self._paid_at += size / self.bytes_per_s
+            self._take(size)
             self._control_paid += size
+
+    def _take(self, size: int) -> None:
+        if self.bytes_per_s is not None:  # it may have been lifted meanwhile
+            self._paid_at += size / self.bytes_per_s
 
     async def _come_first(self, turn: Turn) -> None:
         mine = _Waiting(trio.current_time() + turn.value, next(self._numbers))
@@ -115,7 +129,8 @@ class RateLimit:
 
     def _free_at(self) -> float:
         """When all is within the limit that has moved, or is paid for."""
-        assert self.bytes_per_s is not None
+        if self.bytes_per_s is None:
+            return -inf
         unpaid = max(0, self._control_bytes() - self._control_paid)
         self._control_paid += unpaid
         self._paid_at = max(self._paid_at, trio.current_time() - BURST_S) + unpaid / self.bytes_per_s

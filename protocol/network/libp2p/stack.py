@@ -28,7 +28,7 @@ from protocol.network.libp2p.inbound import InboundConnections
 from protocol.network.libp2p.library import Connection, TaskStatus, library_id, peer_id_of
 from protocol.network.libp2p.metering import Meter
 from protocol.network.libp2p.observed_addresses import ObservedAddresses
-from protocol.network.libp2p.rate_limit import RateLimit
+from protocol.network.libp2p.rate_limit import PACKET_SHARE, RateLimit
 from protocol.network.libp2p.reachability import Inquiry
 from protocol.network.libp2p.reputation import Reputation
 from protocol.network.libp2p.requests import OtherRun, Requests
@@ -70,8 +70,8 @@ class Stack:
         self.observed.watch(self.host)
         self.meter = meter = Meter()
         meter.watch(self.host.get_network())
-        up = RateLimit.of_line(settings.up_limit, lambda: meter.up_bytes)
-        down = RateLimit.of_line(settings.down_limit, lambda: meter.down_bytes)
+        self._up = up = RateLimit.of_line(settings.up_limit, lambda: meter.up_bytes)
+        self._down = down = RateLimit.of_line(settings.down_limit, lambda: meter.down_bytes)
         self.requests = Requests(self.host, run, handlers, self.reputation, up, down, emit)
         self.gossip = Gossip(self.host, run, handlers, self.reputation)
         self.traversal = Traversal(
@@ -148,6 +148,18 @@ class Stack:
         members = [peer for peer in self.connections.peers() if self._handlers.has_member(peer)]
         up, down = (self.traversal.at_most(rate, members) for rate in (seen.up_bytes_per_s, seen.down_bytes_per_s))
         return Bandwidth(up, down)
+
+    def line_bytes(self) -> int:
+        """What the sockets of all connections and bulk links carried, both ways, and what was relayed, which comes and goes;
+        with the headers of full packets.
+        """
+        meter, bulk, relayed = self.meter, self.bulk, 2 * self.traversal.relay.carried_bytes
+        return int((meter.up_bytes + meter.down_bytes + bulk.up_bytes + bulk.down_bytes + relayed) / PACKET_SHARE)
+
+    def limit(self, up: float | None, down: float | None) -> None:
+        """Limits on the line from now on."""
+        self._up.change(up and up * PACKET_SHARE)
+        self._down.change(down and down * PACKET_SHARE)
 
     def welcome(self, peer: PeerId) -> None:
         """A peer has greeted us and was admitted, or is one that we were about to dial."""

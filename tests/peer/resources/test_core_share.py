@@ -45,7 +45,7 @@ class Terminal:
 
     async def run(self) -> None:
         with self.scope:
-            await share_cores(CoreShare(self.folder, self.cores), self.trainer, self.said.append, self.chosen)
+            await share_cores(CoreShare(self.folder, self.cores), self.trainer, self.said.append, lambda: self.chosen)
 
 
 def with_terminals(scenario: Callable[[trio.Nursery], Awaitable[None]]) -> None:
@@ -156,9 +156,19 @@ def test_a_runtime_directory_of_somebody_else_stops_nobody(tmp_path: Path, monke
 
     monkeypatch.setattr(core_share, "runtime_dir", refused)
     monkeypatch.setattr(core_share, "usable_cores", lambda: 2)
-    trainer, said = Trainer(), list[Event]()
-    trio.run(core_share.keep_share, trainer, said.append, 0)
-    assert trainer.threads == 2 and len(said) == 1
+    trainer, said, chosen, seen = Trainer(), list[Event](), [0], list[int]()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(core_share.keep_share, trainer, said.append, lambda: chosen[0])
+            for number in (0, 1):
+                chosen[0] = number
+                await trio.sleep(SETTLED_S)
+                seen.append(trainer.threads)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert seen == [2, 1] and len(said) == 1
 
 
 def test_threads_that_a_person_chose(monkeypatch: pytest.MonkeyPatch) -> None:

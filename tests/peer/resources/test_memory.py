@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -62,14 +61,14 @@ def test_on_a_gpu_its_memory_counts() -> None:
     assert problem is not None and "of the GPU's memory and 2.0 GB are free there" in problem
 
 
-def test_refused_before_anything_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_before_anything_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "free_gpu_memory", lambda: None)
     monkeypatch.setattr(check, "available_memory", lambda: 3 * GB)
-    check.check_resources(demo_manifest().manifest, Role.TRAINER, tmp_path)
+    check.check_memory(demo_manifest().manifest, Role.TRAINER)
     with pytest.raises(PeerError, match="in the trainer") as refused:
-        check.check_resources(LARGE, Role.TRAINER, tmp_path)
+        check.check_memory(LARGE, Role.TRAINER)
     assert refused.value.exit_code is ExitCode.RESOURCES
-    check.check_resources(LARGE, Role.SEED, tmp_path)
+    check.check_memory(LARGE, Role.SEED)
 
 
 def test_peers_that_start_together_must_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,14 +78,6 @@ def test_peers_that_start_together_must_fit_together(monkeypatch: pytest.MonkeyP
     with pytest.raises(PeerError, match="4 peers need about") as refused:
         check.check_together(LARGE, 4)
     assert refused.value.exit_code is ExitCode.RESOURCES
-
-
-def test_a_full_disk_is_refused_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "free_gpu_memory", lambda: None)
-    monkeypatch.setattr(check, "available_memory", lambda: 100 * GB)
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=4 * GB))
-    with pytest.raises(PeerError, match=r"4\.3 GB on disk .* 4\.0 GB free"):
-        check.check_resources(LARGE, Role.TRAINER, tmp_path)
 
 
 class Driver(SimpleNamespace):

@@ -8,8 +8,8 @@ from dataclasses import replace
 import trio
 import trio.testing
 
-from peer.rests.judge import Judge, Reading
-from peer.rests.keeper import LOOK_S, READ_TIMEOUT_S, in_a_thread, keep_rests
+from peer.rests.judge import Judge, Limits, Reading
+from peer.rests.keeper import LOOK_S, READ_TIMEOUT_S, RestKeeper, in_a_thread
 from protocol.wire.presence import WhyIdle
 from tests.peer.rests.test_judge import CALM, EVERYTHING, NOON
 
@@ -37,7 +37,7 @@ def test_changes_alone_are_told_and_the_new_reason_before_the_end_of_the_old() -
 
     async def main() -> None:
         with trio.move_on_after(7 * LOOK_S):
-            await keep_rests(Judge(EVERYTHING), ask, node)
+            await RestKeeper(Judge(EVERYTHING), ask, node).run()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert node.told == [
@@ -45,6 +45,34 @@ def test_changes_alone_are_told_and_the_new_reason_before_the_end_of_the_old() -
         ("rest", WhyIdle.OUTSIDE_HOURS),
         ("go on", WhyIdle.ON_BATTERY),
         ("go on", WhyIdle.OUTSIDE_HOURS),
+    ]
+
+
+def test_a_setting_that_changes_is_judged_by_at_once() -> None:
+    node = Node()
+
+    async def ask() -> Reading | None:
+        await trio.lowlevel.checkpoint()
+        return replace(CALM, plugged=False, temperature=81.0)
+
+    async def main() -> None:
+        keeper, told = RestKeeper(Judge(Limits()), ask, node), list[int]()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.run)
+            await trio.sleep(LOOK_S / 2)
+            for limits in (Limits(on_battery=True), Limits(None, 80.0, True), Limits(None, 90.0, True)):
+                keeper.change(limits)
+                await trio.sleep(LOOK_S / 20)
+                told.append(len(node.told))
+            nursery.cancel_scope.cancel()
+        assert told == [2, 3, 4]
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert node.told == [
+        ("rest", WhyIdle.ON_BATTERY),
+        ("go on", WhyIdle.ON_BATTERY),
+        ("rest", WhyIdle.TOO_HOT),
+        ("go on", WhyIdle.TOO_HOT),
     ]
 
 

@@ -19,7 +19,7 @@ from protocol.events import Dropped
 from protocol.network.interface import Refused
 from protocol.wire.body import decode_body
 from tests.protocol.content.liars import AlwaysBusy, Beginner, Claimer, Corrupter, Flooder, Repeater, Staller, Swallower
-from tests.protocol.content.swarm_table import CHUNK_BYTES, Peer, SwarmTable, on_swarm_table
+from tests.protocol.content.swarm_table import CHUNK_BYTES, Peer, SwarmTable, members_of, on_swarm_table
 from tests.simulation.broadcast import measure
 
 
@@ -182,6 +182,29 @@ def test_a_source_that_dies_costs_what_was_under_way() -> None:
         await trio.sleep(table.least_s / 2)
         sources[0].crash()
         assert await table.until_all([joiner], table.least_s) < 0.7 * table.least_s
+
+    on_swarm_table(check)
+
+
+def test_a_source_that_serves_no_more_is_left_out_and_found_again_when_it_serves() -> None:
+    async def check(table: SwarmTable) -> None:
+        sources, (joiner,) = table.add(count=2), table.add()
+        await trio.sleep(0.1)
+        for source in sources:
+            source.hold()
+        sources[0].swarm.serves = False
+        joiner.fetch(sources)
+        await trio.sleep(table.least_s / 4)
+        sources[1].swarm.serves = False
+        await trio.sleep(2.0)  # what was promised
+        here = joiner.here()
+        assert sources[0].swarm.up_bytes == 0 and 0 < here.bit_count() < 32
+        await table.until(lambda: joiner.outcome is False, 2 * PATIENCE_S)
+        assert joiner.here() == here
+        sources[0].swarm.serves = True
+        joiner.fetch(sources, here)
+        await table.until_all([joiner], 2 * table.least_s)
+        assert sources[0].swarm.up_bytes == sum(table.blob.sizes[chunk] for chunk in members_of(table.blob.all & ~here))
 
     on_swarm_table(check)
 

@@ -46,6 +46,21 @@ def test_pushes_and_large_answers_arrive_whole_and_no_faster_than_the_limit(caps
     trio.run(main)
 
 
+def test_a_limit_that_is_set_while_it_runs_holds_and_one_that_is_lifted_does_not() -> None:
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with pair(a, b) as (one, two):
+            for header, cap in ((b"capped", CAP), (b"free", None)):
+                one.limit(cap, None)
+                moved, begun = one.line_bytes(), trio.current_time()
+                await one.push(two.peer_id, header, memoryview(DATA), timeout_s=PATIENCE_S)
+                assert bytes(b.buffers[header]) == DATA and one.line_bytes() - moved > len(DATA)
+                if cap:
+                    assert trio.current_time() - begun >= SHORTEST_S
+
+    trio.run(main)
+
+
 def test_all_that_libp2p_moves_is_counted() -> None:
     async def main() -> None:
         a, b = Recorder(), Recorder()

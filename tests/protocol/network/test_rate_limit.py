@@ -54,6 +54,44 @@ def test_a_flow_keeps_to_the_limit() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("changed", [10 * RATE, RATE / 10, None])
+def test_a_limit_that_changes_holds_at_once_also_for_what_waits(changed: float | None) -> None:
+    async def main() -> None:
+        limit, moved = RateLimit(RATE), list[float]()
+
+        async def flow() -> None:
+            for _ in range(100):
+                await limit.pay(100)
+                moved.append(trio.current_time())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flow)
+            await trio.sleep(2.05)
+            before, at = len(moved), trio.current_time()
+            limit.change(changed)
+        after = [when - at for when in moved[before:]]
+        pace_s = 100 / changed if changed else 0.0
+        assert 18 <= before <= 25 and len(after) == 100 - before
+        assert after[0] == pytest.approx(0.0, abs=1e-6), "what moved before is paid for"
+        assert after[-1] == pytest.approx(pace_s * (len(after) - 1), abs=1e-6)
+
+    run(main)
+
+
+def test_a_limit_that_is_set_later_counts_from_then_on() -> None:
+    async def main() -> None:
+        control = Control()
+        limit, begun = RateLimit(None, lambda: control.bytes), trio.current_time()
+        await move(limit, [10_000] * 100)
+        control.bytes = 50_000
+        assert trio.current_time() == begun
+        limit.change(RATE)
+        await move(limit, [100] * 11)
+        assert trio.current_time() - begun == pytest.approx(1.0 - BURST_S)
+
+    run(main)
+
+
 def test_many_flows_together_keep_to_the_limit_and_get_equal_turns() -> None:
     async def main() -> None:
         limit, begun, log = RateLimit(RATE), trio.current_time(), list[str]()

@@ -1,0 +1,178 @@
+"""A peer's stays in its run, one after the other, and the times between them in which something keeps it away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from peer.daemon.away import Away, full_disk
+from peer.daemon.participation import Participation
+from peer.daemon.settings import DaemonSettings, RunChoice
+from peer.paths import run_dir
+from peer.resources.room import Room
+from peer.rests.judge import Rest
+from peer.rests.keeper import in_a_thread
+from peer.rests.month import MonthTraffic
+from peer.rests.quota import MonthlyQuota
+from peer.rests.sensors import Sensors
+from protocol.events import Event, PhaseChanged
+from protocol.network.libp2p.dial_back import Verdict
+from protocol.node.node import Node
+from protocol.status import NodeStatus
+from protocol.wire.identity import Identity
+from protocol.wire.presence import Phase, WhyIdle
+
+
+class Lives:
+    """`run` it.  part: the present stay, or the last one.  traffic: of the present month."""
+
+    def __init__(
+        self, settings: DaemonSettings, identity: Identity, choice: RunChoice, emit: Callable[[Event], None]
+    ) -> None:
+        self._settings, self._identity, self._emit = settings, identity, emit
+        self._folder = run_dir(settings.data_dir, choice.run)
+        live = settings.live
+        live.on_change = self._apply
+        self._room = Room(settings.data_dir, lambda: live.now.max_disk)
+        self.traffic = MonthTraffic(settings.data_dir)
+        self._quota = MonthlyQuota(self.traffic, in_a_thread(Sensors().now), lambda: live.now.monthly_quota)
+        self._away = Away(self._quota, self._room, self._state)
+        self._rest: Rest | None = None
+        """What keeps it away, or makes it leave."""
+        self._is_away, self._leaving, self._paused = False, False, False
+        self._moved = (0, 0)
+        """Bytes up and down in earlier stays."""
+        self.part = self._participation(choice)
+
+    def _participation(self, choice: RunChoice) -> Participation:
+        return Participation(self._settings, self._identity, choice, self._room, self._emit)
+
+    async def run(self, opened: Callable[[], None]) -> None:
+        """Until the peer has left for good; `opened` is called whenever the network listens.  Raises PeerError."""
+        self._rest = await self._quota.rest()
+        while True:
+            if self._rest is None:
+                await self._stay(opened)
+            if self._rest is None or self._leaving:
+                return
+            await self._stay_away(self._rest)
+            self._rest = None
+            self.part = self._participation(self.part.choice)
+
+    async def _stay(self, opened: Callable[[], None]) -> None:
+        """In the run, until it has left for good, or something keeps it away, which is `_rest` then."""
+        part, begun = self.part, trio.current_time()
+        if self._paused:
+            part.pause()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(
+                    self._quota.watch, partial(_line_bytes, part), partial(self._spent, part, nursery.cancel_scope)
+                )
+                await part.run(opened)
+                nursery.cancel_scope.cancel()
+        except Exception as error:
+            self._rest = full_disk(error)
+            if self._rest is None or self._leaving:
+                raise
+            self._away.stayed(trio.current_time() - begun)
+
+    def _spent(self, part: Participation, stay: trio.CancelScope, rest: Rest) -> None:
+        """The month's quota is used up."""
+        self._rest = rest
+        if not part.leave():
+            stay.cancel()
+
+    async def _stay_away(self, rest: Rest) -> None:
+        known = self.part.status()
+        self._moved = (self._moved[0] + known.up_bytes, self._moved[1] + known.down_bytes)
+        self._is_away = True
+        self._tell(rest)
+        await self._away.until_over(rest, self._tell)
+        self._is_away = False
+        self._emit(PhaseChanged(Phase.STARTING.value, WhyIdle.CONNECTING.value, "joining anew"))
+
+    def _tell(self, rest: Rest) -> None:
+        self._rest = rest
+        self._emit(PhaseChanged(Phase.PAUSED.value, rest.why.value, rest.detail))
+
+    def _apply(self) -> None:
+        """The settings as they are now, to whatever goes by them."""
+        self._away.look_now()
+        if not self._is_away:
+            self.part.apply()
+
+    # -- what the person asks -----------------------------------------------------------------------------------------
+
+    def leave(self) -> bool:
+        """Let the peer say goodbye, after which `run` returns; False where no node runs: then cancel `run`."""
+        self._leaving = True
+        return not self._is_away and self.part.leave()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether `leave` was called."""
+        return self._leaving
+
+    def pause(self) -> None:
+        """Compute nothing until `resume`, also in later stays."""
+        self._paused = True
+        self.part.pause()
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._paused = False
+        self.part.resume()
+
+    # -- what it looks like -------------------------------------------------------------------------------------------
+
+    @property
+    def node(self) -> Node | None:
+        """None while it is not in the run."""
+        return None if self._is_away else self.part.node
+
+    @property
+    def away(self) -> str:
+        """What keeps it out of the run, a sentence; empty when nothing does."""
+        return self._rest.detail if self._is_away and self._rest is not None else ""
+
+    def status(self) -> NodeStatus:
+        """The node's; while it is away what that knew last."""
+        known = self.part.status()
+        up, down = self._moved
+        if not self._is_away or self._rest is None:
+            return replace(known, up_bytes=up + known.up_bytes, down_bytes=down + known.down_bytes)
+        return replace(
+            known,
+            phase=Phase.PAUSED.value,
+            why_idle=self._rest.why.value,
+            why_detail=self._rest.detail,
+            peers=0,
+            swarm=[],
+            tokens_per_s=0.0,
+            round_left_s=None,
+            trainer_pid=None,
+            up_bytes=up,
+            down_bytes=down,
+        )
+
+    def addresses(self) -> list[str]:
+        """Where this peer listens."""
+        return [] if self._is_away else self.part.addresses()
+
+    def reachability(self) -> tuple[str, dict[str, str]]:
+        """Whether others reach this peer, and which addresses they reach."""
+        return (Verdict.UNKNOWN.value, {}) if self._is_away else self.part.reachability()
+
+    def _state(self) -> tuple[Path, int]:
+        signed = self.part.choice.signed
+        return self._folder, signed.manifest.state_bytes if signed is not None else 0
+
+
+def _line_bytes(part: Participation) -> int:
+    """What the line has carried for this peer, both ways, since its network was opened."""
+    return part.network.line_bytes() if part.network is not None else 0

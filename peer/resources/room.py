@@ -1,0 +1,130 @@
+"""The room that a peer has on the disk: what is free, and what its owner's cap leaves.
+
+The cap is on the whole data directory: states, checkpoints, results, versions of the weights and logs of all runs.  What
+goes through a `CappedDisk` is refused before it is written; the other files are small, or of a limited size, and count when
+the next one is refused or not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from peer.formatting import size
+from protocol.state.disk import Disk, NoRoom
+
+BLOCK_BYTES = 512
+"""What `st_blocks` counts in."""
+MARGIN_BYTES = 1 << 20
+"""For records, votes and other small files, besides the states."""
+STATES_ON_DISK = 3
+"""Two checkpoints, and results between them, in multiples of the state."""
+STATES_TO_GO_ON = 2
+"""So many more have to fit for a peer that has its state on the disk already."""
+
+MEASURE_S, MEASURE_TIMES = 5.0, 50.0
+"""What is taken up is measured anew after this, and after so many times as long as it took."""
+
+
+def used_bytes(folder: Path) -> int:
+    """What all files below it take up on the disk.  Blocking."""
+    return sum(stat.st_blocks * BLOCK_BYTES for stat in _stats(folder))
+
+
+def _stats(folder: Path) -> Iterator[os.stat_result]:
+    """Of files, those of a file with several names once; what is removed meanwhile is left out."""
+    seen: set[tuple[int, int]] = set()
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                stat = os.lstat(os.path.join(where, name))
+            except OSError:
+                continue
+            if (stat.st_dev, stat.st_ino) not in seen:
+                seen.add((stat.st_dev, stat.st_ino))
+                yield stat
+
+
+@dataclass(frozen=True)
+class Room:
+    """Of a data directory.  cap: bytes that all below `folder` may take up; None for no cap."""
+
+    folder: Path
+    cap: Callable[[], int | None] = lambda: None
+
+    def left_bytes(self) -> int:
+        """What may still be written.  Blocking."""
+        free, cap = shutil.disk_usage(self.folder).free, self.cap()
+        return free if cap is None else max(0, min(free, cap - used_bytes(self.folder)))
+
+    def problem(self, run: Path, state_bytes: int) -> str:
+        """Why a peer that keeps states of `state_bytes` in the folder `run` has no room; empty when it has.  Blocking."""
+        needed = max(STATES_ON_DISK * state_bytes - used_bytes(run), STATES_TO_GO_ON * state_bytes) + MARGIN_BYTES
+        return self._why(needed, f"the run needs about {size(needed)} more on disk", self.left_bytes())
+
+    def _why(self, needed: int, need: str, left: int) -> str:
+        cap = self.cap()
+        if left >= needed:
+            return ""
+        if cap is not None and shutil.disk_usage(self.folder).free >= needed:
+            return (
+                f"{need}, and max_disk ({size(cap)}) leaves {size(left)} in {self.folder}: raise max_disk, or remove "
+                "what is not needed (`peer runs`)"
+            )
+        return f"{need}, and {self.folder} has {size(left)} free: make room there, or choose another --data-dir"
+
+    def refuse(self, wanted: int) -> str:
+        """The sentence for a write of so many bytes beyond the cap."""
+        cap = self.cap() or 0
+        return (
+            f"{size(wanted)} more would be above max_disk ({size(cap)}) in {self.folder}: raise max_disk, or remove what is "
+            "not needed (`peer runs`)"
+        )
+
+
+class CappedDisk(Disk):
+    """A disk of which no more is taken than `room` has.  Safe to call in several threads."""
+
+    def __init__(self, room: Room, *, durable: bool = True) -> None:
+        super().__init__(durable=durable)
+        self._room = room
+        self._used: int | None = None
+        """What was taken up when it was measured, and what was written since; None while nobody counts."""
+        self._stale_at = 0.0
+        self._lock = threading.Lock()
+
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        """As `Disk.write`; raises NoRoom."""
+        self._claim(memoryview(data).nbytes)
+        super().write(file, data)
+
+    def reserve(self, file: BinaryIO, size: int) -> None:
+        """As `Disk.reserve`; raises NoRoom, too."""
+        self._claim(size)
+        super().reserve(file, size)
+
+    def _claim(self, wanted: int) -> None:
+        cap = self._room.cap()
+        with self._lock:
+            if cap is None:
+                self._used = None
+                return
+            if self._used is None or self._used + wanted > cap or time.monotonic() > self._stale_at:
+                self._used = self._measure()
+            if self._used + wanted > cap:
+                raise NoRoom(self._room.refuse(wanted))
+            self._used += wanted
+
+    def _measure(self) -> int:
+        """Others write here, too, and remove: how often it is looked at follows from how long that takes."""
+        begun = time.monotonic()
+        used = used_bytes(self._room.folder)
+        ended = time.monotonic()
+        self._stale_at = ended + max(MEASURE_S, MEASURE_TIMES * (ended - begun))
+        return used
