@@ -96,6 +96,7 @@ class Participation:
         self._marking = threading.Lock()
         self._trainer_problem: PeerError | None = None
         self._keeper: RestKeeper | None = None
+        self._trainer: TrainerProcess | None = None
         self._paused = False
         self.leaving = False
         self.choice = choice
@@ -153,6 +154,8 @@ class Participation:
             self.network.limit(now.max_up, now.max_down)
         if self._keeper is not None:
             self._keeper.change(_limits(now))
+        if self._trainer is not None:
+            self._trainer.limit_power(now.max_power)
         if self.node is not None:
             self.node.serve_while_paused(now.serve_while_paused)
             self.node.keep_weights(self._weights())
@@ -298,7 +301,7 @@ class Participation:
         self, signed: SignedManifest, store: Store, state: OuterState, network: Network, nursery: trio.Nursery
     ) -> None:
         settings = self._settings
-        trainer = self._make_trainer(signed, state) if settings.role is Role.TRAINER else None
+        trainer = self._trainer = self._make_trainer(signed, state) if settings.role is Role.TRAINER else None
         if trainer is not None:
             nursery.start_soon(self._keep_trainer, trainer)
             nursery.start_soon(keep_share, trainer, self._emit, lambda: chosen_threads(settings.live.now.threads or 0))
@@ -369,7 +372,9 @@ class Participation:
 
     def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:
         settings = TrainerSettings.for_run(signed.manifest, self._folder / "trainer.log")
-        return TrainerProcess(settings, state.region, self._emit)
+        trainer = TrainerProcess(settings, state.region, self._emit)
+        trainer.limit_power(self._settings.live.now.max_power)
+        return trainer
 
     async def _keep_trainer(self, trainer: TrainerProcess) -> None:
         """Its end by itself means that it was given up: leave with the reason, instead of a peer that does nothing."""
@@ -381,4 +386,4 @@ class Participation:
 
 
 def _limits(now: Preferences) -> Limits:
-    return Limits(now.schedule, now.max_temperature, now.on_battery)
+    return Limits(now.schedule, now.max_temperature, now.on_battery, now.yield_gpu)

@@ -1,1 +1,1 @@
-"""When this peer computes nothing by itself: outside its hours, on battery, or when a GPU is too hot."""
+"""When this peer computes nothing by itself: outside its hours, on battery, too hot, or for other programs' sake."""

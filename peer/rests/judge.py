@@ -16,6 +16,8 @@ from protocol.wire.presence import WhyIdle
 COOLER_C = 5.0
 """A peer that rests for heat goes on when it is cooler than the limit by so much."""
 LEAST_REST_S = 60.0
+BUSY_PERCENT, FREE_PERCENT = 20.0, 5.0
+"""A peer makes way for other programs that use more than this much of its GPU, until they use no more than that."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Limits:
     schedule: Schedule | None = None
     max_temperature: float | None = None
     on_battery: bool = False
+    yield_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,14 @@ class Reading:
     """What the sensors say; None where there is no such sensor.
 
     now: local time.  at: seconds on a clock that never jumps.  temperature: of the hottest GPU.  plugged: whether there is
-    power from outside.
+    power from outside.  gpu_used_by_others: percent, of a GPU on which a peer computes.
     """
 
     now: datetime
     at: float
     temperature: float | None = None
     plugged: bool | None = None
+    gpu_used_by_others: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Judge:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = Limits()
-        self._heat = _Threshold(None, None)
+        self._heat, self._others = _Threshold(None, None), _Threshold(None, None)
         self.change(limits)
 
     def change(self, limits: Limits) -> None:
@@ -80,11 +84,14 @@ class Judge:
         most = limits.max_temperature
         if most != self.limits.max_temperature:
             self._heat = _Threshold(most, most - COOLER_C if most is not None else None)
+        if limits.yield_gpu != self.limits.yield_gpu:
+            self._others = _Threshold(BUSY_PERCENT, FREE_PERCENT) if limits.yield_gpu else _Threshold(None, None)
         self.limits = limits
 
     def judge(self, reading: Reading) -> Rest | None:
         """Why to rest now; None when nothing speaks against computing."""
-        return self._by_the_clock(reading) or self._by_battery(reading) or self._by_heat(reading)
+        heat, others = self._by_heat(reading), self._by_others(reading)  # both are asked: they remember
+        return self._by_the_clock(reading) or self._by_battery(reading) or heat or others
 
     def _by_the_clock(self, reading: Reading) -> Rest | None:
         schedule = self.limits.schedule
@@ -103,3 +110,11 @@ class Judge:
         if not heat.is_passed(reading.temperature, reading.at):
             return None
         return Rest(WhyIdle.TOO_HOT, f"a GPU was hotter than {heat.most:.0f} °C: goes on at {heat.enough:.0f} °C")
+
+    def _by_others(self, reading: Reading) -> Rest | None:
+        if not self._others.is_passed(reading.gpu_used_by_others, reading.at):
+            return None
+        return Rest(
+            WhyIdle.GPU_WANTED,
+            f"other programs use the GPU: goes on when they use less than {FREE_PERCENT:.0f} % of it (yield_gpu)",
+        )

@@ -1,7 +1,8 @@
-"""What the computer tells of heat, battery and time.
+"""What the computer tells of heat, battery, other programs on its GPUs, and time.
 
-PEER_SENSORS names a JSON file that is read instead, each time: {"temperature": 84, "plugged": false, "now":
-"2026-11-23T18:00"}, all of them optional.  Tests write it, and so may a program that knows better.
+PEER_SENSORS names a JSON file that is read instead, each time: {"temperature": 84, "plugged": false,
+"gpu_used_by_others": 62, "now": "2026-11-23T18:00", "uptime": 3600.5}, all of them optional.  Tests write it, and so may a
+program that knows better.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from peer.rests.gpus import Gpus
 from peer.rests.judge import Reading
 
 SUPPLIES = Path("/sys/class/power_supply")
@@ -26,51 +28,18 @@ class Sensors:
 
     def __init__(self, environment: Mapping[str, str] = os.environ, supplies: Path = SUPPLIES) -> None:
         self._file, self._supplies = environment.get("PEER_SENSORS"), supplies
-        self._nvml: Any = None
-        self._tried = False
+        self._gpus = Gpus()
 
     def read(self) -> Reading:
         """What is so now."""
         if self._file:
             return _from_file(Path(self._file))
-        return Reading(datetime.now(), time.monotonic(), self._hottest(), plugged(self._supplies))
+        gpus = self._gpus
+        return Reading(datetime.now(), time.monotonic(), gpus.hottest(), plugged(self._supplies), gpus.used_by_others())
 
     def now(self) -> datetime:
         """Local time alone; blocks where a file stands for the sensors."""
         return _from_file(Path(self._file)).now if self._file else datetime.now()
-
-    def _hottest(self) -> float | None:
-        """Of all NVIDIA GPUs of this computer that tell it."""
-        nvml = self._open()
-        if nvml is None:
-            return None
-        found = []
-        for index in range(_quietly(nvml.nvmlDeviceGetCount) or 0):
-            handle = _quietly(nvml.nvmlDeviceGetHandleByIndex, index)
-            if handle is not None:
-                found.append(_quietly(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU))
-        return max((float(each) for each in found if each is not None), default=None)
-
-    def _open(self) -> Any:
-        """The library, or None where it does not work."""
-        if not self._tried:
-            self._tried = True
-            try:
-                import pynvml
-
-                pynvml.nvmlInit()
-                self._nvml = pynvml
-            except Exception:  # no library, no driver, no card: each version of it says so in its own way
-                self._nvml = None
-        return self._nvml
-
-
-def _quietly(ask: Any, *words: Any) -> Any:
-    """What a driver answers; None when it cannot."""
-    try:
-        return ask(*words)
-    except Exception:  # one card that is lost must not hide the others
-        return None
 
 
 def plugged(supplies: Path) -> bool | None:
@@ -109,13 +78,18 @@ def _from_file(path: Path) -> Reading:
     except (OSError, ValueError, RecursionError):
         pass
     told = told if isinstance(told, dict) else {}
-    temperature, is_plugged = told.get("temperature"), told.get("plugged")
+    is_plugged = told.get("plugged")
     return Reading(
         _time(told.get("now")),
-        time.monotonic(),
-        temperature if isinstance(temperature, float) or type(temperature) is int and abs(temperature) < 1e6 else None,
+        time.monotonic() if (uptime := _number(told.get("uptime"))) is None else uptime,
+        _number(told.get("temperature")),
         is_plugged if isinstance(is_plugged, bool) else None,
+        _number(told.get("gpu_used_by_others")),
     )
+
+
+def _number(told: object) -> float | None:
+    return float(told) if isinstance(told, float) or type(told) is int and abs(told) < 1e6 else None
 
 
 def _time(told: object) -> datetime:

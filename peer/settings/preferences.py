@@ -19,11 +19,13 @@ from peer.settings.values import (
     read_name,
     read_owners,
     read_port,
+    read_power,
     read_rate,
     read_rate_or_off,
     read_size,
     read_switch,
     read_temperature,
+    show_power,
     show_rate,
     show_rate_or_off,
     show_size,
@@ -142,6 +144,10 @@ class Preferences:
     max_temperature: float | None = _setting(
         None, "rest while a GPU is hotter, e.g. 83C", read_temperature, show_temperature, "CELSIUS", live=True
     )
+    max_power: float | None = _setting(
+        None, "draw at most so much on a GPU, on average, e.g. 200W", read_power, show_power, "WATTS", live=True
+    )
+    yield_gpu: bool = _setting(False, "rest while other programs use the GPU", *_SWITCH, live=True)
     on_battery: bool = _setting(False, "compute on battery, too", *_SWITCH, live=True)
     serve_while_paused: bool = _setting(True, "give others what they fetch here while it rests, too", *_SWITCH, live=True)
     metrics_port: int | None = _setting(

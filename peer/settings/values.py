@@ -80,6 +80,11 @@ def read_temperature(text: str) -> float:
     return _between(text, "C", 30, 120, "temperature", "85C, from 30C to 120C")
 
 
+def read_power(text: str) -> float:
+    """Watts."""
+    return _between(text, "W", 10, 2000, "power", "200W, from 10W to 2000W")
+
+
 def read_addresses(text: str) -> tuple[str, ...]:
     """Multiaddrs of an IP address and a TCP port, with commas between them."""
     addresses = tuple(part.strip() for part in text.split(","))
@@ -146,6 +151,11 @@ def show_size(size: int) -> str:
 def show_temperature(celsius: float) -> str:
     """As `read_temperature` takes it."""
     return f"{celsius:g}C"
+
+
+def show_power(watts: float) -> str:
+    """As `read_power` takes it."""
+    return f"{watts:g}W"
 
 
 def show_switch(on: bool) -> str:

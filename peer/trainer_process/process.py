@@ -24,7 +24,7 @@ from peer.trainer_process.channel import Listener, TrainerChannel, unheard
 from peer.trainer_process.child import how_it_ended, reap
 from peer.trainer_process.log import TrainerLog
 from peer.trainer_process.start import start_trainer
-from protocol.events import Event, TrainerStarted, TrainerStopped
+from protocol.events import Event, Notice, TrainerStarted, TrainerStopped
 from protocol.run.manifest import RunManifest
 from protocol.state.shared_memory import SharedRegion
 from protocol.trainer_link import ComputeTask, Contribution, NotMeasured, Progress, TrainerGaveUp
@@ -40,6 +40,7 @@ MAX_BACKOFF_S = 60.0
 MAX_FAILURES = 5
 WATCH_EVERY_S = 5.0
 STOPPED = "the trainer was stopped"
+UNMEASURED = "nobody can tell what the trainer draws ({device} has no counter of energy), so max_power is not kept"
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,11 @@ class TrainerProcess:
         self._log = TrainerLog(settings.log_path)
         self._channel: TrainerChannel | None = None
         self._ready = False
+        self._measures_power = True
         self._changed = trio.Event()
         self._gave_up = ""
         self._failures = 0
-        self._threads = settings.threads
+        self._threads, self._watts = settings.threads, 0.0
         self._paused = False
         self._busy = False
         self.threads = 0
@@ -153,6 +155,18 @@ class TrainerProcess:
         if threads != self._threads:
             self._threads = threads
             self._send({"do": "threads", "threads": threads})
+
+    def limit_power(self, watts: float | None) -> None:
+        """What the GPU may draw, on average; from the next step on, and in every process to come."""
+        if (watts or 0.0) != self._watts:
+            self._watts = watts or 0.0
+            self._send({"do": "power", "watts": self._watts})
+            if self._ready:
+                self._tell_power()
+
+    def _tell_power(self) -> None:
+        if self._watts and not self._measures_power:
+            self._emit(Notice("warning", UNMEASURED.format(device=self.device)))
 
     @property
     def paused(self) -> bool:
@@ -243,6 +257,8 @@ class TrainerProcess:
         settings = self._settings
         if self._threads:
             channel.send({"do": "threads", "threads": self._threads})
+        if self._watts:
+            channel.send({"do": "power", "watts": self._watts})
         answer = await channel.ask("configure", sections=dict(settings.sections), device=settings.device)
         if 4 * answer["parameters"] > self._theta.size:
             channel.kill(f"the trainer's model has {answer['parameters']} parameters, more than fit into the state")
@@ -250,7 +266,9 @@ class TrainerProcess:
         self._ready, self.device = True, str(answer["device"])
         if self._paused:
             channel.send({"do": "pause"})
+        self._measures_power = bool(answer["measures_power"])
         self._emit(TrainerStarted(channel.process.pid))
+        self._tell_power()
         self._wake()
 
     async def _watch(self, channel: TrainerChannel) -> None:

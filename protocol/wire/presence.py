@@ -55,6 +55,7 @@ class WhyIdle(str, Enum):
     OUTSIDE_HOURS = "outside hours"
     ON_BATTERY = "on battery"
     TOO_HOT = "too hot"
+    GPU_WANTED = "gpu wanted"
     MONTHLY_QUOTA = "monthly quota"
     DISK_FULL = "disk full"
     NOT_A_TRAINER = "not a trainer"

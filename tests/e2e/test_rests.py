@@ -22,14 +22,25 @@ def test_a_peer_rests_for_what_its_owner_set_and_goes_on(tmp_path: Path) -> None
         swarm.create_run()
         others = [swarm.peer(f"peer-{number}").start() for number in range(2)]
         swarm.environment |= {"PEER_SENSORS": str(sensors), "PEER_ON_BATTERY": "no"}
-        feel(plugged=True, now="2026-11-23T12:00")
-        rester = swarm.peer("rester").start("--schedule", "09:00-17:00", "--max-temperature", "83C")
+        calm: dict[str, Any] = {
+            "plugged": True,
+            "now": "2026-11-23T12:00",
+            "temperature": 50,
+            "gpu_used_by_others": 0,
+            "uptime": 0,
+        }
+        feel(**calm)
+        limits = ("--schedule", "09:00-17:00", "--max-temperature", "83C", "--yield-gpu", "yes")
+        rester = swarm.peer("rester").start(*limits)
         swarm.whole(rester, *others)
-        for what, why, remedy in (
-            ({"plugged": False, "now": "2026-11-23T12:00"}, "on battery", "peer config on_battery yes"),
+        reasons: list[tuple[dict[str, Any], str, str]] = [
+            ({"plugged": False}, "on battery", "peer config on_battery yes"),
             ({"now": "2026-11-23T18:00"}, "outside hours", "rests until Tuesday 09:00"),
-        ):
-            feel(**what)
+            ({"temperature": 84}, "too hot", "a GPU was hotter than 83 °C: goes on at 78 °C"),
+            ({"gpu_used_by_others": 62}, "gpu wanted", "goes on when they use less than 5 % of it"),
+        ]
+        for number, (what, why, remedy) in enumerate(reasons):
+            feel(**calm | what)
             swarm.until(f"a rest: {why}", partial(_is, rester, "paused", why))
             status = rester.status()
             assert status["why_idle"] == why and remedy in status["why_detail"]
@@ -38,7 +49,7 @@ def test_a_peer_rests_for_what_its_owner_set_and_goes_on(tmp_path: Path) -> None
             assert _is(rester, "paused", why), "the others go on without it"
             (seen,) = (each for each in others[0].status()["swarm"] if each["peer"] == rester.peer_id)
             assert seen["phase"] == "paused" and why not in json.dumps(seen), "why is nobody else's business"
-            feel(plugged=True, now="2026-11-23T12:00")
+            feel(**calm | {"uptime": 60 * (number + 1)})
             swarm.until("it goes on", lambda: not _is(rester, "paused"))
         swarm.equal(swarm.whole(rester, *others), rester, *others)
 

@@ -45,6 +45,8 @@ class Inbox:
         self._changed = threading.Condition()
         self._paused = False
         self._threads = 0
+        self.watts = 0.0
+        """What the GPU may draw, on average; 0 for anything."""
 
     def listen(self, connection: socket.socket) -> None:
         """Read commands from `connection` in a thread, and end this process when the peer is gone."""
@@ -86,6 +88,17 @@ class Inbox:
         if job.abandon:
             raise Abandoned
 
+    def wait(self, seconds: float, running: Job | None) -> bool:
+        """Whether something came in within this time for which a trainer that saves power stops waiting.
+
+        running: the job in the midst of which it waits; None between jobs.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_due(running), seconds)
+
+    def _is_due(self, running: Job | None) -> bool:
+        return bool(self._jobs) if running is None else running.finish or running.abandon
+
     def _read(self, connection: socket.socket) -> None:
         buffer = bytearray()
         try:
@@ -104,6 +117,8 @@ class Inbox:
                     self._paused = False
                 case "threads":
                     self._threads = message["threads"]
+                case "power":
+                    self.watts = message["watts"]
                 case "finish" if self._latest is not None:
                     self._latest.finish = True
                 case "finish":

@@ -1,6 +1,7 @@
 """The trainer process: obeys a peer's commands over a socket, and reports.
 
-Commands: configure, initialise, compute, evaluate (each answered, under its `id`), finish, abandon, pause, resume, threads.
+Commands: configure, initialise, compute, evaluate (each answered, under its `id`), finish, abandon, pause, resume, threads,
+power.
 Any failure is answered with one sentence and ends the process; the peer starts a fresh one.
 
 An evaluation is done beside the other jobs: a few windows after each training step but the last, and one batch after
@@ -22,6 +23,7 @@ from kernels.layout import payload_bytes
 from trainer.config import TrainingConfig
 from trainer.evaluation import Evaluation
 from trainer.models.llama.initial import initial_parameters
+from trainer.power import Pace, meter_of
 from trainer.service import frames
 from trainer.service.inbox import EXIT_PEER_GONE, Abandoned, Inbox, Job
 from trainer.worker import Task, Worker, pick_device
@@ -41,6 +43,7 @@ class Service:
         self._contribution_fd = contribution_fd
         self._inbox = Inbox()
         self._worker: Worker | None = None
+        self._pace = Pace(lambda: None)
         self._evaluation: tuple[Job, Evaluation] | None = None
 
     def run(self) -> int:
@@ -49,7 +52,9 @@ class Service:
         while True:
             job = self._inbox.next_job()
             if job is None:
+                self._pace.begin()
                 self._evaluate_some(None, IDLE_OPPORTUNITIES)
+                self._keep_pace(None)
                 continue
             try:
                 answer = self._perform(job)
@@ -75,11 +80,13 @@ class Service:
     def _configure(self, message: dict[str, Any]) -> dict[str, Any]:
         device = pick_device(message["device"])
         self._worker = Worker(TrainingConfig.from_sections(message["sections"]), device)
+        self._pace = Pace(meter_of(device))
         self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))
         return {
             "device": str(device),
             "parameters": self._worker.parameters,
             "corpus": self._worker.corpus.digest,
+            "measures_power": self._pace.measures,
         }
 
     def _initialise(self) -> dict[str, Any]:
@@ -95,11 +102,14 @@ class Service:
             self._send(job, "progress", steps=steps, loss=loss, tokens=tokens, tokens_per_s=tokens_per_s)
             if steps < task.steps:
                 self._evaluate_some(job, task.steps - steps)
+            self._keep_pace(job)
             self._inbox.wait_while_paused(job)
             self._inbox.use_threads()
+            self._pace.begin()
             return job.finish
 
         self._inbox.wait_while_paused(job)
+        self._pace.begin()
         done = worker.compute(task, self._map_theta(), self._contribution, after_step)
         return {**asdict(done), "threads": torch.get_num_threads()}
 
@@ -123,6 +133,11 @@ class Service:
             self._end_evaluation(job, loss=evaluation.loss)
         else:
             self._send(job, "progress", done=evaluation.done, total=evaluation.total)
+
+    def _keep_pace(self, running: Job | None) -> None:
+        """After some work, wait as long as the limit on power wants it."""
+        self._pace.watts = self._inbox.watts
+        self._pace.keep(lambda seconds: self._inbox.wait(seconds, running))
 
     def _end_evaluation(self, job: Job, **answer: Any) -> None:
         self._evaluation = None

@@ -51,3 +51,14 @@ def test_heat_has_a_second_limit_and_a_least_time() -> None:
 def test_the_sentence_stays_the_same_while_a_reading_changes() -> None:
     judge = Judge(EVERYTHING)
     assert len({judge.judge(replace(CALM, at=at, temperature=85.0 + at)) for at in range(9)}) == 1
+
+
+def test_others_on_the_gpu_go_first_where_the_owner_wants_it() -> None:
+    assert Judge(Limits()).judge(replace(CALM, gpu_used_by_others=90.0)) is None
+    judge = Judge(Limits(yield_gpu=True))
+    at = [(19.0, 0.0), (21.0, 1.0), (0.0, 2.0), (6.0, 99.0), (5.0, 100.0), (6.0, 101.0)]
+    found = [why(judge, replace(CALM, at=seconds, gpu_used_by_others=value)) for value, seconds in at]
+    assert found == [None, *[WhyIdle.GPU_WANTED] * 3, None, None]
+    assert why(judge, replace(CALM, at=200.0, gpu_used_by_others=50.0)) is WhyIdle.GPU_WANTED
+    judge.change(Limits())
+    assert why(judge, replace(CALM, at=201.0, gpu_used_by_others=50.0)) is None

@@ -46,9 +46,9 @@ def test_without_such_a_folder_nobody_can_tell(tmp_path: Path) -> None:
 def test_a_file_stands_for_the_sensors_and_says_nothing_when_it_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "sensors.json"
     sensors = Sensors({"PEER_SENSORS": str(path)})
-    path.write_text(json.dumps({"temperature": 84, "plugged": False, "now": NOON.isoformat()}))
+    path.write_text(json.dumps({"temperature": 84, "plugged": False, "now": NOON.isoformat(), "gpu_used_by_others": 62}))
     reading = sensors.read()
-    assert (reading.temperature, reading.plugged, reading.now) == (84, False, NOON)
+    assert (reading.temperature, reading.plugged, reading.now, reading.gpu_used_by_others) == (84, False, NOON, 62)
     wrong = ["", "{", "[]", "[" * 5000, '{"temperature": "hot", "plugged": 1, "now": "then"}']
     wrong += ['{"temperature": ' + "9" * 500 + "}", '{"now": "9999-12-31T23:59"}', '{"temperature": true, "now": 3}']
     for text in wrong:
@@ -63,30 +63,3 @@ def test_a_file_stands_for_the_sensors_and_says_nothing_when_it_is_wrong(tmp_pat
 
 def test_this_computer_is_read_without_an_error() -> None:
     assert Sensors({}).read().at > 0
-
-
-class Driver:
-    """NVML with three cards, of which one is lost and one tells nothing."""
-
-    NVML_TEMPERATURE_GPU = 0
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 4
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        if index == 0:
-            raise RuntimeError("GPU is lost")
-        return index
-
-    def nvmlDeviceGetTemperature(self, handle: int, kind: int) -> int:
-        if handle == 1:
-            raise RuntimeError("not supported")
-        return 40 + handle
-
-
-def test_a_card_that_is_lost_does_not_hide_the_others() -> None:
-    sensors = Sensors({})
-    sensors._nvml, sensors._tried = Driver(), True
-    assert sensors.read().temperature == 43.0

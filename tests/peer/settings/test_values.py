@@ -77,6 +77,8 @@ def test_what_is_shown_can_be_read_again() -> None:
         "weights_cap": 1_500_000_000,
         "schedule": read_schedule("mon-fri 18:00-08:00"),
         "max_temperature": 83.5,
+        "max_power": 200.0,
+        "yield_gpu": True,
         "on_battery": False,
         "serve_while_paused": False,
         "metrics_port": 9464,

@@ -11,7 +11,7 @@ def inbox(*commands: str) -> Inbox:
     """One to which these commands came, with the IDs 1, 2, ..."""
     made = Inbox()
     for number, command in enumerate(commands):
-        made.take({"do": command, "id": number + 1})
+        made.take({"do": command, "id": number + 1, "watts": 200.0})
     return made
 
 
