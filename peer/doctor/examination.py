@@ -104,7 +104,8 @@ class Examination:
 
     async def _visit(self, identity: Identity, choice: RunChoice) -> Findings:
         role = Role.SEED if self.preferences.role == "seed" else Role.TRAINER
-        how = Visit(self.folder, identity, choice, role, self.preferences.port, self.announce, self.local)
+        port, mapping = self.preferences.port, self.preferences.port_mapping
+        how = Visit(self.folder, identity, choice, role, port, self.announce, self.local, mapping)
         self.on_begin("the swarm")
         with trio.move_on_after(VISIT_S):
             return await visit(how)

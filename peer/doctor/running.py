@@ -6,7 +6,8 @@ from pathlib import Path
 
 from peer.bench.lines import measure_lines
 from peer.doctor.check import Check, Verdict, ok
-from peer.doctor.visit import Findings, reachable
+from peer.doctor.router import reachable
+from peer.doctor.visit import Findings
 from peer.errors import PeerError
 from peer.formatting import clean
 from peer.joining.run_source import stored_manifest

@@ -16,14 +16,13 @@ from peer.daemon.ports import chosen_port
 from peer.daemon.settings import RunChoice
 from peer.discovery.search import Search
 from peer.doctor.check import Check, Verdict, ok
+from peer.doctor.router import OpenedPort, port_keeping, reachable
 from peer.formatting import short
 from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.standing import find_standing
 from peer.paths import run_dir
 from protocol.network.interface import Acceptance, NetworkError, Refused
-from protocol.network.libp2p.dial_back import Verdict as Reached
 from protocol.network.libp2p.network import Libp2pNetwork, open_network
-from protocol.network.libp2p.reachability import Reachability, is_public
 from protocol.network.libp2p.settings import NetworkSettings
 from protocol.run.greeting import make_hello
 from protocol.run.manifest import SignedManifest
@@ -45,7 +44,7 @@ MOST_GREETED = 8
 
 @dataclass
 class Visit:
-    """How to visit.  port, local: as for `peer join`."""
+    """How to visit.  port, local, port_mapping: as for `peer join`."""
 
     folder: Path
     identity: Identity
@@ -54,6 +53,7 @@ class Visit:
     port: int | None
     announce: tuple[str, ...]
     local: bool = False
+    port_mapping: bool = True
 
 
 @dataclass
@@ -92,16 +92,23 @@ async def visit(how: Visit) -> Findings:
         with chosen_port(how.port, how.local) as port:
             settings = NetworkSettings(host, port, not how.local, announce=how.announce)
             visitor = _Visitor(how.choice.run, found.rates)
-            async with open_network(how.identity, how.choice.run, visitor, settings) as network:
-                found.checks.append(ok("port", network.addresses()[0].split("/")[4]))
-                await _meet(how, network, found)
+            async with (
+                open_network(how.identity, how.choice.run, visitor, settings) as network,
+                trio.open_nursery() as nursery,
+            ):
+                found.checks.append(ok("port", str(network.port)))
+                opened = OpenedPort()
+                if how.port_mapping and not how.local and network.needs_a_router():
+                    nursery.start_soon(opened.keep, network)
+                await _meet(how, network, found, opened)
+                nursery.cancel_scope.cancel()
     except NetworkError as error:
         remedy = "stop the other program, or choose another port with --port or `peer config port`"
         found.checks.append(Check("port", Verdict.FAIL, str(error).partition(";")[0], "free", remedy))
     return found
 
 
-async def _meet(how: Visit, network: Libp2pNetwork, found: Findings) -> None:
+async def _meet(how: Visit, network: Libp2pNetwork, found: Findings, opened: OpenedPort) -> None:
     network.remember(how.choice.addresses)
     search = Search(network, how.choice.addresses, lambda event: None, lambda: False)
     signed, waits = how.choice.signed, [""]
@@ -119,8 +126,9 @@ async def _meet(how: Visit, network: Libp2pNetwork, found: Findings) -> None:
     admitted = await _admission(how, signed)
     found.checks.append(admitted or await _greet(how, signed, network))
     await trio.sleep(LISTEN_S)
+    await opened.wait()
     await network.ask_reachability()
-    found.checks += reachable(network.reachability(), how.announce)
+    found.checks += reachable(network.reachability(), how.announce, opened.by, await port_keeping(network))
 
 
 def _nobody(how: Visit, search: Search) -> Check:
@@ -170,34 +178,3 @@ async def _greet(how: Visit, signed: SignedManifest, network: Libp2pNetwork) -> 
         return ok("admission", f"{welcomes} of {welcomes + len(refusals)} peers have us, version {version()}")
     value, _, remedy = (refusals or ["nobody answered"])[0].partition("; ")
     return Check("admission", Verdict.FAIL, value, "at least 1 peer", remedy or "try again, or ask the run's organiser")
-
-
-def reachable(found: Reachability, announced: tuple[str, ...] = ()) -> list[Check]:
-    """Whether others reach us, and behind what we sit, from what they say."""
-    seen = [address for address, verdict in found.verdicts.items() if verdict is not Reached.UNKNOWN]
-    kind = _kind(found, announced)
-    match found.overall:
-        case Reached.REACHABLE:
-            return [ok("reachable", f"others reach {', '.join(found.reached[:2])}"), ok("router", kind)]
-        case Reached.UNREACHABLE:
-            value = f"nobody reaches {', '.join(seen[:2])}"
-            remedy = "forward this TCP port in your router; peers that can be reached work with you all the same"
-            return [Check("reachable", Verdict.WARN, value, "", remedy), ok("router", kind)]
-        case _:
-            remedy = "nothing to do; `peer status` tells once the peer has run for a while"
-            return [Check("reachable", Verdict.UNKNOWN, "no peer could tell", "", remedy)]
-
-
-def _kind(found: Reachability, announced: tuple[str, ...]) -> str:
-    """In the words of people who set routers up."""
-    from protocol.network.libp2p.host import interface_addresses
-
-    ours, seen = set(interface_addresses()), {address.split("/")[2] for address in found.verdicts}
-    public = {address.split("/")[2] for address in found.verdicts if is_public(address)}
-    reached = found.overall is Reached.REACHABLE
-    if not public:
-        return "the peers that were asked are on this network, too"
-    if seen & ours & public:
-        return "none: this computer has a public address" + ("" if reached else ", and a firewall that lets nobody in")
-    forwarded = "that forwards the port" if reached else "or firewall that lets nobody in"
-    return f"a router {forwarded}{' (announced)' if announced and reached else ''}"

@@ -13,7 +13,7 @@ from peer.doctor import computer, training
 from peer.doctor.check import Check, Verdict
 from peer.doctor.examination import Examination, estimate
 from peer.doctor.report import fields, lines, may_take_part
-from peer.doctor.visit import reachable
+from peer.doctor.router import reachable
 from peer.errors import PeerError
 from peer.settings.preferences import Preferences
 from protocol.network.libp2p.dial_back import Verdict as Reached

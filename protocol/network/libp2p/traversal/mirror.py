@@ -9,6 +9,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 import struct
+from collections.abc import Sequence
+from contextlib import suppress
 
 import trio
 
@@ -60,6 +62,17 @@ async def seen_at(sock: trio.socket.SocketType, mirror: End) -> End:
     if len(data) < END.size:
         raise OSError("the mirror says nothing")
     return read_end(data)
+
+
+async def ports_outside(mirrors: Sequence[End]) -> tuple[int, list[int]]:
+    """A port of ours, and the one at which each of `mirrors` that answers sees it.  Raises OSError."""
+    port, seen = 0, list[int]()
+    for mirror in mirrors:
+        sock = reusable_socket(port)
+        with sock, suppress(OSError, trio.TooSlowError):
+            port = sock.getsockname()[1]
+            seen.append((await seen_at(sock, mirror))[1])
+    return port, seen
 
 
 def reusable_socket(port: int = 0) -> trio.socket.SocketType:

@@ -1,0 +1,108 @@
+"""Whether others reach this computer, and what stands between it and them: asked of peers, and of the router itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from peer.discovery.nat_pmp import NatPmp
+from peer.discovery.port_mapping import PortMapping
+from peer.discovery.upnp import Upnp
+from peer.doctor.check import Check, Verdict, ok
+from protocol.events import Event, PortMapped
+from protocol.network.libp2p.dial_back import Verdict as Reached
+from protocol.network.libp2p.network import Libp2pNetwork
+from protocol.network.libp2p.reachability import Reachability, is_public
+
+OPENING_S = 10.0
+"""For the router to open a port, or to say nothing."""
+MIRRORS = 2
+KEEPS = "it keeps ports, so holes can be punched through it"
+RENUMBERS = "it gives each connection another port, so peers behind such routers meet through a relay"
+
+
+class OpenedPort:
+    """A port that the router opens for the time of a visit.  by: how; empty when it did not."""
+
+    def __init__(self) -> None:
+        self.by = ""
+        self._asked, self._told = False, trio.Event()
+
+    async def keep(self, network: Libp2pNetwork) -> None:
+        """Ask the router until cancelled; then the port is closed."""
+        self._asked = True
+        await PortMapping(network.port, (Upnp(), NatPmp()), network.map, self._tell).keep()
+
+    async def wait(self) -> None:
+        """Until the router has answered, or is taken to be unable."""
+        if self._asked:
+            with trio.move_on_after(OPENING_S):
+                await self._told.wait()
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, PortMapped) and event.by:
+            self.by = event.by
+            self._told.set()
+
+
+async def port_keeping(network: Libp2pNetwork) -> str:
+    """What the router does with the ports of those inside, as peers see it; empty where nobody can tell."""
+    from protocol.network.libp2p.traversal.mirror import ports_outside
+
+    parts = [address.split("/") for address in network.reached_there()]
+    ends = [
+        (part[2], int(part[4])) for part in parts if len(part) > 4 and part[1] == "ip4" and is_public("/".join(part[:5]))
+    ]
+    try:
+        ours, seen = await ports_outside(list(dict.fromkeys(ends))[:MIRRORS])
+    except OSError:
+        return ""
+    if not seen:
+        return ""
+    return KEEPS if set(seen) == {ours} or len(seen) > 1 == len(set(seen)) else RENUMBERS
+
+
+def reachable(found: Reachability, announced: Sequence[str] = (), opened_by: str = "", ports: str = "") -> list[Check]:
+    """Whether others reach us, and behind what we sit, from what they say.
+
+    opened_by: how the router says that it opened the port.  ports: what it does with those of others.
+    """
+    seen = [address for address, verdict in found.verdicts.items() if verdict is not Reached.UNKNOWN]
+    router = ok("router", "; ".join(filter(None, (_kind(found, announced, opened_by), ports if _translates(found) else ""))))
+    match found.overall:
+        case Reached.REACHABLE:
+            return [ok("reachable", f"others reach {', '.join(found.reached[:2])}"), router]
+        case Reached.UNREACHABLE:
+            value = f"nobody reaches {', '.join(seen[:2])}"
+            remedy = "forward this TCP port in your router; peers that can be reached work with you all the same"
+            if opened_by:
+                remedy = "another router stands before yours: ask the provider for a public address, or for IPv6"
+            return [Check("reachable", Verdict.WARN, value, "", remedy), router]
+        case _:
+            remedy = "nothing to do; `peer status` tells once the peer has run for a while"
+            return [Check("reachable", Verdict.UNKNOWN, "no peer could tell", "", remedy)]
+
+
+def _translates(found: Reachability) -> bool:
+    """Whether others see us at another address than our own."""
+    from protocol.network.libp2p.host import interface_addresses
+
+    return not {address.split("/")[2] for address in found.verdicts if "/ip4/" in address} & set(interface_addresses())
+
+
+def _kind(found: Reachability, announced: Sequence[str], opened_by: str) -> str:
+    """In the words of people who set routers up."""
+    from protocol.network.libp2p.host import interface_addresses
+
+    ours, seen = set(interface_addresses()), {address.split("/")[2] for address in found.verdicts}
+    public = {address.split("/")[2] for address in found.verdicts if is_public(address)}
+    reached = found.overall is Reached.REACHABLE
+    if not public:
+        return "the peers that were asked are on this network, too"
+    if seen & ours & public:
+        return "none: this computer has a public address" + ("" if reached else ", and a firewall that lets nobody in")
+    if opened_by:
+        return f"a router that opens the port by {opened_by}"
+    forwarded = "that forwards the port" if reached else "or firewall that lets nobody in"
+    return f"a router {forwarded}{' (announced)' if announced and reached else ''}"
