@@ -17,6 +17,7 @@ from peer.daemon.settings import RunChoice
 from peer.discovery.search import Search
 from peer.doctor.check import Check, Verdict, ok
 from peer.doctor.router import OpenedPort, port_keeping, reachable
+from peer.errors import PeerError
 from peer.formatting import short
 from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.standing import find_standing
@@ -92,20 +93,28 @@ async def visit(how: Visit) -> Findings:
         with chosen_port(how.port, how.local) as port:
             settings = NetworkSettings(host, port, not how.local, announce=how.announce)
             visitor = _Visitor(how.choice.run, found.rates)
-            async with (
-                open_network(how.identity, how.choice.run, visitor, settings) as network,
-                trio.open_nursery() as nursery,
-            ):
+            async with open_network(how.identity, how.choice.run, visitor, settings) as network:
                 found.checks.append(ok("port", str(network.port)))
-                opened = OpenedPort()
-                if how.port_mapping and not how.local and network.needs_a_router():
-                    nursery.start_soon(opened.keep, network)
-                await _meet(how, network, found, opened)
-                nursery.cancel_scope.cancel()
+                await _stay(how, network, found)
     except NetworkError as error:
         remedy = "stop the other program, or choose another port with --port or `peer config port`"
         found.checks.append(Check("port", Verdict.FAIL, str(error).partition(";")[0], "free", remedy))
     return found
+
+
+async def _stay(how: Visit, network: Libp2pNetwork, found: Findings) -> None:
+    """With the port open in the router, if it can do that and may."""
+    opened, problem = OpenedPort(), None
+    async with trio.open_nursery() as nursery:
+        if how.port_mapping and not how.local and network.needs_a_router():
+            nursery.start_soon(opened.keep, network)
+        try:
+            await _meet(how, network, found, opened)
+        except (NetworkError, PeerError) as error:  # which leaves the nursery as it is, and not as part of a group
+            problem = error
+        nursery.cancel_scope.cancel()
+    if problem is not None:
+        raise problem
 
 
 async def _meet(how: Visit, network: Libp2pNetwork, found: Findings, opened: OpenedPort) -> None:
@@ -118,13 +127,13 @@ async def _meet(how: Visit, network: Libp2pNetwork, found: Findings, opened: Ope
         else:
             while not network.connected():
                 await trio.sleep(0.1)
-    if signed is None or not network.connected():
-        found.checks.append(_nobody(how, search))
-        return
     found.signed = signed
+    refused = await _admission(how, signed) if signed is not None else None
+    if signed is None or not network.connected():
+        found.checks += [_nobody(how, search), *([refused] if refused is not None else [])]
+        return
     found.checks.append(ok("peers", f"{len(network.connected())} answered"))
-    admitted = await _admission(how, signed)
-    found.checks.append(admitted or await _greet(how, signed, network))
+    found.checks.append(refused or await _greet(how, signed, network))
     await trio.sleep(LISTEN_S)
     await opened.wait()
     await network.ask_reachability()

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from benchmarks.namespaces import why_not
 from protocol import events as ev
-from tests.e2e.swarm import Swarm
+from tests.e2e.swarm import PATIENCE_S, Swarm
 
 
 def examined(swarm: Swarm, folder: Path, *words: str, code: int = 0) -> dict[str, dict[str, Any]]:
-    printed = json.loads(swarm.command(folder, "doctor", *words, "--local", "--json", code=code).splitlines()[-1])
+    return read(swarm.command(folder, "doctor", *words, "--local", "--json", code=code), code)
+
+
+def read(printed_lines: str, code: int) -> dict[str, dict[str, Any]]:
+    printed = json.loads(printed_lines.splitlines()[-1])
+    assert all(list(check) == ["name", "verdict", "value", "limit", "remedy"] for check in printed["checks"])
     assert printed["ok"] == (code == 0)
     return {check["name"]: check for check in printed["checks"]}
 
@@ -34,3 +45,50 @@ def test_a_newcomer_learns_whether_the_swarm_has_it_and_reaches_it(tmp_path: Pat
         assert founder.leave() == 0
         alone = examined(swarm, guest, invitation, code=1)
         assert alone["peers"]["verdict"] == "fail" and alone["peers"]["remedy"]
+
+
+def test_a_busy_port_and_another_version_are_told_beside_all_the_rest(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm, socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        swarm.create_run()
+        swarm.environment["PEER_PORT"] = str(other.getsockname()[1])
+        busy = examined(swarm, swarm.place("busy"), str(swarm.manifest), code=1)
+        assert busy["port"]["verdict"] == "fail" and "peer config port" in busy["port"]["remedy"]
+        del swarm.environment["PEER_PORT"]
+        assert busy["gpu"]["verdict"] in ("ok", "warn") and busy["gpu"]["value"]
+        swarm.run_file.write_text("protocol_min = 90\nprotocol_max = 99\n" + swarm.run_file.read_text())
+        swarm.create_run()
+        old = examined(swarm, swarm.place("old"), str(swarm.manifest), code=1)
+        assert "install a newer version of manyhands" in old["admission"]["remedy"], old
+        assert old["disk space"]["verdict"] == "ok"
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with Swarm(tmp_path) as swarm:
+        swarm.create_run()
+        folder = swarm.place("full")
+        doctor = (
+            sys.executable,
+            "-m",
+            "peer",
+            "doctor",
+            str(swarm.manifest),
+            "--local",
+            "--json",
+            "--data-dir",
+            str(folder),
+        )
+        small = 'mount -t tmpfs -o size=256k none "$0" && exec "$@"'
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", small, str(folder), *doctor],
+            env=swarm.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == 1
+        found = read(done.stdout, 1)
+        assert found["disk space"]["verdict"] == found["disk speed"]["verdict"] == "fail"
+        assert "make room" in found["disk space"]["remedy"] and found["cores"]["verdict"] == "ok"
