@@ -23,6 +23,7 @@ from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.standing import find_standing
 from peer.paths import run_dir
 from protocol.network.interface import Acceptance, NetworkError, Refused
+from protocol.network.libp2p.dial_back import Verdict as Reached
 from protocol.network.libp2p.network import Libp2pNetwork, open_network
 from protocol.network.libp2p.settings import NetworkSettings
 from protocol.run.greeting import make_hello
@@ -39,6 +40,8 @@ MEET_S = 20.0
 LISTEN_S = 5.0
 """Two heartbeats of everybody."""
 GREET_S = 10.0
+ASK_TIMES, ASK_AGAIN_S = 4, 4.0
+"""A peer dials few strangers at one time: when it can tell nothing now it may a moment later."""
 MOST_HEARD = 1024
 MOST_GREETED = 8
 
@@ -136,8 +139,16 @@ async def _meet(how: Visit, network: Libp2pNetwork, found: Findings, opened: Ope
     found.checks.append(refused or await _greet(how, signed, network))
     await trio.sleep(LISTEN_S)
     await opened.wait()
-    await network.ask_reachability()
+    await _ask_reachability(network)
     found.checks += reachable(network.reachability(), how.announce, opened.by, await port_keeping(network))
+
+
+async def _ask_reachability(network: Libp2pNetwork) -> None:
+    for _ in range(ASK_TIMES):
+        await network.ask_reachability()
+        if network.reachability().overall is not Reached.UNKNOWN:
+            return
+        await trio.sleep(ASK_AGAIN_S)
 
 
 def _nobody(how: Visit, search: Search) -> Check:
