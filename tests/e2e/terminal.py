@@ -19,6 +19,11 @@ def why_not() -> str:
     return "" if shutil.which("tmux") else "tmux is not installed"
 
 
+def unwrapped(text: str) -> str:
+    """Without spaces and ends of lines: where a line breaks depends on how long paths are."""
+    return "".join(text.split())
+
+
 class Terminal:
     """Runs `command` in a window of its own.  A context: what runs in it ends with it."""
 

@@ -12,7 +12,7 @@ import pytest
 from peer.control.client import ControlClient
 from protocol import events as ev
 from tests.e2e.swarm import Swarm
-from tests.e2e.terminal import Terminal, why_not
+from tests.e2e.terminal import Terminal, unwrapped, why_not
 
 WHY_NOT = why_not()
 
@@ -41,11 +41,6 @@ class Volunteer:
     def said(self, kind: type[ev.Event]) -> bool:
         """Whether the peer's log on disk has such an event."""
         return any(f'"{kind.__name__}"' in path.read_text() for path in self.folder.rglob("events.jsonl"))
-
-
-def unwrapped(text: str) -> str:
-    """Without spaces and ends of lines: where a line breaks depends on how long paths are."""
-    return "".join(text.split())
 
 
 def test_q_detaches_and_the_peer_trains_on(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from protocol import events as ev
 from tests.e2e.swarm import Peer, Swarm
-from tests.e2e.terminal import Terminal, why_not
+from tests.e2e.terminal import Terminal, unwrapped, why_not
 
 WHY_NOT = why_not()
 
@@ -54,7 +54,7 @@ def test_watching_needs_a_peer_and_a_terminal(tmp_path: Path) -> None:
         nobody = swarm.peer("nobody")
         command = f"{sys.executable} -m peer watch --data-dir {nobody.folder}; echo exit code $?; cat"
         with Terminal(swarm.place("t1"), ("sh", "-c", command), swarm.environment, (100, 10)) as terminal:
-            assert "start it with `peer join`" in terminal.until("exit code 5").replace("\n", "")
+            assert unwrapped("start it with `peer join`") in unwrapped(terminal.until("exit code 5"))
 
 
 def test_an_owner_watches_and_pauses_a_peer_elsewhere(tmp_path: Path) -> None:
@@ -83,5 +83,5 @@ def test_an_owner_watches_and_pauses_a_peer_elsewhere(tmp_path: Path) -> None:
         stranger = ("watch", address, "--data-dir", str(swarm.place("stranger")))
         shell = f"{sys.executable} -m peer {' '.join(stranger)}; echo exit code $?; cat"
         with Terminal(swarm.place("t2"), ("sh", "-c", shell), swarm.environment, (100, 10)) as terminal:
-            assert "does not take you for its owner" in terminal.until("exit code 5").replace("\n", "")
+            assert unwrapped("does not take you for its owner") in unwrapped(terminal.until("exit code 5"))
         assert far.leave() == 0
