@@ -99,7 +99,7 @@ class Gossip:
         )
 
     def _new_pubsub(self, host: Host) -> Pubsub:
-        """The library's publish and subscribe, but for the reading of streams."""
+        """The library's publish and subscribe, but for the reading of streams, and for what their end means."""
         from libp2p.pubsub.pubsub import Pubsub
 
         gossip = self
@@ -107,6 +107,15 @@ class Gossip:
         class OrderlyPubsub(Pubsub):
             async def continuously_read_stream(self, stream: INetStream) -> None:
                 await gossip._intake.read(self, stream)
+
+            def _forget_all_subscriptions(self, peer_id: ID) -> None:
+                # Who has connected anew has said hello on the new connection, and says it once: the end of a stream
+                # on the old one, which comes later, must not take that back, or it hears us no more.  What may have
+                # been lost with the old stream is sent again on the next one.
+                if self._peer_is_connected(peer_id):
+                    self._replayed_recent_topics.pop(peer_id, None)
+                else:
+                    super()._forget_all_subscriptions(peer_id)
 
         return OrderlyPubsub(cast("IHost", host), self._router, allowed_topics=frozenset({self._topic}))
 

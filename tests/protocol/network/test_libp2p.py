@@ -13,8 +13,9 @@ import trio
 from protocol.network.interface import MAX_REQUEST_BYTES, Acceptance, NetworkError, Refused, Unreachable
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, PortBusy, open_network
 from protocol.network.libp2p.inbound_policy import InboundLimits
+from protocol.network.libp2p.library import library_id
 from protocol.wire.identity import Identity, PeerId
-from tests.protocol.network.recorder import LOOPBACK, PATIENCE_S, RUN, Recorder, network
+from tests.protocol.network.recorder import LOOPBACK, PATIENCE_S, RUN, Recorder, network, pair, stack
 
 
 async def gossip_until(sender, recorder: Recorder, data: bytes, copies: int = 1) -> None:  # type: ignore[no-untyped-def]
@@ -49,6 +50,21 @@ def test_two_hosts_connect_gossip_ask_refuse_and_survive_a_failing_handler() -> 
             await gossip_until(two, a, b"olds")
             assert a.connected == [two.peer_id] and not a.disconnected
             assert one.traffic().up_bytes >= 5 and two.traffic().down_bytes >= 5
+
+    trio.run(main)
+
+
+def test_gossip_goes_both_ways_after_a_stream_of_it_has_ended_at_one_end() -> None:
+    """As when a peer has connected anew: the other end has said hello by then, and says it once."""
+
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with pair(a, b) as (one, two):
+            await gossip_until(one, b, b"before")
+            await gossip_until(two, a, b"before, the other way")
+            stack(two).gossip._pubsub._handle_dead_peer(library_id(one.peer_id))
+            await gossip_until(two, a, b"after")
+            await gossip_until(one, b, b"after, the other way")
 
     trio.run(main)
 
@@ -93,8 +109,8 @@ def test_rejected_gossip_goes_no_further() -> None:
 def test_five_hosts_hear_each_other() -> None:
     async def main() -> None:
         recorders = [Recorder() for _ in range(5)]
-        async with AsyncExitStack() as stack:
-            hosts = [await stack.enter_async_context(network(recorder)) for recorder in recorders]
+        async with AsyncExitStack() as hosted:
+            hosts = [await hosted.enter_async_context(network(recorder)) for recorder in recorders]
             for host in hosts[1:]:
                 host.remember(hosts[0].addresses())
             await recorders[0].until(lambda: len(recorders[0].connected) == 4)
