@@ -1,0 +1,69 @@
+"""Each reason that a life of ordinary rounds has for computing nothing, with real peers: its sentence and its remedy.
+
+The reasons that an owner's limits give are in test_rests.py and test_away.py.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psutil
+
+from peer.control.client import ControlClient
+from protocol import events as ev
+from tests.e2e.swarm import Peer, Swarm
+
+TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+SENTENCES = {
+    "connecting": r"listening for the swarm",
+    "waiting for peers": r"waiting for 1 more peers \(1 of 2\)",
+    "fetching state": r"reading the state from disk|catching up with the swarm",
+    "waiting for members": r"round \d+: \d ready, waiting for .+",
+    "exchanging": r"round \d+: exchanging with [23] members",
+    "committing": r"round \d+: voted, waiting for the quorum|applying round \d+",
+    "trainer restarting": r"the trainer stopped: .+",
+    "paused": r"paused by you; `peer resume` goes on",
+    "not a trainer": r"this peer keeps and serves the state, it does not train",
+}
+
+
+def test_who_does_not_compute_has_one_reason_with_a_sentence_and_a_remedy(tmp_path: Path) -> None:
+    remedies = dict(re.findall(r"^\| `([^`]+)` \| [^|]+ \| ([^|]+) \|$", TROUBLESHOOTING.read_text(), re.MULTILINE))
+    with Swarm(tmp_path) as swarm:
+        swarm.create_run()
+        first, second, seed = (swarm.peer(name) for name in ("first", "second", "seed"))
+        first.start()
+        swarm.until("it waits for another", lambda: "waiting for peers" in reasons(first))
+        second.start()
+        swarm.whole(first, second)
+
+        seed.start("--role", "seed")
+        swarm.until("a seed", lambda: "not a trainer" in reasons(seed))
+
+        psutil.Process(second.status()["trainer_pid"]).kill()
+        swarm.until("a trainer that stopped", lambda: "trainer restarting" in reasons(second))
+        swarm.whole(first, second)
+
+        ControlClient(second.folder).request("pause")
+        swarm.until("a pause", lambda: "paused" in reasons(second))
+        assert second.status()["why_idle"] == "paused"
+        ControlClient(second.folder).request("resume")
+        swarm.whole(first, second)
+
+        seen = {why: detail for peer in swarm.peers for why, detail in reasons(peer).items()}
+        assert SENTENCES.keys() <= seen.keys()
+        for why in SENTENCES:
+            told = {event.detail for peer in swarm.peers for event in peer.heard(ev.PhaseChanged) if event.why_idle == why}
+            assert any(re.fullmatch(SENTENCES[why], detail) for detail in told), (why, told)
+            assert remedies[why]
+        for peer in swarm.peers:
+            for event in peer.heard(ev.PhaseChanged):
+                busy = event.phase in ("computing", "stopping") or (event.phase == "seeding" and event.why_idle == "")
+                assert (event.why_idle == "") == busy, event
+                assert event.detail or event.phase == "computing", event
+
+
+def reasons(peer: Peer) -> dict[str, str]:
+    """Those that it has told, each with its last sentence."""
+    return {event.why_idle: event.detail for event in peer.heard(ev.PhaseChanged)}
