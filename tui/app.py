@@ -39,8 +39,8 @@ FRAME_S = 0.5
 PAUSE_S = 3600
 WIDE, HIGH = 110, 30
 """From this size on the panels stand in two columns."""
-KEYS = "q close  ? help  p pause  f finish  x stop the peer  1-6 one panel"
-KEYS_OF_OWN = "q detach  Ctrl-C leave  ? help  p pause  f finish  1-6 one panel"
+KEYS = "q close  ? help  p pause  c controls  f finish  x stop the peer  1-6 panel"
+KEYS_OF_OWN = "q detach  Ctrl-C leave  ? help  p pause  c controls  f finish  1-6 panel"
 PANELS: tuple[tuple[str, str, Draw], ...] = (
     ("1", training.TITLE, training.draw),
     ("2", swarm.TITLE, swarm.draw),
