@@ -1,0 +1,224 @@
+"""TOPLOC: short proofs that a model computed these hidden states (Ong et al. 2025, arXiv 2501.16007).
+
+A proof, whose bytes are those of toploc 0.1.6, covers a chunk of tokens.  It holds the chunk's `top_k` values of largest
+magnitude as a polynomial: through the points (position mod m, bits of the bf16 value) over the integers mod 65497, where m
+is the largest modulus that keeps the positions apart.  It is m, then the coefficients, ascending, each as 16 bits,
+big-endian: 258 bytes for 128 values.
+
+Who checks computes the states again, takes the positions of its own largest values, and compares its bits with the
+polynomial's: another device's rounding moves mantissas by a little, another model or prompt moves everything.  The sign is
+not compared.  What is too much is `Thresholds`' business.
+
+Two things are ours.  A chunk with fewer than `top_k` values takes them all, and its proof is shorter.  What nobody can have
+proved (a wrong length, a modulus or coefficient out of range) is `Malformed`, not a comparison.
+
+Positions are found where the states are; only `top_k` values of a chunk leave a GPU.  All chunks are interpolated at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kernels.galois import PRIME, evaluate, interpolate
+
+TOP_K = 128
+CHUNK_TOKENS = 32
+NOTHING_AGREES = 2.0**64
+"""Stands for the mean and the median where no exponent agrees."""
+_WITHOUT_SIGN = 0x7FFF
+_EXPONENT = 0x7F80
+_MANTISSA = 0x7F
+_OUTSIDE = -1
+"""Magnitude of the places that fill up a short chunk: below every value's."""
+_LONGEST_STRIPE = 64
+"""Values of which only the largest is looked at to find a bound below the largest ones of a chunk; see `_largest_of`."""
+
+Ints = npt.NDArray[np.int64]
+
+
+class Malformed(ValueError):
+    """Bytes that no computation could have given as proofs of these states; the text says why."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """How far a chunk's states are from its proof.
+
+    exponent_mismatches: values whose exponents differ.  mantissa_mean, mantissa_median: of the differences between the
+    7 bits of mantissa of all others; the median is the upper one.
+    """
+
+    exponent_mismatches: int
+    mantissa_mean: float
+    mantissa_median: float
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What another device may do to an honest proof, at most; the defaults are INTELLECT-2's."""
+
+    exponent_mismatches: int = 38
+    mantissa_mean: float = 10.0
+    mantissa_median: float = 8.0
+
+    def accept(self, mismatch: Mismatch) -> bool:
+        """Whether the states of a chunk are the proven ones."""
+        return (
+            mismatch.exponent_mismatches <= self.exponent_mismatches
+            and mismatch.mantissa_mean <= self.mantissa_mean
+            and mismatch.mantissa_median <= self.mantissa_median
+        )
+
+
+def proof_sizes(tokens: int, dim: int, top_k: int = TOP_K, chunk_tokens: int = CHUNK_TOKENS) -> list[int]:
+    """Bytes of each proof of `tokens` hidden states of `dim` values."""
+    rows = [min(chunk_tokens, tokens - start) for start in range(0, tokens, chunk_tokens)]
+    return [2 + 2 * min(top_k, count * dim) for count in rows]
+
+
+def prove(hidden_nh: Tensor, top_k: int = TOP_K, chunk_tokens: int = CHUNK_TOKENS) -> list[bytes]:
+    """A proof for each chunk of hidden states (n, h), bf16, on any device; the last chunk may be short."""
+    return prove_all([hidden_nh], top_k, chunk_tokens)[0]
+
+
+def prove_all(sequences: Sequence[Tensor], top_k: int = TOP_K, chunk_tokens: int = CHUNK_TOKENS) -> list[list[bytes]]:
+    """The proofs of several sequences of hidden states (n, h), bf16, in one batch."""
+    proofs: list[list[bytes]] = [[] for _ in sequences]
+    for owners, positions_ck, bits_ck in _top_values(sequences, top_k, chunk_tokens):
+        moduli_c = _moduli(positions_ck)
+        coefficients_ck = interpolate(positions_ck % moduli_c[:, None], bits_ck % PRIME)
+        words = np.concatenate([moduli_c[:, None], coefficients_ck], axis=1).astype(">u2")
+        for owner, row in zip(owners, words, strict=True):
+            proofs[owner].append(row.tobytes())
+    return proofs
+
+
+def compare(
+    hidden_nh: Tensor, proofs: Sequence[bytes], top_k: int = TOP_K, chunk_tokens: int = CHUNK_TOKENS
+) -> list[Mismatch]:
+    """How far hidden states (n, h), bf16, are from their proofs, chunk by chunk.  Raises `Malformed`."""
+    return compare_all([hidden_nh], [proofs], top_k, chunk_tokens)[0]
+
+
+def compare_all(
+    sequences: Sequence[Tensor],
+    proofs: Sequence[Sequence[bytes]],
+    top_k: int = TOP_K,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> list[list[Mismatch]]:
+    """The same for several sequences in one batch.  Raises `Malformed`: look at them with `check_form` before."""
+    for hidden_nh, own in zip(sequences, proofs, strict=True):
+        tokens, dim = hidden_nh.shape
+        check_form(own, tokens, dim, top_k, chunk_tokens)
+    found: list[list[Mismatch]] = [[] for _ in sequences]
+    for owners, positions_ck, bits_ck in _top_values(sequences, top_k, chunk_tokens):
+        raw = [proofs[owner][index] for owner, index in _numbered(owners, found)]
+        words = np.frombuffer(b"".join(raw), dtype=">u2").astype(np.int64).reshape(len(owners), -1)
+        proven_ck = evaluate(words[:, 1:], positions_ck % words[:, :1])
+        for owner, mismatch in zip(owners, _mismatches(proven_ck, bits_ck), strict=True):
+            found[owner].append(mismatch)
+    return found
+
+
+def check_form(proofs: Sequence[bytes], tokens: int, dim: int, top_k: int = TOP_K, chunk_tokens: int = CHUNK_TOKENS) -> None:
+    """Raise `Malformed` unless these could be the proofs of `tokens` hidden states of `dim` values."""
+    sizes = proof_sizes(tokens, dim, top_k, chunk_tokens)
+    if len(proofs) != len(sizes):
+        raise Malformed(f"{len(proofs)} proofs for {len(sizes)} chunks of tokens")
+    for number, (proof, size) in enumerate(zip(proofs, sizes, strict=True)):
+        if len(proof) != size:
+            raise Malformed(f"proof {number} has {len(proof)} bytes instead of {size}")
+        words = np.frombuffer(proof, dtype=">u2")
+        if not len(words) - 1 <= int(words[0]) <= PRIME:
+            raise Malformed(f"proof {number} has the modulus {int(words[0])}")
+        if int(words[1:].max()) >= PRIME:
+            raise Malformed(f"proof {number} has a coefficient out of range")
+
+
+def _numbered(owners: Sequence[int], found: list[list[Mismatch]]) -> list[tuple[int, int]]:
+    """Each owner with the number of its chunk: those already found are its first ones."""
+    seen = {owner: len(found[owner]) for owner in owners}
+    numbered = []
+    for owner in owners:
+        numbered.append((owner, seen[owner]))
+        seen[owner] += 1
+    return numbered
+
+
+def _mismatches(proven_ck: Ints, own_ck: Ints) -> list[Mismatch]:
+    same_ck = ((proven_ck ^ own_ck) & _EXPONENT) == 0
+    count_c = same_ck.sum(axis=1)
+    apart_ck = np.abs((proven_ck & _MANTISSA) - (own_ck & _MANTISSA))
+    total_c = (apart_ck * same_ck).sum(axis=1)
+    ordered_ck = np.sort(np.where(same_ck, apart_ck, _MANTISSA + 1), axis=1)
+    found = []
+    for count, total, ordered in zip(count_c.tolist(), total_c.tolist(), ordered_ck, strict=True):
+        mean, median = (total / count, float(ordered[count // 2])) if count else (NOTHING_AGREES, NOTHING_AGREES)
+        found.append(Mismatch(own_ck.shape[1] - count, mean, median))
+    return found
+
+
+def _top_values(
+    sequences: Sequence[Tensor], top_k: int, chunk_tokens: int
+) -> list[tuple[list[int], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """For each kind of chunk (whole ones, and those with fewer than `top_k` values): whose they are, and the positions and
+    the 16 bits (C, k) of their largest values."""
+    assert all(hidden.dtype == torch.bfloat16 and hidden.dim() == 2 for hidden in sequences)
+    groups: dict[int, tuple[list[int], list[Tensor]]] = {}
+    for owner, hidden_nh in enumerate(sequences):
+        for chunk in torch.split(hidden_nh, chunk_tokens):
+            if len(chunk):
+                owners, chunks = groups.setdefault(min(top_k, chunk.numel()), ([], []))
+                owners.append(owner)
+                chunks.append(chunk.reshape(-1))
+    return [(owners, *_largest(chunks, k)) for k, (owners, chunks) in groups.items()]
+
+
+def _largest(chunks: Sequence[Tensor], k: int) -> tuple[Ints, Ints]:
+    """Positions and bits (C, k) of the values of largest magnitude of chunks that may differ in length."""
+    if chunks[0].device.type == "cpu":
+        found = [_largest_of(chunk.contiguous().view(torch.int16).numpy(), k) for chunk in chunks]
+        positions_ck, bits_ck = (np.stack(each) for each in zip(*found, strict=True))
+    else:
+        bits_cn = chunks[0].new_zeros((len(chunks), max(len(chunk) for chunk in chunks)), dtype=torch.int16)
+        magnitude_cn = torch.full_like(bits_cn, _OUTSIDE)
+        for row, chunk in enumerate(chunks):
+            bits_cn[row, : len(chunk)] = chunk.contiguous().view(torch.int16)
+            magnitude_cn[row, : len(chunk)] = bits_cn[row, : len(chunk)] & _WITHOUT_SIGN
+        on_device = magnitude_cn.topk(k, dim=1, sorted=False).indices
+        positions_ck, bits_ck = on_device.cpu().numpy(), bits_cn.gather(1, on_device).cpu().numpy()
+    return positions_ck, bits_ck.astype(np.int64) & 0xFFFF
+
+
+def _largest_of(bits_n: npt.NDArray[np.int16], k: int) -> tuple[Ints, npt.NDArray[np.int16]]:
+    """The same for one chunk on the CPU; the first ones among equals.
+
+    The k-th largest of the maxima of disjoint stripes is at most the k-th largest of all, so few values have to be sorted.
+    """
+    magnitude_n = bits_n & np.int16(_WITHOUT_SIGN)
+    stripe = max(1, min(_LONGEST_STRIPE, len(bits_n) // (4 * k)))
+    width = len(bits_n) // stripe
+    maxima = magnitude_n[: width * stripe].reshape(stripe, width).max(axis=0)
+    bound = np.partition(maxima, width - k)[width - k]
+    above = np.flatnonzero(magnitude_n >= bound)
+    positions = above[np.argsort(-magnitude_n[above].astype(np.int32), kind="stable")[:k]]
+    return positions, bits_n[positions]
+
+
+def _moduli(positions_ck: Ints) -> Ints:
+    """The largest modulus for each chunk that keeps its positions apart.  Raises ValueError if there is none."""
+    moduli_c = np.full(len(positions_ck), PRIME, dtype=np.int64)
+    open_c = np.arange(len(positions_ck))
+    for modulus in range(PRIME, positions_ck.shape[1] - 1, -1):
+        rest = np.sort(positions_ck[open_c] % modulus, axis=1)
+        open_c = open_c[(rest[:, 1:] == rest[:, :-1]).any(axis=1)]
+        if not len(open_c):
+            return moduli_c
+        moduli_c[open_c] = modulus - 1
+    raise ValueError("no modulus keeps the positions of a chunk's largest values apart")
