@@ -71,7 +71,7 @@ class RlConfig(Section):
     weight_decay: float = 0.0
     """AdamW's, of matrices: by so much times the rate a step.  Ours."""
     row_tokens: int = 40_960
-    """Tokens of a row into which sequences are packed: as many as the longest prompt and output together, less one.  Ours."""
+    """Tokens of a row into which sequences are packed: no fewer than a prompt and output together have, less one.  Ours."""
     micro_batch_tokens: int = 40_960
     """Tokens that are computed at once: as many rows as have no more, and at least one row.  Ours."""
 
