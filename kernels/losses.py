@@ -1,24 +1,28 @@
-"""The language-model loss: cross-entropy plus max-z-loss, without ever holding all logits.
+"""The losses of pre-training and of reinforcement learning, without ever holding all logits.
 
-    loss = mean over counted tokens of (logsumexp(logits) - logits[target] + z_loss * max(logits)^2)
+    language model  mean over counted tokens of (logsumexp(logits) - logits[target] + z_loss * max(logits)^2)
+    policy          minus the mean over counted tokens of min(min(r, delta) A, clip(r, 1 - eps, 1 + eps) A)
 
 The logits of a chunk of tokens are made, turned into their gradient and dropped, all in the forward pass (their
 gradient depends on nothing that comes later but a factor).  Memory beyond inputs and gradients: `chunk_tokens` x
 vocabulary, twice.
 
-Logits come from a product in the hidden states' precision; everything after is fp32.  Max-z-loss: Baichuan 2 (Yang et
-al. 2023, section 2), with the weight 2e-4 in INTELLECT-1.
+Logits come from a product in the hidden states' precision; everything after is fp32 (the policy loss: at least fp32).
+Max-z-loss: Baichuan 2 (Yang et al. 2023, section 2), with the weight 2e-4 in INTELLECT-1.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 CHUNK_TOKENS = 4096
 """Tokens whose logits are in memory at once: 2 GiB of fp32 with a vocabulary of 128 256."""
+LARGEST_LOG_RATIO = 20.0
+"""Differences of log-probabilities count up to this, so that no ratio overflows; e^20 is far beyond any delta."""
 
 
 def language_model_loss(
@@ -89,13 +93,17 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        factor = grads[0]
-        grad_hidden_td, grad_weight_vd = ctx.saved_tensors
-        if grad_hidden_td is not None:
-            grad_hidden_td = grad_hidden_td * factor.to(grad_hidden_td.dtype)
-        if grad_weight_vd is not None:
-            grad_weight_vd = (grad_weight_vd * factor).to(ctx.weight_dtype)
-        return grad_hidden_td, grad_weight_vd, None, None, None, None, None
+        return *_saved_gradients(ctx, grads[0]), None, None, None, None, None
+
+
+def _saved_gradients(ctx: Any, factor: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients that the forward pass made, of `hidden` and `output_weight`, times that of the loss."""
+    grad_hidden_td, grad_weight_vd = ctx.saved_tensors
+    if grad_hidden_td is not None:
+        grad_hidden_td = grad_hidden_td * factor.to(grad_hidden_td.dtype)
+    if grad_weight_vd is not None:
+        grad_weight_vd = (grad_weight_vd * factor).to(ctx.weight_dtype)
+    return grad_hidden_td, grad_weight_vd
 
 
 def _shares(mask_t: Tensor | None, span: slice, targets_t: Tensor, scale: float) -> Tensor:
@@ -121,3 +129,196 @@ def _gradient_in_place(logits_tv: Tensor, targets_t: Tensor, share_t: Tensor, z_
     if z_loss:
         gradient_tv.scatter_add_(1, top_index_t[:, None], (2 * z_loss * top_t)[:, None])
     return gradient_tv.mul_(share_t[:, None])
+
+
+# -- the policy loss ---------------------------------------------------------------------------------------------------
+
+
+class PolicyStatistics(NamedTuple):
+    """Means over the counted tokens, scalars without gradient; 0 when none counts.
+
+    clipped: share of tokens that the clipping leaves without a gradient of the objective.  ratio: new over old probability.
+    entropy: of the distribution that the token was chosen from, in nats.  kl: the k3 estimate in nats, 0 without reference.
+    """
+
+    clipped: Tensor
+    ratio: Tensor
+    entropy: Tensor
+    kl: Tensor
+
+
+def policy_loss(
+    hidden: Tensor,
+    output_weight: Tensor,
+    targets: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    eps: float = 0.2,
+    delta: float = 4.0,
+    temperature: float = 1.0,
+    entropy_weight: float = 1e-4,
+    kl_weight: float = 0.0,
+    reference_logp: Tensor | None = None,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> tuple[Tensor, PolicyStatistics]:
+    """The loss of GRPO with two-sided clipping, a scalar differentiable in `hidden` and `output_weight`; its statistics.
+
+        L = mean over counted tokens of
+            - min(min(r, delta) A, clip(r, 1 - eps, 1 + eps) A) - entropy_weight * entropy + kl_weight * k3
+
+    r = exp(logp - old_logp), logp and entropy of softmax(logits / temperature).  Sources: GRPO, DeepSeekMath (Shao et al.
+    2024, section 4.1); its mean over all tokens and the bound `delta` on the ratios of tokens with a negative advantage,
+    INTELLECT-2 (Prime Intellect 2025, section on two-sided GRPO clipping); k3 = exp(x) - x - 1 with x = reference_logp -
+    logp, Schulman ("Approximating KL divergence", 2020), whose gradient flows through logp.
+
+    hidden: (..., dim), float.  output_weight: (vocab, dim), float.  targets: (...), int64.  old_logp, advantages,
+    reference_logp: (...), float, without gradient, and read only where `mask` (..., bool) counts the token.  delta is at
+    least 1 + eps; infinity clips on one side only (PPO).  `kl_weight` needs a reference.
+    """
+    assert hidden.shape[:-1] == targets.shape, f"hidden {tuple(hidden.shape)} against targets {tuple(targets.shape)}"
+    assert targets.shape == old_logp.shape == advantages.shape == mask.shape
+    assert reference_logp is None or reference_logp.shape == targets.shape
+    assert 0 <= eps < 1 and delta >= 1 + eps and temperature > 0 and chunk_tokens > 0
+    assert reference_logp is not None or not kl_weight, "a KL term needs a reference"
+    tokens = _PolicyTokens(
+        targets.reshape(-1),
+        old_logp.detach().reshape(-1),
+        advantages.detach().reshape(-1),
+        mask.reshape(-1),
+        None if reference_logp is None else reference_logp.detach().reshape(-1),
+    )
+    differentiate = torch.is_grad_enabled() and (hidden.requires_grad or output_weight.requires_grad)
+    loss, means = _ChunkedPolicyLoss.apply(  # type: ignore[no-untyped-call]
+        hidden.reshape(-1, hidden.shape[-1]),
+        output_weight,
+        tokens,
+        _PolicyTerms(eps, delta, temperature, entropy_weight, kl_weight),
+        chunk_tokens,
+        differentiate,
+    )
+    return loss, PolicyStatistics(*means.unbind())
+
+
+@torch.no_grad()
+def token_log_probabilities(
+    hidden: Tensor,
+    output_weight: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> Tensor:
+    """log softmax(logits / temperature)[target] of each token, (...), at least fp32, without gradient."""
+    hidden_td, targets_t = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    parts = [
+        _log_softmax(hidden_td[start : start + chunk_tokens], output_weight.to(hidden.dtype), temperature)
+        .gather(1, targets_t[start : start + chunk_tokens, None])
+        .squeeze(1)
+        for start in range(0, targets_t.numel(), chunk_tokens)
+    ]
+    return torch.cat(parts).view(targets.shape) if parts else torch.zeros(targets.shape, device=hidden.device)
+
+
+@dataclass(frozen=True)
+class _PolicyTerms:
+    eps: float
+    delta: float
+    temperature: float
+    entropy_weight: float
+    kl_weight: float
+
+
+class _PolicyTokens(NamedTuple):
+    """What is known of each token before its logits, (tokens,)."""
+
+    targets_t: Tensor
+    old_logp_t: Tensor
+    advantages_t: Tensor
+    mask_t: Tensor
+    reference_logp_t: Tensor | None
+
+    def part(self, span: slice) -> _PolicyTokens:
+        """Of a part of the tokens."""
+        reference_logp_t = None if self.reference_logp_t is None else self.reference_logp_t[span]
+        return _PolicyTokens(
+            self.targets_t[span], self.old_logp_t[span], self.advantages_t[span], self.mask_t[span], reference_logp_t
+        )
+
+
+class _ChunkedPolicyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_td: Tensor,
+        weight_vd: Tensor,
+        tokens: _PolicyTokens,
+        terms: _PolicyTerms,
+        chunk_tokens: int,
+        differentiate: bool,
+    ) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(hidden_td.dtype, torch.float32)
+        scale = 1.0 / max(1, int(tokens.mask_t.sum()))
+        product_weight_vd = weight_vd.to(hidden_td.dtype)
+        totals = torch.zeros(5, dtype=wide, device=hidden_td.device)
+        grad_hidden_td = torch.empty_like(hidden_td) if differentiate and hidden_td.requires_grad else None
+        grad_weight_vd = torch.zeros_like(weight_vd, dtype=wide) if differentiate and weight_vd.requires_grad else None
+        for start in range(0, tokens.targets_t.numel(), chunk_tokens):
+            span = slice(start, start + chunk_tokens)
+            part = tokens.part(span)
+            log_p_tv = _log_softmax(hidden_td[span], product_weight_vd, terms.temperature)
+            p_tv = log_p_tv.exp()
+            entropy_t = -torch.bmm(p_tv[:, None, :], log_p_tv[:, :, None])[:, 0, 0]
+            logp_t = log_p_tv.gather(1, part.targets_t[:, None]).squeeze(1)
+            values_nt, slope_t = _policy_terms(logp_t, entropy_t, part, terms)
+            totals += values_nt.where(part.mask_t, 0.0).sum(dim=1) * scale
+            if not differentiate:
+                continue
+            share_t = part.mask_t.to(wide) * (scale / terms.temperature)
+            slope_t = slope_t.where(part.mask_t, 0.0) * share_t
+            bonus_t = share_t * terms.entropy_weight
+            # of the logits: slope * (one-hot of target - p) + entropy weight * p * (log p + entropy)
+            gradient_tv = log_p_tv.add_(entropy_t[:, None]).mul_(bonus_t[:, None]).sub_(slope_t[:, None]).mul_(p_tv)
+            gradient_tv = gradient_tv.scatter_add_(1, part.targets_t[:, None], slope_t[:, None]).to(hidden_td.dtype)
+            if grad_hidden_td is not None:
+                torch.mm(gradient_tv, product_weight_vd, out=grad_hidden_td[span])
+            if grad_weight_vd is not None:
+                grad_weight_vd += gradient_tv.T @ hidden_td[span]
+        ctx.save_for_backward(grad_hidden_td, grad_weight_vd)
+        ctx.weight_dtype = weight_vd.dtype
+        means = totals[1:].clone()
+        ctx.mark_non_differentiable(means)
+        return totals[0].clone(), means
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *_saved_gradients(ctx, grads[0]), None, None, None, None
+
+
+def _log_softmax(hidden_td: Tensor, weight_vd: Tensor, temperature: float) -> Tensor:
+    """(tokens, vocab), at least fp32."""
+    logits_tv = hidden_td @ weight_vd.T
+    logits_tv = logits_tv.to(torch.promote_types(logits_tv.dtype, torch.float32))
+    if temperature != 1.0:
+        logits_tv.div_(temperature)
+    return logits_tv.sub_(torch.logsumexp(logits_tv, dim=1, keepdim=True))
+
+
+def _policy_terms(logp_t: Tensor, entropy_t: Tensor, tokens: _PolicyTokens, terms: _PolicyTerms) -> tuple[Tensor, Tensor]:
+    """Loss, clipped, ratio, entropy and k3 of each token, (5, tokens); the derivative of the loss by logp, (tokens,)."""
+    advantages_t = tokens.advantages_t.to(logp_t.dtype)
+    ratio_t = (logp_t - tokens.old_logp_t).clamp(max=LARGEST_LOG_RATIO).exp()
+    free_t = ratio_t.clamp(max=terms.delta) * advantages_t
+    held_t = ratio_t.clamp(1 - terms.eps, 1 + terms.eps) * advantages_t
+    clipped_t = torch.where(
+        advantages_t < 0, (ratio_t < 1 - terms.eps) | (ratio_t > terms.delta), (ratio_t > 1 + terms.eps) & (advantages_t > 0)
+    )
+    loss_t = -torch.minimum(free_t, held_t) - terms.entropy_weight * entropy_t
+    slope_t = -(ratio_t * advantages_t).where(~clipped_t, 0.0)
+    k3_t = torch.zeros_like(logp_t)
+    if tokens.reference_logp_t is not None:
+        beyond_t = (tokens.reference_logp_t - logp_t).clamp(max=LARGEST_LOG_RATIO)
+        k3_t = beyond_t.exp() - beyond_t - 1
+        loss_t = loss_t + terms.kl_weight * k3_t
+        slope_t = slope_t + terms.kl_weight * (1 - beyond_t.exp())
+    return torch.stack([loss_t, clipped_t.to(logp_t.dtype), ratio_t, entropy_t, k3_t]), slope_t

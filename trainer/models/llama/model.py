@@ -8,12 +8,14 @@ over the swarm's parameters and taking the difference are each one vector operat
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.models.llama.config import ModelConfig, parameter_layout
+from trainer.models.llama.documents import causal_attention, document_spans
 
 
 class Decoder(nn.Module):
@@ -50,16 +52,24 @@ class Decoder(nn.Module):
         """(vocab, dim)"""
         return self.tensors["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
 
-    def forward(self, tokens_bt: Tensor) -> Tensor:
-        """Normalised hidden states (B, T, dim) of tokens (B, T)."""
+    def forward(self, tokens_bt: Tensor, documents_bt: Tensor | None = None) -> Tensor:
+        """Normalised hidden states (B, T, dim) of tokens (B, T).
+
+        documents_bt: (B, T), int, for rows of several documents, each a run of one id: a document's hidden states are
+        those that it has alone.
+        """
         hidden = F.embedding(tokens_bt, self.tensors["model.embed_tokens.weight"])
         cos, sin = _rotations(self.config, tokens_bt.shape[1], hidden.device)
+        lengths = None
+        if documents_bt is not None:
+            positions_bt, lengths = document_spans(documents_bt)
+            cos, sin = cos[positions_bt].unsqueeze(1), sin[positions_bt].unsqueeze(1)
         for layer in range(self.config.layers):
-            hidden = hidden + self._attention(layer, hidden, cos, sin)
+            hidden = hidden + self._attention(layer, hidden, cos, sin, lengths)
             hidden = hidden + self._feed_forward(layer, hidden)
         return self._norm("model.norm.weight", hidden)
 
-    def _attention(self, layer: int, hidden_btd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _attention(self, layer: int, hidden_btd: Tensor, cos: Tensor, sin: Tensor, lengths: Sequence[int] | None) -> Tensor:
         config, prefix = self.config, f"model.layers.{layer}."
         batch, length, _ = hidden_btd.shape
         normed = self._norm(prefix + "input_layernorm.weight", hidden_btd)
@@ -79,7 +89,7 @@ class Decoder(nn.Module):
         if config.kv_heads != config.heads:
             key = key.repeat_interleave(config.heads // config.kv_heads, dim=1)
             value = value.repeat_interleave(config.heads // config.kv_heads, dim=1)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = causal_attention(query, key, value, lengths)
         mixed = mixed.transpose(1, 2).reshape(batch, length, config.query_width)
         return F.linear(mixed, self.tensors[f"{prefix}self_attn.o_proj.weight"])
 

@@ -1,0 +1,67 @@
+"""A document in a packed row has the logits and gradients that it has alone, in every family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.weights.models import CONFIGS, random_parameters
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.documents import document_spans
+from trainer.models.llama.model import Decoder
+
+ROWS = [[30, 1, 17], [48], [5, 43]]
+"""Lengths of the documents in each row."""
+
+
+def model_of(config: ModelConfig) -> Decoder:
+    model = Decoder(config, torch.device("cpu"))
+    model.flat.copy_(torch.from_numpy(random_parameters(config)))
+    return model
+
+
+def packed(vocab: int) -> tuple[Tensor, Tensor]:
+    """Tokens and document ids (3, 48); ids begin at 0 in each row."""
+    tokens = torch.randint(vocab, (3, 48), generator=torch.Generator().manual_seed(0))
+    ids = [torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in ROWS]
+    return tokens, torch.stack(ids)
+
+
+def test_positions_begin_again_with_each_document() -> None:
+    documents = torch.tensor([[4, 4, 4, -1, -1], [-1, 2, 4, 4, 2]])
+    positions, lengths = document_spans(documents)
+    assert positions.tolist() == [[0, 1, 2, 0, 1], [0, 0, 0, 1, 0]]
+    assert lengths == [3, 2, 1, 1, 2, 1]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_each_document_alone(name: str) -> None:
+    model = model_of(CONFIGS[name])
+    tokens, documents = packed(model.config.vocab)
+    with torch.no_grad():
+        together = model(tokens, documents) @ model.output_weight.T
+        without = model(tokens) @ model.output_weight.T
+        for row, lengths in enumerate(ROWS):
+            start = 0
+            for length in lengths:
+                span = slice(start, start + length)
+                alone = model(tokens[row : row + 1, span]) @ model.output_weight.T
+                torch.testing.assert_close(together[row, span], alone[0], rtol=1e-4, atol=1e-4)
+                start += length
+    assert (together[0, 31:] - without[0, 31:]).abs().amax(dim=1).min() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["llama3, tied", "qwen2", "qwen3"])
+def test_gradients_are_the_sum_of_those_of_each_document(name: str) -> None:
+    model = model_of(CONFIGS[name])
+    tokens, documents = packed(model.config.vocab)
+    target = torch.randn(3, 48, model.config.dim, generator=torch.Generator().manual_seed(1))
+    (model(tokens, documents) * target).sum().backward()
+    together = model.gradient.clone()
+    model.gradient.zero_()
+    for row, lengths in enumerate(ROWS):
+        for span in torch.arange(48).split(lengths):
+            (model(tokens[row : row + 1, span])[0] * target[row, span]).sum().backward()
+    assert together.abs().max() > 1
+    torch.testing.assert_close(together, model.gradient, rtol=1e-4, atol=1e-3)

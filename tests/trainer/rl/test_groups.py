@@ -1,0 +1,98 @@
+"""Rewards, advantages and filters, by their formulas."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.rl.groups import (
+    Group,
+    Scored,
+    advantages,
+    grouped,
+    informative,
+    length_reward,
+    scored,
+    solvable,
+    target_length,
+    with_target,
+)
+from trainer.rl.rollout import Rollout
+
+
+def rollout(problem: int = 0, copy: int = 0, made: tuple[bool, ...] = (True,)) -> Rollout:
+    return Rollout(problem, copy, (1,), (2,) * len(made), made, b"")
+
+
+def group(*rewards: float) -> Group:
+    return Group(0, tuple(Scored(rollout(copy=copy), reward, reward) for copy, reward in enumerate(rewards)))
+
+
+def test_advantages_are_differences_from_the_mean_over_the_deviation() -> None:
+    rewards = [1.0, 0.0, 0.0, 0.5]
+    mean, std = statistics.fmean(rewards), statistics.pstdev(rewards)
+    assert advantages(rewards) == pytest.approx([(reward - mean) / (std + 1e-6) for reward in rewards], rel=1e-12)
+    assert advantages(rewards, divide_by_std=False) == pytest.approx([0.625, -0.375, -0.375, 0.125])
+
+
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=20), st.booleans())
+def test_advantages_sum_to_nothing_and_keep_the_order(rewards: list[float], divide: bool) -> None:
+    got = advantages(rewards, divide)
+    assert sum(got) == pytest.approx(0, abs=1e-6)
+    assert [advantage for _, advantage in sorted(zip(rewards, got, strict=True))] == sorted(got)
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.1, 1.0, 1 / 3])
+@pytest.mark.parametrize("size", [1, 3, 16])
+def test_equal_rewards_are_no_advantage_at_all(reward: float, size: int) -> None:
+    assert advantages([reward] * size) == [0.0] * size
+    assert not group(*[reward] * size).is_informative
+
+
+def test_groups_without_a_difference_are_left_out() -> None:
+    groups = [group(1.0, 1.0), group(1.0, 0.0), group(0.0, 0.0), group(0.3)]
+    assert informative(groups) == groups[1:2]
+
+
+def test_rollouts_are_grouped_by_problem_in_the_order_of_copies() -> None:
+    pieces = [Scored(rollout(problem, copy), 1.0, 1.0) for problem, copy in [(7, 1), (2, 0), (7, 0), (2, 5)]]
+    assert [(each.problem, [member.rollout.copy for member in each.members]) for each in grouped(pieces)] == [
+        (2, [0, 5]),
+        (7, [0, 1]),
+    ]
+    with pytest.raises(ValueError, match="problem 7 has its copy 1 twice"):
+        grouped([*pieces, pieces[0]])
+
+
+def test_the_solve_rate_is_of_the_task_alone() -> None:
+    members = tuple(
+        scored(rollout(copy=copy, made=(True,) * 4), solved, 10, 0.01) for copy, solved in enumerate((1.0, 0.0, 1.0, 0.5))
+    )
+    assert Group(0, members).solve_rate == 0.625
+    assert Group(0, members).rewards == pytest.approx([0.94, -0.06, 0.94, 0.44])
+
+
+def test_problems_that_are_too_hard_or_too_easy_are_left_out() -> None:
+    assert solvable({4: 0.0, 3: 0.1, 9: 0.8, 1: 0.81, 2: 0.5}, 0.1, 0.8) == [2, 3, 9]
+
+
+def test_each_token_beside_the_target_length_costs_the_same() -> None:
+    assert length_reward(1.0, 900, 1000, 0.0003) == length_reward(1.0, 1100, 1000, 0.0003) == pytest.approx(0.97)
+    assert length_reward(0.0, 1000, 1000, 0.0003) == 0.0
+
+
+def test_only_tokens_that_the_model_chose_count_as_length() -> None:
+    assert scored(rollout(made=(True, False, False, True)), 1.0, 2, 0.1).reward == 1.0
+    assert scored(rollout(made=(True, False)), 0.5).reward == 0.5
+
+
+def test_the_target_is_named_in_the_prompt_and_the_same_for_everybody() -> None:
+    drawn = [target_length((10, 20, 30), 1, problem) for problem in range(300)]
+    assert drawn == [target_length((10, 20, 30), 1, problem) for problem in range(300)]
+    assert {count: drawn.count(count) > 60 for count in (10, 20, 30)} == {10: True, 20: True, 30: True}
+    assert drawn != [target_length((10, 20, 30), 2, problem) for problem in range(300)]
+    assert with_target("2 + 2?", 20) == "2 + 2? Think for 20 tokens before giving a response."
+    assert target_length((), 1, 0) is None and with_target("2 + 2?", None) == "2 + 2?"

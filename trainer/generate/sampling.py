@@ -1,0 +1,117 @@
+"""Sampling whose randomness anybody can recompute: Gumbel-max with counter-based noise.
+
+The chosen token is the arg-max of logits / temperature + Gumbel noise, which is a draw from the softmax (Gumbel 1954;
+Maddison et al. 2014).  The noise of a token is a function of a 64-bit key, the token's position and its id, so a validator
+that has the logits knows which token had to be chosen, and `shortfall` says how far another one is from that.
+
+The integers are the same on every device: a counter through the finalizer of SplitMix64 (Steele et al. 2014, with the
+constants of Stafford's variant 13), twice, in wrapping int64 arithmetic.  So is the uniform number made of them, as
+integers are converted to fp32 with correct rounding everywhere.  The two logarithms after that agree to some ulps.
+
+A position is that of the token in its sequence, prompt included: row p of a prefill predicts the token at position p + 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15
+"""What a counter is multiplied with: 2^64 over the golden ratio, odd."""
+FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""Multipliers of the finalizer."""
+UNIT = 2.0**-63
+BELOW_ONE = 1.0 - 2.0**-24
+"""The largest fp32 number below 1."""
+
+
+def stream_key(run: bytes, version: int, peer: str, problem: int, copy: int) -> int:
+    """The key of one completion's noise, 64 bits as a signed number, as tensors have them.
+
+    run: the run's hash.  version: of the weights.  peer: who generates.  copy: which completion of the problem's group.
+    """
+    hashed = hashlib.blake2b(digest_size=8, person=b"manyhands gumbel")
+    for part in (run, str(version).encode(), peer.encode(), str(problem).encode(), str(copy).encode()):
+        hashed.update(len(part).to_bytes(8, "big") + part)
+    return int.from_bytes(hashed.digest(), "big", signed=True)
+
+
+def noise_bits(keys_b: Tensor, positions_b: Tensor, vocabulary: int) -> Tensor:
+    """64 random bits for every token, int64 (B, vocabulary).  keys_b, positions_b: int64 (B,)."""
+    streams_b = _mixed(keys_b + (positions_b + 1) * _signed(GOLDEN))
+    counters_v = torch.arange(1, vocabulary + 1, device=keys_b.device) * _signed(GOLDEN)
+    return _mixed(streams_b[:, None] + counters_v)
+
+
+def uniform(bits: Tensor) -> Tensor:
+    """Numbers in the open interval (0, 1), fp32, of int64 bits; small ones have the full precision of fp32."""
+    return _shifted(bits, 1).bitwise_or_(1).float().mul_(UNIT).clamp_(max=BELOW_ONE)
+
+
+def gumbel(keys_b: Tensor, positions_b: Tensor, vocabulary: int) -> Tensor:
+    """Standard Gumbel noise, finite, fp32 (B, vocabulary).  keys_b, positions_b: int64 (B,).
+
+    -log(-log(1 - u)): large noise, which decides what is chosen, comes of a small u, where fp32 is dense.
+    """
+    uniform_bv = uniform(noise_bits(keys_b, positions_b, vocabulary))
+    return uniform_bv.neg_().log1p_().neg_().log_().neg_()
+
+
+def choose(logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: float) -> Tensor:
+    """The tokens at `positions_b`, int64 (B,).  temperature: 0 takes the largest logit, without noise."""
+    return _perturbed(logits_bv, keys_b, positions_b, temperature).argmax(dim=1)
+
+
+def shortfall(logits_nv: Tensor, tokens_n: Tensor, key: int, positions_n: Tensor, temperature: float) -> Tensor:
+    """How far each token is from the one that had to be chosen, fp32 (N,): 0 where it is that one.
+
+    In units of logits / temperature (of logits at temperature 0); infinite where the logits are not numbers.
+    logits_nv: of the rows that predicted the tokens.  Raises ValueError for a token outside the vocabulary.
+    """
+    _check_tokens(tokens_n, logits_nv.shape[1])
+    keys_n = torch.full_like(positions_n, key)
+    perturbed_nv = _perturbed(logits_nv, keys_n, positions_n, temperature)
+    below_n = perturbed_nv.amax(dim=1) - perturbed_nv.gather(1, tokens_n[:, None]).squeeze(1)
+    return below_n.nan_to_num_(nan=math.inf, posinf=math.inf)
+
+
+def probability(logits_nv: Tensor, tokens_n: Tensor, temperature: float) -> Tensor:
+    """The probability that each token had, fp32 (N,).  temperature: 0, which leaves nothing to chance, counts as 1.
+
+    Raises ValueError for a token outside the vocabulary.
+    """
+    _check_tokens(tokens_n, logits_nv.shape[1])
+    log_nv = F.log_softmax(logits_nv.float() / (temperature or 1.0), dim=1)
+    return log_nv.gather(1, tokens_n[:, None]).squeeze(1).exp()
+
+
+def _perturbed(logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: float) -> Tensor:
+    if temperature == 0.0:
+        return logits_bv.float()
+    return gumbel(keys_b, positions_b, logits_bv.shape[1]).add_(logits_bv.float() / temperature)
+
+
+def _check_tokens(tokens_n: Tensor, vocabulary: int) -> None:
+    if tokens_n.numel() and not (0 <= int(tokens_n.min()) and int(tokens_n.max()) < vocabulary):
+        raise ValueError(f"a token is outside the vocabulary of {vocabulary}")
+
+
+def _mixed(values: Tensor) -> Tensor:
+    """SplitMix64's finalizer, in place: each bit of the input changes each bit of the output with probability 1/2."""
+    values.bitwise_xor_(_shifted(values, 30)).mul_(_signed(FIRST))
+    values.bitwise_xor_(_shifted(values, 27)).mul_(_signed(SECOND))
+    return values.bitwise_xor_(_shifted(values, 31))
+
+
+def _shifted(values: Tensor, bits: int) -> Tensor:
+    """Shifted right with zeros from the left; int64's own shift repeats the sign."""
+    return (values >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same bits as an unsigned number."""
+    return value - (1 << 64) if value >> 63 else value

@@ -1,0 +1,121 @@
+"""Groups of completions of one problem: their rewards, their advantages, and which of them there is something to learn from.
+
+Advantages are GRPO's (DeepSeekMath, Shao et al. 2024, section 4.1): a completion is as good as it is better than the others
+of its group.  Without the division by the standard deviation they are those of Dr. GRPO (Liu et al. 2025).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainer.rl.rollout import Rollout
+
+STD_FLOOR = 1e-6
+"""Added to the standard deviation of a group's rewards."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A rollout and what it is worth, as computed here.
+
+    solved: what the task's verifier says, 0 to 1.  reward: what is learnt from; `solved`, less what the length costs.
+    """
+
+    rollout: Rollout
+    solved: float
+    reward: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """The completions of one problem that came in, in the order of their copies."""
+
+    problem: int
+    members: tuple[Scored, ...]
+
+    @property
+    def rewards(self) -> list[float]:
+        """Copy after copy."""
+        return [member.reward for member in self.members]
+
+    @property
+    def solve_rate(self) -> float:
+        """The mean of what the verifier says, 0 to 1."""
+        return math.fsum(member.solved for member in self.members) / len(self.members)
+
+    @property
+    def is_informative(self) -> bool:
+        """Whether any advantage differs from 0."""
+        return min(self.rewards) < max(self.rewards)
+
+
+def grouped(scored: Iterable[Scored]) -> list[Group]:
+    """Groups in the order of their problems.  Raises ValueError where a problem has one copy twice."""
+    members: dict[int, dict[int, Scored]] = {}
+    for each in scored:
+        group, copy = members.setdefault(each.rollout.problem, {}), each.rollout.copy
+        if copy in group:
+            raise ValueError(f"problem {each.rollout.problem} has its copy {copy} twice")
+        group[copy] = each
+    return [
+        Group(problem, tuple(group[copy] for copy in sorted(group))) for problem, group in sorted(members.items())
+    ]  # fmt: skip
+
+
+def advantages(rewards: Sequence[float], divide_by_std: bool = True) -> list[float]:
+    """(R - mean) / (std + 1e-6) of each reward, or R - mean; exactly 0 where all are equal.
+
+    std: of these rewards themselves, not an estimate for more.
+    """
+    if min(rewards) == max(rewards):
+        return [0.0] * len(rewards)
+    mean = math.fsum(rewards) / len(rewards)
+    differences = [reward - mean for reward in rewards]
+    if not divide_by_std:
+        return differences
+    std = math.sqrt(math.fsum(difference * difference for difference in differences) / len(rewards))
+    return [difference / (std + STD_FLOOR) for difference in differences]
+
+
+def informative(groups: Iterable[Group]) -> list[Group]:
+    """The groups in which not all rewards are equal: the others move nothing (online filter)."""
+    return [group for group in groups if group.is_informative]
+
+
+def solvable(solve_rates: Mapping[int, float], low: float, high: float) -> list[int]:
+    """The problems whose solve rate is from `low` to `high`, in their order (offline filter, before a run)."""
+    return sorted(problem for problem, rate in solve_rates.items() if low <= rate <= high)
+
+
+# -- length ------------------------------------------------------------------------------------------------------------
+
+
+def scored(rollout: Rollout, solved: float, target: int | None = None, length_weight: float = 0.0) -> Scored:
+    """The rollout with its reward.  target: the length that its prompt names, None where it names none."""
+    if target is None:
+        return Scored(rollout, solved, solved)
+    return Scored(rollout, solved, length_reward(solved, sum(rollout.made), target, length_weight))
+
+
+def length_reward(reward: float, length: int, target: int, weight: float) -> float:
+    """The reward, less `weight` for each token between `length` and `target` (INTELLECT-2: 0.0003).
+
+    length: tokens that the model chose.
+    """
+    return reward - weight * abs(target - length)
+
+
+def target_length(targets: Sequence[int], seed: int, problem: int) -> int | None:
+    """The length that the prompt of `problem` names, one of `targets`, the same for everybody; None where there are none."""
+    if not targets:
+        return None
+    digest = hashlib.blake2b(f"length/{seed}/{problem}".encode(), digest_size=8).digest()
+    return targets[int.from_bytes(digest, "big") % len(targets)]
+
+
+def with_target(prompt: str, target: int | None) -> str:
+    """The prompt, naming its target length in INTELLECT-2's words."""
+    return prompt if target is None else f"{prompt} Think for {target} tokens before giving a response."
