@@ -1,0 +1,150 @@
+"""What a validator accepts of an honest peer, and for what reason it rejects everybody else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.toploc import prove
+from tests.trainer.rl.honest import FAMILIES, TOKENIZER, Letters, decoder, fond_of_ending, generate, parameters
+from trainer.models.llama.config import ModelConfig
+from trainer.rl.config import RlConfig
+from trainer.rl.rollout import Rollout
+from trainer.rl.verification import Assignment, Judged, Reason, Verifier
+
+RL = RlConfig(max_tokens=24, row_tokens=64, micro_batch_tokens=256, top_k=32, chunk_tokens=8)
+ASSIGNED = Assignment(b"run", 5, "12D3KooWworker", (4, 7), 3)
+QWEN3 = FAMILIES["qwen3"]
+
+
+def verifier(config: ModelConfig = QWEN3, seed: int = 3) -> Verifier:
+    return Verifier(decoder(config, parameters(config, seed)), Letters(), TOKENIZER, RL)
+
+
+@cache
+def honest(config: ModelConfig = QWEN3, assigned: Assignment = ASSIGNED) -> list[Rollout]:
+    return generate(decoder(config, parameters(config)), Letters(), assigned, RL)
+
+
+def reasons(judged: list[Judged]) -> set[Reason | None]:
+    return {each.reason for each in judged}
+
+
+def spoiled(rollout: Rollout, **changes: object) -> Reason | None:
+    """The reason for which a rollout of the assignment is rejected after these changes."""
+    (judged,) = verifier().verify(ASSIGNED, [replace(rollout, **changes)])  # type: ignore[arg-type]
+    assert judged.reward is None and judged.detail
+    return judged.reason
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_honest_rollouts_are_accepted_with_the_reward_of_the_environment(family: str) -> None:
+    config = FAMILIES[family]
+    rollouts = honest(config)
+    assert {(each.problem, each.copy) for each in rollouts} == {(index, copy) for index in (4, 7) for copy in range(3)}
+    for rollout, judged in zip(rollouts, verifier(config).verify(ASSIGNED, rollouts), strict=True):
+        text = TOKENIZER.decode([token for token in rollout.output if token])
+        assert judged.reason is None
+        assert judged.reward == pytest.approx(text.count("a") / max(1, len(text)))
+        assert judged.measured is not None and judged.measured.beyond == 0
+
+
+def test_a_conversation_of_two_turns_is_accepted_and_its_replies_are_the_environments() -> None:
+    environment = Letters("more? ")
+    (usual, _), *_ = Counter(token for each in honest() for token in each.output).most_common()
+    model = decoder(QWEN3, fond_of_ending(QWEN3, parameters(QWEN3), usual))
+    rollouts = generate(model, environment, ASSIGNED, RL)
+    judged = Verifier(model, environment, TOKENIZER, RL).verify(ASSIGNED, rollouts)
+    assert all(each.reason is None for each in judged)
+    spoken = next(each for each in rollouts if not all(each.made))
+    other = Verifier(model, Letters("less? "), TOKENIZER, RL).verify(ASSIGNED, [spoken])
+    assert reasons(other) == {Reason.WRONG_REPLY}
+    claimed = replace(spoken, made=tuple(True for _ in spoken.made))
+    assert reasons(Verifier(model, environment, TOKENIZER, RL).verify(ASSIGNED, [claimed])) == {Reason.WRONG_REPLY}
+
+
+def test_other_weights_are_a_wrong_computation() -> None:
+    assert reasons(verifier(seed=4).verify(ASSIGNED, honest())) == {Reason.WRONG_COMPUTATION}
+
+
+def test_a_prompt_that_was_not_assigned_is_rejected() -> None:
+    rollout = honest()[0]
+    assert spoiled(rollout, problem=5) is Reason.WRONG_PROMPT
+    assert spoiled(rollout, problem=7) is Reason.WRONG_PROMPT
+    assert spoiled(rollout, copy=3) is Reason.WRONG_PROMPT
+    assert spoiled(rollout, prompt=(*rollout.prompt[:-1], 33)) is Reason.WRONG_PROMPT
+
+
+def test_a_rollout_that_is_there_twice_counts_once() -> None:
+    rollout = honest()[0]
+    first, second = verifier().verify(ASSIGNED, [rollout, rollout])
+    assert (first.reason, second.reason) == (None, Reason.MALFORMED)
+
+
+def test_a_truncated_output_is_rejected() -> None:
+    rollout = max(honest(), key=lambda each: len(each.output))
+    count = 16
+    assert len(rollout.output) > count
+    short = {"output": rollout.output[:count], "made": rollout.made[:count], "proofs": rollout.proofs[: 2 * 66]}
+    assert spoiled(rollout, **short) is Reason.BAD_TERMINATION
+
+
+def test_an_end_token_put_early_is_rejected() -> None:
+    rollout = max(honest(), key=lambda each: len(each.output))
+    output = (*rollout.output[:7], TOKENIZER.end)
+    model = decoder(QWEN3, parameters(QWEN3))
+    hidden = model(torch.tensor([[*rollout.prompt, *output[:-1]]]))[0, len(rollout.prompt) - 1 :]
+    proofs = b"".join(prove(hidden.bfloat16(), RL.top_k, RL.chunk_tokens))
+    assert spoiled(rollout, output=output, made=rollout.made[:8], proofs=proofs) is Reason.BAD_TERMINATION
+
+
+def test_text_of_another_model_with_proofs_of_the_right_one_is_bad_sampling() -> None:
+    small = ModelConfig(**{**vars(QWEN3), "layers": 1})
+    model, writer = decoder(QWEN3, parameters(QWEN3)), decoder(small, parameters(small))
+    rollouts = generate(model, Letters(), ASSIGNED, RL, writer=writer)
+    assert reasons(verifier().verify(ASSIGNED, rollouts)) <= {Reason.BAD_SAMPLING, Reason.BAD_TERMINATION}
+
+
+def test_a_rollout_of_another_peer_or_version_is_bad_sampling() -> None:
+    for other in (replace(ASSIGNED, peer="12D3KooWother"), replace(ASSIGNED, version=4), replace(ASSIGNED, run=b"other")):
+        assert reasons(verifier().verify(ASSIGNED, honest(assigned=other))) <= {Reason.BAD_SAMPLING, Reason.BAD_TERMINATION}
+
+
+def test_proofs_of_another_rollout_are_a_wrong_computation() -> None:
+    first, second = (each for each in honest() if len(each.output) == RL.max_tokens and each.copy < 2 and each.problem == 4)
+    assert spoiled(first, proofs=second.proofs) is Reason.WRONG_COMPUTATION
+
+
+@pytest.mark.parametrize(
+    "proofs", [lambda raw: raw[:-1], lambda raw: raw + raw[:66], lambda raw: b"", lambda raw: b"\0\0" + raw[2:]]
+)
+def test_proofs_of_another_size_or_form_are_malformed(proofs: object) -> None:
+    rollout = honest()[0]
+    assert spoiled(rollout, proofs=proofs(rollout.proofs)) is Reason.MALFORMED  # type: ignore[operator]
+
+
+def test_outputs_out_of_bounds_are_malformed() -> None:
+    rollout = honest()[0]
+    long = RL.max_tokens + 1
+    assert spoiled(rollout, output=(65,) * long, made=(True,) * long) is Reason.MALFORMED
+    assert spoiled(rollout, output=(*rollout.output[:-1], 256)) is Reason.MALFORMED
+
+
+def test_a_verdict_depends_on_no_other_rollout() -> None:
+    rollouts = honest()
+    together = verifier().verify(ASSIGNED, rollouts)
+    alone = [verifier().verify(ASSIGNED, [rollout])[0] for rollout in rollouts]
+    assert [(each.reason, each.reward) for each in together] == [(each.reason, each.reward) for each in alone]
+
+
+def test_states_that_are_not_numbers_are_judged_without_an_error() -> None:
+    theta = parameters(QWEN3)
+    theta[:] = np.nan
+    model = decoder(QWEN3, theta)
+    judged = Verifier(model, Letters(), TOKENIZER, RL).verify(ASSIGNED, honest())
+    assert None not in reasons(judged)

@@ -1,0 +1,272 @@
+"""Whether rollouts are what they claim to be: the checks of a validator, each of which anybody with the weights can repeat.
+
+In this order, the cheap ones first; the first that fails is the reason:
+
+* form: the assigned problems and copies, each once; lengths, tokens and proofs within bounds; the prompt is the problem's;
+* conversation: what the environment is said to have said is what it says;
+* computation: prompt and output go through the reference model at once, and the hidden states match the proofs (TOPLOC);
+* termination: the output ends where the conversation is over, or at the length limit; an end token that the noise did not
+  choose (below) was at least not unlikely.  One that it did choose may be unlikely: that happens to honest peers;
+* sampling: each token is the one that the key's noise chooses (`trainer.generate.sampling`), within a tolerance.  So text
+  that a smaller model wrote is found even where the proofs are those of the right one, and so is a copy of another's.
+
+The reward is computed here.  What a verdict leads to is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from kernels.toploc import Malformed, Mismatch, Thresholds, check_form, compare_all, proof_sizes
+from trainer.data.tokens import Tokenizer
+from trainer.environments.conversation import read_turns
+from trainer.environments.environment import Environment, Problem
+from trainer.generate.sampling import probability, shortfall, stream_key
+from trainer.models.llama.model import Decoder
+from trainer.rl.config import RlConfig
+from trainer.rl.rollout import Rollout
+
+
+class Reason(StrEnum):
+    """Why a rollout is rejected."""
+
+    MALFORMED = "malformed"
+    WRONG_PROMPT = "wrong prompt"
+    WRONG_REPLY = "wrong reply"
+    WRONG_COMPUTATION = "wrong computation"
+    BAD_TERMINATION = "bad termination"
+    BAD_SAMPLING = "bad sampling"
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """What an honest peer's device may do differently.
+
+    shortfall: how far, in units of logits over temperature, a token may be from the one that the noise chooses.
+    share_beyond: of the tokens of a rollout that may be farther than that.
+    """
+
+    proofs: Thresholds = Thresholds()
+    shortfall: float = 0.5
+    share_beyond: float = 0.01
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a batch has to contain: `copies` completions of each problem, by `peer` with version `version` of the weights."""
+
+    run: bytes
+    version: int
+    peer: str
+    problems: tuple[int, ...]
+    copies: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a rollout, for calibration.
+
+    mismatches: of each chunk of tokens.  shortfall: the largest.  beyond: tokens farther off than the tolerance.
+    end_probability: the least that an end token had which is beyond the tolerance; 1 where there is none.
+    mean_probability: of the chosen tokens.
+    """
+
+    mismatches: tuple[Mismatch, ...]
+    shortfall: float
+    beyond: int
+    end_probability: float
+    mean_probability: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdict on a rollout.  reason: None for an accepted one.  detail: a sentence, empty for an accepted one.
+
+    reward: in [0, 1]; None for a rejected one.  measured: None where the form was wrong already.
+    """
+
+    reason: Reason | None
+    detail: str = ""
+    reward: float | None = None
+    measured: Measured | None = None
+
+
+class _Refused(Exception):
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail
+
+
+class Verifier:
+    """Judges rollouts of one version.  model: with that version's weights, in any precision."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        environment: Environment,
+        tokenizer: Tokenizer,
+        config: RlConfig,
+        tolerances: Tolerances = Tolerances(),
+    ) -> None:
+        self._model, self._environment, self._tokenizer = model, environment, tokenizer
+        self._config, self._tolerances = config, tolerances
+
+    def verify(self, assignment: Assignment, rollouts: Sequence[Rollout]) -> list[Judged]:
+        """A verdict for each rollout, in their order.  A batch that lacks some of what was assigned has these left out."""
+        verdicts: list[Judged | None] = [None] * len(rollouts)
+        turns: dict[int, tuple[Problem, tuple[str, ...]]] = {}
+        seen: set[tuple[int, int]] = set()
+        for index, rollout in enumerate(rollouts):
+            try:
+                turns[index] = self._check_form(assignment, rollout, seen)
+            except _Refused as refusal:
+                verdicts[index] = Judged(refusal.reason, refusal.detail)
+        for indices in self._micro_batches(rollouts, list(turns)):
+            for index, measured in zip(
+                indices, self._measure(assignment, [rollouts[each] for each in indices]), strict=True
+            ):
+                verdicts[index] = self._judge(rollouts[index], measured, *turns[index])
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    # -- what needs no model ------------------------------------------------------------------------------------------
+
+    def _check_form(
+        self, assignment: Assignment, rollout: Rollout, seen: set[tuple[int, int]]
+    ) -> tuple[Problem, tuple[str, ...]]:
+        place = (rollout.problem, rollout.copy)
+        if rollout.problem not in assignment.problems or rollout.copy >= assignment.copies:
+            raise _Refused(
+                Reason.WRONG_PROMPT, f"copy {rollout.copy} of problem {rollout.problem} was not assigned to this peer"
+            )
+        if place in seen:
+            raise _Refused(Reason.MALFORMED, f"copy {rollout.copy} of problem {rollout.problem} is there twice")
+        seen.add(place)
+        problem = self._environment.problem(rollout.problem)
+        if list(rollout.prompt) != self._tokenizer.encode(problem.prompt):
+            raise _Refused(Reason.WRONG_PROMPT, f"the prompt is not that of problem {rollout.problem}")
+        self._check_bounds(rollout)
+        try:
+            return problem, read_turns(self._environment, problem, rollout.output, rollout.made, self._tokenizer)
+        except ValueError as error:
+            raise _Refused(Reason.WRONG_REPLY, str(error)) from error
+
+    def _check_bounds(self, rollout: Rollout) -> None:
+        config, count = self._config, len(rollout.output)
+        if count > config.max_tokens:
+            raise _Refused(Reason.MALFORMED, f"the output has {count} tokens, more than {config.max_tokens}")
+        if max(rollout.output) >= min(self._model.config.vocab, self._tokenizer.vocab):
+            raise _Refused(Reason.MALFORMED, f"the output has a token {max(rollout.output)}, which there is not")
+        try:
+            proofs = self._proofs(rollout)
+            check_form(proofs, count, self._model.config.dim, config.top_k, config.chunk_tokens)
+        except Malformed as error:
+            raise _Refused(Reason.MALFORMED, str(error)) from error
+
+    def _proofs(self, rollout: Rollout) -> list[bytes]:
+        """The proofs of its chunks, and what is left over, if anything is, as one more."""
+        config, at, proofs = self._config, 0, []
+        for size in proof_sizes(len(rollout.output), self._model.config.dim, config.top_k, config.chunk_tokens):
+            proofs.append(rollout.proofs[at : at + size])
+            at += size
+        return [*proofs, rollout.proofs[at:]] if at < len(rollout.proofs) else proofs
+
+    # -- what needs the model -----------------------------------------------------------------------------------------
+
+    def _micro_batches(self, rollouts: Sequence[Rollout], indices: list[int]) -> list[list[int]]:
+        """Those of like length together, as many as fit."""
+        indices = sorted(indices, key=lambda index: _length(rollouts[index]))
+        batches: list[list[int]] = []
+        for index in indices:
+            if not batches or (len(batches[-1]) + 1) * _length(rollouts[index]) > self._config.micro_batch_tokens:
+                batches.append([])
+            batches[-1].append(index)
+        return batches
+
+    @torch.no_grad()
+    def _measure(self, assignment: Assignment, rollouts: Sequence[Rollout]) -> list[Measured]:
+        """One pass over prompt and output but its last token; of each, the rows that predict the output's tokens."""
+        width, device = max(_length(rollout) for rollout in rollouts), self._model.flat.device
+        tokens_bt = torch.zeros((len(rollouts), width), dtype=torch.int64)
+        for row, rollout in enumerate(rollouts):
+            tokens = torch.tensor(rollout.prompt + rollout.output[:-1])
+            tokens_bt[row, : len(tokens)] = tokens
+        hidden_bth = self._model(tokens_bt.to(device))
+        own = [hidden_bth[row, len(each.prompt) - 1 :][: len(each.output)] for row, each in enumerate(rollouts)]
+        mismatches = compare_all(
+            [hidden.bfloat16() for hidden in own],
+            [self._proofs(rollout) for rollout in rollouts],
+            self._config.top_k,
+            self._config.chunk_tokens,
+        )
+        return [self._measured(assignment, *each) for each in zip(rollouts, own, mismatches, strict=True)]
+
+    def _measured(
+        self, assignment: Assignment, rollout: Rollout, hidden_nh: Tensor, mismatches: Sequence[Mismatch]
+    ) -> Measured:
+        device, temperature = hidden_nh.device, self._config.temperature
+        made_n = torch.tensor(rollout.made, device=device)
+        tokens_n = torch.tensor(rollout.output, device=device)[made_n]
+        positions_n = torch.arange(len(rollout.prompt), _length(rollout) + 1, device=device)[made_n]
+        logits_nv = _logits(self._model, hidden_nh[made_n])[:, : self._tokenizer.vocab]
+        key = stream_key(assignment.run, assignment.version, assignment.peer, rollout.problem, rollout.copy)
+        short_n = shortfall(logits_nv, tokens_n, key, positions_n, temperature)
+        probability_n = probability(logits_nv, tokens_n, temperature)
+        beyond_n = short_n > self._tolerances.shortfall
+        ends_n = probability_n[beyond_n & (tokens_n == self._tokenizer.end)]
+        return Measured(
+            tuple(mismatches),
+            float(short_n.max()),
+            int(beyond_n.sum()),
+            float(ends_n.min()) if len(ends_n) else 1.0,
+            float(probability_n.mean()),
+        )
+
+    def _judge(self, rollout: Rollout, measured: Measured, problem: Problem, turns: tuple[str, ...]) -> Judged:
+        tolerances, made = self._tolerances, sum(rollout.made)
+        far = [number for number, each in enumerate(measured.mismatches) if not tolerances.proofs.accept(each)]
+        if far:
+            return Judged(Reason.WRONG_COMPUTATION, _told(far[0], measured.mismatches[far[0]]), measured=measured)
+        if termination := self._termination(rollout, measured, problem, turns):
+            return Judged(Reason.BAD_TERMINATION, termination, measured=measured)
+        if measured.beyond > tolerances.share_beyond * made:
+            detail = f"{measured.beyond} of {made} tokens are not those that the sampling chooses"
+            return Judged(Reason.BAD_SAMPLING, detail, measured=measured)
+        reward = self._environment.score(problem, turns)
+        assert 0 <= reward <= 1, "an environment's score is from 0 to 1"
+        return Judged(None, "", reward, measured)
+
+    def _termination(self, rollout: Rollout, measured: Measured, problem: Problem, turns: tuple[str, ...]) -> str:
+        """What is wrong with where the output ends; empty for nothing."""
+        at_limit = len(rollout.output) == self._config.max_tokens
+        ended = rollout.made[-1] and rollout.output[-1] == self._tokenizer.end
+        over = ended and self._environment.reply(problem, turns) is None
+        if not over and not at_limit:
+            return f"the output stops after {len(rollout.output)} tokens without an end"
+        if measured.end_probability < self._config.min_end_probability:
+            return (
+                f"a turn ends with a token of probability {measured.end_probability:.2g}, which the sampling does not choose"
+            )
+        return ""
+
+
+def _length(rollout: Rollout) -> int:
+    """Tokens that go through the model."""
+    return len(rollout.prompt) + len(rollout.output) - 1
+
+
+def _logits(model: Decoder, hidden_nh: Tensor) -> Tensor:
+    """(N, vocabulary), fp32."""
+    weight = model.output_weight
+    return (hidden_nh.to(weight.dtype) @ weight.T).float()
+
+
+def _told(number: int, mismatch: Mismatch) -> str:
+    return (
+        f"chunk {number} is not what the weights give: {mismatch.exponent_mismatches} exponents differ, "
+        f"mantissas by {mismatch.mantissa_mean:.3g} on average (median {mismatch.mantissa_median:.3g})"
+    )
