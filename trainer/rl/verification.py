@@ -159,7 +159,7 @@ class Verifier:
         config, count = self._config, len(rollout.output)
         if count > config.max_tokens:
             raise _Refused(Reason.MALFORMED, f"the output has {count} tokens, more than {config.max_tokens}")
-        if max(rollout.output) >= min(self._model.config.vocab, self._tokenizer.vocab):
+        if max(rollout.output) >= self._model.config.vocab:
             raise _Refused(Reason.MALFORMED, f"the output has a token {max(rollout.output)}, which there is not")
         try:
             proofs = self._proofs(rollout)
@@ -212,7 +212,7 @@ class Verifier:
         made_n = torch.tensor(rollout.made, device=device)
         tokens_n = torch.tensor(rollout.output, device=device)[made_n]
         positions_n = torch.arange(len(rollout.prompt), _length(rollout) + 1, device=device)[made_n]
-        logits_nv = _logits(self._model, hidden_nh[made_n])[:, : self._tokenizer.vocab]
+        logits_nv = _logits(self._model, hidden_nh[made_n])
         key = stream_key(assignment.run, assignment.version, assignment.peer, rollout.problem, rollout.copy)
         short_n = shortfall(logits_nv, tokens_n, key, positions_n, temperature)
         probability_n = probability(logits_nv, tokens_n, temperature)
@@ -242,16 +242,20 @@ class Verifier:
 
     def _termination(self, rollout: Rollout, measured: Measured, problem: Problem, turns: tuple[str, ...]) -> str:
         """What is wrong with where the output ends; empty for nothing."""
-        at_limit = len(rollout.output) == self._config.max_tokens
+        left = self._config.max_tokens - len(rollout.output)
         ended = rollout.made[-1] and rollout.output[-1] == self._tokenizer.end
-        over = ended and self._environment.reply(problem, turns) is None
-        if not over and not at_limit:
+        if left and not (ended and self._is_over(problem, turns, left)):
             return f"the output stops after {len(rollout.output)} tokens without an end"
         if measured.end_probability < self._config.min_end_probability:
             return (
                 f"a turn ends with a token of probability {measured.end_probability:.2g}, which the sampling does not choose"
             )
         return ""
+
+    def _is_over(self, problem: Problem, turns: tuple[str, ...], left: int) -> bool:
+        """Whether the model has no further turn: nothing is replied, or no token is left for an answer to it."""
+        reply = self._environment.reply(problem, turns)
+        return reply is None or len(self._tokenizer.encode(reply)) >= left
 
 
 def _length(rollout: Rollout) -> int:
