@@ -34,10 +34,11 @@ from kernels import codec, outer
 from kernels.aggregate import Rule, aggregate
 from kernels.layout import chunk_layout, payload_bytes
 from trainer.config import DataConfig, InnerConfig, TrainingConfig
+from trainer.contribution import NotFinite
 from trainer.data import corpus as corpora
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
-from trainer.worker import NotFinite, Task, Worker
+from trainer.worker import Task, Worker
 
 F32 = npt.NDArray[np.float32]
 

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels import codec
-from kernels.layout import chunk_layout, payload_bytes
+from kernels.layout import chunk_layout
 from trainer.config import TrainingConfig
+from trainer.contribution import NotFinite, encode_difference
 from trainer.data import corpus as corpora
 from trainer.data.schedule import Schedule
 from trainer.evaluation import Evaluation, evaluation_tokens, load
@@ -26,10 +26,6 @@ from trainer.optim.inner import InnerLoop
 from trainer.optim.rate import warmed
 
 F32 = npt.NDArray[np.float32]
-
-
-class NotFinite(Exception):
-    """The loss is not a number any more; the parameters of this round are worthless."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ class Worker:
             tokens = steps * self.config.tokens_per_step
             if after_step(steps, mean, tokens, tokens / max(1e-9, time.monotonic() - began)):
                 break
-        norm = self._encode_difference(theta, out)
+        norm = encode_difference(theta, self.model.flat, self.layout, out)
         return Done(tokens, steps, mean, norm)
 
     def evaluation(self, theta: F32, tokens: int | None = None) -> Evaluation:
@@ -131,13 +127,3 @@ class Worker:
     def load(self, theta: F32) -> None:
         """Set the local parameters to `theta`."""
         load(theta, self.model.flat)
-
-    def _encode_difference(self, theta: F32, out: memoryview) -> float:
-        """Codec bytes of theta minus the local parameters, chunk after chunk; the norm of the difference."""
-        assert len(out) == payload_bytes(self.layout)
-        squares = 0.0
-        for span in self.layout:
-            difference = theta[span.values] - self.model.flat[span.values].cpu().numpy()
-            squares += float(np.sum(np.square(difference, dtype=np.float64)))
-            codec.encode(difference, out[span.encoded])
-        return math.sqrt(squares)

@@ -6,16 +6,14 @@ difference is `trainer.worker`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-import torch
 
 from trainer.config import InnerConfig
 from trainer.memory import micro_batch
 from trainer.models.llama.model import Decoder
 from trainer.models.loss import loss_of
 from trainer.optim.adamw import AdamW
+from trainer.optim.micro_batches import MicroBatches
 from trainer.optim.rate import scheduled_rate, warmed
 
 
@@ -26,7 +24,7 @@ class InnerLoop:
         self.model = model
         self.config = config
         self.optimiser = AdamW(model, config)
-        self._micro_batch = 1 << 30
+        self._micro_batches = MicroBatches()
         self._joined_at = 0
 
     def step(self, tokens_bt: np.ndarray, swarm_step: int, factor: float) -> float:
@@ -35,7 +33,7 @@ class InnerLoop:
             self._joined_at = swarm_step
         if self._joined_at:
             factor = min(factor, warmed(self.optimiser.steps, self.config.joiner_warmup_steps))
-        loss = self._with_back_off(self._at_once(tokens_bt), lambda part: self._accumulate(tokens_bt, part))
+        loss = self._micro_batches.run(self._at_once(tokens_bt), lambda part: self._accumulate(tokens_bt, part))
         self.optimiser.step(scheduled_rate(self.config, swarm_step) * factor)
         return loss
 
@@ -54,15 +52,3 @@ class InnerLoop:
         rows, length = len(tokens_bt), tokens_bt.shape[1] - 1
         on_cpu = self.model.flat.device.type == "cpu"
         return min(rows, micro_batch(self.model.config, length)) if on_cpu else rows
-
-    def _with_back_off(self, batch: int, run: Callable[[int], float]) -> float:
-        """Run with the largest micro-batch that fits; halves it when memory runs out, and remembers."""
-        while True:
-            part = min(batch, self._micro_batch)
-            try:
-                return run(part)
-            except torch.OutOfMemoryError:
-                if part == 1:
-                    raise
-                self._micro_batch = part // 2
-                torch.cuda.empty_cache()

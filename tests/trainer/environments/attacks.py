@@ -1,0 +1,110 @@
+"""What a hostile program tries.  Plain texts, so that tests can run them under every mechanism and every user."""
+
+from __future__ import annotations
+
+LOOP = "while True: pass"
+SLEEP = "import time\ntime.sleep(10_000)"
+FORK_BOMB = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+THREAD_BOMB = """
+import threading, time
+threading.stack_size(32768)
+while True:
+    threading.Thread(target=time.sleep, args=(10_000,), daemon=True).start()
+"""
+ALLOCATE = "bytearray(8 << 30)"
+ALLOCATE_SLOWLY = "held = []\nwhile True: held.append(bytearray(1 << 20))"
+CONNECT = "import socket\nsocket.create_connection(({host!r}, {port})).sendall(b'hello')"
+CONNECT_LOCAL = "import socket\nsocket.socket(socket.AF_UNIX).connect({path!r})"
+WRITE_OUTSIDE = "open({path!r}, 'w').write('mine')"
+TRUNCATE_OUTSIDE = "import os\nos.truncate({path!r}, 0)"
+REMOVE_OUTSIDE = "import os\nos.unlink({path!r})"
+CHANGE_MODE_OUTSIDE = "import os\nos.chmod({path!r}, 0o777)"
+LINK_OUTSIDE = "import os\nos.symlink({path!r}, 'link')\nopen('link', 'w').write('mine')"
+READ_OUTSIDE = "print(open({path!r}).read())"
+READ_PARENTS_VARIABLES = """
+import glob, sys
+for path in glob.glob('/proc/[0-9]*/environ'):
+    try:
+        sys.stdout.write(open(path).read())
+    except OSError:
+        pass
+"""
+KILL_PARENT = """
+import os, signal
+for target in (os.getppid(), {pid}, -1):
+    try:
+        os.kill(target, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+SHOUT = "while True: print('x' * 1_000_000)"
+COMPLAIN = "import sys\nwhile True: sys.stderr.write('x' * 1_000_000)"
+FILL_DISK = """
+number = 0
+while True:
+    with open(f'file{number}', 'wb') as file:
+        for _ in range(64):
+            file.write(bytes(1 << 20))
+    number += 1
+"""
+OUTLIVE = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for descriptor in range(64):
+            try:
+                os.close(descriptor)
+            except OSError:
+                pass
+        time.sleep(10_000)
+    os._exit(0)
+os.wait()
+print('done')
+"""
+SILENT = """
+import os, time
+for descriptor in range(64):
+    try:
+        os.close(descriptor)
+    except OSError:
+        pass
+time.sleep(10_000)
+"""
+STOP_ITSELF = "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nwhile True: pass"
+IGNORE_SIGNALS = """
+import signal
+for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_IGN)
+while True: pass
+"""
+EXECUTE = "import os\nos.execv('/bin/sh', ['sh', '-c', 'echo mine'])"
+CRASH = "import ctypes\nctypes.string_at(0)"
+HARD_TO_REMOVE = """
+import os
+open('line\\nfeed', 'w').close()
+os.mkdir('locked')
+open('locked/file', 'w').close()
+os.symlink('/', 'locked/link')
+os.mkdir('deep')
+os.chdir('deep')
+for _ in range(1500):
+    os.mkdir('d')
+    os.chdir('d')
+os.chdir('/')
+print('done')
+"""
+ESCAPE_ROOT = """
+import os
+for _ in range(64):
+    os.chdir('..')
+print(open('root/secret' if os.path.exists('root') else {path!r}).read())
+"""
+DEEP_SOURCE = "(" * 100_000

@@ -1,0 +1,298 @@
+"""No program does harm, whatever it tries, under every mechanism that the kernel has; and a harmless one runs."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.environments import attacks
+from trainer.environments import sandbox as sandboxes
+from trainer.environments.sandbox import (
+    REQUIRED,
+    Limits,
+    Mechanism,
+    Outcome,
+    Protection,
+    Protections,
+    Sandbox,
+    SandboxUnavailable,
+    Verdict,
+    protections,
+)
+
+QUICK = Limits(cpu_s=1, wall_s=4.0, memory_bytes=256 << 20, output_bytes=64 << 10)
+WITHOUT = {
+    "everything": set(),
+    "no namespaces": {Mechanism.NAMESPACES, Mechanism.OTHER_USER},
+    "no seccomp": {Mechanism.SECCOMP},
+    "namespaces alone": {Mechanism.SECCOMP, Mechanism.LANDLOCK},
+}
+"""Mechanisms left out."""
+HERE = protections().mechanisms
+KINDS = [kind for kind, without in WITHOUT.items() if REQUIRED <= Protections(HERE - without, {}).given]
+"""Those that this computer can protect itself with; on a kernel with everything, all."""
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where sandboxes have their folders meanwhile.  Nothing of them is left there afterwards, and no process of theirs.
+
+    Depends on `tmp_path`, which would otherwise be made in it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="sandbox-test-", dir="/tmp"))
+    folder.chmod(0o711)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == []
+    assert processes_with(str(folder)) == []
+    folder.rmdir()
+
+
+def processes_with(text: str) -> list[str]:
+    """Command lines of living processes in which `text` stands; all children of a sandbox name their folder there."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if text in line:
+            found.append(line)
+    return found
+
+
+def sandbox(kind: str, limits: Limits = QUICK) -> Sandbox:
+    return Sandbox(limits, mechanisms=set(Mechanism) - WITHOUT[kind])
+
+
+def run(kind: str, program: str, limits: Limits = QUICK) -> Outcome:
+    return sandbox(kind, limits).run(program)
+
+
+@every_kind
+def test_harmless_program_runs_to_its_end(kind: str, room: Path) -> None:
+    program = "import json, sys, threading\nt = threading.Thread(target=print, args=(sys.stdin.read(),))\n"
+    threads = "t.start()\nt.join()\n" if os.geteuid() or kind == "everything" else "t.run()\n"
+    outcome = sandbox(kind).run(program + threads + "open('own', 'w').write('x')", b"given")
+    assert outcome == Outcome(Verdict.FINISHED, 0, b"given\n", b"")
+
+
+@every_kind
+def test_exit_code_and_errors_are_told(kind: str, room: Path) -> None:
+    outcome = run(kind, "import sys\nprint('said')\nsys.stderr.write('oh')\nsys.exit(3)")
+    assert outcome == Outcome(Verdict.FINISHED, 3, b"said\n", b"oh")
+    assert not outcome.succeeded
+
+
+@every_kind
+def test_endless_loop_runs_out_of_time(kind: str, room: Path) -> None:
+    assert run(kind, attacks.LOOP).verdict is Verdict.OUT_OF_TIME
+
+
+@every_kind
+@pytest.mark.parametrize("program", [attacks.SLEEP, attacks.SILENT], ids=["sleeping", "without descriptors"])
+def test_program_that_waits_for_nothing_meets_the_deadline(kind: str, program: str, room: Path) -> None:
+    assert run(kind, program, Limits(cpu_s=1, wall_s=0.5)).verdict is Verdict.OUT_OF_TIME
+
+
+@every_kind
+@pytest.mark.parametrize("program", [attacks.STOP_ITSELF, attacks.IGNORE_SIGNALS], ids=["stopped", "ignoring"])
+def test_signals_change_nothing_about_time(kind: str, program: str, room: Path) -> None:
+    assert run(kind, program).verdict is Verdict.OUT_OF_TIME
+
+
+@every_kind
+@pytest.mark.parametrize("program", [attacks.FORK_BOMB, attacks.THREAD_BOMB], ids=["processes", "threads"])
+def test_bombs_end_and_leave_nothing(kind: str, program: str, room: Path) -> None:
+    assert not run(kind, program).succeeded
+
+
+@every_kind
+@pytest.mark.parametrize("program", [attacks.ALLOCATE, attacks.ALLOCATE_SLOWLY], ids=["at once", "slowly"])
+def test_memory_is_limited(kind: str, program: str, room: Path) -> None:
+    outcome = run(kind, program)
+    assert not outcome.succeeded
+    assert b"MemoryError" in outcome.errors
+
+
+@every_kind
+def test_no_connection_reaches_this_computer(kind: str, room: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        host, port = server.getsockname()
+        outcome = run(kind, attacks.CONNECT.format(host=host, port=port))
+        assert not outcome.succeeded
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+@every_kind
+def test_no_connection_reaches_a_local_service(kind: str, room: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "service"))
+        server.listen()
+        server.setblocking(False)
+        assert not run(kind, attacks.CONNECT_LOCAL.format(path=str(tmp_path / "service"))).succeeded
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+@every_kind
+@pytest.mark.parametrize(
+    "attack",
+    [
+        attacks.WRITE_OUTSIDE, attacks.TRUNCATE_OUTSIDE, attacks.REMOVE_OUTSIDE, attacks.CHANGE_MODE_OUTSIDE,
+        attacks.LINK_OUTSIDE, attacks.READ_OUTSIDE,
+    ],
+    ids=["write", "truncate", "remove", "change mode", "link", "read"],
+)  # fmt: skip
+def test_files_outside_are_out_of_reach(kind: str, attack: str, room: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("nobody's business")
+    secret.chmod(0o666)
+    tmp_path.chmod(0o777)
+    outcome = run(kind, attack.format(path=str(secret)))
+    assert not outcome.succeeded
+    assert b"nobody" not in outcome.output
+    assert secret.read_text() == "nobody's business"
+    assert secret.stat().st_mode & 0o777 == 0o666
+
+
+@every_kind
+def test_nothing_is_written_to_folders_of_everybody(kind: str, room: Path) -> None:
+    path = f"/tmp/{room.name}-written"
+    run(kind, attacks.WRITE_OUTSIDE.format(path=path))
+    assert not os.path.exists(path)
+
+
+@every_kind
+def test_variables_of_other_processes_are_out_of_reach(kind: str, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THIS_TEST", "hidden")
+    outcome = run(kind, attacks.READ_PARENTS_VARIABLES + "import os\nprint(os.environ)")
+    assert b"SECRET_OF_THIS_TEST" not in outcome.output
+    assert outcome.output.count(b"PYTHONHASHSEED") <= 3
+
+
+@every_kind
+def test_nobody_is_killed(kind: str, room: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
+        run(kind, attacks.KILL_PARENT.format(pid=bystander.pid))
+        bystander.communicate(b"\n")
+    assert bystander.returncode == 0
+
+
+@every_kind
+@pytest.mark.parametrize("program", [attacks.SHOUT, attacks.COMPLAIN], ids=["output", "errors"])
+def test_output_is_bounded(kind: str, program: str, room: Path) -> None:
+    outcome = run(kind, program)
+    assert outcome.verdict is Verdict.TOO_MUCH_OUTPUT
+    assert len(outcome.output) + len(outcome.errors) <= 2 * QUICK.output_bytes
+
+
+def test_disk_is_bounded(room: Path) -> None:
+    outcome = run("everything", attacks.FILL_DISK)
+    assert not outcome.succeeded
+    assert b"OSError" in outcome.errors
+
+
+@every_kind
+def test_size_of_a_file_is_bounded(kind: str, room: Path) -> None:
+    outcome = run(kind, "with open('big', 'wb') as file:\n    for _ in range(64): file.write(bytes(1 << 20))")
+    assert not outcome.succeeded
+
+
+@every_kind
+def test_orphans_do_not_outlive_the_run(kind: str, room: Path) -> None:
+    run(kind, attacks.OUTLIVE)
+
+
+@every_kind
+def test_folder_is_removed_however_hard(kind: str, room: Path) -> None:
+    program = attacks.HARD_TO_REMOVE
+    if kind != "no namespaces":
+        program = program.replace("os.chdir('deep')", "os.chmod('locked', 0)\nos.chdir('deep')")
+    assert run(kind, program).output == b"done\n"
+
+
+@every_kind
+def test_other_programs_are_not_run(kind: str, room: Path) -> None:
+    assert b"mine" not in run(kind, attacks.EXECUTE).output
+
+
+@every_kind
+def test_crash_is_the_programs_own(kind: str, room: Path) -> None:
+    assert run(kind, attacks.CRASH).verdict is Verdict.KILLED
+
+
+@every_kind
+@pytest.mark.parametrize(
+    "program", [attacks.DEEP_SOURCE, "\0", "print('\ud800')", "def f(:"], ids=["deep", "nul", "lone", "syntax"]
+)
+def test_text_that_is_no_program_fails(kind: str, program: str, room: Path) -> None:
+    assert not run(kind, program).succeeded
+
+
+def test_order_of_sets_is_the_same_in_every_run(room: Path) -> None:
+    program = "print({str(n) for n in range(50)}, hash('text'))"
+    assert len({run("everything", program).output for _ in range(2)}) == 1
+
+
+def test_sandbox_without_a_required_protection_does_not_exist() -> None:
+    with pytest.raises(SandboxUnavailable, match="cannot protect its files, network, processes"):
+        Sandbox(mechanisms=())
+    with pytest.raises(SandboxUnavailable, match="system calls"):
+        Sandbox(required=[Protection.SYSTEM_CALLS], mechanisms=[Mechanism.NAMESPACES])
+
+
+def test_bare_limits_hold_what_they_can(room: Path) -> None:
+    bare = Sandbox(QUICK, required=(), mechanisms=())
+    assert bare.run("print('well')").succeeded
+    assert bare.run(attacks.LOOP).verdict is Verdict.OUT_OF_TIME
+    assert b"MemoryError" in bare.run(attacks.ALLOCATE).errors
+    assert bare.run(attacks.SHOUT).verdict is Verdict.TOO_MUCH_OUTPUT
+    bare.run(attacks.OUTLIVE)
+
+
+def test_mechanism_that_fails_at_run_time_runs_nothing(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Sandbox(QUICK)
+    monkeypatch.setattr(sandboxes, "BOOT", sandboxes.BOOT.replace("; main(", "; import sys; sys.exit('broken'); main("))
+    with pytest.raises(SandboxUnavailable, match="broken"):
+        made.run("print(1)")
+
+
+OWNER = """
+import os, signal, sys
+from trainer.environments import child
+from trainer.environments.sandbox import Sandbox, protections
+protections()
+def watch(self, wall_s, output_bytes):
+    said = b''
+    while b'started' not in said:
+        said += os.read(self.status, 4096)
+    print(self.process.pid, flush=True)
+    signal.pause()
+child.Child.watch = watch
+Sandbox().run('import time; time.sleep(10_000)')
+"""
+
+
+def test_program_dies_with_the_process_that_wanted_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout
+        launcher = int(owner.stdout.readline())
+        program = int(Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()[0])
+        watched = [os.pidfd_open(pid) for pid in (launcher, program)]
+        owner.send_signal(signal.SIGKILL)
+    for descriptor in watched:
+        assert select.select([descriptor], [], [], 60)[0]
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Problems that a model writes answers to, and what an answer is worth."""

@@ -1,0 +1,209 @@
+"""Starts one untrusted Python program: the process that watches it, and the one that it becomes.
+
+    sandbox (the peer's process) -> launcher (watches the deadline, ends everything) -> program (confined, then runs)
+
+The launcher reads what to do as JSON from a descriptor, and writes what became of it to another, a JSON object a line:
+`{"failed": mechanism, "why": text}` when a protection that was asked for could not be had, so that nothing ran;
+`{"started": true}` right before the program's first statement; at the end `{"exit": code}`, `{"signal": number}` or
+`{"late": true}`.  The program holds none of these descriptors.  SIGTERM ends it early.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import types
+from typing import Any
+
+from trainer.environments.confinement import landlock, namespaces, seccomp, system
+
+NAMESPACES, LANDLOCK, SECCOMP, OTHER_USER = "namespaces", "landlock", "seccomp", "other user"
+SYSTEM_FOLDERS = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/nix/store")
+SYSTEM_FILES = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
+"""What Python and the libraries below it are made of; none of it is anybody's secret."""
+
+
+def main(order_fd: int, status_fd: int) -> None:
+    """Returns in the program's process, once the program has ended as programs do; exits in the launcher's."""
+    with os.fdopen(order_fd) as order_file:
+        order = json.load(order_file)
+    system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != order["parent"]:
+        os._exit(1)  # the sandbox's process died before it could take us along
+    system.prctl(system.PR_SET_CHILD_SUBREAPER, 1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD, signal.SIGTERM})
+    use = set(order["mechanisms"])
+    if NAMESPACES in use:
+        try:
+            if namespaces.leave():
+                use.discard(OTHER_USER)  # the only user there is our own
+        except OSError as error:
+            _tell(status_fd, failed=NAMESPACES, why=str(error))
+            os._exit(1)
+    program = os.fork()
+    if program == 0:
+        _become_program(order, use, status_fd)
+        return
+    os.close(0)
+    os.close(1)
+    os.close(2)
+    status = _watch(program, time.monotonic() + order["wall_s"])
+    _end_all()
+    _tell(status_fd, **status)
+    os._exit(0)
+
+
+def _watch(program: int, deadline: float) -> dict[str, Any]:
+    """Waits for the program, at most until the deadline or until SIGTERM.  Reaps whatever else died meanwhile."""
+    while True:
+        left = deadline - time.monotonic()
+        arrived = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, max(0.0, left))
+        if arrived is None or arrived.si_signo == signal.SIGTERM:
+            return {"late": arrived is None, "signal": int(signal.SIGKILL)}
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                pid = 0
+            if pid == 0:
+                break
+            if pid == program:
+                used = usage.ru_utime + usage.ru_stime
+                code = os.waitstatus_to_exitcode(status)
+                return {"exit": code, "cpu_s": used} if code >= 0 else {"signal": -code, "cpu_s": used}
+
+
+def _end_all() -> None:
+    """Kills whatever is left of the program, and reaps it.
+
+    In a process namespace of its own everything else dies with the program.  Elsewhere orphans become our children: a
+    killed process can no longer fork, so killing children until none is left comes to an end.
+    """
+    while True:
+        try:
+            reaped, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not reaped:
+            for child in _children():
+                os.kill(child, signal.SIGKILL)  # ours, and not reaped: the number is nobody else's
+            os.waitpid(-1, 0)
+
+
+def _children() -> set[int]:
+    """Our children, also those that were another's until it died."""
+    own = os.getpid()
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == own:
+                found.add(int(name))
+    return found
+
+
+def _become_program(order: dict[str, Any], use: set[str], status_fd: int) -> None:
+    """Confines this process as ordered, and runs the program in it."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    step = "limits"
+    try:
+        readable = _readable(order["packages"])
+        if NAMESPACES in use:
+            step = NAMESPACES
+            namespaces.enter_root(order["folder"], readable, order["folder_bytes"])
+        work = os.getcwd()
+        step = "limits"
+        _limit(order, order["processes"] + (0 if use & {NAMESPACES, OTHER_USER} else _threads_of(os.getuid())))
+        if OTHER_USER in use:
+            step = OTHER_USER
+            _become(order["user"], work, owns=NAMESPACES in use)
+        step = "limits"
+        system.drop_capabilities()
+        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)  # changing users had cleared it
+        system.prctl(system.PR_SET_DUMPABLE, 0)
+        system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)
+        if LANDLOCK in use:
+            step = LANDLOCK
+            landlock.restrict(readable, namespaces.DEVICES, work)
+        if SECCOMP in use:
+            step = SECCOMP
+            seccomp.install(system.machine(), threads=os.getuid() != 0, modes=NAMESPACES in use)
+    except (OSError, ValueError) as error:
+        _tell(status_fd, failed=step, why=str(error))
+        os._exit(1)
+    _tell(status_fd, started=True)
+    os.close(status_fd)
+    _run(order["program"], order["packages"])
+
+
+def _readable(packages: list[str]) -> list[str]:
+    """Folders and files that a Python program needs."""
+    ours = os.path.realpath(sys.path[0])
+    library = [path for path in sys.path[1:] if os.path.realpath(path) != ours]
+    prefix = os.path.join(sys.base_prefix, "lib")
+    return [*SYSTEM_FOLDERS, *SYSTEM_FILES, prefix, *library, *packages]
+
+
+def _limit(order: dict[str, Any], processes: int) -> None:
+    """Limits that every kernel keeps.  processes: of this user, threads included."""
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CPU: order["cpu_s"],
+        resource.RLIMIT_AS: order["memory_bytes"],
+        resource.RLIMIT_FSIZE: order["file_bytes"],
+        resource.RLIMIT_NOFILE: order["open_files"],
+        resource.RLIMIT_NPROC: processes,
+        resource.RLIMIT_MEMLOCK: 0,
+    }
+    for kind, most in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+    os.umask(0o077)
+
+
+def _threads_of(user: int) -> int:
+    """Processes and threads that a user has on this computer."""
+    count = 0
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == user:
+                count += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue
+    return count
+
+
+def _become(user: int, work: str, owns: bool) -> None:
+    """Become a user that owns nothing but the working folder.  Raises OSError also where it could not read Python."""
+    if owns:
+        os.chown(work, user, user)
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    os.close(os.open(os.__file__, os.O_RDONLY | os.O_CLOEXEC))
+    os.listdir(work)
+
+
+def _run(text: str, packages: list[str]) -> None:
+    """Runs the program as `__main__`.  What it raises ends this process as it would end any program."""
+    del sys.path[0]
+    sys.path += packages
+    sys.argv = ["program.py"]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trainer"]:
+        del sys.modules[name]
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    exec(compile(text, "program.py", "exec"), module.__dict__)
+
+
+def _tell(status_fd: int, **said: Any) -> None:
+    os.write(status_fd, json.dumps(said).encode() + b"\n")
