@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.models.llama.config import ModelConfig
+from trainer.rl.config import RlConfig
 from trainer.section import Section
 
 
@@ -43,7 +44,7 @@ class InnerConfig(Section):
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """All that a trainer needs to know of a run."""
+    """All that a trainer needs to know of a run.  rl, environment: of an RL run; None and empty in others."""
 
     seed: int
     model: ModelConfig
@@ -52,10 +53,15 @@ class TrainingConfig:
     inner_steps: int
     lanes: int
     chunk_parameters: int
+    rl: RlConfig | None = None
+    environment: str = ""
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
-        """From `{seed, model, data, inner, inner_steps, max_members, chunk_parameters}` of a manifest."""
+        """From `{seed, model, data, inner, inner_steps, max_members, chunk_parameters}` of a manifest.
+
+        In an RL run there are `{rl, environment}` too.
+        """
         return cls(
             seed=int(sections["seed"]),
             model=ModelConfig.from_mapping(sections["model"]),
@@ -64,6 +70,8 @@ class TrainingConfig:
             inner_steps=int(sections["inner_steps"]),
             lanes=2 * int(sections["max_members"]),
             chunk_parameters=int(sections["chunk_parameters"]),
+            rl=RlConfig.from_mapping(sections["rl"]) if "rl" in sections else None,
+            environment=str(sections.get("environment", "")),
         )
 
     @property

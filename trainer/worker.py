@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,7 @@ class Task:
     steps: int
     first_step: int
     warmup_steps: int
+    rollouts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

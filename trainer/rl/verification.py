@@ -56,6 +56,9 @@ class Tolerances:
     share_beyond: float = 0.01
 
 
+DEFAULT_TOLERANCES = Tolerances()
+
+
 @dataclass(frozen=True)
 class Assignment:
     """What a batch has to contain: `copies` completions of each problem, by `peer` with version `version` of the weights."""
@@ -87,13 +90,15 @@ class Measured:
 class Judged:
     """The verdict on a rollout.  reason: None for an accepted one.  detail: a sentence, empty for an accepted one.
 
-    reward: in [0, 1]; None for a rejected one.  measured: None where the form was wrong already.
+    reward: in [0, 1]; None for a rejected one.  measured: None where the form was wrong already.  tokens: that the model
+    made; 0 where the form was wrong.
     """
 
     reason: Reason | None
     detail: str = ""
     reward: float | None = None
     measured: Measured | None = None
+    tokens: int = 0
 
 
 class _Refused(Exception):
@@ -111,7 +116,7 @@ class Verifier:
         environment: Environment,
         tokenizer: Tokenizer,
         config: RlConfig,
-        tolerances: Tolerances = Tolerances(),
+        tolerances: Tolerances = DEFAULT_TOLERANCES,
     ) -> None:
         self._model, self._environment, self._tokenizer = model, environment, tokenizer
         self._config, self._tolerances = config, tolerances
@@ -230,15 +235,15 @@ class Verifier:
         tolerances, made = self._tolerances, sum(rollout.made)
         far = [number for number, each in enumerate(measured.mismatches) if not tolerances.proofs.accept(each)]
         if far:
-            return Judged(Reason.WRONG_COMPUTATION, _told(far[0], measured.mismatches[far[0]]), measured=measured)
+            return Judged(Reason.WRONG_COMPUTATION, _told(far[0], measured.mismatches[far[0]]), None, measured, made)
         if termination := self._termination(rollout, measured, problem, turns):
-            return Judged(Reason.BAD_TERMINATION, termination, measured=measured)
+            return Judged(Reason.BAD_TERMINATION, termination, None, measured, made)
         if measured.beyond > tolerances.share_beyond * made:
             detail = f"{measured.beyond} of {made} tokens are not those that the sampling chooses"
-            return Judged(Reason.BAD_SAMPLING, detail, measured=measured)
+            return Judged(Reason.BAD_SAMPLING, detail, None, measured, made)
         reward = self._environment.score(problem, turns)
         assert 0 <= reward <= 1, "an environment's score is from 0 to 1"
-        return Judged(None, "", reward, measured)
+        return Judged(None, "", reward, measured, made)
 
     def _termination(self, rollout: Rollout, measured: Measured, problem: Problem, turns: tuple[str, ...]) -> str:
         """What is wrong with where the output ends; empty for nothing."""

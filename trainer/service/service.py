@@ -1,7 +1,7 @@
 """The trainer process: obeys a peer's commands over a socket, and reports.
 
 Commands: configure, initialise, compute, evaluate (each answered, under its `id`), finish, abandon, pause, resume, threads,
-power.
+power; in an RL run also keep_version, generate and verify.
 Any failure is answered with one sentence and ends the process; the peer starts a fresh one.
 
 An evaluation is done beside the other jobs: a few windows after each training step but the last, and one batch after
@@ -13,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -26,6 +27,7 @@ from trainer.models.llama.initial import initial_parameters
 from trainer.power import Pace, meter_of
 from trainer.service import frames
 from trainer.service.inbox import EXIT_PEER_GONE, Abandoned, Inbox, Job
+from trainer.service.rollout_jobs import RolloutJobs
 from trainer.worker import Task, Worker, pick_device
 
 EXIT_FAILED = 1
@@ -44,6 +46,7 @@ class Service:
         self._inbox = Inbox()
         self._worker: Worker | None = None
         self._pace = Pace(lambda: None)
+        self._jobs: RolloutJobs | None = None
         self._evaluation: tuple[Job, Evaluation] | None = None
 
     def run(self) -> int:
@@ -74,12 +77,23 @@ class Service:
                 return self._initialise()
             case "compute":
                 return self._compute(job)
+            case "keep_version":
+                self._rollouts.keep_version(job.message["version"], self._map_theta())
+                return {}
+            case "generate":
+                return self._rollouts.generate(job.message["task"], job.message["path"], self._between(job))
+            case "verify":
+                return self._rollouts.verify(
+                    job.message["task"], job.message["path"], lambda verdicts: self._send(job, "progress", verdicts=verdicts)
+                )
             case other:
                 raise ValueError(f"unknown command {other!r}")
 
     def _configure(self, message: dict[str, Any]) -> dict[str, Any]:
         device = pick_device(message["device"])
-        self._worker = Worker(TrainingConfig.from_sections(message["sections"]), device)
+        config = TrainingConfig.from_sections(message["sections"])
+        self._worker = Worker(config, device)
+        self._jobs = RolloutJobs(config, config.rl, self._worker, device) if config.rl is not None else None
         self._pace = Pace(meter_of(device))
         self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))
         return {
@@ -110,8 +124,21 @@ class Service:
 
         self._inbox.wait_while_paused(job)
         self._pace.begin()
-        done = worker.compute(task, self._map_theta(), self._contribution, after_step)
+        compute = self._rollouts.learn if task.rollouts else worker.compute
+        done = compute(task, self._map_theta(), self._contribution, after_step)
         return {**asdict(done), "threads": torch.get_num_threads()}
+
+    def _between(self, job: Job) -> Callable[[int, int], None]:
+        """What is done between the parts of a job that is no training."""
+
+        def tell(done: int, total: int) -> None:
+            self._send(job, "progress", done=done, total=total)
+            self._keep_pace(job)
+            self._inbox.wait_while_paused(job)
+            self._inbox.use_threads()
+            self._pace.begin()
+
+        return tell
 
     def _evaluate_some(self, running: Job | None, opportunities: int) -> None:
         """Get on with the evaluation that is wanted, if one is, beside the `running` job.
@@ -148,6 +175,12 @@ class Service:
         if self._worker is None:
             raise ValueError("not configured")
         return self._worker
+
+    @property
+    def _rollouts(self) -> RolloutJobs:
+        if self._jobs is None:
+            raise ValueError("this run has no rollouts")
+        return self._jobs
 
     def _map_theta(self, *, writable: bool = False) -> np.ndarray:
         """The swarm's parameters, fp32; writable only for the one command that sets them."""

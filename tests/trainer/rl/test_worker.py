@@ -1,0 +1,112 @@
+"""Batches: made by one process, judged and learned from by others, with the weights of the right version."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, decoder, generate, parameters
+from trainer.models.llama.config import ModelConfig
+from trainer.rl.batch import decode_batch, encode_batch
+from trainer.rl.config import RlConfig
+from trainer.rl.verification import Assignment, Reason
+from trainer.rl.worker import RolloutWorker, Tasks
+
+RL = RlConfig(max_tokens=24, row_tokens=64, micro_batch_tokens=256, top_k=32, chunk_tokens=8)
+ASSIGNED = Assignment(b"run", 5, "12D3KooWworker", (7, 4), 3)
+LLAMA = FAMILIES["llama"]
+
+
+def worker(model: ModelConfig = LLAMA, *versions: int) -> RolloutWorker:
+    """Keeps these versions, each of its own seed."""
+    made = RolloutWorker(RL, model, Tasks(Letters(), TOKENIZER), CPU)
+    for version in versions or (ASSIGNED.version,):
+        made.keep_version(version, parameters(model, seed=version))
+    return made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_generated_in_batches_is_what_is_generated_alone_and_is_accepted(family: str, tmp_path: Path) -> None:
+    model, path = FAMILIES[family], tmp_path / "batch"
+    tokens = worker(model).generate(ASSIGNED, path)
+    rollouts = decode_batch(path.read_bytes())
+    alone = generate(decoder(model, parameters(model, seed=5)), Letters(), ASSIGNED, RL)
+    assert [each.output for each in rollouts] == [each.output for each in alone]
+    assert tokens == sum(len(each.output) for each in rollouts)
+    judged = worker(model).verify(ASSIGNED, path)
+    assert [each.reason for each in judged] == [None] * 6
+    assert all(each.reward is not None for each in judged)
+
+
+def test_a_group_has_the_completions_of_a_problem_and_rewards_that_are_computed_here(tmp_path: Path) -> None:
+    paths = [tmp_path / "one", tmp_path / "two"]
+    for path, peer in zip(paths, ("one", "two"), strict=True):
+        worker().generate(replace(ASSIGNED, peer=peer), path)
+    groups = worker().groups(paths)
+    assert [len(group.members) for group in groups] == [3, 3, 3, 3], "the same problem of two peers is two groups"
+    judged = worker().verify(replace(ASSIGNED, peer="one"), paths[0])
+    assert sorted(each.reward or 0.0 for each in judged) == sorted(
+        reward for group in groups[:2] for reward in group.rewards
+    )
+
+
+def test_the_newest_versions_are_kept_and_rollouts_are_judged_with_theirs(tmp_path: Path) -> None:
+    made = worker(LLAMA, *range(1, 8))
+    assert sorted(made.versions) == [4, 5, 6, 7]
+    path = tmp_path / "batch"
+    made.generate(ASSIGNED, path)
+    assert {each.reason for each in made.verify(ASSIGNED, path)} == {None}
+    assert {each.reason for each in made.verify(replace(ASSIGNED, version=6), path)} == {Reason.WRONG_COMPUTATION}
+    with pytest.raises(ValueError, match="version 3"):
+        made.verify(replace(ASSIGNED, version=3), path)
+
+
+def test_a_version_given_again_replaces_the_one_before(tmp_path: Path) -> None:
+    made, path = worker(), tmp_path / "batch"
+    made.generate(ASSIGNED, path)
+    before = path.read_bytes()
+    made.keep_version(ASSIGNED.version, parameters(LLAMA, seed=9))
+    made.generate(ASSIGNED, path)
+    assert path.read_bytes() != before
+
+
+def test_bytes_that_are_no_batch_and_batches_in_another_order_are_rejected_whole(tmp_path: Path) -> None:
+    path = tmp_path / "batch"
+    worker().generate(ASSIGNED, path)
+    rollouts = decode_batch(path.read_bytes())
+    for data, reason in (
+        (b"", Reason.MALFORMED),
+        (path.read_bytes()[:-1], Reason.MALFORMED),
+        (encode_batch(rollouts[:-1]), Reason.WRONG_PROMPT),
+        (encode_batch([*rollouts, rollouts[0]]), Reason.WRONG_PROMPT),
+        (encode_batch(rollouts[::-1]), Reason.WRONG_PROMPT),
+    ):
+        path.write_bytes(data)
+        judged = worker().verify(ASSIGNED, path)
+        assert [each.reason for each in judged] == [reason] * 6
+
+
+def test_abandoned_work_leaves_nothing_for_the_next_batch(tmp_path: Path) -> None:
+    made, path = worker(), tmp_path / "batch"
+
+    def abandon(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.generate(ASSIGNED, path, abandon)
+    assert not path.exists()
+    made.generate(ASSIGNED, path)
+    fresh = tmp_path / "fresh"
+    worker().generate(ASSIGNED, fresh)
+    assert path.read_bytes() == fresh.read_bytes()
+
+
+def test_versions_are_bf16_of_the_swarms_parameters() -> None:
+    theta = parameters(LLAMA) + np.float32(2**-20)
+    made = worker()
+    made.keep_version(1, theta)
+    assert made.versions[1].float().numpy().tolist() != theta.tolist()
+    assert (made.versions[1] == decoder(LLAMA, theta).flat.bfloat16()).all()

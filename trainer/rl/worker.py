@@ -1,0 +1,189 @@
+"""What a trainer process does in an RL run beside training: it keeps versions of the weights, and makes and judges rollouts.
+
+Batches of rollouts are files that the peer process hands on; whether they are to be believed, and who learns from which, is
+decided there.  A batch has its rollouts in the order of the assignment: problem after problem, copy after copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kernels.toploc import prove
+from trainer.data.tokens import Tokenizer
+from trainer.environments.conversation import read_turns
+from trainer.environments.environment import Environment, Problem
+from trainer.evaluation import load
+from trainer.generate.engine import Completion, Engine, Request, complete
+from trainer.generate.sampling import stream_key
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.model import Decoder
+from trainer.rl.batch import decode_batch, encode_batch
+from trainer.rl.config import RlConfig
+from trainer.rl.groups import Group, grouped, scored
+from trainer.rl.rollout import Rollout
+from trainer.rl.verification import DEFAULT_TOLERANCES, Assignment, Judged, Reason, Tolerances, Verifier
+
+F32 = npt.NDArray[np.float32]
+
+SLOTS = 32
+"""Sequences that are generated at a time."""
+SPARE_VERSIONS = 2
+"""Versions kept beside the `max_async` older ones that rollouts may be of: the newest, and one that is just going."""
+
+OnProgress = Callable[[int, int], None]
+"""Told what is done, of how much; may raise to end the work."""
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """What rollouts are about, and in which tokens."""
+
+    environment: Environment
+    tokenizer: Tokenizer
+
+
+class RolloutWorker:
+    """Of one run on one device.  versions: bf16 parameters (n) by number, the newest `max_async` + 2."""
+
+    def __init__(
+        self,
+        config: RlConfig,
+        model: ModelConfig,
+        tasks: Tasks,
+        device: torch.device,
+        tolerances: Tolerances = DEFAULT_TOLERANCES,
+    ) -> None:
+        self.config, self._model, self._tasks, self._device, self._tolerances = config, model, tasks, device, tolerances
+        self.versions: dict[int, Tensor] = {}
+        self._engine: tuple[int, Engine] | None = None
+        """With its number of tokens a sequence."""
+        self._loaded: int | None = None
+        self._problems: list[int] = []
+        """Of the requests of the batch that is being made, by their numbers."""
+        self._dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+
+    def keep_version(self, version: int, theta: F32) -> None:
+        """Copy `theta` (n) as the weights of this version; those that nobody needs any more are forgotten."""
+        weights = torch.empty(self._model.parameters, dtype=torch.bfloat16, device=self._device)
+        load(theta, weights)
+        self.versions[version] = weights
+        if self._loaded == version:
+            self._loaded = None
+        for old in sorted(self.versions)[: -(self.config.max_async + SPARE_VERSIONS)]:
+            del self.versions[old]
+
+    def generate(self, assignment: Assignment, path: Path, on_progress: OnProgress = lambda done, total: None) -> int:
+        """Make the rollouts of an assignment and write the batch to `path`; how many tokens its outputs have.
+
+        Raises ValueError where the version is not kept.
+        """
+        weights, requests = self._weights(assignment.version), list(self._requests(assignment))
+        self._problems = [problem for problem, _ in _places(assignment)]
+        engine = self._ready_engine(max(len(request.prompt) for request in requests) + self.config.max_tokens)
+        if self._loaded != assignment.version:
+            engine.load(weights.to(self._dtype))
+            self._loaded = assignment.version
+        done: dict[int, Completion] = {}
+        try:
+            for completion in complete(engine, requests):
+                done[completion.id] = completion
+                on_progress(len(done), len(requests))
+        finally:
+            if len(done) < len(requests):
+                self._engine = self._loaded = None  # what it has in its slots is nobody's
+        rollouts = [_rollout(assignment, request, done[request.id]) for request in requests]
+        path.write_bytes(encode_batch(rollouts))
+        return sum(len(rollout.output) for rollout in rollouts)
+
+    def verify(self, assignment: Assignment, path: Path) -> list[Judged]:
+        """A verdict for each rollout that the batch in `path` should have, in order, whatever the bytes are.
+
+        Raises ValueError where the version is not kept.
+        """
+        model = self._decoder(self._weights(assignment.version))
+        places = list(_places(assignment))
+        try:
+            rollouts = decode_batch(path.read_bytes())
+        except ValueError as error:
+            return [Judged(Reason.MALFORMED, str(error))] * len(places)
+        if [(rollout.problem, rollout.copy) for rollout in rollouts] != places:
+            return [Judged(Reason.WRONG_PROMPT, "the batch has not the rollouts that were assigned")] * len(places)
+        verifier = Verifier(model, self._tasks.environment, self._tasks.tokenizer, self.config, self._tolerances)
+        return verifier.verify(assignment, rollouts)
+
+    def groups(self, paths: Sequence[Path]) -> list[Group]:
+        """The groups in these batches, which were verified, with rewards that are computed here.
+
+        Raises ValueError for a file that no verified batch is in.
+        """
+        groups: list[Group] = []
+        for path in paths:
+            rollouts = decode_batch(path.read_bytes())
+            groups += grouped(scored(rollout, self._solved(rollout)) for rollout in rollouts)
+        return [replace(group, problem=number) for number, group in zip(count(), groups, strict=False)]
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _weights(self, version: int) -> Tensor:
+        if version not in self.versions:
+            raise ValueError(
+                f"the weights of version {version} are not here any more; the newest is {max(self.versions, default=0)}"
+            )
+        return self.versions[version]
+
+    def _decoder(self, weights: Tensor) -> Decoder:
+        return Decoder(self._model, self._device, weights.to(self._dtype))
+
+    def _ready_engine(self, length: int) -> Engine:
+        if self._engine is None or self._engine[0] < length:
+            engine = Engine(
+                self._model,
+                self._device,
+                slots=SLOTS,
+                length=length,
+                temperature=self.config.temperature,
+                dtype=self._dtype,
+                prove=lambda hidden: prove(hidden, self.config.top_k, self.config.chunk_tokens),
+                reply=self._reply,
+            )
+            self._engine, self._loaded = (length, engine), None
+        return self._engine[1]
+
+    def _requests(self, assignment: Assignment) -> Iterator[Request]:
+        tokenizer = self._tasks.tokenizer
+        prompts = {index: tuple(tokenizer.encode(self._problem(index).prompt)) for index in assignment.problems}
+        for number, (index, copy) in enumerate(_places(assignment)):
+            key = stream_key(assignment.run, assignment.version, assignment.peer, index, copy)
+            yield Request(number, prompts[index], key, self.config.max_tokens, (tokenizer.end,))
+
+    def _reply(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
+        """What the environment says after a turn of the batch that is being made."""
+        tasks, problem = self._tasks, self._problem(self._problems[request.id])
+        reply = tasks.environment.reply(problem, read_turns(tasks.environment, problem, output, made, tasks.tokenizer))
+        return None if reply is None else tasks.tokenizer.encode(reply)
+
+    def _problem(self, index: int) -> Problem:
+        return self._tasks.environment.problem(index)
+
+    def _solved(self, rollout: Rollout) -> float:
+        problem = self._problem(rollout.problem)
+        turns = read_turns(self._tasks.environment, problem, rollout.output, rollout.made, self._tasks.tokenizer)
+        return self._tasks.environment.score(problem, turns)
+
+
+def _places(assignment: Assignment) -> Iterator[tuple[int, int]]:
+    """Problem and copy of each rollout of a batch."""
+    return ((index, copy) for index in assignment.problems for copy in range(assignment.copies))
+
+
+def _rollout(assignment: Assignment, request: Request, completion: Completion) -> Rollout:
+    problem, copy = divmod(request.id, assignment.copies)
+    return Rollout(assignment.problems[problem], copy, request.prompt, completion.output, completion.made, completion.proofs)

@@ -1,0 +1,74 @@
+"""What the peer asks of a trainer in an RL run: keep a version, make a batch of rollouts, judge one, learn from some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.config import TrainingConfig
+from trainer.data.tokens import ByteTokenizer
+from trainer.environments.opening import open_environment
+from trainer.rl.config import RlConfig
+from trainer.rl.learner import AfterStep, Learner, LearnTask
+from trainer.rl.verification import Assignment, Judged
+from trainer.rl.worker import F32, OnProgress, RolloutWorker, Tasks
+from trainer.worker import Done, Task, Worker
+
+VERDICTS_AT_ONCE = 128
+"""Verdicts in one frame to the peer."""
+MAX_DETAIL = 200
+
+
+class RolloutJobs:
+    """Of one run.  worker: has the model that learns."""
+
+    def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker, device: torch.device) -> None:
+        self._config, self._rl, self._worker = config, rl, worker
+        tasks = Tasks(open_environment(config.environment), ByteTokenizer())
+        self._rollouts = RolloutWorker(rl, config.model, tasks, device)
+        self._learner: Learner | None = None
+
+    def keep_version(self, version: int, theta: F32) -> None:
+        """Copy the swarm's parameters as this version."""
+        self._rollouts.keep_version(version, theta)
+
+    def generate(self, task: dict[str, Any], path: str, on_progress: OnProgress) -> dict[str, Any]:
+        """Make a batch; how many rollouts and tokens it has."""
+        assignment = _assignment(task)
+        tokens = self._rollouts.generate(assignment, Path(path), on_progress)
+        return {"rollouts": len(assignment.problems) * assignment.copies, "tokens": tokens}
+
+    def verify(self, task: dict[str, Any], path: str, tell: Callable[[list[dict[str, Any]]], None]) -> dict[str, Any]:
+        """Judge a batch; `tell` gets the verdicts, some at a time, in their order."""
+        judged = self._rollouts.verify(_assignment(task), Path(path))
+        for some in _parts(judged):
+            tell([_fields(each) for each in some])
+        return {}
+
+    def learn(self, task: Task, theta: F32, out: memoryview, after_step: AfterStep) -> Done:
+        """Learn from the batches of a round and encode the difference into `out`."""
+        if self._learner is None:
+            self._learner = Learner(self._rl, self._worker.model, self._config.chunk_parameters)
+        groups = self._rollouts.groups([Path(path) for path in task.rollouts])
+        learnt = self._learner.compute(LearnTask(task.round, task.first_step), groups, theta, out, after_step)
+        return Done(learnt.tokens, learnt.steps, learnt.loss, learnt.norm)
+
+
+def _assignment(task: dict[str, Any]) -> Assignment:
+    return Assignment(bytes.fromhex(task["run"]), task["version"], task["peer"], tuple(task["problems"]), task["copies"])
+
+
+def _parts(judged: Sequence[Judged]) -> Iterator[Sequence[Judged]]:
+    return (judged[start : start + VERDICTS_AT_ONCE] for start in range(0, len(judged), VERDICTS_AT_ONCE))
+
+
+def _fields(judged: Judged) -> dict[str, Any]:
+    return {
+        "reason": judged.reason.value if judged.reason else "",
+        "detail": judged.detail[:MAX_DETAIL],
+        "reward": judged.reward,
+        "tokens": judged.tokens,
+    }
