@@ -8,6 +8,7 @@ over the swarm's parameters and taking the difference are each one vector operat
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +17,26 @@ from torch import Tensor, nn
 from trainer.models.llama.config import ModelConfig, parameter_layout
 
 
+class Past(Protocol):
+    """Keys and values of earlier tokens, which those of a forward pass attend to (`trainer.generate.cache`)."""
+
+    @property
+    def rotations(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the tokens' positions, (B, 1, T, width of a head)."""
+
+    @property
+    def mask(self) -> Tensor:
+        """What is added to the scores: 0 or -inf, (B, 1, queries for each key head, keys)."""
+
+    def extend(self, layer: int, key_bhtd: Tensor, value_bhtd: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the tokens' own keys and values; return all that they attend to, (B, key heads, keys, width of a head)."""
+
+
 class Decoder(nn.Module):
     """Tokens (B, T) to normalised hidden states (B, T, dim).
 
-    flat: the parameters, fp32 (n).  gradient: their gradients, fp32 (n); empty in a model that is only looked at.
+    flat: the parameters (n), fp32, or in a model without gradients the precision of its matrix products; sums and norms
+    are fp32 in any case.  gradient: their gradients, fp32 (n); empty in a model that is only looked at.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device, flat: Tensor | None = None) -> None:
@@ -50,19 +67,19 @@ class Decoder(nn.Module):
         """(vocab, dim)"""
         return self.tensors["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
 
-    def forward(self, tokens_bt: Tensor) -> Tensor:
-        """Normalised hidden states (B, T, dim) of tokens (B, T)."""
-        hidden = F.embedding(tokens_bt, self.tensors["model.embed_tokens.weight"])
-        cos, sin = _rotations(self.config, tokens_bt.shape[1], hidden.device)
+    def forward(self, tokens_bt: Tensor, past: Past | None = None) -> Tensor:
+        """Normalised hidden states (B, T, dim), fp32, of tokens (B, T).  past: what comes before them, if anything does."""
+        hidden = F.embedding(tokens_bt, self.tensors["model.embed_tokens.weight"]).float()
+        cos, sin = past.rotations if past else rotations(self.config, tokens_bt.shape[1], hidden.device)
         for layer in range(self.config.layers):
-            hidden = hidden + self._attention(layer, hidden, cos, sin)
+            hidden = hidden + self._attention(layer, hidden, cos, sin, past)
             hidden = hidden + self._feed_forward(layer, hidden)
         return self._norm("model.norm.weight", hidden)
 
-    def _attention(self, layer: int, hidden_btd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _attention(self, layer: int, hidden_btd: Tensor, cos: Tensor, sin: Tensor, past: Past | None) -> Tensor:
         config, prefix = self.config, f"model.layers.{layer}."
         batch, length, _ = hidden_btd.shape
-        normed = self._norm(prefix + "input_layernorm.weight", hidden_btd)
+        normed = self._norm(prefix + "input_layernorm.weight", hidden_btd).to(self.flat.dtype)
 
         def heads(name: str, count: int) -> Tensor:
             """(B, heads, T, width of a head)"""
@@ -76,26 +93,42 @@ class Decoder(nn.Module):
         query = _rotate(heads("q", config.heads), cos, sin)
         key = _rotate(heads("k", config.kv_heads), cos, sin)
         value = heads("v", config.kv_heads)
-        if config.kv_heads != config.heads:
-            key = key.repeat_interleave(config.heads // config.kv_heads, dim=1)
-            value = value.repeat_interleave(config.heads // config.kv_heads, dim=1)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        if past is None:
+            mixed = _causal(query, key, value)
+        else:
+            mixed = _looking_back(query, *past.extend(layer, key, value), past.mask)
         mixed = mixed.transpose(1, 2).reshape(batch, length, config.query_width)
         return F.linear(mixed, self.tensors[f"{prefix}self_attn.o_proj.weight"])
 
     def _feed_forward(self, layer: int, hidden_btd: Tensor) -> Tensor:
         prefix = f"model.layers.{layer}."
-        normed = self._norm(prefix + "post_attention_layernorm.weight", hidden_btd)
+        normed = self._norm(prefix + "post_attention_layernorm.weight", hidden_btd).to(self.flat.dtype)
         gate = F.silu(F.linear(normed, self.tensors[prefix + "mlp.gate_proj.weight"]))
         up = F.linear(normed, self.tensors[prefix + "mlp.up_proj.weight"])
         return F.linear(gate * up, self.tensors[prefix + "mlp.down_proj.weight"])
 
     def _norm(self, name: str, hidden_btd: Tensor) -> Tensor:
-        weight = self.tensors[name]
+        weight = self.tensors[name].float()
         return F.rms_norm(hidden_btd.float(), weight.shape, weight, self.config.norm_eps)
 
 
-def _rotations(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _causal(query_bhtd: Tensor, key_bktd: Tensor, value_bktd: Tensor) -> Tensor:
+    """Attention of tokens to themselves and those before them, (B, heads, T, width of a head)."""
+    group = query_bhtd.shape[1] // key_bktd.shape[1]
+    if group != 1:
+        key_bktd, value_bktd = key_bktd.repeat_interleave(group, dim=1), value_bktd.repeat_interleave(group, dim=1)
+    return F.scaled_dot_product_attention(query_bhtd, key_bktd, value_bktd, is_causal=True)
+
+
+def _looking_back(query_bhtd: Tensor, key_bksd: Tensor, value_bksd: Tensor, mask: Tensor) -> Tensor:
+    """Attention to earlier tokens too.  The queries that share a key head stand one after the other: keys are read once."""
+    batch, heads, length, width = query_bhtd.shape
+    grouped = query_bhtd.reshape(batch, key_bksd.shape[1], -1, width)
+    mixed = F.scaled_dot_product_attention(grouped, key_bksd, value_bksd, attn_mask=mask)
+    return mixed.reshape(batch, heads, length, width)
+
+
+def rotations(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines (length, width of a head), fp32, each half repeated as in Llama's Hugging Face form."""
     half = torch.arange(0, config.head_width, 2, dtype=torch.float32, device=device) / config.head_width
     frequencies = _stretched(config, 1.0 / config.rope_base**half)

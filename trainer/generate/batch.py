@@ -1,0 +1,119 @@
+"""Sequences that are computed together: all of their state on the device, and the two passes that advance them.
+
+A sequence lies in a slot: its tokens, prompt and environment's replies included, at their positions; how far it is; its
+key, its last position, the tokens that end a turn.  `feed` computes tokens that are known already (a prompt), many at a
+time.  `step` computes the newest token of each running sequence and chooses the next.  A step has the same shapes whoever
+runs, and needs nothing from the host; that a sequence has come to the end of a turn, the host reads in `progress`.
+
+Which request gets which slot, and what happens at the end of a turn, is `trainer.generate.engine`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.generate.cache import Cache
+from trainer.generate.sampling import choose
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.model import Decoder
+
+MOST_END_TOKENS = 8
+"""Of one sequence."""
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Known tokens to be computed: positions first to stop - 1 of a slot."""
+
+    slot: int
+    first: int
+    stop: int
+
+
+def batch_bytes(config: ModelConfig, slots: int, length: int, dtype: torch.dtype) -> int:
+    """Memory of a `Batch`, but for what a pass needs while it runs."""
+    rows = slots * (length + 1)
+    cache = 2 * config.layers * rows * config.kv_width * dtype.itemsize
+    return config.parameters * dtype.itemsize + cache + rows * (8 + 2 * config.dim)
+
+
+class Batch:
+    """slots sequences of at most length tokens.
+
+    tokens: int64 (slots, rows).  hidden: bf16 (slots, rows, dim), the final hidden state of each computed position.
+    position: int64 (slots,), of the newest token, which is not computed yet.  running: bool (slots,), in a turn of the
+    model.  Rows are positions, and a spare one at the end for what does not count (`Cache.spare`).
+    """
+
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype, slots: int, length: int) -> None:
+        self.model = Decoder(config, device, torch.zeros(config.parameters, dtype=dtype, device=device))
+        self.cache = Cache(config, slots, length, dtype, device)
+        self.tokens = torch.zeros(slots, length + 1, dtype=torch.int64, device=device)
+        self.hidden = torch.zeros(slots, length + 1, config.dim, dtype=torch.bfloat16, device=device)
+        self.position = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.running = torch.zeros(slots, dtype=torch.bool, device=device)
+        self._keys = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._last = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._ends = torch.full((slots, MOST_END_TOKENS), NO_TOKEN, device=device)
+
+    def load(self, flat: Tensor) -> None:
+        """Take over parameters (n), of any precision, from any device.  Not while there are sequences."""
+        self.model.flat.copy_(flat)
+        self.cache.clear()
+
+    def begin(self, slot: int, prompt: Sequence[int], key: int, last: int, ends: Sequence[int]) -> None:
+        """Put a sequence into a slot.  last: the position where it ends at the latest.  It does not run yet."""
+        self._keys[slot], self._last[slot] = key, last
+        self._ends[slot] = torch.tensor([*ends, *[NO_TOKEN] * (MOST_END_TOKENS - len(ends))])
+        self.append(slot, 0, prompt)
+
+    def append(self, slot: int, first: int, tokens: Sequence[int]) -> None:
+        """Go on with tokens that the model did not choose, from position `first` on."""
+        self.tokens[slot, first : first + len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+        self.position[slot] = first + len(tokens) - 1
+
+    def move(self, source: int, target: int, rows: int) -> None:
+        """Copy a sequence of at most so many tokens to another slot; the old one does not run any more."""
+        self.cache.move(source, target, rows)
+        for part in (self.tokens, self.hidden):
+            part[target, :rows] = part[source, :rows]
+        for part in (self.position, self._keys, self._last, self._ends, self.running):
+            part[target] = part[source]
+        self.running[source] = False
+
+    def feed(self, pieces: Sequence[Piece]) -> None:
+        """Compute known tokens of some slots, one piece each."""
+        numbers = torch.tensor([(piece.slot, piece.first, piece.stop) for piece in pieces]).to(self.tokens.device)
+        slots, firsts, stops = numbers.unbind(dim=1)
+        width = max(piece.stop - piece.first for piece in pieces)
+        positions_bt = firsts[:, None] + torch.arange(width, device=self.tokens.device)
+        positions_bt = torch.where(positions_bt < stops[:, None], positions_bt, self.cache.spare)
+        past = self.cache.look_back(slots, positions_bt, max(piece.stop for piece in pieces))
+        hidden_btd = self.model(self.tokens[slots].gather(1, positions_bt), past)
+        self.hidden.flatten(0, 1).index_copy_(0, past.cells, hidden_btd.flatten(0, 1).bfloat16())
+
+    def step(self, slots: int, span: int, temperature: float) -> None:
+        """Choose the next token of those of the first `slots` slots that run.  span: above all their positions."""
+        spare, running = self.cache.spare, self.running[:slots]
+        at = torch.where(running, self.position[:slots], spare)
+        past = self.cache.look_back(slots, at[:, None], span)
+        hidden_bd = self.model(self.tokens[:slots].gather(1, at[:, None]), past)[:, 0]
+        self.hidden.flatten(0, 1).index_copy_(0, past.cells, hidden_bd.bfloat16())
+        logits_bv = F.linear(hidden_bd.to(self.model.flat.dtype), self.model.output_weight)
+        chosen = choose(logits_bv, self._keys[:slots], at + 1, temperature)
+        following = (at + 1).clamp_(max=spare)
+        self.tokens[:slots].scatter_(1, following[:, None], chosen[:, None])
+        self.position[:slots] = torch.where(running, following, self.position[:slots])
+        ended = (chosen[:, None] == self._ends[:slots]).any(dim=1) | (following >= self._last[:slots])
+        running.logical_and_(~ended)
+
+    def progress(self, slots: int) -> tuple[list[int], list[bool]]:
+        """Position, and whether it runs, of each of the first `slots` slots.  Waits for the device."""
+        both = torch.stack([self.position[:slots], self.running[:slots].long()]).tolist()
+        return both[0], [bool(runs) for runs in both[1]]
