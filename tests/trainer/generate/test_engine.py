@@ -1,0 +1,331 @@
+"""Many sequences at a time, in any company, come out as each by itself without a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+import torch
+
+from tests.trainer.generate.naive import CPU, END, FAMILIES, Written, parameters, requests, write
+from trainer.generate.batch import Batch, batch_bytes
+from trainer.generate.engine import Completion, Ended, Engine, Request, complete
+from trainer.generate.sampling import shortfall
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.model import Decoder
+
+LENGTH = 141
+CLOSE = 2e-4
+"""More than the rounding of sums changes logits by, which is about 1e-5 here."""
+CONFIG = FAMILIES["qwen3"]
+FLAT = parameters(CONFIG)
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+@cache
+def naively(family: str, temperature: float) -> list[tuple[Request, Written]]:
+    """Requests and what they must give.  No choice is so close that the rounding of a sum could change it."""
+    config = FAMILIES[family]
+    flat = parameters(config)
+    pairs = [(each, write(config, flat, each, temperature)) for each in requests(config, 12)]
+    assert min(written.margin for _, written in pairs) > CLOSE
+    return pairs
+
+
+def completions(engine: Engine, wanted: list[Request]) -> dict[int, Completion]:
+    return {completion.id: completion for completion in complete(engine, wanted)}
+
+
+def check(got: Completion, request: Request, written: Written) -> None:
+    assert got.output == written.output
+    assert got.made == written.made
+    assert got.ended == (Ended.END_TOKEN if written.output[-1] in END else Ended.LENGTH)
+    assert got.hidden is not None and got.hidden.dtype == torch.bfloat16 and got.hidden.shape == written.hidden.shape
+    # The same to the last bit of bf16, or where a number lies between two of them, to its neighbour.
+    torch.testing.assert_close(got.hidden, written.hidden, rtol=2**-7, atol=1e-4)
+
+
+@every_family
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "slots, prefill_tokens, steps_at_once", [(1, 1024, 1), (5, 48, 1), (12, 1024, 1), (4, 7, 8), (12, 100, 3)]
+)
+def test_tokens_and_hidden_states_are_those_of_full_recomputation(
+    family: str, temperature: float, slots: int, prefill_tokens: int, steps_at_once: int
+) -> None:
+    config, pairs = FAMILIES[family], naively(family, temperature)
+    engine = Engine(
+        config, CPU, slots=slots, length=LENGTH, temperature=temperature,
+        prefill_tokens=prefill_tokens, steps_at_once=steps_at_once,
+    )  # fmt: skip
+    engine.load(parameters(config))
+    got = completions(engine, [request for request, _ in pairs])
+    assert sorted(got) == [request.id for request, _ in pairs]
+    for request, written in pairs:
+        check(got[request.id], request, written)
+
+
+def test_order_of_requests_does_not_matter_and_slots_serve_again_and_again() -> None:
+    pairs = naively("qwen2", 1.0)
+    engine = Engine(FAMILIES["qwen2"], CPU, slots=3, length=LENGTH)
+    engine.load(parameters(FAMILIES["qwen2"]))
+    for order in (pairs, pairs[::-1], pairs[1::2] + pairs[::2]):
+        got = completions(engine, [request for request, _ in order])
+        for request, written in order:
+            check(got[request.id], request, written)
+
+
+def test_requests_begin_when_a_slot_is_free_and_are_taken_when_there_is_room() -> None:
+    taken: list[int] = []
+
+    def source() -> Iterator[Request]:
+        for request in same_length(8, [3, 9, 9, 9, 9, 9, 9, 9]):
+            taken.append(request.id)
+            yield request
+
+    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH)
+    engine.load(FLAT)
+    assert engine.room == 2
+    done = complete(engine, source())
+    assert next(done).id == 0
+    assert taken == [0, 1]
+    assert next(done).id == 1
+    assert taken == [0, 1, 2]
+    assert [completion.id for completion in done] == [2, 3, 4, 5, 6, 7]
+    assert engine.room == 2 and not engine.busy
+    assert engine.row_steps == 3 + 7 * 9  # no row was computed for nobody: two at a time, and one where one was left
+
+
+def same_length(count: int, tokens: list[int]) -> list[Request]:
+    """Requests that end when they have so many tokens."""
+    return [Request(number, (1, 2, 3), number, tokens[number], ()) for number in range(count)]
+
+
+def test_last_sequences_move_together_so_that_no_row_is_computed_for_nobody() -> None:
+    lengths = [2, 2, 12, 4, 30, 2, 6, 30]
+    engine = Engine(CONFIG, CPU, slots=8, length=LENGTH)
+    engine.load(FLAT)
+    got = completions(engine, same_length(8, lengths))
+    assert [len(got[number].output) for number in range(8)] == lengths
+    assert engine.steps == max(lengths) and engine.row_steps == sum(lengths)
+    for request in same_length(8, lengths):
+        assert got[request.id].output == write(CONFIG, FLAT, request).output
+
+
+def test_long_prompts_are_computed_between_the_steps_of_the_others() -> None:
+    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH, prefill_tokens=10)
+    engine.load(FLAT)
+    short, long = Request(0, (5,), 1, 6, ()), Request(1, tuple(range(100)), 2, 3, ())
+    engine.submit(short)
+    engine.advance()
+    engine.submit(long)
+    ended = [[completion.id for completion in engine.advance()] for _ in range(14)]
+    assert ended == [[], [], [], [], [0], *[[]] * 6, [1], [], []]  # 99 tokens in 10 blocks, then 3 steps
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_sequences_under_way_end_with_the_weights_they_began_with() -> None:
+    old, new = FLAT, parameters(CONFIG, seed=1)
+    first, second = requests(CONFIG, 5, seed=2), requests(CONFIG, 5, seed=3)
+    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH)
+    engine.load(old)
+    for request in first:
+        engine.submit(request)
+    got = {completion.id: completion for completion in engine.advance()}
+    engine.load(new)
+    for request in second:
+        engine.submit(Request(request.id + 5, *tuple_of(request)))
+    assert engine.room == 0
+    while engine.busy:
+        got |= {completion.id: completion for completion in engine.advance()}
+    assert {*list(got)[:5]} == {0, 1, 2, 3, 4}
+    for request in first:
+        assert got[request.id].output == write(CONFIG, old, request).output
+    for request in second:
+        assert got[request.id + 5].output == write(CONFIG, new, request).output
+
+
+def tuple_of(request: Request) -> tuple[tuple[int, ...], int, int, tuple[int, ...]]:
+    return request.prompt, request.key, request.max_tokens, request.end_tokens
+
+
+def test_withdrawn_requests_have_not_begun_and_those_that_have_are_completed() -> None:
+    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH)
+    engine.load(FLAT)
+    wanted = same_length(5, [4] * 5)
+    for request in wanted:
+        engine.submit(request)
+    engine.advance()
+    assert engine.withdraw() == wanted[2:]
+    engine.load(parameters(CONFIG, seed=1))
+    assert sorted(completions(engine, [])) == [0, 1]
+    assert engine.withdraw() == [] and engine.room == 2
+
+
+def test_weights_that_are_no_numbers_do_not_outlive_their_successor() -> None:
+    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH)
+    engine.load(torch.full_like(FLAT, torch.nan))
+    completions(engine, same_length(2, [9, 9]))
+    engine.load(FLAT)
+    for request in same_length(2, [9, 9]):
+        assert completions(engine, [request])[request.id].output == write(CONFIG, FLAT, request).output
+
+
+def test_weights_are_needed_and_of_the_models_size() -> None:
+    engine = Engine(CONFIG, CPU, slots=1, length=LENGTH)
+    with pytest.raises(ValueError, match="load some"):
+        engine.advance()
+    with pytest.raises(ValueError, match="parameters, not"):
+        engine.load(FLAT[1:])
+
+
+# -- turns ------------------------------------------------------------------------------------------------------------
+
+
+def test_replies_go_into_the_output_as_not_made_and_the_model_goes_on() -> None:
+    said = {1: (7, 8, 9), 2: (), 3: tuple(range(50))}
+    turns: dict[int, int] = {}
+
+    def reply(request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> tuple[int, ...] | None:
+        assert made[-1] and output[-1] in request.end_tokens
+        turns[request.id] = turns.get(request.id, 0) + 1
+        return said.get(turns[request.id])
+
+    ends = tuple(range(7, 300, 40))
+    wanted = [Request(each.id, each.prompt, each.key, 90, ends) for each in requests(CONFIG, 5, seed=2)]
+    written = []
+    for request in wanted:
+        written.append(write(CONFIG, FLAT, request, reply=reply))
+    assert min(each.margin for each in written) > CLOSE
+    expected_turns = dict(turns)
+    for slots in (1, 3):
+        turns.clear()
+        engine = Engine(CONFIG, CPU, slots=slots, length=190, reply=reply, prefill_tokens=20)
+        engine.load(FLAT)
+        got = completions(engine, wanted)
+        assert turns == expected_turns
+        for request, one in zip(wanted, written, strict=True):
+            assert (got[request.id].output, got[request.id].made) == (one.output, one.made)
+            hidden = got[request.id].hidden
+            assert hidden is not None
+            torch.testing.assert_close(hidden, one.hidden, rtol=2**-7, atol=1e-4)
+    assert max(expected_turns.values()) >= 3 and any(50 < one.made.count(False) for one in written)
+
+
+def test_a_reply_without_room_for_a_token_after_it_ends_the_completion_without_it() -> None:
+    (request,) = requests(CONFIG, 1)
+    alone = write(CONFIG, FLAT, Request(0, request.prompt, request.key, 20, ()))
+    ends = (alone.output[4],)
+    first = alone.output.index(ends[0])
+    for reply_tokens, room in ((10, 10), (10, 11)):
+        engine = Engine(CONFIG, CPU, slots=1, length=LENGTH, reply=lambda *_, said=(5,) * reply_tokens: said)  # type: ignore[misc]
+        engine.load(FLAT)
+        got = completions(engine, [Request(0, request.prompt, request.key, first + 1 + room, ends)])[0]
+        fits = reply_tokens < room
+        assert got.made.count(False) == (reply_tokens if fits else 0)
+        assert len(got.output) == first + 1 + (room if fits else 0)
+        assert got.ended == (Ended.END_TOKEN if not fits or got.output[-1] in ends else Ended.LENGTH)
+
+
+def test_what_was_completed_is_not_lost_when_the_environment_fails() -> None:
+    fails = True
+
+    def reply(request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> None:
+        if request.id == 1 and fails:
+            raise OSError("no environment")
+
+    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH, reply=reply)
+    engine.load(FLAT)
+    end = write(CONFIG, FLAT, Request(0, (1,), 0, 5, ())).output[4]  # both come to this end in the same step
+    for number in (0, 1):
+        engine.submit(Request(number, (1,), 0, 30, (end,)))
+    with pytest.raises(OSError, match="no environment"):
+        while True:
+            engine.advance()
+    fails = False
+    assert sorted(completions(engine, [])) == [0, 1]
+
+
+# -- proofs and precision ---------------------------------------------------------------------------------------------
+
+
+def test_the_prover_gets_the_hidden_states_of_the_output_and_its_proofs_come_in_order() -> None:
+    seen: list[torch.Tensor] = []
+
+    def prove(hidden: torch.Tensor) -> list[bytes]:
+        seen.append(hidden.clone())
+        return [bytes([len(chunk)]) for chunk in hidden.split(32)]
+
+    engine = Engine(CONFIG, CPU, slots=3, length=LENGTH, prove=prove)
+    engine.load(FLAT)
+    pairs = naively("qwen3", 1.0)
+    ended = list(complete(engine, [request for request, _ in pairs]))
+    for completion, hidden in zip(ended, seen, strict=True):
+        written = pairs[completion.id][1]
+        assert completion.hidden is None
+        full, rest = divmod(len(written.output), 32)
+        assert completion.proofs == bytes([32] * full + [rest] * (rest > 0))
+        torch.testing.assert_close(hidden, written.hidden, rtol=2**-7, atol=1e-4)
+
+
+@every_family
+def test_in_bf16_tokens_are_those_that_had_to_be_chosen_within_its_rounding(family: str) -> None:
+    config: ModelConfig = FAMILIES[family]
+    flat = parameters(config).bfloat16()
+    engine = Engine(config, CPU, slots=5, length=LENGTH, dtype=torch.bfloat16)
+    engine.load(flat)
+    reference = Decoder(config, CPU, flat.float())
+    wanted = requests(config, 8)
+    got = completions(engine, wanted)
+    below = []
+    for request in wanted:
+        output = got[request.id].output
+        tokens = torch.tensor(request.prompt + output)
+        rows = torch.arange(len(request.prompt) - 1, len(tokens) - 1)
+        with torch.no_grad():
+            logits = reference(tokens[None, :-1])[0, rows] @ reference.output_weight.T
+        below.append(shortfall(logits, torch.tensor(output), request.key, rows + 1, 1.0))
+        hidden = got[request.id].hidden
+        assert hidden is not None and hidden.shape == (len(output), config.dim)
+    falls = torch.cat(below)
+    assert len(falls) > 100
+    assert falls.max() < 0.5 and (falls == 0).float().mean() > 0.9
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_, says",
+    [
+        (Request(4, (), 0, 5, ()), "request 4 needs a prompt"),
+        (Request(4, (1,), 0, 0, ()), "request 4 needs a prompt"),
+        (Request(4, (1,) * 41, 0, 101, ()), r"41 \+ 101 tokens, and there is room for 141"),
+        (Request(4, (1, CONFIG.vocab), 0, 5, ()), "tokens outside the vocabulary"),
+        (Request(4, (1, -1), 0, 5, ()), "tokens outside the vocabulary"),
+        (Request(4, (1,), 0, 5, tuple(range(9))), "9 end tokens, and 8 are allowed"),
+    ],
+)
+def test_requests_that_can_never_be_completed_are_refused_in_a_sentence(request_: Request, says: str) -> None:
+    engine = Engine(CONFIG, CPU, slots=1, length=LENGTH)
+    with pytest.raises(ValueError, match=says):
+        engine.submit(request_)
+    assert not engine.busy
+
+
+def test_a_request_may_fill_its_slot_to_the_last_position() -> None:
+    request = Request(0, tuple(range(100)), 9, 41, ())
+    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH, steps_at_once=8)
+    engine.load(FLAT)
+    got = completions(engine, [request])[0]
+    assert got.output == write(CONFIG, FLAT, request).output and len(got.output) == 41
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_what_was_foretold(dtype: torch.dtype) -> None:
+    batch = Batch(CONFIG, CPU, dtype, 7, 50)
+    held = [batch.model.flat, batch.cache.keys, batch.cache.values, batch.tokens, batch.hidden]
+    assert batch_bytes(CONFIG, 7, 50, dtype) == sum(tensor.nbytes for tensor in held)
