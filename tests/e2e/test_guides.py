@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from protocol import events as ev
-from tests.e2e.swarm import PATIENCE_S, Swarm
-from tests.e2e.terminal import Terminal, unwrapped, why_not
+from tests.e2e.person import Person
+from tests.e2e.swarm import Swarm
+from tests.e2e.terminal import unwrapped, why_not
 
 ROOT = Path(__file__).parents[2]
 README, VOLUNTEER, ORGANISER = (ROOT / name for name in ("README.md", "docs/volunteer.md", "docs/organiser.md"))
@@ -40,45 +39,6 @@ def lines(guide: Path, heading: str = "") -> list[list[str]]:
 def filled(typed: list[list[str]], placeholders: dict[str, str]) -> list[list[str]]:
     """Commands with their placeholders filled in."""
     return [[placeholders.get(word, word) for word in words] for words in typed]
-
-
-class Person:
-    """Types commands in a folder of its own, on a computer that knows nothing of Manyhands.  terminals: opened so far."""
-
-    def __init__(self, swarm: Swarm, name: str) -> None:
-        self.swarm, self.folder, self.terminals = swarm, swarm.place(name), 0
-        self.environment = {**swarm.environment, "PEER_DATA_DIR": str(self.folder / "data")}
-        self.environment["PEER_CONFIG"] = str(self.folder / "peer.toml")
-        evening = self.folder / "sensors.json"
-        evening.write_text('{"now": "2026-11-23T19:00"}')
-        self.environment["PEER_SENSORS"] = str(evening)
-
-    def types(self, words: list[str], code: int = 0) -> str:
-        """To the end of the command; what it printed."""
-        done = subprocess.run(
-            self.command(words), env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE_S
-        )
-        assert done.returncode == code, (words, done.stdout, done.stderr)
-        return done.stdout
-
-    def command(self, words: list[str]) -> list[str]:
-        assert words[0] == "peer"
-        local = ["--local"] if words[1] in ("join", "doctor") else []
-        return [sys.executable, "-m", *words, *local]
-
-    def opens(self, words: list[str]) -> Terminal:
-        """In a terminal of its own, with the interface."""
-        shell = f"cd {shlex.quote(str(self.folder))}; {shlex.join(self.command(words))}; echo exit code $?; cat"
-        self.terminals += 1
-        place = self.swarm.place(f"{self.folder.name}-{self.terminals}")
-        return Terminal(place, ("sh", "-c", shell), self.environment, (120, 40))
-
-    def looks(self, words: list[str], text: str) -> None:
-        """Opens a view, until `text` is in it."""
-        with self.opens(words) as terminal:
-            terminal.until(text)
-            terminal.type("q")
-            terminal.until("exit code 0")
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
