@@ -25,12 +25,13 @@ def test_at_its_monthly_quota_a_peer_leaves_and_comes_back_in_the_next_month(tmp
     with Swarm(tmp_path) as swarm:
         swarm.create_run()
         others = [swarm.peer(f"peer-{number}").start() for number in range(2)]
-        swarm.environment |= {"PEER_SENSORS": str(sensors), "PEER_MONTHLY_QUOTA": "1GB"}
+        swarm.environment |= {"PEER_SENSORS": str(sensors), "PEER_MONTHLY_QUOTA": "2GB"}
         feel("2026-11-23T12:00")
         rester = swarm.peer("rester")
         (rester.folder / "month.json").write_text(json.dumps({"month": "2026-11", "bytes": QUOTA - 100_000}))
         rester.start()
         swarm.whole(rester, *others)
+        swarm.command(rester.folder, "config", "monthly_quota", "1GB", "--now")
         swarm.until("the quota is used up", partial(_is, rester, "monthly quota"))
         status = rester.status()
         assert (status["phase"], status["peers"], status["swarm"]) == ("paused", 0, [])
@@ -44,6 +45,7 @@ def test_at_its_monthly_quota_a_peer_leaves_and_comes_back_in_the_next_month(tmp
         swarm.whole(*others)
         assert _is(rester, "monthly quota"), "the others go on without it"
         rester.kill()
+        swarm.environment["PEER_MONTHLY_QUOTA"] = "1GB"
         rester.start()
         swarm.until("the quota is still used up", partial(_is, rester, "monthly quota"))
         assert _counted(rester) == counted and not rester.status()["addresses"], "it has not even opened its network"
