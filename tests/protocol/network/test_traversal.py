@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import AsyncIterator
+import struct
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 
 import pytest
@@ -25,7 +26,7 @@ from protocol.network.libp2p.traversal.meeting import sensible
 from protocol.network.libp2p.traversal.race import CANDIDATES_BYTES, Candidate, Race, read_candidates, write_candidates
 from protocol.network.libp2p.way import LinkKind, way_of
 from protocol.wire.identity import Identity
-from tests.protocol.network.recorder import RUN, Recorder, network, stack
+from tests.protocol.network.recorder import RUN, Recorder, network, pair, stack
 
 A, B = (Identity.generate().peer_id for _ in range(2))
 HERE: End = ("127.0.0.1", 0)
@@ -224,3 +225,42 @@ def test_a_race_with_nobody_is_lost_in_time() -> None:
         assert await Race(b"t" * race.TOKEN_BYTES, True, None).run([]) is None
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_socket_that_is_reset_as_soon_as_it_has_won_ends_nothing_else() -> None:
+    """The other end resets it when it likes, so even asking where it led may fail."""
+
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with pair(a, b) as (one, two):
+            meetings, token = stack(two).traversal._meetings, os.urandom(race.TOKEN_BYTES)
+            over = trio.Event()
+
+            async def won_and_reset(self: Race, theirs: Sequence[Candidate]) -> tuple[trio.socket.SocketType, LinkKind]:
+                ours, other = await connected_sockets()
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                other.close()
+                await trio.lowlevel.wait_readable(ours.fileno())  # the reset is here
+                over.set()
+                return ours, LinkKind.DIRECT
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Race, "run", won_and_reset)
+                question = token + write_candidates([])
+                await ask(stack(one).host, two.peer_id, meetings._protocol, question, CANDIDATES_BYTES, 60)
+                await over.wait()
+                with trio.fail_after(60):
+                    while meetings._running[False]:
+                        await trio.sleep(0.01)
+            assert await one.request(two.peer_id, "echo", b"still there", timeout_s=60) == b"still there"
+
+    trio.run(main)
+
+
+async def connected_sockets() -> tuple[trio.socket.SocketType, trio.socket.SocketType]:
+    """Two ends of one TCP connection."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        ours = trio.socket.socket()
+        await ours.connect(listener.socket.getsockname())
+        return ours, (await listener.accept()).socket

@@ -12,6 +12,7 @@ from protocol.network.interface import Unreachable
 from protocol.network.libp2p.dial_back import Verdict
 from protocol.network.libp2p.doorstep import send
 from protocol.network.libp2p.ends import End
+from protocol.network.libp2p.guarded import guarded
 from protocol.network.libp2p.host import transport_address
 from protocol.network.libp2p.inbound import relayed_group
 from protocol.network.libp2p.library import Host, MuxedConnection
@@ -137,7 +138,7 @@ class Circuits:
         end = self._dialled().get(relay)
         if relay not in self._places or end is None or self._nursery is None:
             return b"\0"
-        self._nursery.start_soon(self._serve, relay, end, token, _way(relay, kb_per_s))
+        self._nursery.start_soon(guarded, self._serve, relay, end, token, _way(relay, kb_per_s))
         return b"\x01"
 
     async def _serve(self, relay: PeerId, end: End, token: bytes, way: Way) -> None:

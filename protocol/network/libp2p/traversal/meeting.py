@@ -20,7 +20,8 @@ from protocol.network.interface import Members, Unreachable
 from protocol.network.libp2p.dial_back import LEAST_PORT
 from protocol.network.libp2p.doorstep import Doorstep, receive
 from protocol.network.libp2p.ends import End
-from protocol.network.libp2p.inbound import address_group
+from protocol.network.libp2p.guarded import guarded
+from protocol.network.libp2p.inbound import group_at_the_other_end
 from protocol.network.libp2p.library import Host, MuxedConnection
 from protocol.network.libp2p.reachability import is_an_address
 from protocol.network.libp2p.reputation import Channel, Reputation
@@ -136,12 +137,10 @@ class Meetings:
         outside = await self._outside()
         race = Race(question[:TOKEN_BYTES], False, outside.port if outside is not None else None)
         theirs = sensible(read_candidates(question[TOKEN_BYTES:]))
-        self._nursery.start_soon(self._race, peer, race, theirs, outside, is_member)
+        self._nursery.start_soon(guarded, self._race, race, theirs, outside, is_member)
         return write_candidates(self._candidates(outside))
 
-    async def _race(
-        self, peer: PeerId, race: Race, theirs: Sequence[Candidate], outside: Outside | None, is_member: bool
-    ) -> None:
+    async def _race(self, race: Race, theirs: Sequence[Candidate], outside: Outside | None, is_member: bool) -> None:
         self._races[race.token, FOLLOWS] = race
         try:
             won = await race.run(theirs)
@@ -151,9 +150,7 @@ class Meetings:
             if outside is not None:
                 outside.socket.close()
         if won is not None:
-            stream = trio.SocketStream(won[0])
-            end = won[0].getpeername()
-            await self._take(stream, address_group(end[0]), Way(won[1]))
+            await self._take(trio.SocketStream(won[0]), group_at_the_other_end(won[0]), Way(won[1]))
 
     def _candidates(self, outside: Outside | None) -> list[Candidate]:
         punched = [Candidate(outside.seen, True)] if outside is not None else []
