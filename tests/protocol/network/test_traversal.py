@@ -22,7 +22,7 @@ from protocol.network.libp2p.library import library_id
 from protocol.network.libp2p.short_questions import ask
 from protocol.network.libp2p.traversal import mirror, race, relay
 from protocol.network.libp2p.traversal.circuit_address import CircuitAddress, circuit_address, direct_address
-from protocol.network.libp2p.traversal.meeting import sensible
+from protocol.network.libp2p.traversal.meeting import NONCE_BYTES, OFFER_BYTES, sensible, token_of
 from protocol.network.libp2p.traversal.race import CANDIDATES_BYTES, Candidate, Race, read_candidates, write_candidates
 from protocol.network.libp2p.way import LinkKind, way_of
 from protocol.wire.identity import Identity
@@ -233,7 +233,7 @@ def test_a_socket_that_is_reset_as_soon_as_it_has_won_ends_nothing_else() -> Non
     async def main() -> None:
         a, b = Recorder(), Recorder()
         async with pair(a, b) as (one, two):
-            meetings, token = stack(two).traversal._meetings, os.urandom(race.TOKEN_BYTES)
+            meetings = stack(two).traversal._meetings
             over = trio.Event()
 
             async def won_and_reset(self: Race, theirs: Sequence[Candidate]) -> tuple[trio.socket.SocketType, LinkKind]:
@@ -246,8 +246,7 @@ def test_a_socket_that_is_reset_as_soon_as_it_has_won_ends_nothing_else() -> Non
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Race, "run", won_and_reset)
-                question = token + write_candidates([])
-                await ask(stack(one).host, two.peer_id, meetings._protocol, question, CANDIDATES_BYTES, 60)
+                await ask(stack(one).host, two.peer_id, meetings._protocol, bytes(OFFER_BYTES), OFFER_BYTES, 60)
                 await over.wait()
                 with trio.fail_after(60):
                     while meetings._running[False]:
@@ -264,3 +263,22 @@ async def connected_sockets() -> tuple[trio.socket.SocketType, trio.socket.Socke
         ours = trio.socket.socket()
         await ours.connect(listener.socket.getsockname())
         return ours, (await listener.accept()).socket
+
+
+def test_what_we_say_to_those_whom_another_peer_has_us_dial_is_not_of_its_choice() -> None:
+    """A database that takes commands line by line would carry out what stands between two line feeds."""
+
+    async def main() -> None:
+        command = b"\nFLUSHALL\n".ljust(NONCE_BYTES, b"\n")
+        a, b = Recorder(), Recorder()
+        (database,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        async with database, pair(a, b) as (one, two):
+            ours = command + write_candidates([Candidate(database.socket.getsockname())])
+            where = stack(two).traversal._meetings._protocol
+            theirs, _ = await ask(stack(one).host, two.peer_id, where, ours, OFFER_BYTES, 60)
+            async with await database.accept() as dialled:
+                said = await receive(dialled.socket, race.HELLO_BYTES)
+        assert said == race.FIRST_BYTE + token_of(ours, theirs) + race.FOLLOWS
+        assert command not in said and len(theirs) == OFFER_BYTES
+
+    trio.run(main)
