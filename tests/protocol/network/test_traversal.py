@@ -282,3 +282,24 @@ def test_what_we_say_to_those_whom_another_peer_has_us_dial_is_not_of_its_choice
         assert command not in said and len(theirs) == OFFER_BYTES
 
     trio.run(main)
+
+
+def test_only_a_few_sockets_that_know_the_token_are_looked_at() -> None:
+    async def main() -> None:
+        one, pairs = Race(b"t" * race.TOKEN_BYTES, False, None), [await connected_sockets() for _ in range(20)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.run, [])
+            taken = 0
+            for ours, _ in pairs:
+                taken += one.has_come(ours)
+                await trio.testing.wait_all_tasks_blocked()
+            assert taken == race.MAX_CANDIDATES
+            pairs[0][1].close()
+            with trio.fail_after(60):
+                while not one.has_come(pairs[-1][0]):  # until the one that has gone is noticed
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        for sock in (sock for both in pairs for sock in both):
+            sock.close()
+
+    trio.run(main)
