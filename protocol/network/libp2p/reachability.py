@@ -3,8 +3,9 @@
 Policy
 * A few peers are asked, of each kind of IP address and from different addresses, soon after the first connection, whenever
   something has changed, and every `EVERY_S`; sooner while nothing is known.
-* An answer counts for the address at which its peer sees us.  Where members have answered, only they count.  An address is
-  reachable when at least as many reached it as did not: nobody reaches it by mistake.
+* An answer counts for the address at which its peer sees us.  Where members have answered, only they count, whichever
+  address they see.  An address is reachable when at least as many reached it as did not (nobody reaches it by mistake), also
+  counted over all addresses of its kind: one liar can name an address that nobody else sees.
 * Whether we can be reached at all, public addresses tell; others do where we are seen at no public one.
 """
 
@@ -64,14 +65,24 @@ class Report:
 
 def judge(reports: Sequence[Report], members: Members) -> Reachability:
     """What follows from these answers."""
-    verdicts: dict[str, Verdict] = {}
-    for address in dict.fromkeys(report.address for report in reports):
-        told = [each for each in reports if each.address == address and each.verdict is not Verdict.UNKNOWN]
-        told = [each for each in told if members.has_member(each.peer)] or told
-        reached = sum(each.verdict is Verdict.REACHABLE for each in told)
-        found = Verdict.REACHABLE if 2 * reached >= len(told) else Verdict.UNREACHABLE
-        verdicts[address] = found if told else Verdict.UNKNOWN
+    known = [each for each in reports if each.verdict is not Verdict.UNKNOWN]
+    told = [each for each in known if members.has_member(each.peer)] or known
+    verdicts = dict.fromkeys((report.address for report in reports), Verdict.UNKNOWN)
+    for address in {each.address for each in told}:
+        here = [each for each in told if each.address == address]
+        alike = [each for each in told if _kind(each.address) == _kind(address)]
+        verdicts[address] = Verdict.REACHABLE if _reached(here) and _reached(alike) else Verdict.UNREACHABLE
     return Reachability(verdicts)
+
+
+def _kind(address: str) -> tuple[bool, bool, str]:
+    """Addresses that one peer sees us at only one of: IPv6 or not, public or not, and the port."""
+    _, version, _, _, port = address.split("/")
+    return version == "ip6", is_public(address), port
+
+
+def _reached(told: Sequence[Report]) -> bool:
+    return 2 * sum(each.verdict is Verdict.REACHABLE for each in told) >= len(told)
 
 
 class Inquiry:

@@ -202,6 +202,24 @@ def test_what_follows_from_answers(reports: list[Report], verdict: Verdict) -> N
     assert judge(reports, TheseMembers(D)).overall is verdict
 
 
+ELSEWHERE, IPV6, OTHER_IPV6 = "/ip4/8.8.8.8/tcp/4001", "/ip6/2a0e::1/tcp/4001", "/ip6/2a0e::2/tcp/4001"
+
+
+@pytest.mark.parametrize(
+    ("reports", "reached"),
+    [
+        ([Report(D, HERE, NO), Report(A, ELSEWHERE, YES), Report(B, ELSEWHERE, YES)], []),
+        ([Report(D, HERE, YES), Report(A, ELSEWHERE, YES)], [HERE]),
+        ([Report(D, HERE, PERHAPS), Report(A, ELSEWHERE, YES)], [ELSEWHERE]),
+        ([Report(A, HERE, NO), Report(B, HERE, NO), Report(C, ELSEWHERE, YES)], []),
+        ([Report(A, IPV6, YES), Report(B, OTHER_IPV6, YES), Report(C, HERE, NO)], [IPV6, OTHER_IPV6]),
+    ],
+)
+def test_an_address_that_one_liar_alone_sees_is_not_believed(reports: list[Report], reached: list[str]) -> None:
+    """D is the member."""
+    assert judge(reports, TheseMembers(D)).reached == reached
+
+
 def test_public_addresses_come_first() -> None:
     assert judge([Report(A, PRIVATE, YES), Report(B, HERE, YES)], TheseMembers()).reached == [HERE, PRIVATE]
     assert is_public("/ip6/2a0e::1/tcp/4001") and not is_public("/ip4/100.64.0.1/tcp/4001")
