@@ -81,15 +81,13 @@ class GossipIntake:
 
     async def _take_in(self, pubsub: Pubsub, forwarder: ID, rpc: RPC, size: int) -> None:
         """Every control message counts as a message, and so does an RPC without any."""
-        from libp2p.pubsub.utils import maybe_consume_signed_record
-
         peer = peer_id_of(forwarder)
         if _control_messages(rpc) > MAX_CONTROL or len(rpc.publish) > MAX_MESSAGES:
             self._reputation.penalise(peer, VIOLATION, "an RPC with too much in it")
             return
-        good = maybe_consume_signed_record(rpc, pubsub.host, forwarder)
-        cost = max(_control_messages(rpc), int(not good or not rpc.publish))
-        if not all(self._reputation.spend(peer, Channel.GOSSIP, size // cost) for _ in range(cost)) or not good:
+        rpc.ClearField("senderRecord")  # nobody is dialled by it, and the library would check and keep it each time
+        cost = max(_control_messages(rpc), int(not rpc.publish))
+        if not all(self._reputation.spend(peer, Channel.GOSSIP, size // cost) for _ in range(cost)):
             return
         for subscription in rpc.subscriptions:
             pubsub.handle_subscription(forwarder, subscription)

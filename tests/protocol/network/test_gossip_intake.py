@@ -156,6 +156,7 @@ def test_control_messages_have_us_dial_nobody_and_remember_no_other_topic() -> N
                 rpc.control.graft.add(topicID=f"a third {number}") if number < 20 else None
             named, record = a_signed_record(f"/ip4/127.0.0.1/tcp/{elsewhere.socket.getsockname()[1]}")
             rpc.control.prune.add(topicID=topic).peers.add(peerID=named, signedPeerRecord=record)
+            rpc.senderRecord = b"whatever" * 1000  # it is not looked at
             await write(hostile, target.peer_id, rpc)
             await write(hostile, target.peer_id, said_by_many(1, 100, topic))
             await a.until(lambda: bytes(100) in a.gossip)  # what came before is done
