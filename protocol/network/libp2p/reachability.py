@@ -20,8 +20,9 @@ import trio
 
 from protocol.events import Event, ReachabilityChanged
 from protocol.network.interface import Members
-from protocol.network.libp2p.dial_back import LEAST_PORT, Answer, Verdict
+from protocol.network.libp2p.dial_back import Answer, Verdict
 from protocol.network.libp2p.host import transport_address
+from protocol.network.libp2p.named_ends import LEAST_PORT, is_an_address
 from protocol.wire.identity import PeerId
 
 ASKED = 3
@@ -157,12 +158,6 @@ def chosen(connected: Mapping[PeerId, str]) -> list[PeerId]:
         groups = random.sample(sorted(by_group), min(ASKED, len(by_group)))
         found += [random.choice(by_group[group]) for group in groups]
     return found
-
-
-def is_an_address(ip: str) -> bool:
-    """Whether one computer can have this IP address."""
-    known = ipaddress.ip_address(ip)
-    return not (known.is_unspecified or known.is_multicast or known.is_link_local)
 
 
 def is_public(address: str) -> bool:

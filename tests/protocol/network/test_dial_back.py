@@ -14,7 +14,6 @@ from protocol.network.interface import nothing
 from protocol.network.libp2p import Libp2pNetwork
 from protocol.network.libp2p.dial_back import (
     FOR_ALL,
-    LEAST_PORT,
     MAX_AT_ONCE,
     Answer,
     DialBack,
@@ -22,6 +21,7 @@ from protocol.network.libp2p.dial_back import (
     read_answer,
     write_answer,
 )
+from protocol.network.libp2p.named_ends import LEAST_PORT
 from protocol.network.libp2p.reachability import ASKED, Inquiry, Reachability, Report, chosen, is_public, judge
 from protocol.network.libp2p.reputation import Channel
 from protocol.network.libp2p.streams import BadFrame, discard, open_stream

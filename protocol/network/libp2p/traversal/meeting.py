@@ -8,7 +8,6 @@ socket prove their identities on it.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import socket
@@ -19,13 +18,12 @@ from dataclasses import dataclass
 import trio
 
 from protocol.network.interface import Members, Unreachable
-from protocol.network.libp2p.dial_back import LEAST_PORT
 from protocol.network.libp2p.doorstep import Doorstep, receive
 from protocol.network.libp2p.ends import End
 from protocol.network.libp2p.guarded import guarded
 from protocol.network.libp2p.inbound import group_at_the_other_end
 from protocol.network.libp2p.library import Host, MuxedConnection
-from protocol.network.libp2p.reachability import is_an_address
+from protocol.network.libp2p.named_ends import may_be_dialled
 from protocol.network.libp2p.reputation import Channel, Reputation
 from protocol.network.libp2p.short_questions import answer_with, ask
 from protocol.network.libp2p.traversal.circuits import Take
@@ -155,7 +153,8 @@ class Meetings:
         race, name = Race(token, leads, outside.port if outside is not None else None), (token, LEADS if leads else FOLLOWS)
         self._races[name] = race
         try:
-            return await race.run(sensible(read_candidates(theirs[NONCE_BYTES:])))
+            candidates = dict.fromkeys(read_candidates(theirs[NONCE_BYTES:]))
+            return await race.run([each for each in candidates if may_be_dialled(each.end, self._listening)])
         finally:
             del self._races[name]
 
@@ -186,12 +185,3 @@ class Meetings:
 def token_of(asked: bytes, answered: bytes) -> bytes:
     """By which the sockets of a meeting are known, from what both ends have offered."""
     return hash_bytes("meeting", asked[:NONCE_BYTES] + answered[:NONCE_BYTES])[:TOKEN_BYTES]
-
-
-def sensible(theirs: Sequence[Candidate]) -> list[Candidate]:
-    """Those of another peer's candidates that may be dialled: it can name anybody's."""
-    return [
-        each
-        for each in dict.fromkeys(theirs)
-        if is_an_address(each.end[0]) and each.end[1] >= LEAST_PORT and not ipaddress.ip_address(each.end[0]).is_reserved
-    ]
