@@ -318,3 +318,26 @@ def test_only_a_few_sockets_that_know_the_token_are_looked_at() -> None:
             sock.close()
 
     trio.run(main)
+
+
+def test_a_relay_that_summons_without_end_has_us_open_few_sockets() -> None:
+    async def main() -> None:
+        async with through_a_relay() as (_, between, two, _r):
+            circuits, opening = stack(two).traversal.circuits, trio.Event()
+
+            async def never(relay: End, token: bytes) -> trio.socket.SocketType:
+                await opening.wait()
+                raise OSError("nobody is there")
+
+            circuits._come = never  # type: ignore[method-assign]
+            where, answers = relay.summons_protocol(RUN), list[bytes]()
+            for number in range(relay.MAX_CIRCUITS_PER_PEER + 5):
+                summons = relay.SUMMONS.pack(number.to_bytes(relay.TOKEN_BYTES, "big"), b"", 0)
+                answers.append((await ask(stack(between).host, two.peer_id, where, summons, 1, 60))[0])
+            assert answers == [b"\1"] * relay.MAX_CIRCUITS_PER_PEER + [b"\0"] * 5
+            opening.set()
+            with trio.fail_after(60):
+                while circuits._coming:
+                    await trio.sleep(0.01)
+
+    trio.run(main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
@@ -25,6 +26,7 @@ from protocol.network.libp2p.traversal.relay import (
     CONNECT,
     DIAL_S,
     FIRST_BYTE,
+    MAX_CIRCUITS_PER_PEER,
     PEER_BYTES,
     PLACE,
     QUESTION,
@@ -65,6 +67,8 @@ class Circuits:
         self._met = trio.Event()
         self._refused: dict[PeerId, tuple[float, float]] = {}
         """When each relay is asked again, and how long that was from the time before."""
+        self._coming = Counter[PeerId]()
+        """Sockets that we are opening because a relay has summoned us."""
         self._nursery: trio.Nursery | None = None
         answer_with(host, summons_protocol(run), SUMMONS.size, self._on_summons, ANSWER_S)
 
@@ -138,6 +142,9 @@ class Circuits:
         end = self._dialled().get(relay)
         if relay not in self._places or end is None or self._nursery is None:
             return b"\0"
+        if self._coming[relay] >= MAX_CIRCUITS_PER_PEER:
+            return b"\0"  # it leads no more than that to us
+        self._coming[relay] += 1
         self._nursery.start_soon(guarded, self._serve, relay, end, token, _way(relay, kb_per_s))
         return b"\x01"
 
@@ -147,6 +154,9 @@ class Circuits:
         except OSError as error:
             log.debug("no circuit: %s", error)
             return
+        finally:
+            self._coming[relay] -= 1
+            self._coming += Counter()  # without those that are none
         await self._take(trio.SocketStream(sock), relayed_group(relay), way)
 
     async def _come(self, relay: End, token: bytes) -> trio.socket.SocketType:
