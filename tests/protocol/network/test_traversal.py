@@ -21,12 +21,13 @@ from protocol.network.libp2p.ends import End
 from protocol.network.libp2p.library import library_id
 from protocol.network.libp2p.named_ends import end_of, may_be_dialled
 from protocol.network.libp2p.short_questions import ask
+from protocol.network.libp2p.traversal import circuits as traversal_circuits
 from protocol.network.libp2p.traversal import mirror, race, relay
 from protocol.network.libp2p.traversal.circuit_address import CircuitAddress, circuit_address, direct_address
 from protocol.network.libp2p.traversal.meeting import NONCE_BYTES, OFFER_BYTES, token_of
 from protocol.network.libp2p.traversal.race import CANDIDATES_BYTES, Candidate, Race, read_candidates, write_candidates
 from protocol.network.libp2p.way import LinkKind, way_of
-from protocol.wire.identity import Identity
+from protocol.wire.identity import Identity, PeerId
 from tests.protocol.network.recorder import RUN, Recorder, network, pair, stack
 
 A, B = (Identity.generate().peer_id for _ in range(2))
@@ -339,5 +340,25 @@ def test_a_relay_that_summons_without_end_has_us_open_few_sockets() -> None:
             with trio.fail_after(60):
                 while circuits._coming:
                     await trio.sleep(0.01)
+
+    trio.run(main)
+
+
+def test_places_are_asked_of_members_before_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        a, asked = Recorder(), list[PeerId]()
+        async with network(a) as end:
+            circuits, member = stack(end).traversal.circuits, Identity.generate().peer_id
+            a.members = {member}
+
+            async def grant(host: object, peer: PeerId, *question: object) -> tuple[bytes, None]:
+                asked.append(peer)
+                return relay.ANSWER.pack(1, bytes(relay.TOKEN_BYTES), 0), None
+
+            monkeypatch.setattr(traversal_circuits, "ask", grant)
+            ends = {peer: ("192.0.2.1", 4001) for peer in (A, B, member)}
+            circuits._dialled, circuits._reached = lambda: ends, lambda: Verdict.UNREACHABLE
+            await circuits._look_for_places()
+        assert asked == [member, A]
 
     trio.run(main)

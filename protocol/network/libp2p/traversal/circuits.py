@@ -9,7 +9,7 @@ from math import inf
 
 import trio
 
-from protocol.network.interface import Unreachable
+from protocol.network.interface import Members, Unreachable
 from protocol.network.libp2p.dial_back import Verdict
 from protocol.network.libp2p.doorstep import send
 from protocol.network.libp2p.ends import End
@@ -59,9 +59,15 @@ class Circuits:
     """
 
     def __init__(
-        self, host: Host, run: Hash, dialled: Callable[[], dict[PeerId, End]], reached: Callable[[], Verdict], take: Take
+        self,
+        host: Host,
+        run: Hash,
+        members: Members,
+        dialled: Callable[[], dict[PeerId, End]],
+        reached: Callable[[], Verdict],
+        take: Take,
     ) -> None:
-        self._host, self._dialled, self._reached, self._take = host, dialled, reached, take
+        self._host, self._members, self._dialled, self._reached, self._take = host, members, dialled, reached, take
         self._protocol = relay_protocol(run)
         self._places: dict[PeerId, None] = {}
         self._met = trio.Event()
@@ -112,9 +118,12 @@ class Circuits:
         return await self._come(end, token), _way(relay, kb_per_s)
 
     async def _look_for_places(self) -> None:
-        """At relays on the internet already while it is not known whether we are reached: others will be looking for us."""
+        """At members first: whoever comes with many keys, and does not relay, is asked last.
+
+        At relays on the internet already while it is not known whether we are reached: others will be looking for us.
+        """
         now, in_vain = trio.current_time(), self._reached() is Verdict.UNREACHABLE
-        for relay, end in self._dialled().items():
+        for relay, end in sorted(self._dialled().items(), key=lambda item: not self._members.has_member(item[0])):
             if not in_vain and not is_public(transport_address(*end)):
                 continue
             again_at, pause_s = self._refused.get(relay, (-inf, LOOK_S / 2))

@@ -69,7 +69,7 @@ class Traversal:
         self._swarm, self._relays = host.get_network(), relays
         up, down = limits
         self.relay = Relay(host, run, handlers, reputation, connected, doorstep, relay_rate, up, down)
-        self.circuits = Circuits(host, run, self._dialled, reached, take)
+        self.circuits = Circuits(host, run, handlers, self._dialled, reached, take)
         self._meetings = Meetings(host, run, handlers, reputation, connected, doorstep, listening, self._mirrors, take)
         self._improving = Improving(self._swarm, self._meetings.meet, close, on_improved)
         self._mirror = Mirror(doorstep)
