@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
+from protocol.why_idle import remedy
+
 
 @dataclass(frozen=True, kw_only=True)
 class SwarmPeer:
@@ -53,6 +55,7 @@ class HeldOutStatus:
 class NodeStatus:
     """A peer as its node knows it.  The defaults are those of a peer whose node does not run yet.
 
+    why_idle: a `WhyIdle`, empty while it computes.  why_detail: its sentence.  why_remedy: what to do about it.
     round: rounds committed.  tip: hash of the last record.  final_*: how many rounds are final, and the tip after them.
     settled_*: the same of those that are settled for this peer, at least the final ones.
     state_rounds, state_digest: how many rounds the outer state
@@ -70,6 +73,7 @@ class NodeStatus:
     phase: str
     why_idle: str
     why_detail: str
+    why_remedy: str = field(init=False)
     round: int = 0
     tip: str = ""
     final_rounds: int = 0
@@ -95,6 +99,9 @@ class NodeStatus:
     trainer_pid: int | None = None
     version: str
     swarm: list[SwarmPeer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "why_remedy", remedy(self.why_idle))
 
     def names(self) -> dict[str, str]:
         """What this peer and the others of the run call themselves, by peer ID."""
@@ -122,7 +129,7 @@ class PeerStatus(NodeStatus):
     @classmethod
     def around(cls, node: NodeStatus, *, pid: int, uptime_s: float, **around: Any) -> Self:
         """The status of the process `pid` around `node`; the other fields of this class are given by their names."""
-        known = {each.name: getattr(node, each.name) for each in fields(NodeStatus)}
+        known = {each.name: getattr(node, each.name) for each in fields(NodeStatus) if each.init}
         return cls(**known, pid=pid, uptime_s=uptime_s, **around)
 
     def to_fields(self) -> dict[str, Any]:
@@ -140,6 +147,6 @@ class PeerStatus(NodeStatus):
 
 
 def _known(cls: type[NodeStatus] | type[SwarmPeer], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `given` what `cls` has a field for."""
-    names = {each.name for each in fields(cls)}
+    """Of `given` what `cls` is made from."""
+    names = {each.name for each in fields(cls) if each.init}
     return {name: value for name, value in given.items() if name in names}

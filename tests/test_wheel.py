@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
 from email.message import Message
 from email.parser import Parser
-from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
 from peer.installation import ROOMS
+from tests.wheel import ROOT, build
 
-ROOT = Path(__file__).parent.parent
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "constraints.txt")
 PACKAGES = {"peer", *ROOMS}
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
-    """Built from a copy of the tree, so that nothing is left in this one."""
-    folder = tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT, folder / "tree", ignore=LEFT_OUT)
-    code = f"from setuptools.build_meta import build_wheel; build_wheel({str(folder)!r})"
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=folder / "tree", capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return ZipFile(next(folder.glob("*.whl")))
+    return ZipFile(build(tmp_path_factory.mktemp("wheel")))
 
 
 @pytest.fixture(scope="module")

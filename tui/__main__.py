@@ -6,6 +6,7 @@ shows a recorded event log instead, whose files are given with the oldest first.
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def main() -> int:
     from tui.feed import Feed
 
     view = PeerView(Feed(folder), own, unicode=has_unicode())
+    gc.freeze()  # what is imported stays: looking through all of it for garbage would hold up a key for 50 ms
     view.run()
     if own is None:
         return view.return_code or 0

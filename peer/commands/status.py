@@ -66,10 +66,12 @@ def describe(status: PeerStatus) -> list[str]:
 
     why = clean(status.why_detail or status.why_idle, 200)
     left = to_go(status.round_left_s)
+    todo = [f"to do     {status.why_remedy}"] if status.why_remedy else []
     lines = [
         f"peer      {clean(status.name)} {status.peer}",
         f"run       {clean(status.run_name)} {status.run}",
         f"doing     {status.phase}" + (f": {why}" if why else ""),
+        *todo,
         f"round     {status.round}, step {status.steps} of {status.inner_steps}" + (f", {left}" if left else ""),
         f"tip       {status.tip[:32] or '-'}",
         f"state     after {status.state_rounds} rounds, digest {status.state_digest[:32] or '-'}",

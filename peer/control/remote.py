@@ -27,13 +27,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.control.client import ControlError, socket_address
+from protocol.network.libp2p.doorstep import Doorstep
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, PeerId, peer_id_of, public_key_of, verify
 
 HANDSHAKE_S = 5.0
 """For TLS and both proofs."""
-MAX_HANDSHAKES = 64
-"""At one time; one more ends the oldest, so that strangers who say nothing keep nobody out."""
 MAX_CALLS = 32
 """Connections of the owner at one time; an interface has two."""
 CHUNK_BYTES = 64 << 10
@@ -57,14 +56,14 @@ class Door:
     def __init__(self, identity: Identity, owners: Collection[PeerId], data_dir: Path) -> None:
         self._identity, self._owners, self._data_dir = identity, frozenset(owners), data_dir
         self._certificate, self._context = _listening()
-        self._handshakes: dict[trio.CancelScope, None] = {}
+        self._handshakes = Doorstep()
         self._calls = 0
 
     async def serve(self, sock: trio.socket.SocketType, address: str) -> None:
         """From the first byte to the end; raises nothing, and the caller closes the socket."""
         stream = trio.SSLStream(trio.SocketStream(sock), self._context, server_side=True)
         try:
-            if await self._is_owners(stream) and self._calls < MAX_CALLS:
+            if await self._is_owners(stream, sock, address) and self._calls < MAX_CALLS:
                 self._calls += 1
                 try:
                     await self._lead_inside(stream)
@@ -73,17 +72,11 @@ class Door:
         except (OSError, NotOurs, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             log.debug("a call to the control socket was turned away: %r", error)
 
-    async def _is_owners(self, stream: trio.SSLStream) -> bool:
-        """False when it took too long, or too many others came meanwhile.  Raises what a stream raises, and `NotOurs`."""
-        if len(self._handshakes) >= MAX_HANDSHAKES:
-            next(iter(self._handshakes)).cancel()
-        with trio.move_on_after(HANDSHAKE_S) as scope:
-            self._handshakes[scope] = None
-            try:
-                await self._admit(stream)
-                return True
-            finally:
-                del self._handshakes[scope]
+    async def _is_owners(self, stream: trio.SSLStream, sock: trio.socket.SocketType, address: str) -> bool:
+        """False when it took too long.  Raises what a stream raises, also when others need its place, and `NotOurs`."""
+        with self._handshakes.waits(sock, address), trio.move_on_after(HANDSHAKE_S):
+            await self._admit(stream)
+            return True
         return False
 
     async def _lead_inside(self, stream: trio.SSLStream) -> None:

@@ -94,7 +94,7 @@ class Lives:
         self._tell(rest)
         await self._away.until_over(rest, self._tell)
         self._is_away = False
-        self._emit(PhaseChanged(Phase.STARTING.value, WhyIdle.CONNECTING.value, "joining anew"))
+        self._emit(PhaseChanged(Phase.STARTING.value, WhyIdle.STARTING.value, "joining anew"))
 
     def _tell(self, rest: Rest) -> None:
         self._rest = rest

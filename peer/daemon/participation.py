@@ -92,7 +92,8 @@ class Participation:
         self._folder = run_dir(settings.data_dir, choice.run)
         self._lobby = Lobby()
         self._search: Search | None = None
-        self._waiting = ""
+        self._early = WhyIdle.STARTING, "opening the network"
+        """Why it computes nothing while there is no node."""
         self._marking = threading.Lock()
         self._trainer_problem: PeerError | None = None
         self._keeper: RestKeeper | None = None
@@ -108,7 +109,6 @@ class Participation:
     async def run(self, opened: Callable[[], None]) -> None:
         """Until the node has left; `opened` is called when the network listens.  Raises PeerError, with the remedy."""
         settings = self._settings
-        self._waiting = "opening the network"
         await trio.to_thread.run_sync(import_module, "libp2p")  # takes seconds, in which `peer leave` wants its answer
         async with AsyncExitStack() as stack:
             host = "127.0.0.1" if settings.local else "0.0.0.0"  # noqa: S104 - strangers are to reach us
@@ -129,7 +129,6 @@ class Participation:
             )
             nursery = await stack.enter_async_context(trio.open_nursery())
             network.remember(self.choice.addresses)
-            self._waiting = ""
             opened()
             search = self._discover(network, nursery)
             signed = await self._manifest(network, search)
@@ -184,7 +183,7 @@ class Participation:
     def status(self) -> NodeStatus:
         """The node's status; before it runs, what this peer waits for."""
         known = self.node.status() if self.node is not None else self._early_status()
-        if self._search is not None and self._search.summary and known.phase == Phase.STARTING.value:
+        if self._search is not None and self._search.summary and known.why_idle == WhyIdle.CONNECTING.value:
             return replace(known, why_detail=f"no peer of the invitation answers yet: {self._search.summary}")
         return known
 
@@ -217,7 +216,7 @@ class Participation:
         return invite_command(signed.run, self._settings.data_dir) if ours else ""
 
     def _early_status(self) -> NodeStatus:
-        settings = self._settings
+        settings, (why, sentence) = self._settings, self._early
         return NodeStatus(
             peer=self._identity.peer_id,
             name=settings.name,
@@ -225,8 +224,8 @@ class Participation:
             run_name=self.choice.run_name,
             role=settings.role.value,
             phase=Phase.STARTING.value,
-            why_idle=WhyIdle.CONNECTING.value,
-            why_detail=self._waiting,
+            why_idle=why.value,
+            why_detail=sentence,
             peers=len(self.network.connected()) if self.network is not None else 0,
             version=version(),
         )
@@ -256,10 +255,12 @@ class Participation:
         """The run's manifest, checked: that this software and this peer may take part, and that the run fits here."""
         signed = self.choice.signed
         if signed is None:
+            self._wait_for("asking for the run's manifest")
             with trio.move_on_after(MANIFEST_DEADLINE_S):
                 signed = await fetch_manifest(network, self.choice.run, self.choice.organiser, self._wait_for)
         if signed is None:
             raise PeerError(search.failure(MANIFEST_DEADLINE_S), ExitCode.UNREACHABLE)
+        self._early = WhyIdle.STARTING, "opening the run on disk"
         manifest = signed.manifest
         standing = await trio.to_thread.run_sync(
             find_standing,
@@ -283,8 +284,8 @@ class Participation:
         return signed
 
     def _wait_for(self, what: str) -> None:
-        if what != self._waiting:
-            self._waiting = what
+        if what != self._early[1]:
+            self._early = WhyIdle.CONNECTING, what
             self._emit(PhaseChanged(Phase.STARTING.value, WhyIdle.CONNECTING.value, what))
 
     # -- the node -----------------------------------------------------------------------------------------------------

@@ -21,22 +21,27 @@ class Activity:
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
-        self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, "starting"
+        self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, ""
+        self._beneath = self.phase, self.why, self.detail
+        """What it would be doing if it were not paused."""
         self.measured: Measurement | None = None
         self.was_away = True
         """Whether we were restarted or frozen, and have made no record since: others may have gone on without us."""
         self._urgent = trio.Event()
 
     def show(self, phase: Phase, why: WhyIdle, detail: str) -> None:
-        """From now on this is what we do.  While paused only other reasons for it and `STOPPING` are taken."""
-        if self.phase is Phase.STOPPING or (self.phase is Phase.PAUSED and phase not in (Phase.PAUSED, Phase.STOPPING)):
+        """From now on this is what we do.  While paused only other reasons for it and `STOPPING` are shown at once."""
+        if self.phase is Phase.STOPPING:
             return
-        self._change(phase, why, detail)
+        if phase is not Phase.PAUSED:
+            self._beneath = phase, why, detail
+        if self.phase is not Phase.PAUSED or phase in (Phase.PAUSED, Phase.STOPPING):
+            self._change(phase, why, detail)
 
     def resume(self) -> None:
-        """The pause is over."""
+        """The pause is over: we do what we would have done without it."""
         if self.phase is Phase.PAUSED:
-            self._change(Phase.COMPUTING, WhyIdle.BUSY, "")
+            self._change(*self._beneath)
 
     def _change(self, phase: Phase, why: WhyIdle, detail: str) -> None:
         if phase is not self.phase and phase not in WITHIN_A_ROUND:

@@ -58,6 +58,7 @@ class Life:
 
     async def run(self) -> int:
         """Until `leave`, the goodbye said: returns how many peers confirmed it.  Raises `StoreFull`."""
+        self._activity.show(Phase.STARTING, WhyIdle.STARTING, "reading the records from disk")
         async with self._dispatcher.open() as nursery:
             await self._ejections.load()
             await self._keeper.load()

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from protocol.why_idle import WhyIdle as WhyIdle
 from protocol.wire.body import (
     MAX_LOSS,
     Body,
@@ -37,28 +38,6 @@ class Phase(str, Enum):
     PAUSED = "paused"
     SEEDING = "seeding"
     STOPPING = "stopping"
-
-
-class WhyIdle(str, Enum):
-    """Why a training peer does not compute; `why_detail` says the rest in a sentence."""
-
-    BUSY = ""
-    STARTING = "starting"
-    CONNECTING = "connecting"
-    WAITING_FOR_PEERS = "waiting for peers"
-    FETCHING_STATE = "fetching state"
-    WAITING_FOR_MEMBERS = "waiting for members"
-    EXCHANGING = "exchanging"
-    COMMITTING = "committing"
-    TRAINER_RESTARTING = "trainer restarting"
-    PAUSED = "paused"
-    OUTSIDE_HOURS = "outside hours"
-    ON_BATTERY = "on battery"
-    TOO_HOT = "too hot"
-    GPU_WANTED = "gpu wanted"
-    MONTHLY_QUOTA = "monthly quota"
-    DISK_FULL = "disk full"
-    NOT_A_TRAINER = "not a trainer"
 
 
 class Measurement(Body):

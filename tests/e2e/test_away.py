@@ -10,6 +10,7 @@ from typing import Any
 
 from peer.control.client import ControlClient
 from protocol import events as ev
+from protocol.why_idle import REMEDIES, WhyIdle
 from tests.e2e.swarm import Peer, Swarm
 
 QUOTA = 10**9
@@ -25,15 +26,17 @@ def test_at_its_monthly_quota_a_peer_leaves_and_comes_back_in_the_next_month(tmp
     with Swarm(tmp_path) as swarm:
         swarm.create_run()
         others = [swarm.peer(f"peer-{number}").start() for number in range(2)]
-        swarm.environment |= {"PEER_SENSORS": str(sensors), "PEER_MONTHLY_QUOTA": "1GB"}
+        swarm.environment |= {"PEER_SENSORS": str(sensors), "PEER_MONTHLY_QUOTA": "2GB"}
         feel("2026-11-23T12:00")
         rester = swarm.peer("rester")
         (rester.folder / "month.json").write_text(json.dumps({"month": "2026-11", "bytes": QUOTA - 100_000}))
         rester.start()
         swarm.whole(rester, *others)
+        swarm.command(rester.folder, "config", "monthly_quota", "1GB", "--now")
         swarm.until("the quota is used up", partial(_is, rester, "monthly quota"))
         status = rester.status()
         assert (status["phase"], status["peers"], status["swarm"]) == ("paused", 0, [])
+        assert status["why_remedy"] == REMEDIES[WhyIdle.MONTHLY_QUOTA]
         assert "goes on at 2026-12-01" in status["why_detail"] and "monthly_quota" in status["why_detail"]
         swarm.until(
             "goodbye", lambda: any(gone.goodbye and gone.peer == rester.peer_id for gone in others[0].heard(ev.PeerGone))
@@ -44,6 +47,7 @@ def test_at_its_monthly_quota_a_peer_leaves_and_comes_back_in_the_next_month(tmp
         swarm.whole(*others)
         assert _is(rester, "monthly quota"), "the others go on without it"
         rester.kill()
+        swarm.environment["PEER_MONTHLY_QUOTA"] = "1GB"
         rester.start()
         swarm.until("the quota is still used up", partial(_is, rester, "monthly quota"))
         assert _counted(rester) == counted and not rester.status()["addresses"], "it has not even opened its network"
@@ -68,6 +72,7 @@ def test_a_full_disk_lets_a_peer_rest_and_room_lets_it_go_on(tmp_path: Path) -> 
         assert (
             status["phase"] == "paused" and "max_disk" in status["why_detail"] and "raise max_disk" in status["why_detail"]
         )
+        assert status["why_remedy"] == REMEDIES[WhyIdle.DISK_FULL]
         swarm.whole(*others)
         assert _is(rester, "disk full") and len(rester.heard(ev.PhaseChanged)) < 1000
         ballast.unlink()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol import events as ev
+from protocol.why_idle import REMEDIES, WhyIdle
 from tests.e2e.swarm import Peer, Swarm
 
 
@@ -39,11 +40,12 @@ def test_a_peer_rests_for_what_its_owner_set_and_goes_on(tmp_path: Path) -> None
             ({"temperature": 84}, "too hot", "a GPU was hotter than 83 °C: goes on at 78 °C"),
             ({"gpu_used_by_others": 62}, "gpu wanted", "goes on when they use less than 5 % of it"),
         ]
-        for number, (what, why, remedy) in enumerate(reasons):
+        for number, (what, why, end) in enumerate(reasons):
             feel(**calm | what)
             swarm.until(f"a rest: {why}", partial(_is, rester, "paused", why))
             status = rester.status()
-            assert status["why_idle"] == why and remedy in status["why_detail"]
+            assert status["why_idle"] == why and end in status["why_detail"]
+            assert status["why_remedy"] == REMEDIES[WhyIdle(why)]
             swarm.whole(*others)
             swarm.whole(*others)
             assert _is(rester, "paused", why), "the others go on without it"

@@ -6,16 +6,19 @@ The reasons that an owner's limits give are in test_rests.py and test_away.py.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
+from peer.commands.status import describe
 from peer.control.client import ControlClient
 from protocol import events as ev
 from tests.e2e.swarm import Peer, Swarm
 
 TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 SENTENCES = {
+    "starting": r"reading the records from disk",
     "connecting": r"listening for the swarm",
     "waiting for peers": r"waiting for 1 more peers \(1 of 2\)",
     "fetching state": r"reading the state from disk|catching up with the swarm",
@@ -35,6 +38,9 @@ def test_who_does_not_compute_has_one_reason_with_a_sentence_and_a_remedy(tmp_pa
         first, second, seed = (swarm.peer(name) for name in ("first", "second", "seed"))
         first.start()
         swarm.until("it waits for another", lambda: "waiting for peers" in reasons(first))
+        screen = swarm.command(first.folder, "status")
+        assert "starting: waiting for 1 more peers (1 of 2)" in screen
+        assert f"to do     {remedies['waiting for peers']}" in screen
         second.start()
         swarm.whole(first, second)
 
@@ -47,7 +53,8 @@ def test_who_does_not_compute_has_one_reason_with_a_sentence_and_a_remedy(tmp_pa
 
         ControlClient(second.folder).request("pause")
         swarm.until("a pause", lambda: "paused" in reasons(second))
-        assert second.status()["why_idle"] == "paused"
+        status = second.status()
+        assert (status["why_idle"], status["why_remedy"]) == ("paused", remedies["paused"])
         ControlClient(second.folder).request("resume")
         swarm.whole(first, second)
 
@@ -56,7 +63,8 @@ def test_who_does_not_compute_has_one_reason_with_a_sentence_and_a_remedy(tmp_pa
         for why in SENTENCES:
             told = {event.detail for peer in swarm.peers for event in peer.heard(ev.PhaseChanged) if event.why_idle == why}
             assert any(re.fullmatch(SENTENCES[why], detail) for detail in told), (why, told)
-            assert remedies[why]
+            shown = describe(replace(ControlClient(first.folder).status(), why_idle=why, why_detail=min(told)))
+            assert shown[2].endswith(f": {min(told)}") and shown[3] == f"to do     {remedies[why]}"
         for peer in swarm.peers:
             for event in peer.heard(ev.PhaseChanged):
                 busy = event.phase in ("computing", "stopping") or (event.phase == "seeding" and event.why_idle == "")

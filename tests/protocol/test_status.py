@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from peer.commands.status import describe
 from protocol.status import NodeStatus, PeerStatus, SwarmPeer
-from protocol.wire.presence import WhyIdle
+from protocol.why_idle import REMEDIES, WhyIdle
 from tests.protocol.example_status import NEIGHBOUR, TRAINING, status
+from tui.panels import round
+from tui.panels.look import Look
+from tui.picture import Picture
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "commands.md"
 TROUBLE = DOCUMENT.parent / "troubleshooting.md"
@@ -28,11 +32,28 @@ def test_the_document_lists_every_key_in_its_order() -> None:
     assert documented("`swarm` of `peer status --json`") == [each.name for each in fields(SwarmPeer)]
 
 
-def test_every_reason_to_be_idle_is_explained() -> None:
+def test_every_reason_to_be_idle_is_explained_and_has_a_remedy() -> None:
     table = TROUBLE.read_text().split("## Why is my peer idle\n")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines() if row.startswith("| `")][1:]
     assert {name.strip("`") for name, _, _ in rows} == {why.value for why in WhyIdle if why is not WhyIdle.BUSY}
     assert all(len(row) == 3 and all(row) for row in rows), "each with its meaning and its remedy"
+    assert {name.strip("`"): todo for name, _, todo in rows} == {why.value: text for why, text in REMEDIES.items()}
+
+
+@pytest.mark.parametrize("why", WhyIdle)
+def test_a_status_says_what_to_do_about_its_reason(why: WhyIdle) -> None:
+    shown = status(why_idle=why.value)
+    assert shown.why_remedy == REMEDIES.get(why, "") == PeerStatus.around(shown, pid=1, uptime_s=1.0).why_remedy
+    assert (f"to do     {shown.why_remedy}" in describe(shown)) == (why is not WhyIdle.BUSY)
+    picture = Picture()
+    picture.update(replace(shown, swarm=[NEIGHBOUR] * 9))
+    for height in (3, 4, 12):
+        drawn = [row.plain for row in round.draw(picture, 78, height, Look())][:height]
+        assert (f"to do: {shown.why_remedy}" in drawn) == (why is not WhyIdle.BUSY), "whole, also where there is little room"
+
+
+def test_a_reason_that_only_a_newer_peer_has_is_taken_without_a_remedy() -> None:
+    assert PeerStatus.from_fields({**TRAINING.to_fields(), "why_idle": "asleep", "why_remedy": "wake it"}).why_remedy == ""
 
 
 def test_a_status_survives_the_socket_and_json() -> None:
@@ -79,6 +100,7 @@ EARLY = {
     "phase": "starting",
     "why_idle": "connecting",
     "why_detail": "",
+    "why_remedy": "`peer doctor INVITATION` says why; or ask for a newer invitation",
     "round": 0,
     "tip": "",
     "final_rounds": 0,

@@ -112,6 +112,88 @@ def complete(generator: Generator, requests: Iterable[Request]) -> Iterator[Comp
         yield from generator.advance()
 
 
+class Line:
+    """Requests and parameters in the order in which they came.  Parameters wait until nothing runs with those before."""
+
+    def __init__(self, vocabulary: int, length: int, parameters: int) -> None:
+        self._vocabulary, self._length, self._parameters = vocabulary, length, parameters
+        self._entries: deque[Request | Tensor] = deque()
+
+    @property
+    def requests(self) -> list[Request]:
+        """Those that wait."""
+        return [entry for entry in self._entries if isinstance(entry, Request)]
+
+    def room(self, slots: int, running: int) -> int:
+        """How many more requests could begin at once."""
+        if len(self.requests) < len(self._entries) and running:
+            return 0
+        return max(0, slots - running - len(self.requests))
+
+    def add(self, entry: Request | Tensor) -> None:
+        """Raises ValueError for a request that can never begin, and for parameters of another model."""
+        if isinstance(entry, Request):
+            if problem := self._problem(entry):
+                raise ValueError(f"request {entry.id} {problem}")
+        elif entry.shape != (self._parameters,):
+            raise ValueError(f"the model has {self._parameters} parameters, not {tuple(entry.shape)}")
+        self._entries.append(entry)
+
+    def take(self, slots: int, running: int) -> Request | Tensor | None:
+        """What comes next, if its turn has come."""
+        if not self._entries or running >= (slots if isinstance(self._entries[0], Request) else 1):
+            return None
+        return self._entries.popleft()
+
+    def withdraw(self) -> list[Request]:
+        """Forget the requests; they are returned."""
+        requests = self.requests
+        self._entries = deque(entry for entry in self._entries if isinstance(entry, Tensor))
+        return requests
+
+    def _problem(self, request: Request) -> str:
+        """Why a request can never begin; empty if it can."""
+        if not request.prompt or request.max_tokens < 1:
+            return "needs a prompt and room for a token"
+        if len(request.prompt) + request.max_tokens > self._length:
+            return f"needs {len(request.prompt)} + {request.max_tokens} tokens, and there is room for {self._length}"
+        if not known(request.prompt, self._vocabulary):
+            return f"has tokens outside the vocabulary of {self._vocabulary}"
+        if len(request.end_tokens) > MOST_END_TOKENS:
+            return f"has {len(request.end_tokens)} end tokens, and {MOST_END_TOKENS} are allowed"
+        return ""
+
+
+def known(tokens: Sequence[int], vocabulary: int) -> bool:
+    """Whether a model has all these tokens."""
+    return all(0 <= token < vocabulary for token in tokens)
+
+
+def continuation(
+    reply: Reply | None, request: Request, output: tuple[int, ...], made: tuple[bool, ...], vocabulary: int
+) -> Sequence[int] | None:
+    """The environment's tokens at the end of a turn, if there are some and the model has room for a token after them."""
+    left = request.max_tokens - len(output)
+    if reply is None or left < 2:
+        return None
+    said = reply(request, output, made)
+    if said is None or len(said) >= left:
+        return None
+    if not known(said, vocabulary):
+        raise ValueError(f"the reply to request {request.id} has tokens outside the vocabulary of {vocabulary}")
+    return said
+
+
+def completion_of(
+    request: Request, output: tuple[int, ...], made: tuple[bool, ...], hidden: Tensor, prove: Prove | None
+) -> Completion:
+    """What came of a request, with proofs, or else a copy of the hidden states."""
+    ended = Ended.END_TOKEN if output[-1] in request.end_tokens else Ended.LENGTH
+    if prove is None:
+        return Completion(request.id, output, made, ended, hidden=hidden.clone())
+    return Completion(request.id, output, made, ended, proofs=b"".join(prove(hidden)))
+
+
 @dataclass
 class _Sequence:
     """A request in a slot.  tokens: how many are known.  fed: how many of them are computed.  Both as the host knows it.
@@ -149,12 +231,12 @@ class Engine:
         for what suits it.
         """
         self._batch = Batch(config, device, dtype, slots, length)
+        self._line = Line(config.vocab, length, config.parameters)
         self._vocabulary, self._length, self._temperature = config.vocab, length, temperature
         self._prove, self._reply = prove, reply
         self._prefill_tokens = prefill_tokens
         self._steps_at_once = steps_at_once or (GPU_STEPS if device.type == "cuda" else 1)
         self._slots: list[_Sequence | None] = [None] * slots
-        self._waiting: deque[Request | Tensor] = deque()
         self._finished: list[Completion] = []
         self._loaded = False
         self.steps = self.row_steps = 0
@@ -162,33 +244,25 @@ class Engine:
     @property
     def room(self) -> int:
         """How many more requests could begin at once."""
-        if any(isinstance(waiting, Tensor) for waiting in self._waiting) and any(self._slots):
-            return 0
-        return max(0, self._slots.count(None) - sum(isinstance(waiting, Request) for waiting in self._waiting))
+        return self._line.room(len(self._slots), self._running)
 
     @property
     def busy(self) -> bool:
         """Whether a request waits or runs."""
-        waits = any(isinstance(waiting, Request) for waiting in self._waiting)
-        return waits or any(self._slots) or bool(self._finished)
+        return bool(self._line.requests or self._running or self._finished)
 
     def submit(self, request: Request) -> None:
         """Let a request wait for its turn.  Raises ValueError for one that can never have it."""
-        if problem := self._problem(request):
-            raise ValueError(f"request {request.id} {problem}")
-        self._waiting.append(request)
+        self._line.add(request)
 
     def load(self, flat: Tensor) -> None:
         """Complete later requests with these parameters (n), which stay unchanged until the earlier ones are completed."""
-        if flat.shape != self._batch.model.flat.shape:
-            raise ValueError(f"the model has {len(self._batch.model.flat)} parameters, not {tuple(flat.shape)}")
-        self._waiting.append(flat)
+        self._line.add(flat)
         self._admit()
 
     def withdraw(self) -> list[Request]:
         """Forget the requests that have not begun; they are returned."""
-        requests = [waiting for waiting in self._waiting if isinstance(waiting, Request)]
-        self._waiting = deque(waiting for waiting in self._waiting if isinstance(waiting, Tensor))
+        requests = self._line.withdraw()
         self._admit()
         return requests
 
@@ -213,35 +287,19 @@ class Engine:
 
     # -- beginning ----------------------------------------------------------------------------------------------------
 
-    def _problem(self, request: Request) -> str:
-        """Why a request can never have its turn; empty if it can."""
-        if not request.prompt or request.max_tokens < 1:
-            return "needs a prompt and room for a token"
-        if len(request.prompt) + request.max_tokens > self._length:
-            return f"needs {len(request.prompt)} + {request.max_tokens} tokens, and there is room for {self._length}"
-        if not self._known(request.prompt):
-            return f"has tokens outside the vocabulary of {self._vocabulary}"
-        if len(request.end_tokens) > MOST_END_TOKENS:
-            return f"has {len(request.end_tokens)} end tokens, and {MOST_END_TOKENS} are allowed"
-        return ""
-
-    def _known(self, tokens: Sequence[int]) -> bool:
-        return all(0 <= token < self._vocabulary for token in tokens)
+    @property
+    def _running(self) -> int:
+        """Requests that have a slot."""
+        return len(self._slots) - self._slots.count(None)
 
     def _admit(self) -> None:
         """Give free slots to waiting requests, and load weights when it is their turn and nothing runs."""
-        while self._waiting:
-            first = self._waiting[0]
-            if isinstance(first, Request):
-                if None not in self._slots:
-                    return
-                self._begin(self._slots.index(None), first)
+        while (entry := self._line.take(len(self._slots), self._running)) is not None:
+            if isinstance(entry, Request):
+                self._begin(self._slots.index(None), entry)
             else:
-                if any(self._slots):
-                    return
-                self._batch.load(first)
+                self._batch.load(entry)
                 self._loaded = True
-            self._waiting.popleft()
 
     def _begin(self, slot: int, request: Request) -> None:
         self._slots[slot] = _Sequence(request, len(request.prompt))
@@ -264,9 +322,7 @@ class Engine:
                 self._batch.running[slot] = True
 
     def _pack(self) -> None:
-        """Move sequences to free slots below them, unless somebody waits for these."""
-        if self._waiting and isinstance(self._waiting[0], Request):
-            return
+        """Move sequences to free slots below them.  After `_admit`, slots are free only if nobody may have them."""
         while None in self._slots and any(self._slots[(free := self._slots.index(None)) :]):
             source = max(number for number, sequence in enumerate(self._slots) if sequence)
             moved = self._slots[source]
@@ -279,32 +335,28 @@ class Engine:
     def _end(self, slots: int) -> None:
         """Read who has come to the end of a turn, and end or continue these."""
         positions, running = self._batch.progress(slots)
-        for slot, (sequence, position, runs) in enumerate(zip(self._slots[:slots], positions, running, strict=True)):
-            if sequence is None or not sequence.running:
+        for sequence, position in zip(self._slots[:slots], positions, strict=True):
+            if sequence and sequence.running:
+                sequence.tokens, sequence.fed = position + 1, position
+        for slot, runs in enumerate(running):
+            sequence = self._slots[slot]
+            if runs or sequence is None or not sequence.running:
                 continue
-            sequence.tokens, sequence.fed = position + 1, position
-            if runs or self._continued(slot, sequence):
-                continue
-            self._finished.append(self._completion(slot, sequence))
-            self._slots[slot] = None
+            output, made = self._output(slot, sequence)
+            said = continuation(self._reply, sequence.request, output, made, self._vocabulary)
+            if said is None:
+                self._finished.append(self._completion(slot, sequence, output, made))
+                self._slots[slot] = None
+            else:
+                self._append(slot, sequence, said)
 
-    def _continued(self, slot: int, sequence: _Sequence) -> bool:
-        """Whether the environment said something after this turn, and the model may go on after that."""
-        request = sequence.request
-        left = len(request.prompt) + request.max_tokens - sequence.tokens
-        if self._reply is None or left < 2:
-            return False
-        reply = self._reply(request, *self._output(slot, sequence))
-        if reply is None or len(reply) >= left:
-            return False
-        if not self._known(reply):
-            raise ValueError(f"the reply to request {request.id} has tokens outside the vocabulary of {self._vocabulary}")
-        begin = sequence.tokens - len(request.prompt)
-        sequence.unmade.append(slice(begin, begin + len(reply)))
-        self._batch.append(slot, sequence.tokens, reply)
-        sequence.tokens += len(reply)
-        sequence.running = False  # until the reply is computed
-        return True
+    def _append(self, slot: int, sequence: _Sequence, said: Sequence[int]) -> None:
+        """Go on after the environment's tokens, once these are computed."""
+        begin = sequence.tokens - len(sequence.request.prompt)
+        sequence.unmade.append(slice(begin, begin + len(said)))
+        self._batch.append(slot, sequence.tokens, said)
+        sequence.tokens += len(said)
+        sequence.running = False
 
     def _output(self, slot: int, sequence: _Sequence) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         """Output so far, and which of it was made."""
@@ -314,11 +366,7 @@ class Engine:
             made[span] = [False] * len(made[span])
         return tuple(output), tuple(made)
 
-    def _completion(self, slot: int, sequence: _Sequence) -> Completion:
+    def _completion(self, slot: int, sequence: _Sequence, output: tuple[int, ...], made: tuple[bool, ...]) -> Completion:
         request = sequence.request
-        output, made = self._output(slot, sequence)
-        ended = Ended.END_TOKEN if output[-1] in request.end_tokens else Ended.LENGTH
         hidden = self._batch.hidden[slot, len(request.prompt) - 1 : sequence.tokens - 1]
-        if self._prove is None:
-            return Completion(request.id, output, made, ended, hidden=hidden.clone())
-        return Completion(request.id, output, made, ended, proofs=b"".join(self._prove(hidden)))
+        return completion_of(request, output, made, hidden, self._prove)

@@ -36,15 +36,26 @@ class Packed:
     advantages: F32
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, places of each."""
+        rows, places = self.tokens.shape
+        return rows, places
+
+    @property
     def counted_tokens(self) -> int:
         """Targets that count."""
         return int(self.mask.sum())
 
     def rows(self, span: slice) -> Packed:
         """Some of the rows."""
-        return Packed(
-            self.tokens[span], self.documents[span], self.targets[span], self.mask[span], self.advantages[span]
-        )  # fmt: skip
+        return self._part((span, slice(None)))
+
+    def trimmed(self) -> Packed:
+        """Without the places at the end that are padding in every row."""
+        return self._part((slice(None), slice(int((self.documents != PADDING).any(axis=0).sum()))))
+
+    def _part(self, at: tuple[slice, slice]) -> Packed:
+        return Packed(self.tokens[at], self.documents[at], self.targets[at], self.mask[at], self.advantages[at])
 
 
 def places_of(rollout: Rollout) -> int:

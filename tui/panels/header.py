@@ -6,7 +6,7 @@ from rich.text import Text
 
 from peer.drawing import bar, columns, fit, spread
 from peer.formatting import clean, short, to_go
-from tui.panels.look import ALARM, GOOD, STRONG, WARNING, line
+from tui.panels.look import ALARM, FAINT, GOOD, STRONG, WARNING, line
 from tui.picture import Picture
 
 WORKING = ("computing", "ready", "exchanging", "voting", "applying", "seeding")
@@ -46,8 +46,18 @@ def _now(picture: Picture, width: int, unicode: bool) -> Text:
         done, total, _ = picture.chunks
         text = f" {bar(done, total, max(4, min(40, width - columns(state) - 24)), unicode=unicode)} {done}/{total} chunks"
     else:
-        text = f" {why}"
+        return _waits(state, style, why, status.why_remedy, width, unicode)
     return line((state, style), fit(_plain(text, unicode), width - columns(state)))
+
+
+def _waits(state: str, style: str, why: str, remedy: str, width: int, unicode: bool) -> Text:
+    """What it waits for, and at the end of the line what to do about it, where there is room for both."""
+    room = width - columns(state)
+    text = _plain(f" {why}", unicode)
+    left = room - columns(text) - columns(remedy)
+    if not remedy or left < 2:
+        return line((state, style), fit(text, room))
+    return line((state, style), text + " " * left, (remedy, FAINT))
 
 
 def _plain(text: str, unicode: bool) -> str:

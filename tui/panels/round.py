@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
+
 from rich.text import Text
 
 from peer.drawing import bar, fit, pad
@@ -15,11 +17,12 @@ NAME = 24
 
 
 def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
-    """Who is waited for, a bar a member, and past rounds in the lines that are left."""
+    """Who is waited for, a bar a member, what to do about the wait, and past rounds in the lines that are left."""
     status = picture.status
     if status is None:
         return []
     lines = [_waits(picture, status, width)]
+    todo = wrap(f"to do: {status.why_remedy}", max(1, width)) if status.why_remedy else []
     others, room = _members(status), max(1, (height - 1) * 2 // 3)
     if status.role == "trainer":
         lines.append(_progress(f"{clean(status.name, 14)} (me)", status.phase, status.steps, status, width, look))
@@ -29,6 +32,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         lines.append(_progress(name, known.phase, known.steps, status, width, look))
     if len(others) > room > 0:
         lines[-1] = line((fit(f"and {len(others) - room + 1} more trainers", width), FAINT))
+    lines += [line(each) for each in todo]
     past = [each for each in picture.rounds if each.mine is not None]
     rows = range(len(past) - 1, -1, -1)
     shown = look.window(len(past), height - len(lines))

@@ -87,7 +87,8 @@ class Bulk:
         self._spare = Sending(self._dial, up, first=self._sending)
         self._receiving = Receiving(handlers, down, reputation)
         self._links: dict[PeerId, list[Link]] = {}
-        self._granted: dict[bytes, tuple[PeerId, Keys]] = {}
+        self._granted: dict[bytes, tuple[PeerId, Keys, float]] = {}
+        """For whom each token is good, with which keys, and until when."""
         self._port = 0
         self._nursery: trio.Nursery | None = None
         answer_with(host, self._protocol, NONCE_BYTES, self._grant, HANDSHAKE_S)
@@ -183,16 +184,17 @@ class Bulk:
 
     async def _grant(self, peer: PeerId, connection: MuxedConnection, theirs: bytes) -> bytes:
         """The port, the token and the nonce for one socket of `peer`.  Raises `LinkBroken`."""
+        now = trio.current_time()
+        self._granted = {token: grant for token, grant in self._granted.items() if now < grant[2]}
         if not self._has_room(peer) or self._nursery is None:
             raise LinkBroken("too many bulk connections")
         token, nonce = os.urandom(TOKEN_BYTES), os.urandom(NONCE_BYTES)
-        self._granted[token] = (peer, Keys.agree(self._run, peer, self._me, token, theirs + nonce))
-        self._nursery.start_soon(self._expire, token)
+        self._granted[token] = (peer, Keys.agree(self._run, peer, self._me, token, theirs + nonce), now + GRANT_S)
         return _GRANT.pack(self._port, token, nonce)
 
     def _has_room(self, peer: PeerId) -> bool:
         """Whether `peer` may have another link; a link of somebody else may end for it."""
-        taken = Counter(other for other, _ in self._granted.values())
+        taken = Counter(other for other, _, _ in self._granted.values())
         taken.update({other: sum(not link.broken for link in links) for other, links in self._links.items()})
         if taken[peer] >= MAX_LINKS_PER_PEER:
             self._reputation.penalise(peer, EXCESS, "too many bulk connections")
@@ -206,12 +208,8 @@ class Bulk:
         if link is not None:
             link.abort("another peer needs its place")
         else:
-            self._granted.pop(next(token for token, (other, _) in self._granted.items() if other == loser))
+            self._granted.pop(next(token for token, (other, _, _) in self._granted.items() if other == loser))
         return True
-
-    async def _expire(self, token: bytes) -> None:
-        await trio.sleep(GRANT_S)
-        self._granted.pop(token, None)
 
     async def accept(self, sock: trio.socket.SocketType, address: str) -> None:
         """Authenticate a socket and serve its pushes until it ends; a stranger costs 49 bytes and five seconds.
@@ -221,7 +219,9 @@ class Bulk:
         try:
             with self._doorstep.waits(sock, address), trio.fail_after(HANDSHAKE_S):
                 hello = (await receive(sock, len(FIRST_BYTE) + TOKEN_BYTES + MAC_BYTES))[len(FIRST_BYTE) :]
-                peer, keys = self._granted.pop(hello[:TOKEN_BYTES])
+                peer, keys, until = self._granted.pop(hello[:TOKEN_BYTES])
+                if trio.current_time() > until:
+                    raise LinkBroken("a grant that is not good any more")
                 if not hmac.compare_digest(hello[TOKEN_BYTES:], keys.proof(b"dialer")):
                     raise LinkBroken("a false proof")
                 await send(sock, keys.proof(b"listener"))

@@ -22,6 +22,7 @@ from protocol.network.libp2p.dead_ends import address_of
 from protocol.network.libp2p.ends import remote_end
 from protocol.network.libp2p.host import transport_address
 from protocol.network.libp2p.library import Host, MuxedConnection
+from protocol.network.libp2p.named_ends import LEAST_PORT
 from protocol.network.libp2p.reputation import Channel, Reputation
 from protocol.network.libp2p.short_questions import answer_with, ask
 from protocol.network.libp2p.streams import BadFrame
@@ -29,8 +30,6 @@ from protocol.network.libp2p.token_bucket import Allowance, TokenBucket
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
-LEAST_PORT = 1024
-"""What listens below is seldom a peer, and often a server that holds a dialler's address against it."""
 DIAL_S = 5.0
 QUESTION_S = 5.0
 """For the question to arrive once its stream is open, and for the answer to be taken."""

@@ -5,6 +5,9 @@ address makes it due at once.  What strangers claim is dialled beside the others
 connection that lasted, a peer is dialled again after a second; after one that the other end soon closed, when the pause is
 over, for it may not want us.  The library's own dialling (happy eyeballs over two addresses, a cache of failed peers) is
 bypassed: each address is tried alone, and the result is kept.
+
+Whoever says that it has an address can name anybody's: names and odd addresses are not believed (`named_ends`), and claims
+that have led to nobody are tried at a pace that hurts nobody.
 """
 
 from __future__ import annotations
@@ -13,13 +16,17 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from math import inf
 
 import trio
 
 from protocol.network.interface import Members
 from protocol.network.libp2p.attempts import BANNED, OTHER_RUN, SILENT, Attempt, problem_of
-from protocol.network.libp2p.book import FIRST_PAUSE_S, Book, Entry
+from protocol.network.libp2p.book import FIRST_PAUSE_S, Book, Entry, Standing
+from protocol.network.libp2p.ends import End
 from protocol.network.libp2p.library import Host, library_id
+from protocol.network.libp2p.named_ends import end_of, may_be_dialled
+from protocol.network.libp2p.token_bucket import Allowance, TokenBucket
 from protocol.network.libp2p.traversal.circuit_address import CircuitAddress, circuit_address, direct_address
 from protocol.wire.identity import PeerId
 
@@ -32,15 +39,31 @@ MAX_FORGOTTEN = 1024
 MAX_AT_ONCE = 8
 MAX_CLAIMED_AT_ONCE = 4
 """Addresses of strangers that were never met, dialled at one time."""
+CLAIMS_OF_MEMBERS, CLAIMS_OF_STRANGERS = Allowance(8, inf, 32), Allowance(1, inf, 64)
+"""Attempts in the long run, for all members and for all strangers, at addresses that are claimed and have led nowhere."""
 
 log = logging.getLogger(__name__)
+
+
+class _Lane:
+    """Peers that wait for each other.  places: addresses dialled at one time.  claims: the pace of what is only claimed."""
+
+    def __init__(self, places: int, claims: Allowance) -> None:
+        self.places = trio.CapacityLimiter(places)
+        self._claims, self._bucket = claims, TokenBucket(claims.burst_s, claims.burst_s, trio.current_time())
+
+    async def wait(self) -> None:
+        """Until the next claim may be tried."""
+        while not self._bucket.take(self._claims, trio.current_time(), 1, 0):
+            await trio.sleep(1 / self._claims.per_s)
 
 
 class Dialer:
     """Dials the peers of its address book, for as long as `run` runs.
 
     members: tells members from strangers.  leave_alone: whether there is nothing to do about a peer now.  on_came: told of a
-    peer that was to be dialled and had connected to us itself.  connect_by_relay: dials a peer behind a relay.
+    peer that was to be dialled and had connected to us itself.  connect_by_relay: dials a peer behind a relay.  listening:
+    where we listen.
     """
 
     def __init__(
@@ -52,11 +75,12 @@ class Dialer:
         is_banned: Callable[[PeerId], bool],
         on_came: Callable[[PeerId], None],
         connect_by_relay: Callable[[CircuitAddress], Awaitable[None]],
+        listening: Callable[[], Sequence[End]],
     ) -> None:
         self._host = host
         self._me = me
         self._leave_alone, self._is_banned, self._on_came = leave_alone, is_banned, on_came
-        self._connect_by_relay = connect_by_relay
+        self._connect_by_relay, self._listening = connect_by_relay, listening
         self._book = Book(members, leave_alone)
         self._forgotten: set[PeerId] = set()
         self._attempts: dict[PeerId, trio.CancelScope] = {}
@@ -73,6 +97,8 @@ class Dialer:
         for address in addresses:
             peer = peer_of(address)
             if peer is None or peer == self._me or peer in self._forgotten:
+                continue
+            if claimed and ((end := end_of(address)) is None or not may_be_dialled(end, self._listening)):
                 continue
             entry = self._book.add(peer, address, claimed=claimed, now=now)
             if entry is not None:
@@ -127,7 +153,7 @@ class Dialer:
 
     async def run(self) -> None:
         """Dial until cancelled."""
-        favoured, claimed = trio.CapacityLimiter(MAX_AT_ONCE), trio.CapacityLimiter(MAX_CLAIMED_AT_ONCE)
+        favoured, others = _Lane(MAX_AT_ONCE, CLAIMS_OF_MEMBERS), _Lane(MAX_CLAIMED_AT_ONCE, CLAIMS_OF_STRANGERS)
         async with trio.open_nursery() as nursery:
             while True:
                 self._changed = trio.Event()
@@ -137,17 +163,19 @@ class Dialer:
                 for peer, entry in waiting:
                     if entry.due_at <= now:
                         entry.dialling = True
-                        limiter = favoured if self._book.is_favoured(peer, entry) else claimed
-                        nursery.start_soon(self._dial, peer, entry, limiter)
+                        lane = favoured if self._book.is_favoured(peer, entry) else others
+                        nursery.start_soon(self._dial, peer, entry, lane)
                 next_at = min((entry.due_at for _, entry in waiting if not entry.dialling), default=now + MAX_PAUSE_S)
                 with trio.move_on_at(max(next_at, now + 0.05)):
                     await self._changed.wait()
 
-    async def _dial(self, peer: PeerId, entry: Entry, limiter: trio.CapacityLimiter) -> None:
+    async def _dial(self, peer: PeerId, entry: Entry, lane: _Lane) -> None:
         entry.due_at = trio.current_time() + entry.pause_s * self._random.uniform(0.8, 1.2)
         entry.pause_s = min(MAX_PAUSE_S, entry.pause_s * 2)
         for address in self._in_order(entry):
-            async with limiter:  # for one address: others have their turn before the next
+            async with lane.places:  # for one address: others have their turn before the next
+                if entry.addresses.get(address, Standing.CLAIMED) is Standing.CLAIMED:
+                    await lane.wait()
                 if self._leave_alone(peer) or peer in self._forgotten:
                     break
                 problem: str | None = SILENT

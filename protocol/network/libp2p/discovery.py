@@ -6,8 +6,8 @@ come back through trio's entry queue.  Without a usable network it is silently o
 
 from __future__ import annotations
 
+import ipaddress
 import logging
-import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
 if TYPE_CHECKING:
-    from zeroconf import Zeroconf
+    from zeroconf import ServiceInfo, Zeroconf
 
 LOOK_UP_MS = 2000
 
@@ -46,11 +46,26 @@ async def discover(run: Hash, me: PeerId, addresses: Sequence[str], found: Calla
             await trio.to_thread.run_sync(service.close)
 
 
-def _start(run: Hash, me: PeerId, addresses: list[str], report: Callable[[list[str]], None]) -> Zeroconf:
-    from zeroconf import ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
+def service_info(run: Hash, me: PeerId, addresses: Sequence[str]) -> ServiceInfo:
+    """What is announced: the addresses, of IPv4 and IPv6, as text."""
+    from zeroconf import ServiceInfo
 
     kind = f"_mh-{bytes(run).hex()[:10]}._tcp.local."
-    name = f"{me}.{kind}"
+    return ServiceInfo(
+        kind,
+        f"{me}.{kind}",
+        port=int(addresses[0].split("/")[4]),
+        addresses=[ipaddress.ip_address(address.split("/")[2]).packed for address in addresses],
+        properties={f"a{index}": address for index, address in enumerate(addresses[:8])},
+        server=f"{me[-20:].lower()}.local.",
+    )
+
+
+def _start(run: Hash, me: PeerId, addresses: list[str], report: Callable[[list[str]], None]) -> Zeroconf:
+    from zeroconf import ServiceBrowser, ServiceListener, Zeroconf
+
+    info = service_info(run, me, addresses)
+    kind, name = info.type, info.name
 
     class Listener(ServiceListener):
         def add_service(self, zc: Zeroconf, type_: str, name_: str) -> None:
@@ -64,15 +79,6 @@ def _start(run: Hash, me: PeerId, addresses: list[str], report: Callable[[list[s
         def remove_service(self, zc: Zeroconf, type_: str, name_: str) -> None:
             return
 
-    hosts = [address.split("/")[2] for address in addresses]
-    info = ServiceInfo(
-        kind,
-        name,
-        port=int(addresses[0].split("/")[4]),
-        addresses=[socket.inet_aton(host) for host in hosts],
-        properties={f"a{index}": address for index, address in enumerate(addresses[:8])},
-        server=f"{me[-20:].lower()}.local.",
-    )
     zeroconf = Zeroconf()
     try:
         zeroconf.register_service(info)

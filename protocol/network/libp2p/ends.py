@@ -34,12 +34,17 @@ def local_end(connection: object) -> End | None:
 def remote_end(connection: object) -> End | None:
     """The other end; None likewise, and where a relay is at the other end of the socket."""
     sock = socket_of(connection)
-    return _named(sock.getpeername) if sock is not None and way_of(connection).relay is None else None
+    return remote_end_of(sock) if sock is not None and way_of(connection).relay is None else None
 
 
 def local_end_of(sock: Socket) -> End | None:
     """Our end; None when the socket is closed."""
     return _named(sock.getsockname)
+
+
+def remote_end_of(sock: Socket) -> End | None:
+    """The other end; None when it has gone, or the socket is closed."""
+    return _named(sock.getpeername)
 
 
 def _named(name: Callable[[], Any]) -> End | None:

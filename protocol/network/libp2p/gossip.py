@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from libp2p.abc import IHost, INetStream, ISubscriptionAPI
     from libp2p.peer.id import ID
     from libp2p.pubsub.gossipsub import GossipSub
-    from libp2p.pubsub.pb.rpc_pb2 import RPC, Message
+    from libp2p.pubsub.pb.rpc_pb2 import RPC, ControlIWant, Message
     from libp2p.pubsub.pubsub import Pubsub
     from libp2p.pubsub.pubsub_notifee import PubsubNotifee
 
@@ -55,8 +55,8 @@ class Gossip:
         self._handlers = handlers
         self._reputation = reputation
         self._forwarded = TokenBucket(FORWARDED.burst_s, FORWARDED.burst_s, trio.current_time())
-        self._intake = GossipIntake(handlers, reputation, self._is_wanted)
         self._topic = f"manyhands/1/{bytes(run).hex()}"
+        self._intake = GossipIntake(handlers, reputation, self._topic, self._is_wanted)
         self.up_bytes = 0
         self.down_bytes = 0
         self._router = self._new_router()
@@ -65,7 +65,10 @@ class Gossip:
         self._pubsub.set_topic_validator(self._topic, self._validate, False)
 
     def _new_router(self) -> GossipSub:
-        """The library's router, which also sends our own messages outside the mesh, and no RPC over the limit."""
+        """The library's router, which also sends our own messages outside the mesh, and no RPC over the limit.
+
+        It remembers nothing of peers that have gone, and sends again what a neighbour asks for once, within its allowance.
+        """
         from libp2p.custom_types import TProtocol
         from libp2p.pubsub.gossipsub import GossipSub
 
@@ -84,6 +87,16 @@ class Gossip:
                 if (queue := gossip._pubsub.peer_queues.get(peer_id)) is not None:
                     queue.max_message_size = MAX_RPC_BYTES
                 super().send_rpc(peer_id, rpc, priority)
+
+            async def handle_iwant(self, iwant_msg: ControlIWant, sender_peer_id: ID) -> None:
+                names = dict.fromkeys(iwant_msg.messageIDs)
+                again = [name for name in names if gossip._may_have_again(sender_peer_id, name)]
+                await super().handle_iwant(type(iwant_msg)(messageIDs=again), sender_peer_id)
+
+            def remove_peer(self, peer_id: ID) -> None:
+                super().remove_peer(peer_id)
+                for peers in self.back_off.values():
+                    peers.pop(peer_id, None)
 
         # The library's adaptive interval slowed 1 s to 60 s after deaths, its spam limit counts our own messages, and
         # its eclipse protection prunes peers that share an address, as on one computer: all three are off.
@@ -162,6 +175,14 @@ class Gossip:
         if message.from_id == cast("ID", forwarder).to_bytes():
             return self._reputation.spend(peer, Channel.ORIGIN, len(message.data))
         return self._handlers.has_member(peer) or self._reputation.spend_relayed(peer, len(message.data))
+
+    def _may_have_again(self, neighbour: ID, name: bytes) -> bool:
+        """Whether a message of this name is sent again to a neighbour that asks for it: that counts as if it had sent it."""
+        from libp2p.pubsub.utils import safe_bytes_from_hex
+
+        known = safe_bytes_from_hex(name)
+        message = self._router.mcache.get(known) if known is not None else None
+        return message is not None and self._reputation.spend(peer_id_of(neighbour), Channel.GOSSIP, len(message.data))
 
     def _validate(self, forwarder: LibraryId, message: Message) -> bool:
         """libp2p's topic validator, after it has checked the origin's signature: True forwards the message."""

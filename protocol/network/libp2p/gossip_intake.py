@@ -21,7 +21,7 @@ from protocol.network.libp2p.turns import Turns
 if TYPE_CHECKING:
     from libp2p.abc import INetStream
     from libp2p.peer.id import ID
-    from libp2p.pubsub.pb.rpc_pb2 import RPC, Message
+    from libp2p.pubsub.pb.rpc_pb2 import RPC, ControlMessage, Message
     from libp2p.pubsub.pubsub import Pubsub
 
 MAX_RPC_BYTES = 1 << 17
@@ -37,12 +37,14 @@ log = logging.getLogger(__name__)
 class GossipIntake:
     """Reads the streams on which neighbours gossip.
 
-    members: tells members from strangers.  is_wanted: asked about every message with its forwarder, before its signature is
-    checked: whether it is for us, and news, and within all allowances.
+    members: tells members from strangers.  topic: the only one.  is_wanted: asked about every message with its forwarder,
+    before its signature is checked: whether it is for us, and news, and within all allowances.
     """
 
-    def __init__(self, members: Members, reputation: Reputation, is_wanted: Callable[[ID, Message], bool]) -> None:
-        self._members, self._reputation, self._is_wanted = members, reputation, is_wanted
+    def __init__(
+        self, members: Members, reputation: Reputation, topic: str, is_wanted: Callable[[ID, Message], bool]
+    ) -> None:
+        self._members, self._reputation, self._topic, self._is_wanted = members, reputation, topic, is_wanted
         self._of_members, self._of_strangers = Turns(), Turns()
 
     async def read(self, pubsub: Pubsub, stream: INetStream) -> None:
@@ -79,24 +81,33 @@ class GossipIntake:
 
     async def _take_in(self, pubsub: Pubsub, forwarder: ID, rpc: RPC, size: int) -> None:
         """Every control message counts as a message, and so does an RPC without any."""
-        from libp2p.pubsub.utils import maybe_consume_signed_record
-
         peer = peer_id_of(forwarder)
         if _control_messages(rpc) > MAX_CONTROL or len(rpc.publish) > MAX_MESSAGES:
             self._reputation.penalise(peer, VIOLATION, "an RPC with too much in it")
             return
-        good = maybe_consume_signed_record(rpc, pubsub.host, forwarder)
-        cost = max(_control_messages(rpc), int(not good or not rpc.publish))
-        if not all(self._reputation.spend(peer, Channel.GOSSIP, size // cost) for _ in range(cost)) or not good:
+        rpc.ClearField("senderRecord")  # nobody is dialled by it, and the library would check and keep it each time
+        cost = max(_control_messages(rpc), int(not rpc.publish))
+        if not all(self._reputation.spend(peer, Channel.GOSSIP, size // cost) for _ in range(cost)):
             return
         for subscription in rpc.subscriptions:
             pubsub.handle_subscription(forwarder, subscription)
         if rpc.HasField("control"):
+            _leave_out_others(rpc.control, self._topic)
             await pubsub.router.handle_rpc(rpc, forwarder)
         for message in rpc.publish:
             await self._turns(forwarder).take()
             if self._is_wanted(forwarder, message):
                 await pubsub.push_msg(forwarder, message)
+
+
+def _leave_out_others(control: ControlMessage, topic: str) -> None:
+    """Take out what is about other topics, which the library would remember for good, and the peers that it would dial."""
+    for messages in (control.ihave, control.graft, control.prune):
+        for place in reversed(range(len(messages))):
+            if messages[place].topicID != topic:
+                del messages[place]
+    for prune in control.prune:
+        del prune.peers[:]
 
 
 def _control_messages(rpc: RPC) -> int:

@@ -21,6 +21,7 @@ import trio
 from protocol.events import StrangersClosed
 from protocol.network.interface import Members
 from protocol.network.libp2p.close_summary import CloseSummary
+from protocol.network.libp2p.ends import remote_end_of
 from protocol.network.libp2p.inbound_policy import InboundLimits, InboundPolicy, Stage
 from protocol.network.libp2p.library import AcceptedStream, Address, Swarm, peer_id_of
 from protocol.network.libp2p.reputation import Reputation
@@ -127,7 +128,7 @@ class InboundConnections:
 
     async def _serve(self, stream: AcceptedStream, listening_at: Address) -> None:
         """The library's handler of an accepted connection; raises nothing."""
-        await self._from(address_group(_remote(stream.stream.socket)), stream, listening_at)
+        await self._from(group_at_the_other_end(stream.stream.socket), stream, listening_at)
 
     async def take(self, socket: trio.SocketStream, address: str, way: Way) -> None:
         """Serve a socket by which a peer has come otherwise than to where we listen, as one that was accepted there.
@@ -180,12 +181,13 @@ class InboundConnections:
         await connection.ended.wait()
 
 
-def _remote(sock: trio.socket.SocketType) -> str | None:
-    """The IP address of the other end, None when it has gone; asked of the socket, for the library knows no IPv6 here."""
-    try:
-        return str(sock.getpeername()[0])
-    except OSError:
-        return None
+def group_at_the_other_end(sock: trio.socket.SocketType) -> str:
+    """The group of addresses that a socket counts for, which may have been closed at the other end.
+
+    Asked of the socket, for the library knows no IPv6 here.
+    """
+    end = remote_end_of(sock)
+    return address_group(end[0] if end is not None else None)
 
 
 def _is_closed(sock: trio.socket.SocketType) -> bool:

@@ -5,9 +5,8 @@
    event.
 3. Frame write: cancelling one in the middle leaves half a frame behind and desynchronises Noise for all streams; a
    write that has begun is shielded, and ends the connection when the peer does not read for `STALL_S`.
-4. Gossip: the library verifies the same signed peer record with every message; we remember the last one that was valid.
-5. Identify: the library names itself, and accepts an answer of 1 MiB; we name this program, and accept `IDENTIFY_BYTES`.
-6. IPv6: a socket that listens at all IPv6 addresses would take the IPv4 ones of the same port, too; it takes IPv6 alone.
+4. Identify: the library names itself, and accepts an answer of 1 MiB; we name this program, and accept `IDENTIFY_BYTES`.
+5. IPv6: a socket that listens at all IPv6 addresses would take the IPv4 ones of the same port, too; it takes IPv6 alone.
 
 `inbound` replaces the handling of inbound connections, `connection_limits` the counts of connections and streams.
 """
@@ -17,20 +16,16 @@ from __future__ import annotations
 import socket
 import struct
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
 if TYPE_CHECKING:
-    from libp2p.abc import IHost
-    from libp2p.peer.id import ID
-    from libp2p.pubsub.pb.rpc_pb2 import RPC
     from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
 from protocol.version import version
 
 STALL_S = 10.0
 IDENTIFY_BYTES = 16 << 10
-_MAX_RECORDS = 1024
 _applied = False
 
 
@@ -41,7 +36,6 @@ def apply() -> None:
         return
     _applied = True
     _patch_yamux()
-    _patch_signed_records()
     _patch_identify()
     _patch_ipv6()
 
@@ -143,40 +137,6 @@ class _SendWindow:
         event = stream.__dict__.get("_window_event")
         if value > 0 and event is not None:
             event.set()
-
-
-class _ConsumeRecord(Protocol):
-    """Checks the signed peer record of a gossip message; True when it is valid or there is none."""
-
-    def __call__(self, msg: RPC, host: IHost, peer_id: ID) -> bool: ...
-
-
-def _patch_signed_records() -> None:
-    from libp2p.pubsub import gossipsub, pubsub, utils
-
-    remembered = _remembering(utils.maybe_consume_signed_record)
-    for module in (utils, gossipsub, pubsub):
-        if hasattr(module, "maybe_consume_signed_record"):
-            _replace(module, "maybe_consume_signed_record", remembered)
-
-
-def _remembering(consume: _ConsumeRecord) -> _ConsumeRecord:
-    """`consume`, but without checking the same record of the same peer again."""
-    seen: dict[tuple[int, ID], bytes] = {}
-
-    def remembered(msg: RPC, host: IHost, peer_id: ID) -> bool:
-        record = msg.senderRecord if msg.HasField("senderRecord") else b""
-        key = (id(host), peer_id)
-        if record and seen.get(key) == record:
-            return True
-        good = bool(consume(msg, host, peer_id))
-        if good and record:
-            while len(seen) >= _MAX_RECORDS:
-                seen.pop(next(iter(seen)))
-            seen[key] = record
-        return good
-
-    return remembered
 
 
 def _patch_identify() -> None:

@@ -3,8 +3,9 @@
 Policy
 * A few peers are asked, of each kind of IP address and from different addresses, soon after the first connection, whenever
   something has changed, and every `EVERY_S`; sooner while nothing is known.
-* An answer counts for the address at which its peer sees us.  Where members have answered, only they count.  An address is
-  reachable when at least as many reached it as did not: nobody reaches it by mistake.
+* An answer counts for the address at which its peer sees us.  Where members have answered, only they count, whichever
+  address they see.  An address is reachable when at least as many reached it as did not (nobody reaches it by mistake), also
+  counted over all addresses of its kind: one liar can name an address that nobody else sees.
 * Whether we can be reached at all, public addresses tell; others do where we are seen at no public one.
 """
 
@@ -19,8 +20,9 @@ import trio
 
 from protocol.events import Event, ReachabilityChanged
 from protocol.network.interface import Members
-from protocol.network.libp2p.dial_back import LEAST_PORT, Answer, Verdict
+from protocol.network.libp2p.dial_back import Answer, Verdict
 from protocol.network.libp2p.host import transport_address
+from protocol.network.libp2p.named_ends import LEAST_PORT, is_an_address
 from protocol.wire.identity import PeerId
 
 ASKED = 3
@@ -64,14 +66,24 @@ class Report:
 
 def judge(reports: Sequence[Report], members: Members) -> Reachability:
     """What follows from these answers."""
-    verdicts: dict[str, Verdict] = {}
-    for address in dict.fromkeys(report.address for report in reports):
-        told = [each for each in reports if each.address == address and each.verdict is not Verdict.UNKNOWN]
-        told = [each for each in told if members.has_member(each.peer)] or told
-        reached = sum(each.verdict is Verdict.REACHABLE for each in told)
-        found = Verdict.REACHABLE if 2 * reached >= len(told) else Verdict.UNREACHABLE
-        verdicts[address] = found if told else Verdict.UNKNOWN
+    known = [each for each in reports if each.verdict is not Verdict.UNKNOWN]
+    told = [each for each in known if members.has_member(each.peer)] or known
+    verdicts = dict.fromkeys((report.address for report in reports), Verdict.UNKNOWN)
+    for address in {each.address for each in told}:
+        here = [each for each in told if each.address == address]
+        alike = [each for each in told if _kind(each.address) == _kind(address)]
+        verdicts[address] = Verdict.REACHABLE if _reached(here) and _reached(alike) else Verdict.UNREACHABLE
     return Reachability(verdicts)
+
+
+def _kind(address: str) -> tuple[bool, bool, str]:
+    """Addresses that one peer sees us at only one of: IPv6 or not, public or not, and the port."""
+    _, version, _, _, port = address.split("/")
+    return version == "ip6", is_public(address), port
+
+
+def _reached(told: Sequence[Report]) -> bool:
+    return 2 * sum(each.verdict is Verdict.REACHABLE for each in told) >= len(told)
 
 
 class Inquiry:
@@ -146,12 +158,6 @@ def chosen(connected: Mapping[PeerId, str]) -> list[PeerId]:
         groups = random.sample(sorted(by_group), min(ASKED, len(by_group)))
         found += [random.choice(by_group[group]) for group in groups]
     return found
-
-
-def is_an_address(ip: str) -> bool:
-    """Whether one computer can have this IP address."""
-    known = ipaddress.ip_address(ip)
-    return not (known.is_unspecified or known.is_multicast or known.is_link_local)
 
 
 def is_public(address: str) -> bool:

@@ -93,7 +93,7 @@ class Stack:
         reach = self.traversal.socket
         self.bulk = Bulk(self.host, run, handlers, self.reputation, up, down, settings.congestion, doorstep, reach)
         banned, through = self.reputation.is_banned, self.traversal.connect
-        self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, banned, self.welcome, through)
+        self.dialer = Dialer(self.host, self._me, handlers, self._leave_alone, banned, self.welcome, through, listening)
         doors = {FIRST_BYTE: self.bulk.accept, **self.traversal.doors()}
         if settings.serve_tls is not None:
             doors[TLS_FIRST_BYTE] = settings.serve_tls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from peer.control import remote
 from peer.control.bridge import bridge
@@ -18,6 +20,7 @@ from peer.control.client import ControlClient, ControlError
 from peer.control.event_log import EventLog
 from peer.control.remote import CALLER_SAYS, Door, call, parts_of
 from peer.control.server import ControlServer
+from protocol.network.libp2p.doorstep import MAX_PENDING
 from protocol.wire.identity import SIGNATURE_BYTES, Identity
 from tests.protocol.example_status import status
 
@@ -126,13 +129,36 @@ def test_what_is_no_handshake_ends_its_own_connection_alone(tmp_path: Path, said
 
 def test_a_crowd_that_says_nothing_does_not_keep_the_owner_out(tmp_path: Path) -> None:
     async def body(place: Place) -> None:
-        crowd = [await trio.open_tcp_stream("127.0.0.1", place.port) for _ in range(remote.MAX_HANDSHAKES + 10)]
-        while len(place.door._handshakes) < remote.MAX_HANDSHAKES:
+        crowd = [await trio.open_tcp_stream("127.0.0.1", place.port) for _ in range(MAX_PENDING + 10)]
+        while len(place.door._handshakes) < MAX_PENDING:
             await trio.sleep(0)
         async with aclosing(await call(place.address, OWNER)):
-            assert len(place.door._handshakes) <= remote.MAX_HANDSHAKES
+            assert len(place.door._handshakes) <= MAX_PENDING
         for stream in crowd:
             await stream.aclose()
+
+    with_door(tmp_path, body)
+
+
+def test_a_crowd_from_one_address_ends_its_own_handshakes_alone(tmp_path: Path) -> None:
+    """However fast it comes: the owner's may take some round trips."""
+
+    async def body(place: Place) -> None:
+        async with trio.open_nursery() as nursery:
+            ends = [socket.socketpair() for _ in range(3 * MAX_PENDING)]
+            socks = [trio.socket.from_stdlib_socket(ours) for ours, _ in ends]
+            nursery.start_soon(place.door.serve, socks[0], "192.0.2.1")
+            await trio.testing.wait_all_tasks_blocked()
+            for sock in socks[1:]:
+                nursery.start_soon(place.door.serve, sock, "198.51.100.1")
+            while len(place.door._handshakes) < MAX_PENDING:
+                await trio.sleep(0)
+            await trio.testing.wait_all_tasks_blocked()
+            assert [sock.fileno() == -1 for sock in socks].count(False) == MAX_PENDING and socks[0].fileno() != -1
+            nursery.cancel_scope.cancel()
+        for (_, other), sock in zip(ends, socks, strict=True):
+            sock.close()
+            other.close()
 
     with_door(tmp_path, body)
 

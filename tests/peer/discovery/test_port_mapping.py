@@ -5,16 +5,17 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
-from peer.discovery import nat_pmp
+from peer.discovery import nat_pmp, upnp
 from peer.discovery.nat_pmp import NatPmp, default_router
 from peer.discovery.port_mapping import AGAIN_S, MOST_MISSES, PortMapping
+from peer.discovery.upnp import Upnp
 from protocol.events import Event, PortMapped
 
 OUTSIDE = "/ip4/203.0.113.7/tcp/5001"
@@ -120,3 +121,64 @@ def test_a_refusal_of_nat_pmp_is_an_error_with_its_code(routes: Path, monkeypatc
     with pytest.raises(OSError, match="refuses with code 2"):
         NatPmp(routes).open(4001, 3600)
     thread.join()
+
+
+A_LIBRARY = """
+class UPnP:
+    lanaddr = "192.168.1.7"
+
+    def discover(self):
+        {discover}
+
+    def selectigd(self, where=""):
+        assert where in ("", "http://192.168.1.1/root.xml")
+        return "http://192.168.1.1/root.xml"
+
+    def addportmapping(self, outside, protocol, address, inside, name, host, lease_s):
+        if outside == 4001:
+            raise Exception("ConflictInMappingEntry")
+        assert (protocol, address, inside, host) == ("TCP", "192.168.1.7", 4001, "")
+        return lease_s == 0
+
+    def externalipaddress(self):
+        return "203.0.113.7"
+
+    def deleteportmapping(self, outside, protocol):
+        open({closed!r}, "w").write(str(outside))
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts another library in the place of miniupnpc, with this body of `discover`; where it writes what it closed."""
+
+    def put(discover: str) -> Path:
+        text = A_LIBRARY.format(discover=discover, closed=str(tmp_path / "closed"))
+        (tmp_path / "miniupnpc.py").write_text(text)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        return tmp_path / "closed"
+
+    return put
+
+
+def test_upnp_takes_another_port_where_that_one_is_taken_and_closes_it(library: Callable[[str], Path]) -> None:
+    closed, router = library("return 1"), Upnp()
+    ip, outside = router.open(4001, 3600)
+    assert ip == "203.0.113.7" and outside in upnp.PORTS
+    router.close()
+    assert closed.read_text() == str(outside)
+
+
+def test_a_device_that_says_more_than_a_router_does_ends_in_an_error(library: Callable[[str], Path]) -> None:
+    library(f"self.said = b'x' * {upnp.MEMORY_BYTES}")
+    with pytest.raises(OSError, match="no port by UPnP"):
+        Upnp().open(4001, 3600)
+
+
+def test_a_device_that_never_ends_its_answer_is_given_up(
+    library: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library("import time; time.sleep(3600)")
+    monkeypatch.setattr(upnp, "ANSWER_S", 0.2)
+    with pytest.raises(OSError, match="does not end its answer"):
+        Upnp().open(4001, 3600)

@@ -36,6 +36,18 @@ def test_while_paused_only_the_end_is_shown() -> None:
     assert resumed(activity) is Phase.STOPPING
 
 
+def test_after_a_pause_it_is_what_it_would_have_been_without_it() -> None:
+    activity = Activity(lambda event: None)
+    show(activity, Phase.COMPUTING)
+    show(activity, Phase.PAUSED)
+    assert resumed(activity) is Phase.COMPUTING
+    show(activity, Phase.PAUSED)
+    activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "catching up")
+    show(activity, Phase.PAUSED)
+    assert resumed(activity) is Phase.SYNCING
+    assert (activity.why, activity.detail) == (WhyIdle.FETCHING_STATE, "catching up")
+
+
 def test_only_changes_are_emitted() -> None:
     events: list[Event] = []
     activity = Activity(events.append)

@@ -16,6 +16,7 @@ from protocol.network.libp2p import bulk as bulk_module
 from protocol.network.libp2p import flows as flows_module
 from protocol.network.libp2p import link as link_module
 from protocol.network.libp2p.host import ANY_IPV4, has_ipv6
+from protocol.network.libp2p.library import library_id
 from protocol.network.libp2p.link import FrameKind, Link, SocketState
 from protocol.wire.identity import PeerId
 from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, pair, stack
@@ -154,6 +155,27 @@ async def _broken_then_whole() -> None:
         await b.until(lambda: b.finished == [(b"broken", False)])
         await one.push(two.peer_id, b"whole", memoryview(DATA), timeout_s=PATIENCE_S)
         assert b.buffers[b"whole"] == DATA and b.finished[-1] == (b"whole", True)
+
+
+def test_grants_that_are_asked_for_without_end_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with pair(a, b) as (one, two):
+            bulk, connection = stack(two).bulk, stack(two).host.get_network().connections[library_id(one.peer_id)][0]
+            before = trio.lowlevel.current_statistics().tasks_living
+            for _ in range(200):
+                await bulk._grant(one.peer_id, connection.muxed_conn, bytes(link_module.NONCE_BYTES))
+                bulk._granted.clear()  # as used up
+            assert trio.lowlevel.current_statistics().tasks_living <= before + 20  # the network has tasks of its own
+            await bulk._grant(one.peer_id, connection.muxed_conn, bytes(link_module.NONCE_BYTES))
+            monkeypatch.setattr(bulk_module, "GRANT_S", -1.0)
+            for _ in range(3):
+                await bulk._grant(one.peer_id, connection.muxed_conn, bytes(link_module.NONCE_BYTES))
+            assert len(bulk._granted) == 2, "the good one, and the last of those that are good no more"
+            with pytest.raises(Unreachable):
+                await one.push(two.peer_id, b"late", memoryview(DATA), timeout_s=PATIENCE_S)
+
+    trio.run(main)
 
 
 def test_everything_goes_through_the_one_port_that_is_announced() -> None:

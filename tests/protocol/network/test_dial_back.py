@@ -14,7 +14,6 @@ from protocol.network.interface import nothing
 from protocol.network.libp2p import Libp2pNetwork
 from protocol.network.libp2p.dial_back import (
     FOR_ALL,
-    LEAST_PORT,
     MAX_AT_ONCE,
     Answer,
     DialBack,
@@ -22,6 +21,7 @@ from protocol.network.libp2p.dial_back import (
     read_answer,
     write_answer,
 )
+from protocol.network.libp2p.named_ends import LEAST_PORT
 from protocol.network.libp2p.reachability import ASKED, Inquiry, Reachability, Report, chosen, is_public, judge
 from protocol.network.libp2p.reputation import Channel
 from protocol.network.libp2p.streams import BadFrame, discard, open_stream
@@ -200,6 +200,24 @@ def test_an_answer_survives_the_wire(answer: Answer) -> None:
 )
 def test_what_follows_from_answers(reports: list[Report], verdict: Verdict) -> None:
     assert judge(reports, TheseMembers(D)).overall is verdict
+
+
+ELSEWHERE, IPV6, OTHER_IPV6 = "/ip4/8.8.8.8/tcp/4001", "/ip6/2a0e::1/tcp/4001", "/ip6/2a0e::2/tcp/4001"
+
+
+@pytest.mark.parametrize(
+    ("reports", "reached"),
+    [
+        ([Report(D, HERE, NO), Report(A, ELSEWHERE, YES), Report(B, ELSEWHERE, YES)], []),
+        ([Report(D, HERE, YES), Report(A, ELSEWHERE, YES)], [HERE]),
+        ([Report(D, HERE, PERHAPS), Report(A, ELSEWHERE, YES)], [ELSEWHERE]),
+        ([Report(A, HERE, NO), Report(B, HERE, NO), Report(C, ELSEWHERE, YES)], []),
+        ([Report(A, IPV6, YES), Report(B, OTHER_IPV6, YES), Report(C, HERE, NO)], [IPV6, OTHER_IPV6]),
+    ],
+)
+def test_an_address_that_one_liar_alone_sees_is_not_believed(reports: list[Report], reached: list[str]) -> None:
+    """D is the member."""
+    assert judge(reports, TheseMembers(D)).reached == reached
 
 
 def test_public_addresses_come_first() -> None:

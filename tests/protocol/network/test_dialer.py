@@ -9,8 +9,9 @@ import trio
 import trio.testing
 from libp2p.peer.peerinfo import PeerInfo
 
-from protocol.network.libp2p.dialer import LASTING_S, MAX_PAUSE_S, Dialer
+from protocol.network.libp2p.dialer import CLAIMS_OF_MEMBERS, CLAIMS_OF_STRANGERS, LASTING_S, MAX_PAUSE_S, Dialer
 from protocol.network.libp2p.library import Host
+from protocol.network.libp2p.token_bucket import Allowance
 from protocol.network.libp2p.traversal.circuit_address import CircuitAddress
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.peers import TheseMembers
@@ -37,6 +38,7 @@ class Unwelcoming:
             lambda peer: False,
             lambda peer: None,
             no_relay,
+            lambda: [],
         )
 
     def get_network(self) -> Unwelcoming:
@@ -102,7 +104,14 @@ async def _redialled_after(crowd: int, is_member: bool) -> float:
     host, connected, lost = Dark(), set[PeerId](), Identity.generate().peer_id
     members, nobody = TheseMembers(*([lost] if is_member else [])), lambda peer: None
     dialer = Dialer(
-        cast(Host, host), Identity.generate().peer_id, members, connected.__contains__, lambda peer: False, nobody, no_relay
+        cast(Host, host),
+        Identity.generate().peer_id,
+        members,
+        connected.__contains__,
+        lambda peer: False,
+        nobody,
+        no_relay,
+        lambda: [],
     )
     connected.add(lost)
     dialer.remember([f"/ip4/192.0.2.1/tcp/4001/p2p/{lost}"], claimed=True)
@@ -110,7 +119,7 @@ async def _redialled_after(crowd: int, is_member: bool) -> float:
         nursery.start_soon(dialer.run)
         for number in range(crowd):
             key = Identity.generate().peer_id
-            dialer.remember([f"/ip4/198.51.100.{n}/tcp/{1 + number}/p2p/{key}" for n in range(8)], claimed=True)
+            dialer.remember([f"/ip4/198.51.100.{n}/tcp/{1024 + number}/p2p/{key}" for n in range(8)], claimed=True)
         assert len(dialer.attempts()) == 0 and not [a for a in dialer.known() if "198.51.100" in a]
         await trio.sleep(5.0)
         connected.discard(lost)
@@ -136,3 +145,59 @@ def test_a_peer_that_soon_closes_is_dialled_ever_more_rarely() -> None:
 def test_a_connection_that_lasted_is_made_again_at_once() -> None:
     times = dials(LASTING_S)
     assert len(times) > 3600 / (LASTING_S + 3)
+
+
+class Refusing(Dark):
+    """Stands in for a host: nothing listens where it dials."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dials = 0
+
+    async def connect(self, info: PeerInfo) -> None:
+        self.dials += 1
+        raise ConnectionRefusedError
+
+
+def _dials(host: Refusing, *members: PeerId) -> Dialer:
+    nobody, never = lambda peer: None, lambda peer: False
+    return Dialer(
+        cast(Host, host), Identity.generate().peer_id, TheseMembers(*members), never, never, nobody, no_relay, lambda: []
+    )
+
+
+async def _attempts_at_claims(seconds: int, member: bool) -> int:
+    """How often a peer dials when another, or one key after the other, says every second that it is elsewhere now."""
+    host, keys = Refusing(), [Identity.generate().peer_id for _ in range(1 if member else seconds)]
+    dialer = _dials(host, *(keys if member else []))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dialer.run)
+        for second in range(seconds):
+            claims = [f"/ip4/198.51.100.{n}/tcp/{1024 + second}/p2p/{keys[second % len(keys)]}" for n in range(100)]
+            for each in range(0, 100, 8):
+                dialer.remember(claims[each : each + 8], claimed=True)
+                await trio.sleep(1 / 13)
+        nursery.cancel_scope.cancel()
+    return host.dials
+
+
+@pytest.mark.parametrize(("member", "allowance"), [(True, CLAIMS_OF_MEMBERS), (False, CLAIMS_OF_STRANGERS)])
+def test_whoever_claims_addresses_cannot_have_us_dial_without_end(member: bool, allowance: Allowance) -> None:
+    most = (300 + allowance.burst_s) * allowance.per_s
+    dials = trio.run(_attempts_at_claims, 300, member, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert most / 2 < dials <= most + 1
+
+
+def test_names_and_this_computer_are_not_dialled_because_others_say_so() -> None:
+    async def main() -> None:
+        dialer, key = _dials(Refusing()), Identity.generate().peer_id
+        dialer._listening = lambda: [("192.0.2.1", 4001)]
+        odd = [
+            f"{at}/p2p/{key}" for at in ("/dns4/example.org/tcp/4001", "/ip4/127.0.0.1/tcp/6379", "/ip4/192.0.2.2/tcp/22")
+        ]
+        dialer.remember(odd, claimed=True)
+        assert dialer._book.get(key) is None
+        dialer.remember(odd)
+        assert [*dialer._book.get(key).addresses] == odd[::-1]  # type: ignore[union-attr]
+
+    trio.run(main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import select
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ from protocol.network.interface import Acceptance
 from protocol.network.libp2p import Libp2pNetwork
 from protocol.network.libp2p.gossip_intake import MAX_CONTROL, MAX_RPC_BYTES
 from protocol.network.libp2p.library import library_id
+from protocol.network.libp2p.reputation import Channel
 from protocol.wire.identity import Identity, PeerId
 from tests.protocol.network.recorder import PATIENCE_S, Recorder, network, stack
 from tests.protocol.network.test_libp2p import gossip_until
@@ -136,5 +138,74 @@ def test_what_is_too_long_for_one_rpc_is_sent_in_several(monkeypatch: pytest.Mon
             router.send_rpc(library_id(target.peer_id), long)
             await a.until(lambda: len(a.gossip) == 100)
             assert not found
+
+    trio.run(main)
+
+
+def test_control_messages_have_us_dial_nobody_and_remember_no_other_topic() -> None:
+    async def main() -> None:
+        from libp2p.pubsub.pb.rpc_pb2 import RPC
+
+        a, b = Recorder(), Recorder()
+        (elsewhere,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        async with elsewhere, network(a) as target, network(b) as hostile:
+            hostile.remember(target.addresses())
+            router, topic, rpc = stack(target).gossip._router, topic_of(target), RPC()
+            for number in range(100):
+                rpc.control.prune.add(topicID=f"another {number}")
+                rpc.control.graft.add(topicID=f"a third {number}") if number < 20 else None
+            named, record = a_signed_record(f"/ip4/127.0.0.1/tcp/{elsewhere.socket.getsockname()[1]}")
+            rpc.control.prune.add(topicID=topic).peers.add(peerID=named, signedPeerRecord=record)
+            rpc.senderRecord = b"whatever" * 1000  # it is not looked at
+            await write(hostile, target.peer_id, rpc)
+            await write(hostile, target.peer_id, said_by_many(1, 100, topic))
+            await a.until(lambda: bytes(100) in a.gossip)  # what came before is done
+            assert set(router.back_off) | set(router.graft_flood_tracking[library_id(hostile.peer_id)]) == {topic}
+            await stack(hostile).connections.close_all()
+            await a.until(lambda: a.disconnected)
+            with trio.fail_after(PATIENCE_S):
+                while library_id(hostile.peer_id) in router.back_off.get(topic, {}):
+                    await trio.sleep(0.01)
+            assert not select.select([elsewhere.socket.fileno()], [], [], 0)[0], "somebody has dialled what the record says"
+
+    trio.run(main)
+
+
+def a_signed_record(address: str) -> tuple[bytes, bytes]:
+    """The name of a new peer, and what it signs about its address."""
+    from libp2p.crypto.ed25519 import create_new_key_pair
+    from libp2p.peer.envelope import seal_record
+    from libp2p.peer.id import ID
+    from libp2p.peer.peer_record import PeerRecord
+    from multiaddr import Multiaddr
+
+    keys = create_new_key_pair(Identity.generate().seed)
+    name = ID.from_pubkey(keys.public_key)
+    return name.to_bytes(), seal_record(PeerRecord(name, [Multiaddr(address)]), keys.private_key).marshal_envelope()
+
+
+def test_a_message_is_sent_again_once_however_often_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        from libp2p.pubsub.pb.rpc_pb2 import RPC
+
+        a, b = Recorder(), Recorder()
+        async with network(a) as target, network(b) as hostile:
+            hostile.remember(target.addresses())
+            await stream_to(target, hostile.peer_id)
+            router, sent, now = stack(target).gossip._router, list[RPC](), trio.current_time()
+            stack(target).reputation._clock = lambda: now
+            monkeypatch.setattr(router, "send_rpc", lambda peer_id, rpc, priority=False: sent.append(rpc))
+            messages = said_by_many(100, 50_000, topic_of(target)).publish
+            for message in messages:
+                router.mcache.put(message)
+            asked = [name.hex().encode() for name in router.mcache.msgs] * 3
+            for _ in range(5):
+                rpc = RPC()
+                rpc.control.iwant.add(messageIDs=asked)
+                await router.handle_rpc(rpc, library_id(hostile.peer_id))
+            again = [message.data for rpc in sent for message in rpc.publish]
+            assert len(sent[0].publish) == len({message.data for message in sent[0].publish}) == len(messages)
+            allowance = Channel.GOSSIP.value
+            assert sum(map(len, again)) <= allowance.bytes_per_s * allowance.burst_s
 
     trio.run(main)

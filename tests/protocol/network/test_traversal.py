@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import AsyncIterator
+import struct
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 
 import pytest
@@ -18,14 +19,16 @@ from protocol.network.libp2p.dial_back import Verdict
 from protocol.network.libp2p.doorstep import MAX_PENDING, Doorstep, receive
 from protocol.network.libp2p.ends import End
 from protocol.network.libp2p.library import library_id
+from protocol.network.libp2p.named_ends import end_of, may_be_dialled
 from protocol.network.libp2p.short_questions import ask
+from protocol.network.libp2p.traversal import circuits as traversal_circuits
 from protocol.network.libp2p.traversal import mirror, race, relay
 from protocol.network.libp2p.traversal.circuit_address import CircuitAddress, circuit_address, direct_address
-from protocol.network.libp2p.traversal.meeting import sensible
+from protocol.network.libp2p.traversal.meeting import NONCE_BYTES, OFFER_BYTES, token_of
 from protocol.network.libp2p.traversal.race import CANDIDATES_BYTES, Candidate, Race, read_candidates, write_candidates
 from protocol.network.libp2p.way import LinkKind, way_of
-from protocol.wire.identity import Identity
-from tests.protocol.network.recorder import RUN, Recorder, network, stack
+from protocol.wire.identity import Identity, PeerId
+from tests.protocol.network.recorder import RUN, Recorder, network, pair, stack
 
 A, B = (Identity.generate().peer_id for _ in range(2))
 HERE: End = ("127.0.0.1", 0)
@@ -62,15 +65,29 @@ def test_candidates_are_read_as_they_are_written_and_anything_else_is_survived()
     assert len(written) == CANDIDATES_BYTES and read_candidates(written) == found
     generator = random.Random(1)
     for _ in range(2000):
-        assert len(sensible(read_candidates(generator.randbytes(CANDIDATES_BYTES)))) <= race.MAX_CANDIDATES
+        found = read_candidates(generator.randbytes(CANDIDATES_BYTES))
+        assert len([each for each in found if may_be_dialled(each.end, list)]) <= race.MAX_CANDIDATES
 
 
-NOBODYS = ["0.0.0.0", "224.0.0.1", "240.0.0.1", "169.254.1.1"]  # noqa: S104 - no address at all
+NOBODYS = ["0.0.0.0", "224.0.0.1", "240.0.0.1", "169.254.1.1", "127.0.0.1", "::1", "::ffff:127.0.0.1", "fe80::1", "ff02::1"]  # noqa: S104 - no address at all
 
 
 @pytest.mark.parametrize("end", [("192.0.2.1", 22), *((ip, 4001) for ip in NOBODYS)])
-def test_nobody_has_us_dial_what_no_peer_can_be_at(end: End) -> None:
-    assert sensible([Candidate(end)]) == []
+def test_nobody_has_us_dial_what_no_peer_elsewhere_can_be_at(end: End) -> None:
+    assert not may_be_dialled(end, lambda: [("192.0.2.7", 4001)])
+
+
+def test_peers_on_one_computer_dial_each_other_there() -> None:
+    assert may_be_dialled(("127.0.0.1", 4001), lambda: [("127.0.0.1", 4002)])
+    assert may_be_dialled(("192.168.1.2", 4001), lambda: [("127.0.0.1", 4002)])
+
+
+@pytest.mark.parametrize(
+    "at", ["/dns4/example.org/tcp/4001", "/ip4/192.0.2.1/udp/4001", "/ip4/::1/tcp/4001", "/ip4/192.0.2.1/tcp/-1"]
+)
+def test_no_end_is_read_from_a_name_or_from_anything_odd(at: str) -> None:
+    assert end_of(f"{at}/p2p/{A}") is None and end_of(f"{at}/p2p/{A}/p2p-circuit/p2p/{B}") is None
+    assert end_of(f"/ip6/2001:db8::1/tcp/4001/p2p/{A}/p2p-circuit/p2p/{B}") == ("2001:db8::1", 4001)
 
 
 def test_a_mirror_shows_where_a_socket_is_seen() -> None:
@@ -224,3 +241,124 @@ def test_a_race_with_nobody_is_lost_in_time() -> None:
         assert await Race(b"t" * race.TOKEN_BYTES, True, None).run([]) is None
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_socket_that_is_reset_as_soon_as_it_has_won_ends_nothing_else() -> None:
+    """The other end resets it when it likes, so even asking where it led may fail."""
+
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with pair(a, b) as (one, two):
+            meetings = stack(two).traversal._meetings
+            over = trio.Event()
+
+            async def won_and_reset(self: Race, theirs: Sequence[Candidate]) -> tuple[trio.socket.SocketType, LinkKind]:
+                ours, other = await connected_sockets()
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                other.close()
+                await trio.lowlevel.wait_readable(ours.fileno())  # the reset is here
+                over.set()
+                return ours, LinkKind.DIRECT
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Race, "run", won_and_reset)
+                await ask(stack(one).host, two.peer_id, meetings._protocol, bytes(OFFER_BYTES), OFFER_BYTES, 60)
+                await over.wait()
+                with trio.fail_after(60):
+                    while meetings._running[False]:
+                        await trio.sleep(0.01)
+            assert await one.request(two.peer_id, "echo", b"still there", timeout_s=60) == b"still there"
+
+    trio.run(main)
+
+
+async def connected_sockets() -> tuple[trio.socket.SocketType, trio.socket.SocketType]:
+    """Two ends of one TCP connection."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        ours = trio.socket.socket()
+        await ours.connect(listener.socket.getsockname())
+        return ours, (await listener.accept()).socket
+
+
+def test_what_we_say_to_those_whom_another_peer_has_us_dial_is_not_of_its_choice() -> None:
+    """A database that takes commands line by line would carry out what stands between two line feeds."""
+
+    async def main() -> None:
+        command = b"\nFLUSHALL\n".ljust(NONCE_BYTES, b"\n")
+        a, b = Recorder(), Recorder()
+        (database,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        async with database, pair(a, b) as (one, two):
+            ours = command + write_candidates([Candidate(database.socket.getsockname())])
+            where = stack(two).traversal._meetings._protocol
+            theirs, _ = await ask(stack(one).host, two.peer_id, where, ours, OFFER_BYTES, 60)
+            async with await database.accept() as dialled:
+                said = await receive(dialled.socket, race.HELLO_BYTES)
+        assert said == race.FIRST_BYTE + token_of(ours, theirs) + race.FOLLOWS
+        assert command not in said and len(theirs) == OFFER_BYTES
+
+    trio.run(main)
+
+
+def test_only_a_few_sockets_that_know_the_token_are_looked_at() -> None:
+    async def main() -> None:
+        one, pairs = Race(b"t" * race.TOKEN_BYTES, False, None), [await connected_sockets() for _ in range(20)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.run, [])
+            taken = 0
+            for ours, _ in pairs:
+                taken += one.has_come(ours)
+                await trio.testing.wait_all_tasks_blocked()
+            assert taken == race.MAX_CANDIDATES
+            pairs[0][1].close()
+            with trio.fail_after(60):
+                while not one.has_come(pairs[-1][0]):  # until the one that has gone is noticed
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        for sock in (sock for both in pairs for sock in both):
+            sock.close()
+
+    trio.run(main)
+
+
+def test_a_relay_that_summons_without_end_has_us_open_few_sockets() -> None:
+    async def main() -> None:
+        async with through_a_relay() as (_, between, two, _r):
+            circuits, opening = stack(two).traversal.circuits, trio.Event()
+
+            async def never(relay: End, token: bytes) -> trio.socket.SocketType:
+                await opening.wait()
+                raise OSError("nobody is there")
+
+            circuits._come = never  # type: ignore[method-assign]
+            where, answers = relay.summons_protocol(RUN), list[bytes]()
+            for number in range(relay.MAX_CIRCUITS_PER_PEER + 5):
+                summons = relay.SUMMONS.pack(number.to_bytes(relay.TOKEN_BYTES, "big"), b"", 0)
+                answers.append((await ask(stack(between).host, two.peer_id, where, summons, 1, 60))[0])
+            assert answers == [b"\1"] * relay.MAX_CIRCUITS_PER_PEER + [b"\0"] * 5
+            opening.set()
+            with trio.fail_after(60):
+                while circuits._coming:
+                    await trio.sleep(0.01)
+
+    trio.run(main)
+
+
+def test_places_are_asked_of_members_before_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        a, asked = Recorder(), list[PeerId]()
+        async with network(a) as end:
+            circuits, member = stack(end).traversal.circuits, Identity.generate().peer_id
+            a.members = {member}
+
+            async def grant(host: object, peer: PeerId, *question: object) -> tuple[bytes, None]:
+                asked.append(peer)
+                return relay.ANSWER.pack(1, bytes(relay.TOKEN_BYTES), 0), None
+
+            monkeypatch.setattr(traversal_circuits, "ask", grant)
+            ends = {peer: ("192.0.2.1", 4001) for peer in (A, B, member)}
+            circuits._dialled, circuits._reached = lambda: ends, lambda: Verdict.UNREACHABLE
+            await circuits._look_for_places()
+        assert asked == [member, A]
+
+    trio.run(main)

@@ -184,6 +184,7 @@ def test_a_rest_that_ends_and_begins_again_at_once_begins_no_work(tmp_path: Path
 def test_it_rests_as_long_as_there_is_a_reason_and_shows_one(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         contributor, activity = table.contributor, table.activity
+        activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
         contributor.rest(WhyIdle.TOO_HOT, "90 degrees")
         contributor.rest(WhyIdle.PAUSED, "paused by you")
         contributor.rest(WhyIdle.TOO_HOT, "91 degrees")

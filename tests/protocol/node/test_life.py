@@ -9,7 +9,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from protocol.events import Event
+from protocol.events import Event, PhaseChanged
 from protocol.membership.activity import Activity
 from protocol.node.background import Background
 from protocol.node.life import HAND_OVER_S, Life
@@ -18,7 +18,7 @@ from protocol.node.round_runner import Behind, Outcome, Wrong
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
-from protocol.wire.presence import Phase
+from protocol.wire.presence import Phase, WhyIdle
 from tests.protocol.consensus.examples import INDEX, PEERS, RECORD, votes_for
 from tests.protocol.peers import ANN, BOB
 
@@ -123,6 +123,21 @@ def test_a_life_of_two_rounds() -> None:
     assert stage.steps == [*BEGIN, *[*ROUND, "keeper.advance"] * 2, *end]
     assert set(stage.log) > BESIDE and stage.activity.phase is Phase.STOPPING
     assert stage.greeted == [ANN.peer_id, BOB.peer_id], "they were connected already"
+
+
+def test_until_the_records_are_read_it_is_starting() -> None:
+    stage, seen = Stage(COMMIT, stop_after=1), list[tuple[Phase, WhyIdle, str]]()
+
+    def load() -> None:
+        seen.append((stage.activity.phase, stage.activity.why, stage.activity.detail))
+
+    stage.life._ratifier = Part("ratifier", stage.log, load=load)  # type: ignore[assignment]
+    stage.run()
+    assert seen == [(Phase.STARTING, WhyIdle.STARTING, "reading the records from disk")]
+    assert [event.why_idle for event in stage.events if isinstance(event, PhaseChanged)][:2] == [
+        "starting",
+        "fetching state",
+    ]
 
 
 def test_a_checkpoint_is_written_beside_the_next_round_when_it_is_due() -> None:

@@ -65,8 +65,9 @@ def place() -> Iterator[Path]:
 
 
 def _tried(place: Path, user: int, left_out: set[Mechanism]) -> dict[str, Any]:
+    python = str(PYTHON) if os.geteuid() == 0 else sys.executable
     done = subprocess.run(
-        [str(PYTHON) if os.geteuid() == 0 else sys.executable, "-B", str(place / "as_another.py"), str(place / "room"), *left_out],
+        [python, "-B", str(place / "as_another.py"), str(place / "room"), *left_out],
         user=user, group=user, extra_groups=[] if os.geteuid() == 0 else None, env={"SECRET": "hidden"}, cwd="/",
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -120,6 +120,7 @@ def _become_program(order: dict[str, Any], use: set[str], status_fd: int) -> Non
             step = NAMESPACES
             namespaces.enter_root(order["folder"], readable, order["folder_bytes"])
         work = os.getcwd()
+        os.environ |= {"HOME": work, "TMPDIR": work}
         step = "limits"
         _limit(order, order["processes"] + (0 if use & {NAMESPACES, OTHER_USER} else _threads_of(os.getuid())))
         if OTHER_USER in use:

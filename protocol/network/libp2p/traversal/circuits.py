@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
 import trio
 
-from protocol.network.interface import Unreachable
+from protocol.network.interface import Members, Unreachable
 from protocol.network.libp2p.dial_back import Verdict
 from protocol.network.libp2p.doorstep import send
 from protocol.network.libp2p.ends import End
+from protocol.network.libp2p.guarded import guarded
 from protocol.network.libp2p.host import transport_address
 from protocol.network.libp2p.inbound import relayed_group
 from protocol.network.libp2p.library import Host, MuxedConnection
@@ -24,6 +26,7 @@ from protocol.network.libp2p.traversal.relay import (
     CONNECT,
     DIAL_S,
     FIRST_BYTE,
+    MAX_CIRCUITS_PER_PEER,
     PEER_BYTES,
     PLACE,
     QUESTION,
@@ -56,14 +59,22 @@ class Circuits:
     """
 
     def __init__(
-        self, host: Host, run: Hash, dialled: Callable[[], dict[PeerId, End]], reached: Callable[[], Verdict], take: Take
+        self,
+        host: Host,
+        run: Hash,
+        members: Members,
+        dialled: Callable[[], dict[PeerId, End]],
+        reached: Callable[[], Verdict],
+        take: Take,
     ) -> None:
-        self._host, self._dialled, self._reached, self._take = host, dialled, reached, take
+        self._host, self._members, self._dialled, self._reached, self._take = host, members, dialled, reached, take
         self._protocol = relay_protocol(run)
         self._places: dict[PeerId, None] = {}
         self._met = trio.Event()
         self._refused: dict[PeerId, tuple[float, float]] = {}
         """When each relay is asked again, and how long that was from the time before."""
+        self._coming = Counter[PeerId]()
+        """Sockets that we are opening because a relay has summoned us."""
         self._nursery: trio.Nursery | None = None
         answer_with(host, summons_protocol(run), SUMMONS.size, self._on_summons, ANSWER_S)
 
@@ -107,9 +118,12 @@ class Circuits:
         return await self._come(end, token), _way(relay, kb_per_s)
 
     async def _look_for_places(self) -> None:
-        """At relays on the internet already while it is not known whether we are reached: others will be looking for us."""
+        """At members first: whoever comes with many keys, and does not relay, is asked last.
+
+        At relays on the internet already while it is not known whether we are reached: others will be looking for us.
+        """
         now, in_vain = trio.current_time(), self._reached() is Verdict.UNREACHABLE
-        for relay, end in self._dialled().items():
+        for relay, end in sorted(self._dialled().items(), key=lambda item: not self._members.has_member(item[0])):
             if not in_vain and not is_public(transport_address(*end)):
                 continue
             again_at, pause_s = self._refused.get(relay, (-inf, LOOK_S / 2))
@@ -137,7 +151,10 @@ class Circuits:
         end = self._dialled().get(relay)
         if relay not in self._places or end is None or self._nursery is None:
             return b"\0"
-        self._nursery.start_soon(self._serve, relay, end, token, _way(relay, kb_per_s))
+        if self._coming[relay] >= MAX_CIRCUITS_PER_PEER:
+            return b"\0"  # it leads no more than that to us
+        self._coming[relay] += 1
+        self._nursery.start_soon(guarded, self._serve, relay, end, token, _way(relay, kb_per_s))
         return b"\x01"
 
     async def _serve(self, relay: PeerId, end: End, token: bytes, way: Way) -> None:
@@ -146,6 +163,9 @@ class Circuits:
         except OSError as error:
             log.debug("no circuit: %s", error)
             return
+        finally:
+            self._coming[relay] -= 1
+            self._coming += Counter()  # without those that are none
         await self._take(trio.SocketStream(sock), relayed_group(relay), way)
 
     async def _come(self, relay: End, token: bytes) -> trio.socket.SocketType:

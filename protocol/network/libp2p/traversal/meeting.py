@@ -1,28 +1,29 @@
 """Meetings: two connected peers, through a relay or otherwise, find a socket between them with nobody in between.
 
-One asks, with a token and where it may be dialled; the other answers with the same, and both begin to dial (`race`).  Where
-their routers show them they have asked a peer that both can dial (`mirror`).  Whatever they find, those who use the socket
-prove their identities on it.
+One asks, with a nonce and where it may be dialled; the other answers with the same, and both begin to dial (`race`).  They
+know each other by a token made of both nonces: so neither has the other say bytes of its choice to some program elsewhere.
+Where their routers show them they have asked a peer that both can dial (`mirror`).  Whatever they find, those who use the
+socket prove their identities on it.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import trio
 
 from protocol.network.interface import Members, Unreachable
-from protocol.network.libp2p.dial_back import LEAST_PORT
 from protocol.network.libp2p.doorstep import Doorstep, receive
 from protocol.network.libp2p.ends import End
-from protocol.network.libp2p.inbound import address_group
+from protocol.network.libp2p.guarded import guarded
+from protocol.network.libp2p.inbound import group_at_the_other_end
 from protocol.network.libp2p.library import Host, MuxedConnection
-from protocol.network.libp2p.reachability import is_an_address
+from protocol.network.libp2p.named_ends import may_be_dialled
 from protocol.network.libp2p.reputation import Channel, Reputation
 from protocol.network.libp2p.short_questions import answer_with, ask
 from protocol.network.libp2p.traversal.circuits import Take
@@ -39,13 +40,15 @@ from protocol.network.libp2p.traversal.race import (
     read_candidates,
     write_candidates,
 )
-from protocol.network.libp2p.way import Way
-from protocol.wire.hashes import Hash
+from protocol.network.libp2p.way import LinkKind, Way
+from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 
 ANSWER_S = 6.0
 """For the other end to look into a mirror, and to answer."""
 HELLO_S = 3.0
+NONCE_BYTES = 16
+OFFER_BYTES = NONCE_BYTES + CANDIDATES_BYTES
 MAX_AT_ONCE = 32
 """Meetings that others ask for, at one time: strangers all together, and again so many for members."""
 
@@ -54,11 +57,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outside:
-    """Where our router shows a port of ours.  Keeps the socket open that was shown, so that the router goes on with it."""
+    """Where our router shows a port of ours."""
 
     port: int
     seen: End
-    socket: trio.socket.SocketType
 
 
 class Meetings:
@@ -86,7 +88,7 @@ class Meetings:
         self._races: dict[tuple[bytes, bytes], Race] = {}
         self._running = {True: 0, False: 0}
         self._nursery: trio.Nursery | None = None
-        answer_with(host, self._protocol, TOKEN_BYTES + CANDIDATES_BYTES, self._answer, ANSWER_S)
+        answer_with(host, self._protocol, OFFER_BYTES, self._answer, ANSWER_S)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -96,18 +98,11 @@ class Meetings:
 
     async def meet(self, peer: PeerId) -> tuple[trio.socket.SocketType, Way]:
         """A socket to a connected peer.  Raises `Unreachable`."""
-        outside = await self._outside()
-        token = os.urandom(TOKEN_BYTES)
-        race = Race(token, True, outside.port if outside is not None else None)
-        self._races[token, LEADS] = race
-        try:
-            question = token + write_candidates(self._candidates(outside))
-            answer, _ = await ask(self._host, peer, self._protocol, question, CANDIDATES_BYTES, ANSWER_S)
-            won = await race.run(sensible(read_candidates(answer)))
-        finally:
-            self._races.pop((token, LEADS), None)
-            if outside is not None:
-                outside.socket.close()
+        with ExitStack() as held:
+            outside = await self._outside(held)
+            ours = self._offer(outside)
+            theirs, _ = await ask(self._host, peer, self._protocol, ours, OFFER_BYTES, ANSWER_S)
+            won = await self._race(token_of(ours, theirs), True, theirs, outside)
         if won is None:
             raise Unreachable(f"no way to {peer} without a relay")
         return won[0], Way(won[1])
@@ -123,66 +118,70 @@ class Meetings:
             if not race.has_come(ours):
                 ours.close()
 
-    async def _answer(self, peer: PeerId, connection: MuxedConnection, question: bytes) -> bytes:
-        is_member = self._members.has_member(peer)
-        if (
-            self._nursery is None
-            or not self._connected(peer)
-            or self._running[is_member] >= MAX_AT_ONCE
-            or not self._reputation.spend(peer, Channel.MEETING)
-        ):
+    async def _answer(self, peer: PeerId, connection: MuxedConnection, theirs: bytes) -> bytes:
+        if self._nursery is None or not self._connected(peer) or not self._reputation.spend(peer, Channel.MEETING):
             raise Unreachable("no meeting now")
-        self._running[is_member] += 1
-        outside = await self._outside()
-        race = Race(question[:TOKEN_BYTES], False, outside.port if outside is not None else None)
-        theirs = sensible(read_candidates(question[TOKEN_BYTES:]))
-        self._nursery.start_soon(self._race, peer, race, theirs, outside, is_member)
-        return write_candidates(self._candidates(outside))
+        with ExitStack() as held:
+            held.enter_context(self._place(self._members.has_member(peer)))
+            outside = await self._outside(held)
+            ours = self._offer(outside)
+            self._nursery.start_soon(guarded, self._follow, held.pop_all(), token_of(theirs, ours), theirs, outside)
+        return ours
 
-    async def _race(
-        self, peer: PeerId, race: Race, theirs: Sequence[Candidate], outside: Outside | None, is_member: bool
-    ) -> None:
-        self._races[race.token, FOLLOWS] = race
+    @contextmanager
+    def _place(self, is_member: bool) -> Iterator[None]:
+        """One of those for the meetings that others ask for.  Raises `Unreachable`."""
+        if self._running[is_member] >= MAX_AT_ONCE:
+            raise Unreachable("too many meetings")
+        self._running[is_member] += 1
         try:
-            won = await race.run(theirs)
+            yield
         finally:
             self._running[is_member] -= 1
-            self._races.pop((race.token, FOLLOWS), None)
-            if outside is not None:
-                outside.socket.close()
+
+    async def _follow(self, held: ExitStack, token: bytes, theirs: bytes, outside: Outside | None) -> None:
+        """Race where others asked for it.  held: what is given up when the race is over."""
+        with held:
+            won = await self._race(token, False, theirs, outside)
         if won is not None:
-            stream = trio.SocketStream(won[0])
-            end = won[0].getpeername()
-            await self._take(stream, address_group(end[0]), Way(won[1]))
+            await self._take(trio.SocketStream(won[0]), group_at_the_other_end(won[0]), Way(won[1]))
+
+    async def _race(
+        self, token: bytes, leads: bool, theirs: bytes, outside: Outside | None
+    ) -> tuple[trio.socket.SocketType, LinkKind] | None:
+        """The socket that won, among those to the places that the other end offers, and those that it opens to us."""
+        race, name = Race(token, leads, outside.port if outside is not None else None), (token, LEADS if leads else FOLLOWS)
+        self._races[name] = race
+        try:
+            candidates = dict.fromkeys(read_candidates(theirs[NONCE_BYTES:]))
+            return await race.run([each for each in candidates if may_be_dialled(each.end, self._listening)])
+        finally:
+            del self._races[name]
+
+    def _offer(self, outside: Outside | None) -> bytes:
+        return os.urandom(NONCE_BYTES) + write_candidates(self._candidates(outside))
 
     def _candidates(self, outside: Outside | None) -> list[Candidate]:
         punched = [Candidate(outside.seen, True)] if outside is not None else []
         return [*punched, *map(Candidate, self._listening())][:MAX_CANDIDATES]
 
-    async def _outside(self) -> Outside | None:
-        """Where our router shows a port from which we shall dial; None where nobody tells."""
+    async def _outside(self, held: ExitStack) -> Outside | None:
+        """Where our router shows a port from which we shall dial; None where nobody tells.
+
+        held: gets the socket that was shown, which stays open so that the router goes on with it.
+        """
         for mirror in [end for end in self._mirrors() if ":" not in end[0]][:2]:
-            sock = None
             try:
-                sock = reusable_socket()
-                port = sock.getsockname()[1]
-                seen = await seen_at(sock, mirror)
-                return Outside(port, seen, sock)
+                with ExitStack() as shown:
+                    sock = shown.enter_context(reusable_socket())
+                    outside = Outside(sock.getsockname()[1], await seen_at(sock, mirror))
+                    held.push(shown.pop_all())
+                    return outside
             except (OSError, trio.TooSlowError) as error:
                 log.debug("%s is no mirror: %r", mirror, error)
-                if sock is not None:
-                    sock.close()
-            except BaseException:
-                if sock is not None:
-                    sock.close()
-                raise
         return None
 
 
-def sensible(theirs: Sequence[Candidate]) -> list[Candidate]:
-    """Those of another peer's candidates that may be dialled: it can name anybody's."""
-    return [
-        each
-        for each in dict.fromkeys(theirs)
-        if is_an_address(each.end[0]) and each.end[1] >= LEAST_PORT and not ipaddress.ip_address(each.end[0]).is_reserved
-    ]
+def token_of(asked: bytes, answered: bytes) -> bytes:
+    """By which the sockets of a meeting are known, from what both ends have offered."""
+    return hash_bytes("meeting", asked[:NONCE_BYTES] + answered[:NONCE_BYTES])[:TOKEN_BYTES]

@@ -28,6 +28,7 @@ ATTEMPT_S = 1.4
 """A second SYN leaves after one second: the first may have come before the other router let it in."""
 PAUSE_S = 0.15
 MAX_CANDIDATES = 6
+"""Places of the other end that are dialled, and its sockets that we look at, at one time."""
 LEADS, FOLLOWS, TAKEN = b"L", b"F", b"!"
 
 log = logging.getLogger(__name__)
@@ -67,14 +68,18 @@ class Race:
     def __init__(self, token: bytes, leads: bool, local_port: int | None) -> None:
         self.token, self._leads, self._local_port = token, leads, local_port
         self._arrived_in, self._arrived = trio.open_memory_channel[trio.socket.SocketType](MAX_CANDIDATES)
+        self._looked_at = 0
         self._won: tuple[trio.socket.SocketType, LinkKind] | None = None
 
     def has_come(self, sock: trio.socket.SocketType) -> bool:
         """A socket has come to where we listen, and said hello; whether it is taken."""
+        if self._looked_at >= MAX_CANDIDATES:
+            return False
         try:
             self._arrived_in.send_nowait(sock)
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
             return False
+        self._looked_at += 1
         return True
 
     async def run(self, theirs: Sequence[Candidate]) -> tuple[trio.socket.SocketType, LinkKind] | None:
@@ -140,5 +145,7 @@ class Race:
             if self._won is not None and self._won[0] is sock:
                 self._won = None
         finally:
+            if has_said:
+                self._looked_at -= 1
             if self._won is None or self._won[0] is not sock:
                 sock.close()

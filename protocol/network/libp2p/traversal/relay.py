@@ -24,6 +24,7 @@ import trio
 
 from protocol.network.interface import Members
 from protocol.network.libp2p.doorstep import Doorstep, receive, send
+from protocol.network.libp2p.guarded import guarded
 from protocol.network.libp2p.library import Host, MuxedConnection
 from protocol.network.libp2p.rate_limit import RateLimit, Turn
 from protocol.network.libp2p.reputation import Channel, Reputation
@@ -190,7 +191,7 @@ class Relay:
             raise Refusal("too many circuits")
         circuit = _Circuit(asker, asked, (os.urandom(TOKEN_BYTES), os.urandom(TOKEN_BYTES)))
         self._circuits.update(dict.fromkeys(circuit.tokens, circuit))
-        self._nursery.start_soon(self._expire, circuit)
+        self._nursery.start_soon(guarded, self._expire, circuit)
         summons = SUMMONS.pack(circuit.tokens[1], asker.encode(), self._kb_per_s)
         try:
             answer, _ = await ask(self._host, asked, self._summons, summons, 1, ANSWER_S)

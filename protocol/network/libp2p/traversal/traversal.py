@@ -12,6 +12,7 @@ from protocol.network.interface import Handlers, Unreachable
 from protocol.network.libp2p.dial_back import Verdict
 from protocol.network.libp2p.doorstep import Doorstep
 from protocol.network.libp2p.ends import End, remote_end
+from protocol.network.libp2p.guarded import guarded
 from protocol.network.libp2p.library import Connection, Host, MuxedConnection, is_outbound, library_id, peer_id_of
 from protocol.network.libp2p.link import LinkBroken
 from protocol.network.libp2p.rate_limit import RateLimit
@@ -68,7 +69,7 @@ class Traversal:
         self._swarm, self._relays = host.get_network(), relays
         up, down = limits
         self.relay = Relay(host, run, handlers, reputation, connected, doorstep, relay_rate, up, down)
-        self.circuits = Circuits(host, run, self._dialled, reached, take)
+        self.circuits = Circuits(host, run, handlers, self._dialled, reached, take)
         self._meetings = Meetings(host, run, handlers, reputation, connected, doorstep, listening, self._mirrors, take)
         self._improving = Improving(self._swarm, self._meetings.meet, close, on_improved)
         self._mirror = Mirror(doorstep)
@@ -97,7 +98,7 @@ class Traversal:
     def opened(self, peer: PeerId, connection: Connection) -> None:
         """There is another connection to `peer`."""
         if self._nursery is not None:
-            self._nursery.start_soon(self._improving.on_opened, peer, connection)
+            self._nursery.start_soon(guarded, self._improving.on_opened, peer, connection)
 
     def connected(self) -> None:
         """There is a peer that was not connected before."""

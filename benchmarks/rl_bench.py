@@ -1,0 +1,250 @@
+"""Reinforcement learning of a tiny byte-level model in one process: what `benchmarks.rl_ablation` compares.
+
+Real are the learner, its filters, packing and loss.  Completions are sampled without a cache, one forward pass a token, and
+believed without a proof.  A version's rollouts may come from parameters that are some versions old.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.losses import language_model_loss
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.initial import initial_parameters
+from trainer.models.llama.model import Decoder
+from trainer.optim.adamw import AdamW
+from trainer.rl.config import RlConfig
+from trainer.rl.groups import Group, grouped, scored, solvable
+from trainer.rl.learner import Learner, LearnTask, adamw_config
+from trainer.rl.rollout import Rollout
+from trainer.rl.statistics import Learnt
+
+CPU = torch.device("cpu")
+END = 0
+"""The byte that ends an output."""
+WARM_STEPS, WARM_LOOK = 3000, 10
+"""Supervised steps at most, and between two looks at the reward."""
+
+
+class Task(Protocol):
+    """A single-turn environment: problems by number, and what an answer is worth, 0 to 1."""
+
+    @property
+    def size(self) -> int: ...
+
+    def problem(self, index: int) -> Any: ...
+
+    def score(self, problem: Any, turns: Sequence[str]) -> float: ...
+
+    def example(self, index: int) -> tuple[str, str]: ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """A problem of the tasks below."""
+
+    prompt: str
+    answer: str
+
+
+class Reverse:
+    """A word backwards; binary."""
+
+    size = 1 << 20
+
+    def __init__(self, letters: int = 3, alphabet: str = "abcdefgh") -> None:
+        self._letters, self._alphabet = letters, alphabet
+
+    def problem(self, index: int) -> Question:
+        word = "".join(random.Random(index).choices(self._alphabet, k=self._letters))
+        return Question(word + "=", word[::-1])
+
+    def score(self, problem: Question, turns: Sequence[str]) -> float:
+        return float(turns[-1] == problem.answer)
+
+    def example(self, index: int) -> tuple[str, str]:
+        problem = self.problem(index)
+        return problem.prompt, problem.answer
+
+
+class Letters:
+    """As many of one letter as possible: the share of it in the output."""
+
+    size = 1 << 20
+
+    def __init__(self, letter: str = "a") -> None:
+        self._letter = letter
+
+    def problem(self, index: int) -> Question:
+        return Question(f"{index % 10}:", "")
+
+    def score(self, problem: Question, turns: Sequence[str]) -> float:
+        return turns[-1].count(self._letter) / max(1, len(turns[-1]))
+
+    def example(self, index: int) -> tuple[str, str]:
+        return self.problem(index).prompt, self._letter
+
+
+def decoder(model: ModelConfig, seed: int) -> Decoder:
+    made = Decoder(model, CPU)
+    values = np.empty(model.parameters, np.float32)
+    initial_parameters(model, seed, values)
+    made.flat.copy_(torch.from_numpy(values))
+    return made
+
+
+@torch.no_grad()
+def sample(
+    model: Decoder, prompts: Sequence[Sequence[int]], most: int, generator: torch.Generator, temperature: float = 1.0
+) -> list[tuple[int, ...]]:
+    """An output for each prompt, of at most `most` tokens; the end token is part of it."""
+    outputs: list[tuple[int, ...]] = [()] * len(prompts)
+    for length in sorted({len(prompt) for prompt in prompts}):
+        rows = [number for number, prompt in enumerate(prompts) if len(prompt) == length]
+        tokens = torch.tensor([list(prompts[number]) for number in rows])
+        ended = torch.zeros(len(rows), dtype=torch.bool)
+        for _ in range(most):
+            logits = model(tokens)[:, -1] @ model.output_weight.T / temperature
+            chosen = torch.multinomial(logits.softmax(dim=1), 1, generator=generator)
+            tokens = torch.cat([tokens, chosen], dim=1)
+            ended |= chosen[:, 0] == END
+            if ended.all():
+                break
+        for number, output in zip(rows, tokens[:, length:].tolist(), strict=True):
+            outputs[number] = tuple(output[: output.index(END) + 1] if END in output else output)
+    return outputs
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one table.  Runs of other settings do not compare."""
+
+    model: ModelConfig
+    rl: RlConfig
+    versions: int
+    warm_reward: float
+    """Mean reward of the warm start: supervised steps on examples end when it is reached."""
+    warm_rows: int = 32
+    warm_lr: float = 3e-3
+    pool: int = 512
+    """Problems that are trained on."""
+    judged: int = 256
+    """Other problems, whose mean reward is measured."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is compared.  staleness: versions by which the rollouts' parameters are older than those that are trained."""
+
+    two_sided: bool = True
+    filters: bool = True
+    staleness: int = 0
+
+
+@dataclass
+class Trial:
+    """One run: its learner and its curve.  rewards: measured after each version, the warm start first."""
+
+    task: Task
+    settings: Settings
+    variant: Variant
+    seed: int
+    rewards: list[float] = field(default_factory=list)
+    learnt: list[Learnt] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rl = self.settings.rl
+        delta = rl.delta if self.variant.two_sided else math.inf
+        self.config = replace(rl, delta=delta, drop_zero_advantage=self.variant.filters)
+        self.generator = torch.Generator().manual_seed(self.seed)
+        self.learner = Learner(self.config, self.settings.model, CPU, 1 << 14)
+
+    def run(self, warm: Tensor) -> float:
+        """Learn from the warm parameters on; the reward at the end."""
+        model = self.learner.model
+        model.flat.copy_(warm)
+        problems = self._problems()
+        pick = random.Random(self.seed)
+        past: deque[Tensor] = deque([warm], maxlen=self.variant.staleness + 1)
+        self.rewards.append(judge(self.learner.model, self.task, self.settings))
+        for version in range(self.settings.versions):
+            chosen = pick.sample(problems, min(self.config.prompts, len(problems)))
+            groups = self.groups(model.over(past[0]), chosen)
+            task = LearnTask(order=version, first_step=self.learner.optimiser.steps)
+            self.learnt.append(self.learner.learn(task, groups))
+            past.append(model.flat.clone())
+            self.rewards.append(judge(self.learner.model, self.task, self.settings))
+        return self.rewards[-1]
+
+    def groups(self, model: Decoder, problems: Sequence[int]) -> list[Group]:
+        """Completions of each problem, with their rewards."""
+        found = [self.task.problem(index) for index in problems for _ in range(self.config.group_size)]
+        prompts = [tuple(problem.prompt.encode()) for problem in found]
+        outputs = sample(model, prompts, self.config.max_tokens, self.generator, self.config.temperature)
+        rollouts = []
+        for number, (problem, prompt, output) in enumerate(zip(found, prompts, outputs, strict=True)):
+            index, copy = problems[number // self.config.group_size], number % self.config.group_size
+            rollout = Rollout(index, copy, prompt, output, (True,) * len(output), b"")
+            rollouts.append(scored(rollout, self.task.score(problem, [text_of(output)])))
+        return grouped(rollouts)
+
+    def _problems(self) -> list[int]:
+        """Those that are trained on: all of the pool, or those that are neither too hard nor too easy."""
+        pool = list(range(self.settings.pool))
+        if not self.variant.filters:
+            return pool
+        rates = {group.problem: group.solve_rate for group in self.groups(self.learner.model, pool)}
+        kept = solvable(rates, self.config.min_solve_rate, self.config.max_solve_rate)
+        if not kept:
+            raise ValueError("the model solves no problem of the pool neither too rarely nor too often; take another task")
+        return kept
+
+
+def judge(model: Decoder, task: Task, settings: Settings) -> float:
+    """The mean reward of problems that nobody trains on."""
+    first = task.size - settings.judged
+    problems = [task.problem(first + number) for number in range(settings.judged)]
+    generator = torch.Generator().manual_seed(0)
+    outputs = sample(model, [tuple(problem.prompt.encode()) for problem in problems], settings.rl.max_tokens, generator)
+    scores = [task.score(problem, [text_of(output)]) for problem, output in zip(problems, outputs, strict=True)]
+    return sum(scores) / len(scores)
+
+
+def warm_start(task: Task, settings: Settings, seed: int) -> Tensor:
+    """The parameters after supervised steps on examples that are not in the pool, until `warm_reward` is reached."""
+    model = decoder(settings.model, seed)
+    optimiser = AdamW(model, adamw_config(RlConfig(clip_norm=1.0)))
+    for step in range(WARM_STEPS):
+        if step % WARM_LOOK == 0 and judge(model, task, settings) >= settings.warm_reward:
+            return model.flat.clone()
+        first = settings.pool + step * settings.warm_rows
+        rows = [example_of(task, first + number) for number in range(settings.warm_rows)]
+        length = max(len(tokens) for tokens, _ in rows)
+        tokens, mask = torch.zeros(len(rows), length, dtype=torch.int64), torch.zeros(len(rows), length, dtype=torch.bool)
+        for number, (row, prompt) in enumerate(rows):
+            tokens[number, : len(row)] = torch.tensor(row)
+            mask[number, prompt : len(row)] = True
+        loss = language_model_loss(model(tokens[:, :-1]), model.output_weight, tokens[:, 1:], mask=mask[:, 1:])
+        loss.backward()
+        optimiser.step(settings.warm_lr)
+    raise ValueError(f"no mean reward of {settings.warm_reward} after {WARM_STEPS} supervised steps; take an easier task")
+
+
+def example_of(task: Task, index: int) -> tuple[list[int], int]:
+    """The tokens of an example with its end, and how many of them are the prompt's."""
+    prompt, answer = task.example(index)
+    return [*prompt.encode(), *answer.encode(), END], len(prompt.encode())
+
+
+def text_of(output: Sequence[int]) -> str:
+    """An output without its end."""
+    return bytes(token for token in output if token != END).decode(errors="replace")

@@ -1,0 +1,56 @@
+"""The reasons for computing nothing, and what a person can do about each.
+
+Imports nothing.  The sentence that goes with a reason is made where the reason arises, as it names peers, rounds and limits.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class WhyIdle(str, Enum):
+    """Why a training peer does not compute; `why_detail` says the rest in a sentence."""
+
+    BUSY = ""
+    STARTING = "starting"
+    CONNECTING = "connecting"
+    WAITING_FOR_PEERS = "waiting for peers"
+    FETCHING_STATE = "fetching state"
+    WAITING_FOR_MEMBERS = "waiting for members"
+    EXCHANGING = "exchanging"
+    COMMITTING = "committing"
+    TRAINER_RESTARTING = "trainer restarting"
+    PAUSED = "paused"
+    OUTSIDE_HOURS = "outside hours"
+    ON_BATTERY = "on battery"
+    TOO_HOT = "too hot"
+    GPU_WANTED = "gpu wanted"
+    MONTHLY_QUOTA = "monthly quota"
+    DISK_FULL = "disk full"
+    NOT_A_TRAINER = "not a trainer"
+
+
+REMEDIES = {
+    WhyIdle.STARTING: "nothing; it takes seconds",
+    WhyIdle.CONNECTING: "`peer doctor INVITATION` says why; or ask for a newer invitation",
+    WhyIdle.WAITING_FOR_PEERS: "nothing; or invite others",
+    WhyIdle.FETCHING_STATE: "nothing; a low `max_down` makes it long",
+    WhyIdle.WAITING_FOR_MEMBERS: "nothing; a slow member is waited for as long as the run allows",
+    WhyIdle.EXCHANGING: "nothing; a relayed or slow line makes it long",
+    WhyIdle.COMMITTING: "nothing; it takes seconds",
+    WhyIdle.TRAINER_RESTARTING: "the end of `trainer.log` in the run's folder says why",
+    WhyIdle.PAUSED: "`peer resume`, or `p` in the interface",
+    WhyIdle.OUTSIDE_HOURS: "nothing; or set other hours with `peer config schedule`",
+    WhyIdle.ON_BATTERY: "plug it in, or `peer config on_battery yes`",
+    WhyIdle.TOO_HOT: "nothing; it goes on at 5 °C less",
+    WhyIdle.GPU_WANTED: "nothing; or `peer config yield_gpu no`",
+    WhyIdle.MONTHLY_QUOTA: "wait for the next month, or raise `monthly_quota`",
+    WhyIdle.DISK_FULL: "make room, remove a run's folder (`peer runs`), or raise `max_disk`",
+    WhyIdle.NOT_A_TRAINER: "nothing; or join with `--role trainer`",
+}
+"""What to do about each reason; docs/troubleshooting.md says the same.  Each fits on a line of a small terminal."""
+
+
+def remedy(why: str) -> str:
+    """What to do about a reason, by its name; empty when nothing holds the peer up, or only a newer version knows it."""
+    return next((text for known, text in REMEDIES.items() if known.value == why), "")

@@ -1,0 +1,75 @@
+"""What a peer says of itself before its node runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from peer.console.display import Style
+from peer.daemon import participation
+from peer.daemon.participation import Participation
+from peer.daemon.settings import DaemonSettings, RunChoice
+from peer.resources.room import Room
+from peer.settings.live import LiveSettings
+from peer.settings.sources import gather
+from protocol.events import Event, PhaseChanged
+from protocol.run.manifest import demo_manifest
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.presence import Role, WhyIdle
+
+
+class Table:
+    """A participation in a run of which only the hash is known, and what it told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.signed, self.told = demo_manifest(), list[Event]()
+        choice = RunChoice(self.signed.run, PeerId(self.signed.manifest.organiser), None)
+        settings = DaemonSettings(folder, "me", Role.SEED, Style.SILENT, LiveSettings(gather({}, {"PEER_CONFIG": ""})))
+        self.part = Participation(settings, Identity.generate(), choice, Room(folder), self.told.append)
+
+    @property
+    def why(self) -> tuple[str, str]:
+        shown = self.part.status()
+        assert shown.phase == "starting" and shown.why_remedy
+        return shown.why_idle, shown.why_detail
+
+
+def test_until_its_network_is_open_a_peer_is_starting(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    assert table.why == (WhyIdle.STARTING.value, "opening the network") and table.told == []
+
+
+def test_what_the_search_tells_is_the_sentence_while_it_is_connecting_and_not_else(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    search: Any = SimpleNamespace(summary="192.0.2.1 port 4001 (3 times: refused)")
+    table.part._search = search
+    assert table.why == (WhyIdle.STARTING.value, "opening the network")
+    table.part._wait_for("asking for the run's manifest")
+    assert table.why == (WhyIdle.CONNECTING.value, f"no peer of the invitation answers yet: {search.summary}")
+
+
+def test_until_it_has_the_manifest_it_is_connecting_and_then_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, seen = Table(tmp_path), list[tuple[str, str]]()
+
+    async def fetch(network: Any, run: Any, organiser: Any, on_wait: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        seen.append(table.why)
+        on_wait("no peer of the invitation answers yet")
+        on_wait("no peer of the invitation answers yet")
+        seen.append(table.why)
+        return table.signed
+
+    monkeypatch.setattr(participation, "fetch_manifest", fetch)
+    nothing: Any = SimpleNamespace()
+    trio.run(table.part._manifest, nothing, nothing)
+    sentences = ["asking for the run's manifest", "no peer of the invitation answers yet"]
+    assert seen == [(WhyIdle.CONNECTING.value, each) for each in sentences]
+    assert table.told == [PhaseChanged("starting", "connecting", each) for each in sentences], "each once"
+    assert table.why == (WhyIdle.STARTING.value, "opening the run on disk")

@@ -1,0 +1,106 @@
+"""vLLM's generator gives what the built-in one gives, if vLLM keeps to its documented interface (`vllm_stand_in`)."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from tests.trainer.generate import vllm_stand_in
+from tests.trainer.generate.naive import CPU, END, FAMILIES, parameters, requests, write
+from trainer.generate.engine import Completion, Ended, Reply, Request, complete
+from trainer.generate.vllm import VllmEngine
+
+LENGTH = 141
+CONFIG = FAMILIES["qwen3"]
+CLOSE = 2e-4
+"""More than the rounding of sums changes logits by."""
+
+
+def rounded(seed: int = 0, family: str = "qwen3") -> torch.Tensor:
+    """Parameters that bf16 holds exactly."""
+    return parameters(FAMILIES[family], seed).bfloat16().float()
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm_stand_in.install(monkeypatch)
+
+
+def engine(slots: int, family: str = "qwen3", temperature: float = 1.0, reply: Reply | None = None) -> VllmEngine:
+    return VllmEngine(FAMILIES[family], CPU, slots=slots, length=LENGTH, temperature=temperature, reply=reply)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_tokens_are_those_of_full_recomputation_with_our_noise(family: str, temperature: float) -> None:
+    config, flat = FAMILIES[family], rounded(family=family)
+    generator = engine(3, family, temperature)
+    generator.load(flat)
+    wanted = requests(config, 7, most=20)
+    got = {completion.id: completion for completion in complete(generator, wanted)}
+    for request in wanted:
+        written = write(config, flat, request, temperature)
+        assert written.margin > CLOSE
+        one = got[request.id]
+        assert (one.output, one.made) == (written.output, written.made)
+        assert one.ended == (Ended.END_TOKEN if written.output[-1] in END else Ended.LENGTH)
+        assert one.hidden is not None and one.hidden.dtype == torch.bfloat16
+        errors = (one.hidden.float() - written.hidden.float()).norm(dim=1) / written.hidden.float().norm(dim=1)
+        assert errors.mean() < 0.05
+
+
+def test_turns_continue_with_what_the_environment_said() -> None:
+    def reply(request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> tuple[int, ...] | None:
+        return (9, 8, 7) if made.count(False) < 6 else None
+
+    flat, ends = rounded(), tuple(range(7, 300, 40))
+    wanted = [Request(each.id, each.prompt[:40], each.key, 90, ends) for each in requests(CONFIG, 4, seed=2)]
+    generator = engine(2, reply=reply)
+    generator.load(flat)
+    got = {completion.id: completion for completion in complete(generator, wanted)}
+    written = [write(CONFIG, flat, request, reply=reply) for request in wanted]
+    assert min(each.margin for each in written) > CLOSE
+    assert [(got[n].output, got[n].made) for n in range(4)] == [(each.output, each.made) for each in written]
+    assert any(each.made.count(False) == 6 for each in written)
+
+
+def test_weights_are_swapped_when_the_earlier_requests_have_ended() -> None:
+    old, new = rounded(), rounded(seed=1)
+    generator = engine(2)
+    generator.load(old)
+    first, second = requests(CONFIG, 3, seed=2, most=12), requests(CONFIG, 3, seed=3, most=12)
+    for request in first:
+        generator.submit(request)
+    got: list[Completion] = generator.advance()
+    generator.load(new)
+    for request in second:
+        generator.submit(request)
+    while generator.busy:
+        got += generator.advance()
+    for ended, wanted, flat in ((got[:3], first, old), (got[3:], second, new)):
+        assert {each.id: each.output for each in ended} == {each.id: write(CONFIG, flat, each).output for each in wanted}
+
+
+def test_a_turn_is_not_lost_when_the_environment_fails() -> None:
+    failures = [OSError("no environment")]
+
+    def reply(request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> None:
+        if failures:
+            raise failures.pop()
+
+    generator = engine(2, reply=reply)
+    generator.load(rounded())
+    generator.submit(Request(0, (1,), 5, 40, tuple(range(0, 300, 40))))
+    with pytest.raises(OSError, match="no environment"):
+        while True:
+            generator.advance()
+    assert generator.busy and generator.room == 1
+    assert [completion.id for completion in complete(generator, [])] == [0]
+
+
+def test_without_vllm_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ImportError, match=r"pip install 'manyhands\[vllm\]'"):
+        engine(1)

@@ -1,0 +1,231 @@
+"""A version's work is a function of theta, the task and the groups, and follows the formula whatever shares a row."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import codec
+from kernels.layout import payload_bytes
+from tests.trainer import small
+from trainer.contribution import NotFinite
+from trainer.models.llama.config import ModelConfig
+from trainer.rl.config import RlConfig
+from trainer.rl.groups import Group, advantages, grouped, scored
+from trainer.rl.learner import Learner, LearnTask
+from trainer.rl.rollout import Rollout
+from trainer.rl.statistics import Learnt
+
+MODEL = ModelConfig.from_mapping(small.MODEL)
+CONFIG = RlConfig(max_tokens=20, row_tokens=40, optimizer_steps=3, lr=1e-3, warmup_steps=0, clip_norm=1.0)
+SIZE = payload_bytes(small.LAYOUT)
+TASK = LearnTask(order=5, first_step=0)
+
+
+def groups(problems: int = 4, copies: int = 5, seed: int = 0) -> list[Group]:
+    """Rollouts of every length, with pieces that the environment said, and rewards that differ."""
+    draw = random.Random(seed)
+    pieces = []
+    for problem in range(problems):
+        prompt = tuple(draw.choices(range(1, 256), k=draw.randint(1, 9)))
+        for copy in range(copies):
+            output = tuple(draw.choices(range(1, 256), k=draw.randint(1, 20)))
+            made = tuple(draw.random() < 0.8 for _ in output[1:])
+            pieces.append(scored(Rollout(problem, copy, prompt, output, (True, *made), b""), draw.random()))
+    return grouped(pieces)
+
+
+def learner(reference: np.ndarray | None = None, **changes: Any) -> Learner:
+    made = Learner(replace(CONFIG, **changes), MODEL, small.CPU, small.SECTIONS["chunk_parameters"], reference)
+    made.model.flat.copy_(torch.from_numpy(small.theta()))
+    return made
+
+
+def compute(made: Learner, given: list[Group], task: LearnTask = TASK, **options: Any) -> tuple[Learnt, bytes]:
+    out = bytearray(SIZE)
+    learnt = made.compute(task, given, small.theta(), memoryview(out), options.get("after_step", lambda *_: False))
+    return learnt, bytes(out)
+
+
+def plain_gradient(made: Learner, given: list[Group], reference: np.ndarray | None = None) -> Tensor:
+    """Of the policy loss at r = 1, each sequence computed alone, by torch."""
+    config, model = made.config, made.model
+    initial = None if reference is None else model.over(torch.from_numpy(reference))
+    objective, tokens = torch.zeros(()), 0
+    for group in given:
+        for member, value in zip(group.members, advantages(group.rewards, config.divide_by_std), strict=True):
+            rollout = member.rollout
+            sequence = torch.tensor([rollout.prompt + rollout.output])
+            rows = torch.arange(len(rollout.prompt) - 1, sequence.shape[1] - 1)[torch.tensor(rollout.made)]
+            logits = (model(sequence)[0, rows] @ model.output_weight.T) / config.temperature
+            chosen = torch.distributions.Categorical(logits=logits)
+            logp = chosen.log_prob(sequence[0, rows + 1])
+            each = -(logp - logp.detach()).exp() * value - config.entropy_weight * chosen.entropy()
+            if initial is not None:
+                with torch.no_grad():
+                    other = torch.log_softmax((initial(sequence)[0, rows] @ initial.output_weight.T), dim=1)
+                beyond = other.gather(1, sequence[0, rows + 1, None])[:, 0] - logp
+                each = each + config.kl_weight * (beyond.exp() - beyond - 1)
+            objective, tokens = objective + each.sum(), tokens + len(rows)
+    (objective / tokens).backward()
+    gradient = model.gradient.clone()
+    model.gradient.zero_()
+    return gradient
+
+
+class Watched:
+    """Keeps the gradient that each optimiser step starts from, and its rate."""
+
+    def __init__(self, made: Learner) -> None:
+        self.gradients: list[Tensor] = []
+        self.rates: list[float] = []
+        self._learner, self._step = made, made.optimiser.step
+        made.optimiser.step = self.step  # type: ignore[method-assign]
+
+    def step(self, rate: float) -> None:
+        self.gradients.append(self._learner.model.gradient.clone())
+        self.rates.append(rate)
+        self._step(rate)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 90, 10_000])
+@pytest.mark.parametrize(
+    "changes", [{}, {"temperature": 0.7, "entropy_weight": 0.1}, {"divide_by_std": False}], ids=["plain", "warm", "no std"]
+)
+def test_a_step_has_the_gradient_of_each_sequence_alone(changes: dict[str, Any], micro_batch_tokens: int) -> None:
+    made = learner(optimizer_steps=1, micro_batch_tokens=micro_batch_tokens, **changes)
+    wanted, watched = plain_gradient(made, groups()), Watched(made)
+    learnt = made.learn(TASK, groups())
+    assert wanted.abs().max() > 1e-3
+    torch.testing.assert_close(watched.gradients[0], wanted, rtol=1e-3, atol=1e-6)
+    assert learnt.tokens == sum(sum(member.rollout.made) for group in groups() for member in group.members)
+    assert learnt.ratio == pytest.approx(1.0, abs=1e-5) and learnt.clipped == 0.0
+
+
+def test_the_kl_term_compares_with_the_reference() -> None:
+    reference = small.theta() + 0.05 * np.random.default_rng(0).standard_normal(small.PARAMETERS).astype(np.float32)
+    made = learner(reference, optimizer_steps=1, kl_weight=0.5)
+    wanted, watched = plain_gradient(made, groups(), reference), Watched(made)
+    learnt = made.learn(TASK, groups())
+    torch.testing.assert_close(watched.gradients[0], wanted, rtol=1e-3, atol=1e-6)
+    assert learnt.kl > 0.01
+    with pytest.raises(ValueError, match="no parameters to compare with"):
+        learner(kl_weight=0.5)
+
+
+def test_same_work_gives_the_same_bytes_and_theta_is_never_written() -> None:
+    one, other = compute(learner(), groups()), compute(learner(), groups())
+    assert one == other and one[0].norm > 0
+    theta = small.theta()
+    theta.flags.writeable = False
+    learner().compute(TASK, groups(), theta, memoryview(bytearray(SIZE)))
+    assert np.array_equal(theta, small.theta())
+
+
+def test_contribution_is_theta_minus_the_local_parameters() -> None:
+    made = learner()
+    learnt, data = compute(made, groups())
+    difference = small.theta() - made.model.flat.numpy()
+    decoded = np.empty_like(difference)
+    for span in small.LAYOUT:
+        codec.decode(memoryview(data)[span.encoded], span.count, decoded[span.values])
+    assert np.abs(decoded - difference).max() <= np.abs(difference).max() / 127
+    assert learnt.norm == pytest.approx(float(np.linalg.norm(difference.astype(np.float64))), rel=1e-6)
+
+
+def test_every_completion_is_in_one_batch_and_batches_differ_from_version_to_version() -> None:
+    made = learner(optimizer_steps=3)
+
+    def rows(order: int) -> list[list[tuple[int, ...]]]:
+        found = []
+        for packed in made._batches(groups(), order):
+            numbers = sorted({int(number) for number in packed.documents.flat if number >= 0})
+            found.append([tuple(packed.targets[packed.documents == number].tolist()) for number in numbers])
+        return found
+
+    members = [member.rollout for group in groups() for member in group.members]
+    everything = sorted((rollout.prompt + rollout.output)[1:] for rollout in members)
+    assert [len(batch) for batch in rows(0)] == [7, 7, 6]
+    assert sorted(each for batch in rows(0) for each in batch) == everything
+    assert rows(0) == rows(0) != rows(1)
+
+
+def test_old_probabilities_are_those_of_the_parameters_before_the_first_step() -> None:
+    made = learner(optimizer_steps=2, lr=1e-2)
+    first = made.learn(TASK, groups(), after_step=lambda *_: True)
+    assert first.steps == 1 and first.ratio == pytest.approx(1.0, abs=1e-5)
+    both = learner(optimizer_steps=2, lr=1e-2).learn(TASK, groups())
+    assert both.steps == 2 and abs(both.ratio - 1) > 1e-4
+
+
+def test_groups_that_move_nothing_are_left_out_and_counted() -> None:
+    equal = [Group(9, tuple(replace(member, reward=0.5) for member in groups()[0].members))]
+    with_them, without = compute(learner(), [*groups(), *equal]), compute(learner(), groups())
+    assert with_them[1] == without[1]
+    assert (with_them[0].groups, with_them[0].dropped, without[0].dropped) == (5, 1, 0)
+    kept = learner(drop_zero_advantage=False).learn(TASK, [*groups(), *equal])
+    assert kept.dropped == 0 and kept.tokens > without[0].tokens
+
+
+def test_nothing_to_learn_from_is_no_step_and_no_difference() -> None:
+    equal = [Group(group.problem, tuple(replace(m, reward=1.0) for m in group.members)) for group in groups()]
+    for given in (equal, []):
+        learnt, data = compute(learner(), given)
+        assert (learnt.steps, learnt.tokens, learnt.norm, learnt.loss) == (0, 0, 0.0, 0.0)
+        assert not any(data)
+    assert learner().learn(TASK, equal).reward == 1.0
+
+
+def test_statistics_of_what_came_in() -> None:
+    learnt = learner().learn(TASK, groups())
+    members = [member for group in groups() for member in group.members]
+    assert learnt.reward == learnt.solve_rate == pytest.approx(np.mean([member.reward for member in members]))
+    assert learnt.length == np.mean([sum(member.rollout.made) for member in members])
+    assert learnt.steps == 3 and 5 < learnt.entropy < np.log(256)
+
+
+def test_the_rate_rises_over_the_first_steps_of_the_run() -> None:
+    made = learner(warmup_steps=4, lr=1.0)
+    watched = Watched(made)
+    made.learn(LearnTask(order=0, first_step=2), groups())
+    assert watched.rates == [0.75, 1.0, 1.0]
+
+
+def test_moments_stay_from_version_to_version() -> None:
+    made = learner()
+    compute(made, groups())
+    assert compute(made, groups())[1] != compute(learner(), groups())[1]
+    assert made.optimiser.steps == 6
+
+
+def test_what_the_model_cannot_read_is_refused_before_anything_else() -> None:
+    long, strange = Rollout(0, 0, (1,) * 22, (2,) * 20, (True,) * 20, b""), Rollout(0, 0, (1,), (256,), (True,), b"")
+    for rollout, part in ((long, "a row takes 41"), (strange, "the token 256, and the model has 256")):
+        made = learner()
+        made.model.flat.zero_()
+        with pytest.raises(ValueError, match=part):
+            compute(made, [*groups(), Group(7, (scored(rollout, 1.0),))])
+        assert not made.model.flat.any()
+
+
+def test_a_loss_that_is_not_a_number_is_an_error_not_a_contribution() -> None:
+    theta = np.full(small.PARAMETERS, np.nan, dtype=np.float32)
+    with pytest.raises(NotFinite):
+        learner().compute(TASK, groups(), theta, memoryview(bytearray(SIZE)))
+
+
+def test_progress_is_told_after_every_step() -> None:
+    told: list[tuple[int, int]] = []
+
+    def after_step(steps: int, loss: float, tokens: int, tokens_per_s: float) -> bool:
+        told.append((steps, tokens))
+        return steps == 2
+
+    learnt, _ = compute(learner(), groups(), after_step=after_step)
+    assert [steps for steps, _ in told] == [1, 2] and told[-1] == (learnt.steps, learnt.tokens)

@@ -1,0 +1,228 @@
+"""Completions by vLLM, for models and GPUs where its kernels and its paged cache pay: the extra `vllm`.
+
+The noise is ours: a logits processor adds it, and vLLM takes the arg-max, so that a validator sees no difference to the
+built-in generator beyond rounding.  vLLM shows no hidden states after the final norm in a documented way; they are computed
+anew, in one pass of the built-in model over the finished sequence, as a validator does it.  That costs a second copy of the
+weights on the GPU, and about what a validator pays for a rollout.
+
+Written against the documented interface of vLLM 0.32 (custom logits processors of Model Runner V2, `LLMEngine`,
+`apply_model`).  Not run with vLLM: the tests put a stand-in with that interface in its place, which shows that noise, turns,
+swap of weights and hidden states are as they should be if vLLM does what its documentation says.  One GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.generate.batch import Batch, Piece
+from trainer.generate.engine import PREFILL_TOKENS, Completion, Line, Prove, Reply, Request, completion_of, continuation
+from trainer.generate.sampling import gumbel
+from trainer.models.llama.config import ModelConfig, parameter_layout
+from trainer.models.llama.huggingface import config_json
+
+
+@dataclass
+class _Sequence:
+    """A request that vLLM works on, with what came of its earlier turns."""
+
+    request: Request
+    output: tuple[int, ...] = ()
+    made: tuple[bool, ...] = ()
+
+
+class VllmEngine:
+    """A `trainer.generate.engine.Generator` over vLLM."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        *,
+        slots: int,
+        length: int,
+        temperature: float = 1.0,
+        prove: Prove | None = None,
+        reply: Reply | None = None,
+        **settings: Any,
+    ) -> None:
+        """As `Engine` has them; bf16.  settings: more of vLLM's `EngineArgs`, such as gpu_memory_utilization.
+
+        Raises ImportError with one sentence where vLLM is not installed.
+        """
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # parameters are handed over, not pickled
+        vllm = _vllm()
+        self._config, self._temperature = config, temperature
+        self._slots, self._prove, self._reply = slots, prove, reply
+        self._line = Line(config.vocab, length, config.parameters)
+        self._sequences: dict[str, _Sequence] = {}
+        self._turns: deque[tuple[_Sequence, tuple[int, ...]]] = deque()  # written, and not yet continued or ended
+        self._finished: list[Completion] = []
+        self._begun = 0
+        self._loaded = False
+        self._reference = Batch(config, device, torch.bfloat16, 1, length)
+        with tempfile.TemporaryDirectory() as folder:
+            described = config_json(config, "bfloat16", context=length, eos=None)
+            (Path(folder) / "config.json").write_text(json.dumps(described))
+            arguments = {
+                "model": folder,
+                "load_format": "dummy",  # until `load`
+                "skip_tokenizer_init": True,
+                "dtype": "bfloat16",
+                "max_model_len": length,
+                "max_num_seqs": slots,
+                "logits_processors": [_noise_processor()],
+                "disable_log_stats": True,
+            }
+            self._vllm = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments | settings))
+
+    @property
+    def room(self) -> int:
+        """How many more requests could begin at once."""
+        return self._line.room(self._slots, self._running)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self._line.requests or self._running or self._finished)
+
+    def submit(self, request: Request) -> None:
+        """Let a request wait for its turn.  Raises ValueError for one that can never have it."""
+        self._line.add(request)
+
+    def load(self, flat: Tensor) -> None:
+        """Complete later requests with these parameters (n), which stay unchanged until the earlier ones are completed."""
+        self._line.add(flat)
+        self._admit()
+
+    def withdraw(self) -> list[Request]:
+        """Forget the requests that have not begun; they are returned."""
+        requests = self._line.withdraw()
+        self._admit()
+        return requests
+
+    @torch.no_grad()
+    def advance(self) -> list[Completion]:
+        """Let vLLM compute one step; what has ended then."""
+        if not self._loaded:
+            raise ValueError("a generator needs parameters before it can complete anything; load some")
+        self._admit()
+        if self._sequences:
+            for ended in self._vllm.step():
+                if ended.finished:
+                    self._turns.append((self._sequences.pop(ended.request_id), tuple(ended.outputs[0].token_ids)))
+        while self._turns:
+            self._turn(*self._turns[0])
+            self._turns.popleft()
+        finished, self._finished = self._finished, []
+        return finished
+
+    @property
+    def _running(self) -> int:
+        """Requests that have begun."""
+        return len(self._sequences) + len(self._turns)
+
+    def _admit(self) -> None:
+        while (entry := self._line.take(self._slots, self._running)) is not None:
+            if isinstance(entry, Request):
+                self._begin(_Sequence(entry))
+                continue
+            weights = list(self._named(entry))
+            self._vllm.apply_model(lambda model, weights=weights: _take_over(model, weights))
+            self._vllm.reset_prefix_cache()
+            self._reference.load(entry)
+            self._loaded = True
+
+    def _named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The tensors by their names in Hugging Face files."""
+        for place in parameter_layout(self._config):
+            yield place.name, flat[place.offset : place.offset + place.count].view(place.shape).bfloat16()
+
+    def _begin(self, sequence: _Sequence) -> None:
+        """Let vLLM write the next turn.  What was said before is its prompt; its cache of prefixes knows it."""
+        vllm, request = _vllm(), sequence.request
+        noise = {"key": request.key, "temperature": self._temperature} if self._temperature else None
+        parameters = vllm.SamplingParams(
+            temperature=0.0,  # the arg-max, after the noise
+            max_tokens=request.max_tokens - len(sequence.output),
+            stop_token_ids=list(request.end_tokens),
+            ignore_eos=True,
+            detokenize=False,
+            extra_args=noise,
+        )
+        self._begun += 1
+        self._sequences[str(self._begun)] = sequence
+        self._vllm.add_request(str(self._begun), {"prompt_token_ids": [*request.prompt, *sequence.output]}, parameters)
+
+    def _turn(self, sequence: _Sequence, tokens: tuple[int, ...]) -> None:
+        """Continue after a turn of the model, or end."""
+        request = sequence.request
+        output, made = sequence.output + tokens, sequence.made + (True,) * len(tokens)
+        said = continuation(self._reply, request, output, made, self._config.vocab)
+        if said is None:
+            hidden = self._hidden(request.prompt + output)[len(request.prompt) - 1 :]
+            self._finished.append(completion_of(request, output, made, hidden, self._prove))
+        else:
+            self._begin(_Sequence(request, output + tuple(said), made + (False,) * len(said)))
+
+    def _hidden(self, tokens: Sequence[int]) -> Tensor:
+        """Final hidden states of all tokens but the last, bf16."""
+        rows = len(tokens) - 1
+        self._reference.append(0, 0, tokens)
+        for first in range(0, rows, PREFILL_TOKENS):
+            self._reference.feed([Piece(0, first, min(first + PREFILL_TOKENS, rows))])
+        return self._reference.hidden[0, :rows]
+
+
+def _vllm() -> Any:
+    try:
+        import vllm
+    except ImportError as error:
+        raise ImportError("vLLM is not installed; install it with: pip install 'manyhands[vllm]'") from error
+    return vllm
+
+
+def _take_over(model: Any, weights: list[tuple[str, Tensor]]) -> None:
+    model.load_weights(weights)
+
+
+def _noise_processor() -> type:
+    """The class of the logits processor, which can only be made where vLLM is."""
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
+
+    class Noise(LogitsProcessor):  # type: ignore[misc]
+        """Logits / temperature + the noise of each row's request.  State lies in the slots that vLLM numbers."""
+
+        def __init__(self, vllm_config: Any, req_states: Any) -> None:
+            self.keys = torch.zeros(req_states.max_num_reqs, dtype=torch.int64)
+            self.temperatures = torch.ones(req_states.max_num_reqs)
+            self.keys_there, self.temperatures_there = (
+                self.keys.to(req_states.device),
+                self.temperatures.to(req_states.device),
+            )
+
+        def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+            noise = sampling_params.extra_args
+            if noise:
+                self.keys[req_idx], self.temperatures[req_idx] = noise["key"], noise["temperature"]
+            return bool(noise)
+
+        def apply_staged_writes(self) -> None:
+            self.keys_there.copy_(self.keys)
+            self.temperatures_there.copy_(self.temperatures)
+
+        def apply(self, logits: Tensor, ctx: Any) -> Tensor:
+            slots = ctx.expanded_idx_mapping.long()
+            logits.div_(self.temperatures_there[slots, None])
+            return logits.add_(gumbel(self.keys_there[slots], ctx.pos.long() + 1, logits.shape[1]))
+
+    return Noise

@@ -1,0 +1,224 @@
+"""The work of one version: from the run's parameters and scored rollouts to an encoded difference.
+
+Like `trainer.worker.Worker`, a function with memory only of Adam's moments.  `compute` reads theta, leaves out the groups
+that move nothing, cuts the completions into as many batches as there are optimiser steps, computes the probabilities that
+the unchanged parameters give their tokens, and takes one step on each batch.  Where rollouts come from, and whether they
+are to be believed, is not decided here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kernels.layout import chunk_layout
+from kernels.losses import PolicyStatistics, policy_loss, token_log_probabilities
+from trainer.config import InnerConfig
+from trainer.contribution import NotFinite, encode_difference
+from trainer.evaluation import load
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.model import Decoder
+from trainer.models.loss import hidden_states
+from trainer.optim.adamw import AdamW
+from trainer.optim.micro_batches import MicroBatches
+from trainer.optim.rate import warmed
+from trainer.rl.config import RlConfig
+from trainer.rl.groups import Group, advantages, informative
+from trainer.rl.packing import Packed, check_lengths, pack
+from trainer.rl.rollout import Rollout
+from trainer.rl.statistics import Learnt, Totals
+
+F32 = npt.NDArray[np.float32]
+AfterStep = Callable[[int, float, int, float], bool]
+"""Told steps, mean loss, tokens, tokens a second after every step; True ends the work there."""
+
+
+@dataclass(frozen=True)
+class LearnTask:
+    """One version's work.  order: decides which completions share a batch.  first_step: optimiser steps that the run had."""
+
+    order: int
+    first_step: int
+
+
+class Learner:
+    """Model and optimiser of one run on one device.  layout: the chunks of a contribution, each encoded on its own."""
+
+    def __init__(
+        self,
+        config: RlConfig,
+        model: ModelConfig,
+        device: torch.device,
+        chunk_parameters: int,
+        reference: F32 | None = None,
+    ) -> None:
+        """reference: the parameters that the KL term compares with; needed where the run has one."""
+        if config.kl_weight and reference is None:
+            raise ValueError("kl_weight is above 0, and there are no parameters to compare with; give the run's first ones")
+        self.config = config
+        self.model = Decoder(model, device)
+        self.optimiser = AdamW(self.model, adamw_config(config))
+        self.layout = chunk_layout(len(self.model.flat), chunk_parameters)
+        self._reference = None if reference is None else self.model.over(torch.from_numpy(reference).to(device))
+        self._micro_batches = MicroBatches()
+
+    def compute(
+        self,
+        task: LearnTask,
+        groups: Sequence[Group],
+        theta: F32,
+        out: memoryview,
+        after_step: AfterStep = lambda *_: False,
+    ) -> Learnt:
+        """Learn from `groups`, starting at `theta`, and encode the difference into `out`.
+
+        Raises ValueError for a rollout that the model cannot read, before anything else; NotFinite, and whatever
+        `after_step` raises.
+        """
+        self._check(groups)
+        load(theta, self.model.flat)
+        learnt = self.learn(task, groups, after_step)
+        return replace(learnt, norm=encode_difference(theta, self.model.flat, self.layout, out))
+
+    def learn(self, task: LearnTask, groups: Sequence[Group], after_step: AfterStep = lambda *_: False) -> Learnt:
+        """Take the steps from the parameters as they are; `compute` without theta and difference (norm 0)."""
+        self._check(groups)
+        kept = informative(groups) if self.config.drop_zero_advantage else groups
+        batches = [self._frozen(packed) for packed in self._batches(kept, task.order)]
+        totals, began = Totals(dropped=len(groups) - len(kept)), time.monotonic()
+        for number, batch in enumerate(batches):
+            totals.merge(self._accumulate(batch))
+            self.optimiser.step(self.config.lr * warmed(task.first_step + number, self.config.warmup_steps))
+            totals.steps, mean = number + 1, totals.mean("loss")
+            if not math.isfinite(mean):
+                raise NotFinite(f"loss is {mean} at step {totals.steps} of a version")
+            if after_step(totals.steps, mean, totals.tokens, totals.tokens / max(1e-9, time.monotonic() - began)):
+                break
+        return totals.learnt(groups)
+
+    def _check(self, groups: Sequence[Group]) -> None:
+        """Raise ValueError for rollouts that the model cannot read."""
+        rollouts = [member.rollout for group in groups for member in group.members]
+        check_lengths(rollouts, self.config.row_tokens)
+        largest = max((max(*rollout.prompt, *rollout.output) for rollout in rollouts), default=0)
+        if largest >= self.model.config.vocab:
+            raise ValueError(f"a rollout has the token {largest}, and the model has {self.model.config.vocab} of them")
+
+    def _batches(self, groups: Sequence[Group], order: int) -> list[Packed]:
+        """The completions, shuffled, in at most `optimizer_steps` batches; those without a token of the model left out."""
+        completions: list[tuple[Rollout, float]] = []
+        for group in groups:
+            worth = advantages(group.rewards, self.config.divide_by_std)
+            pairs = zip(group.members, worth, strict=True)
+            completions += [(member.rollout, value) for member, value in pairs if any(member.rollout.made)]
+        shuffled = np.random.default_rng(order).permutation(len(completions)).tolist()
+        count = min(self.config.optimizer_steps, len(completions))
+        parts = [[completions[at] for at in shuffled[number::count]] for number in range(count)]
+        return [
+            pack([rollout for rollout, _ in part], [value for _, value in part], self.config.row_tokens).trimmed()
+            for part in parts
+        ]
+
+    @torch.no_grad()
+    def _frozen(self, packed: Packed) -> _Batch:
+        """The batch with the log-probabilities of its targets under the parameters as they are, and the reference."""
+        reference = None if self._reference is None else self._log_probabilities(self._reference, packed)
+        return _Batch(packed, self._log_probabilities(self.model, packed), reference)
+
+    def _log_probabilities(self, model: Decoder, packed: Packed) -> Tensor:
+        """(rows, places), of the targets."""
+
+        def compute(part: int) -> Tensor:
+            parts = []
+            for span in _spans(packed, part):
+                tokens, documents, targets, _, _ = _tensors(packed.rows(span), model.flat.device)
+                hidden = hidden_states(model, tokens, documents)
+                parts.append(token_log_probabilities(hidden, model.output_weight, targets, self.config.temperature))
+            return torch.cat(parts)
+
+        return self._micro_batches.run(self._rows_at_once(packed), compute)
+
+    def _accumulate(self, batch: _Batch) -> Totals:
+        """Put the gradient of a batch's loss into the model; its statistics."""
+        whole = batch.packed.counted_tokens
+
+        def compute(part: int) -> Totals:
+            self.model.gradient.zero_()
+            found = Totals()
+            for span in _spans(batch.packed, part):
+                loss, statistics, counted = self._loss(batch, span)
+                (loss * (counted / whole)).backward()  # type: ignore[no-untyped-call]
+                found.add(counted, [float(loss.detach()), *(float(value) for value in statistics)])
+            return found
+
+        return self._micro_batches.run(self._rows_at_once(batch.packed), compute)
+
+    def _loss(self, batch: _Batch, span: slice) -> tuple[Tensor, PolicyStatistics, int]:
+        """The mean loss of some rows, its statistics, and the tokens that count."""
+        config, rows = self.config, batch.packed.rows(span)
+        tokens, documents, targets, mask, worth = _tensors(rows, self.model.flat.device)
+        loss, statistics = policy_loss(
+            hidden_states(self.model, tokens, documents),
+            self.model.output_weight,
+            targets,
+            batch.old_logp[span],
+            worth,
+            mask,
+            eps=config.eps,
+            delta=config.delta,
+            temperature=config.temperature,
+            entropy_weight=config.entropy_weight,
+            kl_weight=config.kl_weight,
+            reference_logp=None if batch.reference_logp is None else batch.reference_logp[span],
+        )
+        return loss, statistics, rows.counted_tokens
+
+    def _rows_at_once(self, packed: Packed) -> int:
+        rows, places = packed.shape
+        return min(rows, max(1, self.config.micro_batch_tokens // places))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The completions of one optimiser step.  old_logp, reference_logp: (rows, places), on the model's device."""
+
+    packed: Packed
+    old_logp: Tensor
+    reference_logp: Tensor | None
+
+
+def _spans(packed: Packed, part: int) -> list[slice]:
+    """The rows, `part` at a time."""
+    return [slice(start, start + part) for start in range(0, packed.shape[0], part)]
+
+
+def _tensors(rows: Packed, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Tokens, documents, targets, mask and advantages."""
+    arrays = (rows.tokens, rows.documents, rows.targets, rows.mask, rows.advantages)
+    tokens, documents, targets, mask, worth = (torch.from_numpy(array).to(device) for array in arrays)
+    return tokens, documents, targets, mask, worth
+
+
+def adamw_config(config: RlConfig) -> InnerConfig:
+    """What AdamW needs to know, with a constant rate and no z-loss."""
+    return InnerConfig(
+        lr=config.lr,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
+        z_loss=0.0,
+        schedule="wsd",
+        warmup_steps=config.warmup_steps,
+        stable_steps=1 << 53,
+        total_steps=1 << 53,
+        joiner_warmup_steps=0,
+    )
