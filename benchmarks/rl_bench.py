@@ -166,7 +166,7 @@ class Trial:
         delta = rl.delta if self.variant.two_sided else math.inf
         self.config = replace(rl, delta=delta, drop_zero_advantage=self.variant.filters)
         self.generator = torch.Generator().manual_seed(self.seed)
-        self.learner = Learner(self.config, self.settings.model, CPU, 1 << 14)
+        self.learner = Learner(self.config, Decoder(self.settings.model, CPU), 1 << 14)
 
     def run(self, warm: Tensor) -> float:
         """Learn from the warm parameters on; the reward at the end."""

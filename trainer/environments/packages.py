@@ -74,7 +74,9 @@ class PackageMissing(ValueError):
 def installed_version(module: str, distribution: str, purpose: str) -> str:
     """The version of an installed package, which is not imported.  Raises PackageMissing."""
     if importlib.util.find_spec(module) is None:
-        raise PackageMissing(f"{purpose} need the package {distribution}, which is not installed: pip install 'manyhands[rl]'")
+        raise PackageMissing(
+            f"{purpose} need the package {distribution}, which is not installed: pip install 'manyhands[rl]'"
+        )
     return importlib.metadata.version(distribution)
 
 
@@ -83,7 +85,9 @@ class PackageProgram:
 
     def __init__(self, program: str, limits: Limits = LIMITS) -> None:
         """program: defines `answer(question)`.  Raises SandboxUnavailable."""
-        self._program = GUARD + _ASK + program + "\nprint(json.dumps(answer(json.load(sys.stdin))), file=answers, flush=True)\n"
+        self._program = (
+            GUARD + _ASK + program + "\nprint(json.dumps(answer(json.load(sys.stdin))), file=answers, flush=True)\n"
+        )
         self._sandbox = Sandbox(limits, packages=True)
 
     def ask(self, question: Any) -> Any:

@@ -23,7 +23,6 @@ from kernels.losses import PolicyStatistics, policy_loss, token_log_probabilitie
 from trainer.config import InnerConfig
 from trainer.contribution import NotFinite, encode_difference
 from trainer.evaluation import load
-from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.models.loss import hidden_states
 from trainer.optim.adamw import AdamW
@@ -54,19 +53,18 @@ class Learner:
     def __init__(
         self,
         config: RlConfig,
-        model: ModelConfig,
-        device: torch.device,
+        model: Decoder,
         chunk_parameters: int,
         reference: F32 | None = None,
     ) -> None:
-        """reference: the parameters that the KL term compares with; needed where the run has one."""
+        """model: whose parameters are changed.  reference: the parameters that the KL term compares with; needed where the run has one."""
         if config.kl_weight and reference is None:
             raise ValueError("kl_weight is above 0, and there are no parameters to compare with; give the run's first ones")
         self.config = config
-        self.model = Decoder(model, device)
+        self.model = model
         self.optimiser = AdamW(self.model, adamw_config(config))
         self.layout = chunk_layout(len(self.model.flat), chunk_parameters)
-        self._reference = None if reference is None else self.model.over(torch.from_numpy(reference).to(device))
+        self._reference = None if reference is None else self.model.over(torch.from_numpy(reference).to(model.flat.device))
         self._micro_batches = MicroBatches()
 
     def compute(

@@ -10,7 +10,7 @@ import torch
 
 from trainer.config import TrainingConfig
 from trainer.data.tokens import ByteTokenizer
-from trainer.environments.opening import open_environment
+from trainer.environments.registry import open_environment
 from trainer.rl.config import RlConfig
 from trainer.rl.learner import AfterStep, Learner, LearnTask
 from trainer.rl.verification import Assignment, Judged

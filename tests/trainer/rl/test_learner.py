@@ -16,6 +16,7 @@ from kernels.layout import payload_bytes
 from tests.trainer import small
 from trainer.contribution import NotFinite
 from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.model import Decoder
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, advantages, grouped, scored
 from trainer.rl.learner import Learner, LearnTask
@@ -42,7 +43,7 @@ def groups(problems: int = 4, copies: int = 5, seed: int = 0) -> list[Group]:
 
 
 def learner(reference: np.ndarray | None = None, **changes: Any) -> Learner:
-    made = Learner(replace(CONFIG, **changes), MODEL, small.CPU, small.SECTIONS["chunk_parameters"], reference)
+    made = Learner(replace(CONFIG, **changes), Decoder(MODEL, small.CPU), small.SECTIONS["chunk_parameters"], reference)
     made.model.flat.copy_(torch.from_numpy(small.theta()))
     return made
 
