@@ -22,6 +22,8 @@ class Role(str, Enum):
 
     TRAINER = "trainer"
     SEED = "seed"
+    ROLLOUT = "rollout"
+    VALIDATOR = "validator"
 
 
 class Phase(str, Enum):
@@ -36,6 +38,8 @@ class Phase(str, Enum):
     APPLYING = "applying"
     PAUSED = "paused"
     SEEDING = "seeding"
+    GENERATING = "generating"
+    VERIFYING = "verifying"
     STOPPING = "stopping"
 
 
@@ -48,6 +52,7 @@ class WhyIdle(str, Enum):
     WAITING_FOR_PEERS = "waiting for peers"
     FETCHING_STATE = "fetching state"
     WAITING_FOR_MEMBERS = "waiting for members"
+    WAITING_FOR_ROLLOUTS = "waiting for rollouts"
     EXCHANGING = "exchanging"
     COMMITTING = "committing"
     TRAINER_RESTARTING = "trainer restarting"
