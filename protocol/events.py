@@ -15,6 +15,13 @@ from protocol.event import Event as Event
 from protocol.network_events import LinkChanged as LinkChanged
 from protocol.network_events import PortMapped as PortMapped
 from protocol.network_events import ReachabilityChanged as ReachabilityChanged
+from protocol.network_events import StrangersClosed as StrangersClosed
+from protocol.rollout_events import BatchDecided as BatchDecided
+from protocol.rollout_events import BatchJudged as BatchJudged
+from protocol.rollout_events import RolloutPeerSetAside as RolloutPeerSetAside
+from protocol.rollout_events import RolloutsGenerated as RolloutsGenerated
+from protocol.rollout_events import RolloutsUsed as RolloutsUsed
+from protocol.rollout_events import ValidatorSetAside as ValidatorSetAside
 from protocol.transfer_events import TransferEnded as TransferEnded
 from protocol.transfer_events import TransferProgress as TransferProgress
 from protocol.transfer_events import subject as subject
@@ -111,18 +118,6 @@ class PeerBanned(Event):
 
     peer: str
     reason: str
-
-
-@dataclass(frozen=True)
-class StrangersClosed(Event):
-    """Connections from outside that were closed since this was told last, at most once a minute.
-
-    silent: their peer did not greet in time.  crowded: there was no room.  busiest: the address that most were from.
-    """
-
-    silent: int
-    crowded: int
-    busiest: str
 
 
 @dataclass(frozen=True)

@@ -40,3 +40,15 @@ class PortMapped(Event):
 
     address: str
     by: str
+
+
+@dataclass(frozen=True)
+class StrangersClosed(Event):
+    """Connections from outside that were closed since this was told last, at most once a minute.
+
+    silent: their peer did not greet in time.  crowded: there was no room.  busiest: the address that most were from.
+    """
+
+    silent: int
+    crowded: int
+    busiest: str

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from protocol.wire.hashes import Hash
+from protocol.wire.rollouts import Reason, Verdict
 
 
 class TrainerDied(Exception):
@@ -35,6 +37,7 @@ class ComputeTask:
     steps: inner steps to take at most (H).
     first_step: swarm's step number of our first step (round * H), for the schedule.
     warmup_steps: inner steps over which the learning rate rises from 0 (a joiner without Adam moments), 0 for none.
+    rollouts: files of accepted batches to learn from, in a run of reinforcement learning.
     """
 
     round: int
@@ -42,6 +45,7 @@ class ComputeTask:
     steps: int
     first_step: int
     warmup_steps: int
+    rollouts: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,78 @@ class TrainerLink(Protocol):
 
     def resume(self) -> None:
         """Go on computing."""
+
+
+@dataclass(frozen=True)
+class GenerateTask:
+    """A batch of rollouts to be made with the weights of `version`, which were given to `keep_version`.
+
+    run: its hash.  peer: who makes them; both key the sampling.  problems: of the environment, by number.  copies:
+    completions of each.
+    """
+
+    run: bytes
+    version: int
+    peer: str
+    problems: tuple[int, ...]
+    copies: int
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a batch has.  tokens: of the outputs."""
+
+    rollouts: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class VerifyTask:
+    """A batch of rollouts to be verified: as the `GenerateTask` that an honest peer had."""
+
+    run: bytes
+    version: int
+    peer: str
+    problems: tuple[int, ...]
+    copies: int
+
+
+@dataclass(frozen=True)
+class RolloutVerdict:
+    """Of one rollout.  reason: of a rejection; detail: in a sentence.  reward: None where it was not recomputed."""
+
+    verdict: Verdict
+    reason: Reason
+    detail: str
+    reward: float | None
+    tokens: int
+
+
+@runtime_checkable
+class RolloutLink(TrainerLink, Protocol):
+    """A trainer that also makes and verifies rollouts.  `generate`, `verify` and `compute` are asked one at a time."""
+
+    async def keep_version(self, version: int, theta: memoryview) -> None:
+        """Copy `theta` (fp32, which nobody changes meanwhile) as the bf16 weights of this version.
+
+        The newest `max_async` + 2 are kept; a version that is given again takes the place of the one before.
+        """
+        ...
+
+    async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
+        """Make a batch and write its bytes to `path`.  on_progress(done, total) is called after some rollouts.
+
+        Cancelling abandons the work.  Raises `TrainerDied`.
+        """
+        ...
+
+    async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
+        """A verdict for each of the `len(problems)` x `copies` rollouts that the batch in `path` should have, in order.
+
+        Bytes that are no such batch are rejected as malformed, whatever they are.  Cancelling abandons the work.  Raises
+        `TrainerDied`.
+        """
+        ...
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Pure.  Two rules hold for two statements:
 
-* In its slot (`slot`) an honest peer signs one statement: one READY a serial, one average of a chunk, and on one tip one
+* In its slot (`slot`) an honest peer signs one statement: one READY a serial, one average of a chunk, one batch of
+  rollouts a number, and on one tip one
   vote in each step of an attempt, one proposal and one motion.  What it votes is on disk before it is sent, and after a
   restart it leads no attempt in which it took part before.
 * An honest elector's roll names the lock of its last second vote before that attempt (`hides_lock`).
@@ -41,6 +42,7 @@ from protocol.wire.messages import (
     Step,
     Vote,
 )
+from protocol.wire.rollouts import RolloutBatch
 
 Tip = tuple[int, bytes]
 """The number of a round, and the tip that it stands on."""
@@ -65,6 +67,8 @@ def slot(body: Body) -> tuple[object, ...] | None:
             return ("ready", body.incarnation, body.serial)
         case ChunkResult():
             return ("chunk", body.plan, body.chunk)
+        case RolloutBatch():
+            return ("rollouts", body.version, body.incarnation, body.number)
         case Vote():
             return ("vote", tip_of(body), body.attempt, body.step)
         case Proposal():

@@ -7,6 +7,7 @@ late, miss the exchange, have to fetch the next results as well, and stay behind
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from math import isfinite
@@ -19,6 +20,7 @@ from protocol.network.session import Session
 from protocol.node.pause import Pause
 from protocol.node.work import Work
 from protocol.offload import Offload
+from protocol.rollouts.selection import Selection
 from protocol.run.settings import NodeSettings
 from protocol.state.base import Base
 from protocol.state.replica import Replica
@@ -27,14 +29,16 @@ from protocol.wire.body import MAX_NUMBER
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes, tree_root
 from protocol.wire.messages import Ready
-from protocol.wire.presence import Phase, WhyIdle
+from protocol.wire.presence import Phase, Role, WhyIdle
 
+OTHER_WORK = {Role.ROLLOUT: Phase.GENERATING, Role.VALIDATOR: Phase.VERIFYING}
+"""What peers do that do not train."""
 SPARE_STEPS = 1
 """A latecomer does so many steps fewer than the others have left: better ready before them than after."""
 
 
 class Contributor:
-    """Trains in round after round.  trainer: None at a peer that does not train."""
+    """Trains in round after round.  trainer: None at a peer that does not train.  selection: of rollouts to learn from."""
 
     def __init__(
         self,
@@ -45,9 +49,11 @@ class Contributor:
         offload: Offload,
         pace: Pace,
         activity: Activity,
+        selection: Selection | None = None,
     ) -> None:
         self._session, self._replica, self._settings = session, replica, settings
         self._trainer, self._offload, self._pace, self._activity = trainer, offload, pace, activity
+        self._selection = selection
         self._pause = Pause()
         self._rests: dict[WhyIdle, str] = {}
         """Reasons to compute nothing, each with its sentence; the person's own is shown, else the first."""
@@ -92,6 +98,8 @@ class Contributor:
 
     def finish(self) -> None:
         """Stop the running compute at the end of its step."""
+        if self._selection is not None:
+            self._selection.hurry()
         if self._trainer is not None:
             self._trainer.finish()
 
@@ -102,9 +110,7 @@ class Contributor:
         numbers say that training has failed.
         """
         if self._trainer is None:
-            self._activity.show(
-                Phase.SEEDING, WhyIdle.NOT_A_TRAINER, "this peer keeps and serves the state, it does not train"
-            )
+            self._show_other_work()
             return None
         while True:
             await self._pause.wait()
@@ -124,8 +130,15 @@ class Contributor:
         self._session.emit(Notice("warning", text))
         return None
 
+    def _show_other_work(self) -> None:
+        if self._settings.role in OTHER_WORK:
+            self._activity.show(OTHER_WORK[self._settings.role], WhyIdle.BUSY, "")
+            return
+        text = "this peer keeps and serves the state, it does not train"
+        self._activity.show(Phase.SEEDING, WhyIdle.NOT_A_TRAINER, text)
+
     async def _train(self, trainer: TrainerLink, base: Base, work: Work, ahead: int) -> Contribution:
-        inner_steps = self._replica.manifest.rounds.inner_steps
+        inner_steps = self._replica.manifest.steps_per_round
         work.wanted = max(1, inner_steps - ahead - SPARE_STEPS) if ahead else inner_steps
         fresh = trainer.pid != self._warmed_pid and base.round > 0
         self._warmed_pid = trainer.pid
@@ -136,9 +149,27 @@ class Contributor:
             base.round * inner_steps,
             self._replica.manifest.inner.joiner_warmup_steps if fresh else 0,
         )
+        if self._selection is not None:
+            return await self._learn(trainer, task, work, self._selection)
         self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
         work.training.set()
         return await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
+
+    async def _learn(self, trainer: TrainerLink, task: ComputeTask, work: Work, selection: Selection) -> Contribution:
+        """As `_train`, from accepted rollouts, once there are enough."""
+
+        def show(found: int) -> None:
+            text = f"{found} of {selection.wanted} accepted batches of rollouts are here"
+            self._activity.show(Phase.COMPUTING, WhyIdle.WAITING_FOR_ROLLOUTS, text)
+
+        async with selection.chosen(task.round, show) as chosen:
+            self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
+            work.training.set()
+            task = replace(task, rollouts=chosen.paths)
+            contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
+        work.rollouts = chosen.root
+        selection.use(task.round, chosen)
+        return contribution
 
     def _lane(self, base: Base) -> int:
         """Which samples are ours: of contributors to the last record by their place, of others by a hash above those."""
@@ -179,6 +210,7 @@ class Contributor:
             root=tree_root(leaves),
             state_digest=state_digest,
             admission=self._settings.admission,
+            rollouts=work.rollouts,
         )
         envelope = self._session.seal(ready)
         work.leaves = leaves

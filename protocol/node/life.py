@@ -18,6 +18,7 @@ from protocol.node.round_runner import Outcome, Wrong
 from protocol.node.rounds import Rounds
 from protocol.node.state_keeper import StateKeeper
 from protocol.node.watch import Watch
+from protocol.rollouts.rollouts import Rollouts
 from protocol.state.history import History
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.messages import Commit
@@ -48,11 +49,13 @@ class Life:
         rounds: Rounds,
         evaluator: Evaluator,
         activity: Activity,
+        rollouts: Rollouts | None = None,
     ) -> None:
         self._session, self._history, self._stop_after = session, history, stop_after
         self._dispatcher, self._heartbeats, self._ejections, self._watch = dispatcher, heartbeats, ejections, watch
         self._keeper, self._gathering, self._rounds, self._evaluator = keeper, gathering, rounds, evaluator
         self._activity, self._ratifier, self._swarm, self._versions = activity, ratifier, swarm, versions
+        self._rollouts = rollouts
         self._leaving = trio.Event()
         self._finishing = False
 
@@ -69,6 +72,8 @@ class Life:
             nursery.start_soon(self._ratifier.run)
             nursery.start_soon(self._swarm.run)
             self._versions.resume()
+            if self._rollouts is not None:
+                nursery.start_soon(self._rollouts.run)
             outlasting = Outlasting(nursery)
             nursery.start_soon(self._live, outlasting)
             for peer in self._session.network.connected():

@@ -39,6 +39,8 @@ from protocol.node.statements import Statements
 from protocol.node.watch import Watch
 from protocol.node.work import Work
 from protocol.offload import Offload
+from protocol.rollouts.rollouts import Rollouts
+from protocol.rollouts.shelf import RolloutShelf
 from protocol.run.settings import NodeSettings, WeightSettings
 from protocol.state.replica import Replica
 from protocol.status import NodeStatus
@@ -48,7 +50,7 @@ from protocol.sync.following import Following
 from protocol.sync.fork_choice import YOUNG_ROUNDS
 from protocol.sync.standpoints import Standpoints
 from protocol.sync.supplies import Supplies
-from protocol.trainer_link import StateMark, TrainerLink
+from protocol.trainer_link import RolloutLink, StateMark, TrainerLink
 from protocol.versions.catalogue import Catalogue
 from protocol.versions.shelf import Shelves, VersionShelf
 from protocol.versions.weight_versions import WeightVersions
@@ -83,12 +85,13 @@ class Node:
         self._handshake = Handshake(replica.manifest, session.run, settings, self._history)
         self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
-        self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity)
         standpoints = Standpoints(session.me, self._history, membership, activity, replica.rounds.listen_s)
         initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         catalogue = Catalogue(replica.manifest)
-        self._shelves = Shelves(ReplicaShelf(replica), VersionShelf(catalogue, replica.store.weights))
+        self._shelves = Shelves(
+            ReplicaShelf(replica), VersionShelf(catalogue, replica.store.weights), RolloutShelf(replica.store.rollouts)
+        )
         self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
         self._background = Background()
         self.versions = WeightVersions(
@@ -102,6 +105,9 @@ class Node:
         self._ejections = Ejections(session, replica, membership, offload)
         self._readys = Readys(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
+        self._rollouts = self._make_rollouts(trainer)
+        selection = self._rollouts.selection if self._rollouts is not None else None
+        self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity, selection)
         self._ratifier = Ratifier(
             session, guard, replica, offload, self._following, self._keeper.changing, is_copy=settings.is_copy
         )
@@ -109,6 +115,23 @@ class Node:
         self._life = self._make_life(offload)
         self.goodbye_heard_by: int | None = None
         """Peers that confirmed our goodbye; None before it was said."""
+
+    def _make_rollouts(self, trainer: TrainerLink | None) -> Rollouts | None:
+        """What this peer does with rollouts; None in a run without."""
+        if self._replica.manifest.rl is None:
+            return None
+        return Rollouts(
+            self._session,
+            self._guard,
+            self._replica,
+            self._offload,
+            self._swarm,
+            self._membership,
+            self._ejections,
+            self._keeper,
+            self._settings,
+            trainer if isinstance(trainer, RolloutLink) else None,
+        )
 
     def _make_dispatcher(self, offload: Offload) -> Dispatcher:
         session, replica, guard, membership, current = (
@@ -130,6 +153,7 @@ class Node:
             self._evaluator,
             self._readys,
             self.versions,
+            self._rollouts,
             current,
         )
         serving = Serving(replica, offload)
@@ -188,6 +212,7 @@ class Node:
             ratifier=self._ratifier,
             swarm=self._swarm,
             versions=self.versions,
+            rollouts=self._rollouts,
             gathering=Gathering(session, replica, settings, membership, self._claims, activity),
             rounds=rounds,
             evaluator=self._evaluator,
@@ -226,6 +251,8 @@ class Node:
         self._choose_whether_to_serve()
 
     def _choose_whether_to_serve(self) -> None:
+        if self._rollouts is not None:
+            self._rollouts.rests = self._contributor.rests
         self._swarm.serves = self._settings.serve_while_paused or not self._contributor.rests
 
     @property
@@ -307,7 +334,7 @@ class Node:
             members=[member.peer for member in last.members] if last else [],
             tokens=sum(member.tokens for member in last.members) if last else 0,
             steps=work.steps if work else 0,
-            inner_steps=work.wanted if work and work.wanted else self._replica.manifest.rounds.inner_steps,
+            inner_steps=work.wanted if work and work.wanted else self._replica.manifest.steps_per_round,
             tokens_per_s=self._heartbeats.tokens_per_s,
             round_left_s=self._round_left_s(work),
             loss=work.loss if work and work.steps else (last.loss if last else None),

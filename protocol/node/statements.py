@@ -25,6 +25,8 @@ from protocol.node.evaluator import Evaluator
 from protocol.node.guard import Guard
 from protocol.node.readys import Readys
 from protocol.offload import Offload
+from protocol.rollouts.happenings import Contrary
+from protocol.rollouts.rollouts import Rollouts
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.body import LARGE_BYTES, Body
 from protocol.wire.canonical import Malformed
@@ -32,9 +34,10 @@ from protocol.wire.envelope import MAX_GOSSIP_BYTES, Envelope
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation, Commit, Ready, unpack
 from protocol.wire.presence import Goodbye, Heartbeat
+from protocol.wire.rollouts import Deal, Judgement, RolloutBatch
 from protocol.wire.versions import Version
 
-GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation, Version)
+GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation, Version, RolloutBatch, Deal, Judgement)
 MAX_TOLD = 1024
 """Goodbyes remembered that did not come by gossip."""
 
@@ -55,12 +58,13 @@ class Statements:
         evaluator: Evaluator,
         readys: Readys,
         versions: WeightVersions,
+        rollouts: Rollouts | None,
         current: CurrentRound,
     ) -> None:
         self._session, self._guard, self._offload, self._background = session, guard, offload, background
         self._membership, self._handshake, self._ejections = membership, handshake, ejections
         self._witness, self._evaluator, self._readys, self._round = witness, evaluator, readys, current
-        self._versions = versions
+        self._versions, self._rollouts = versions, rollouts
         self._decoding = trio.Lock()
         """One large statement is decoded at a time."""
         self._told: dict[PeerId, None] = {}
@@ -99,8 +103,9 @@ class Statements:
             return self._on_goodbye(sender, body) or told
         if isinstance(body, Accusation):
             return self._on_accusation(sender, body)
-        assert isinstance(body, Ready)
-        return self._on_ready(sender, body, envelope)
+        if isinstance(body, Ready):
+            return self._on_ready(sender, body, envelope)
+        return self._on_rollouts(sender, body, envelope)
 
     def _on_heartbeat(self, forwarder: PeerId, sender: PeerId, beat: Heartbeat) -> bool:
         membership = self._membership
@@ -134,6 +139,14 @@ class Statements:
         if news:
             self._round.receive(sender, ready, envelope)
         return news
+
+    def _on_rollouts(self, sender: PeerId, body: Body, envelope: Envelope) -> bool:
+        """What concerns rollouts; nobody says such things in a run without them."""
+        heard = self._rollouts.hear(sender, body, envelope) if self._rollouts is not None else False
+        if isinstance(heard, Contrary):
+            self._convict_all(sender, [TwoStatements(first=heard.first, second=heard.second)])
+            return False
+        return heard
 
     def _on_accusation(self, accuser: PeerId, accusation: Accusation) -> bool:
         heard = self._ejections.hear(accuser, accusation)

@@ -29,6 +29,8 @@ class Work:
     ready_raw: bytes = b""
     contribution: Contribution | None = None
     leaves: list[Hash] = field(default_factory=list)
+    rollouts: Hash | None = None
+    """Over the names of the batches that the contribution was made of, in a run with rollouts."""
     training: trio.Event = field(default_factory=trio.Event)
     """Set once the trainer has been told to train."""
 

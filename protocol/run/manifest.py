@@ -33,6 +33,7 @@ from protocol.run.fitting import (
     schedule_problems,
 )
 from protocol.run.model_section import ModelSection
+from protocol.run.rl_section import RlSection
 from protocol.run.section import Section
 from protocol.wire.body import MAX_FRAGMENTS, MAX_MEMBERS, PeerField, decode_body
 from protocol.wire.canonical import Malformed
@@ -194,7 +195,7 @@ class RunManifest(Section):
     """A run.  Two runs that differ in any field are different runs."""
 
     KIND: ClassVar[str] = "manifest"
-    LATER: ClassVar[frozenset[str]] = frozenset({"initial_state", "publishers"})
+    LATER: ClassVar[frozenset[str]] = frozenset({"initial_state", "publishers", "rl"})
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
     """What people call the run."""
@@ -236,6 +237,8 @@ class RunManifest(Section):
     """Bytes in one chunk of a checkpoint; a multiple of 4096."""
     total_tokens: Annotated[int, Field(ge=1, le=2**53)] = 1_000_000_000
     """Tokens of all members together at which the run has reached its goal."""
+    rl: RlSection | None = None
+    """Reinforcement learning from rollouts; left out where the run reads text."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -276,8 +279,15 @@ class RunManifest(Section):
 
     @property
     def tokens_per_round(self) -> int:
-        """Tokens that a member reads in a round of all its inner steps."""
+        """Tokens that a member reads in a round of all its inner steps, or learns from in a run with rollouts at most."""
+        if self.rl is not None:
+            return self.rl.tokens_per_round
         return self.rounds.inner_steps * self.data.sequences_per_step * self.data.sequence_length
+
+    @property
+    def steps_per_round(self) -> int:
+        """Inner steps of a member in a round, or optimiser steps in a run with rollouts."""
+        return self.rl.optimizer_steps if self.rl is not None else self.rounds.inner_steps
 
     @property
     def chunks(self) -> int:
@@ -297,7 +307,9 @@ class RunManifest(Section):
 
     def trainer_sections(self) -> dict[str, Any]:
         """All that a trainer needs to know, as plain values."""
+        learning = {"rl": self.rl.trainer_section(), "environment": self.rl.environment} if self.rl is not None else {}
         return {
+            **learning,
             "seed": self.seed,
             "model": self.model.model_dump(),
             "data": self.data.model_dump(),

@@ -275,6 +275,8 @@ def _dump_section(section: BaseModel, prefix: str, lines: list[str]) -> None:
         if isinstance(value, BaseModel):
             nested.append((name, value))
             continue
+        if value is None:
+            continue  # a section that the run does not have
         lines.extend(f"# {line.strip()}" for line in (field.description or "").splitlines())
         lines.append(f"{name} = {_value(value)}")
     for name, value in nested:

@@ -8,6 +8,7 @@
     votes/00000012-<tip>        what binds this peer in the round on this tip
     evidence/<hash>             proofs that peers lied
     weights/                    versions of the weights (`protocol.state.weight_files`), once there is one
+    rollouts/                   batches of rollouts, likewise, in a run of reinforcement learning
     chosen                      the record of an invitation to whose history this peer came over
 
 Write, fsync, rename; then act.  A file that is torn or altered counts as absent and is moved out of the way.
@@ -73,6 +74,7 @@ class Store:
         self.votes = VoteFiles(self.disk, votes)
         self.evidence = EvidenceFiles(self.disk, evidence)
         self.weights = WeightFiles(self.disk, root / "weights")
+        self.rollouts = WeightFiles(self.disk, root / "rollouts")
         self._records, self._branches, self._journal = records, branches, root / "switch"
         self._chosen = root / "chosen"
         begun = read_guarded(self.disk, self._journal)

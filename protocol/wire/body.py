@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
@@ -53,6 +53,21 @@ class Body(Ordered):
     """A statement.  `KIND` is the envelope's kind."""
 
     KIND: ClassVar[str] = ""
+
+
+class Growing(Body):
+    """A statement that grew, and says the same as before where nothing new is said.
+
+    LATER: fields that came after the first runs.  One that has its default is not written, so what does not use it keeps its
+    encoding and its hash; one that is written out all the same is refused, as its encoding is not the only one.
+    """
+
+    LATER: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields, known = handler(self), type(self).model_fields
+        return {name: value for name, value in fields.items() if name not in self.LATER or value != known[name].default}
 
 
 B = TypeVar("B", bound=Body)

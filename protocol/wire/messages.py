@@ -13,7 +13,6 @@ from typing import Annotated, ClassVar, TypeVar
 from pydantic import Field
 
 from protocol.wire.body import (
-    MAX_ADMISSION_BYTES,
     MAX_CHUNKS,
     MAX_ELECTORS,
     MAX_MEMBERS,
@@ -23,7 +22,6 @@ from protocol.wire.body import (
     Count,
     FragmentNumber,
     HashField,
-    Number,
     PeerField,
     SignatureField,
     decode_body,
@@ -33,47 +31,15 @@ from protocol.wire.envelope import MAX_ENVELOPE_BYTES, Envelope, open_envelope, 
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Goodbye, Heartbeat
+from protocol.wire.ready import Member as Member
+from protocol.wire.ready import Ready as Ready
+from protocol.wire.ready import member_of as member_of
+from protocol.wire.ready import ready_of as ready_of
+from protocol.wire.rollouts import Deal, Judgement, RolloutBatch
 from protocol.wire.versions import Version
 
 REMEMBERED_BYTES = 2048
 """Statements up to this size are decoded once, however often they arrive."""
-
-
-class Ready(Body):
-    """A finished contribution, committed by its root before anybody shows theirs.
-
-    fragment: of the state, which the contribution covers.  serial: grows with every READY of an incarnation; two different
-    ones under one serial are a lie.  admission: proof that the sender was admitted; empty where the run asks for none.
-    """
-
-    KIND: ClassVar[str] = "ready"
-    round: Count
-    fragment: FragmentNumber
-    base: HashField
-    incarnation: Count
-    serial: Count
-    tokens: Annotated[int, Field(ge=1, le=2**40)]
-    steps: Annotated[int, Field(ge=1, le=1_000_000)]
-    loss: Number
-    norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    root: HashField
-    state_digest: HashField
-    admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
-
-
-class Member(Body):
-    """A member of a round: its READY, less what the round says of all of them, with the READY's signature."""
-
-    peer: PeerField
-    incarnation: Count
-    serial: Count
-    tokens: Annotated[int, Field(ge=1, le=2**40)]
-    steps: Annotated[int, Field(ge=1, le=1_000_000)]
-    loss: Number
-    norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    root: HashField
-    admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
-    signature: SignatureField
 
 
 class Plan(Body):
@@ -316,40 +282,6 @@ class Finish(Body):
 M = TypeVar("M", bound=Body)
 
 
-def member_of(peer: PeerId, ready: Ready, signature: bytes) -> Member:
-    """The place in a plan of the peer that signed this READY."""
-    return Member(
-        peer=peer,
-        incarnation=ready.incarnation,
-        serial=ready.serial,
-        tokens=ready.tokens,
-        steps=ready.steps,
-        loss=ready.loss,
-        norm=ready.norm,
-        root=ready.root,
-        admission=ready.admission,
-        signature=signature,
-    )
-
-
-def ready_of(member: Member, round: int, fragment: int, base: bytes, state_digest: bytes) -> Ready:
-    """The READY that a member of a round on the tip `base` must have signed."""
-    return Ready(
-        round=round,
-        fragment=fragment,
-        base=base,
-        incarnation=member.incarnation,
-        serial=member.serial,
-        tokens=member.tokens,
-        steps=member.steps,
-        loss=member.loss,
-        norm=member.norm,
-        root=member.root,
-        state_digest=state_digest,
-        admission=member.admission,
-    )
-
-
 STATEMENTS: dict[str, type[Body]] = {
     cls.KIND: cls
     for cls in (
@@ -368,6 +300,9 @@ STATEMENTS: dict[str, type[Body]] = {
         Finish,
         Accusation,
         Version,
+        RolloutBatch,
+        Deal,
+        Judgement,
     )
 }
 

@@ -23,6 +23,8 @@ class Role(str, Enum):
 
     TRAINER = "trainer"
     SEED = "seed"
+    ROLLOUT = "rollout"
+    VALIDATOR = "validator"
 
 
 class Phase(str, Enum):
@@ -37,6 +39,8 @@ class Phase(str, Enum):
     APPLYING = "applying"
     PAUSED = "paused"
     SEEDING = "seeding"
+    GENERATING = "generating"
+    VERIFYING = "verifying"
     STOPPING = "stopping"
 
 

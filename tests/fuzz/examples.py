@@ -62,6 +62,7 @@ from protocol.wire.questions import (
     TipsReply,
     TipsRequest,
 )
+from protocol.wire.rollouts import Deal, Judgement, RolloutBatch
 from protocol.wire.versions import BlobName, PatchName, Version, VersionsReply, VersionsRequest
 from tests.protocol.members import a_member
 from tests.protocol.peers import a_first_ready, a_heartbeat
@@ -104,6 +105,7 @@ VERSION = Version(
     anchor=True,
     patch=PatchName(base=1, base_root=TIP, blob=BlobName(size=100, chunk_bytes=4096, root=TIP)),
 )
+BATCH = RolloutBatch(version=1, tip=TIP, number=0, incarnation=1, rollouts=2, tokens=20, size=100, root=TIP)
 BODIES: list[Body] = [
     a_heartbeat(
         measured=Measurement(rounds=1, tip=bytes(32), loss=1.5),
@@ -128,6 +130,9 @@ BODIES: list[Body] = [
     Finish(round=1, base=TIP),
     Accusation(accused=ONE.peer_id, evidence=TIP, size=100),
     VERSION,
+    BATCH,
+    Deal(author=ONE.peer_id, root=TIP),
+    Judgement(author=ONE.peer_id, root=TIP, codes=b"\0\2"),
 ]
 QUESTIONS: list[Body] = [
     TipsRequest(start=0, count=64),

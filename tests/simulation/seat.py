@@ -9,6 +9,7 @@ from pathlib import Path
 from protocol.node.node import Node
 from protocol.offload import Offload
 from protocol.wire.identity import Identity, PeerId
+from protocol.wire.presence import Role
 from tests.simulation.arithmetic_trainer import ArithmeticTrainer
 from tests.simulation.determinism import inline
 from tests.simulation.disks import Platter
@@ -36,6 +37,7 @@ class Seat:
     """A hostile peer has its own contributions."""
     offload: Offload = inline
     """How its node runs blocking work; a hostile peer has its own ways."""
+    role: Role = Role.TRAINER
     admission: bytes = b""
     introduced: frozenset[PeerId] = frozenset()
     is_copy: bool = False

@@ -32,7 +32,6 @@ from protocol.state.replica import Replica
 from protocol.state.store import Store
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready, unpack
-from protocol.wire.presence import Role
 from tests.simulation.disks import FaultyDisk, Platter
 from tests.simulation.faults import Faults
 from tests.simulation.judge import Judge
@@ -151,7 +150,7 @@ class World:
         seat.trainer = seat.make_trainer(self.signed.manifest, seat.number, seat.step_s, self.judge.on_contribution)
         settings = NodeSettings(
             name=f"sim-{seat.number}",
-            role=Role.TRAINER,
+            role=seat.role,
             version="0",
             incarnation=seat.lives,
             stop_after=seat.stop_after,

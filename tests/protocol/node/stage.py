@@ -100,6 +100,7 @@ class Stage:
             Evaluator(session, replica, self.membership, None, activity),
             self.readys,
             self.versions,
+            None,
             current,
         )
         serving, self.changing = Serving(replica, at_once), trio.Lock()

@@ -1,0 +1,84 @@
+"""Events about rollouts; `protocol.events` has them, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.event import Event
+
+
+@dataclass(frozen=True)
+class RolloutsGenerated(Event):
+    """This peer has made a batch of rollouts with the weights of `version`, and says so.
+
+    number: of the batch at that version.  root: its name.  tokens: of the outputs.  seconds: that it took.
+    """
+
+    version: int
+    number: int
+    root: str
+    rollouts: int
+    tokens: int
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class BatchJudged(Event):
+    """A validator has judged a batch of rollouts: this peer itself, or another one a batch of ours.
+
+    accepted, rejected, inconclusive: rollouts.  reasons: of those that were rejected, each once.
+    """
+
+    author: str
+    version: int
+    number: int
+    root: str
+    validator: str
+    accepted: int
+    rejected: int
+    inconclusive: int
+    reasons: list[str]
+
+
+@dataclass(frozen=True)
+class BatchDecided(Event):
+    """The final verdict of this trainer on a batch that is for it: accepted, rejected, or stale.
+
+    reason: of a rejection.  checked: whether this peer verified it itself.
+    """
+
+    author: str
+    version: int
+    number: int
+    root: str
+    verdict: str
+    reason: str
+    rollouts: int
+    checked: bool
+
+
+@dataclass(frozen=True)
+class RolloutsUsed(Event):
+    """This trainer has learned from these batches in a round.  root: over their names, as its READY says."""
+
+    round: int
+    batches: list[str]
+    rollouts: int
+    root: str
+
+
+@dataclass(frozen=True)
+class RolloutPeerSetAside(Event):
+    """Nothing that this peer generates is used any more; `reason` is a phrase."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ValidatorSetAside(Event):
+    """Verdicts of this peer do not count any more; `reason` is a phrase."""
+
+    peer: str
+    reason: str

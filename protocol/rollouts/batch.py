@@ -1,0 +1,98 @@
+"""A batch of rollouts as one peer knows it: from the statement of its maker to the one verdict on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.rollouts import CODES, Reason, RolloutBatch, Verdict
+
+RELATIVE = frozenset({Reason.WITHHELD, Reason.COPIED})
+"""Reasons that depend on what a validator could get or has seen before: nobody lied who says otherwise."""
+WITHHELD = CODES.index((Verdict.REJECT, Reason.WITHHELD))
+
+
+class Opinion(Enum):
+    """What a judgement says of the batch as a whole: one bad rollout makes it bad, for honest peers make none."""
+
+    GOOD = "good"
+    BAD = "bad"
+    UNSURE = "unsure"
+
+
+class Bytes(Enum):
+    """Where the bytes of a batch are."""
+
+    ABSENT = "absent"
+    COMING = "coming"
+    HERE = "here"
+    GONE = "gone"
+    """Nobody has them, or they were removed."""
+
+
+class Decision(Enum):
+    """The final verdict on a batch, and so on each of its rollouts."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    STALE = "stale"
+    """It was not judged in time, or nobody could tell."""
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """beacon: what draws the validators.  at: when we heard of it."""
+
+    beacon: Hash
+    at: float
+
+
+@dataclass
+class Batch:
+    """deals: by trainer.  judgements: by validator, a code for each rollout.  own: of our own check.  used: learned from."""
+
+    author: PeerId
+    body: RolloutBatch
+    raw: bytes
+    deals: dict[PeerId, Dealt] = field(default_factory=dict)
+    judgements: dict[PeerId, bytes] = field(default_factory=dict)
+    own: bytes | None = None
+    bytes_: Bytes = Bytes.ABSENT
+    wanted: bool = False
+    """Whether we are to check it."""
+    checking: bool = False
+    led: bool = False
+    """Whether it was for us to decide on."""
+    decision: Decision | None = None
+    used: bool = False
+
+    @property
+    def root(self) -> Hash:
+        """Its name."""
+        return Hash(self.body.root)
+
+    @property
+    def key(self) -> tuple[PeerId, Hash]:
+        """Its name, with its maker's: another peer may state the same bytes."""
+        return self.author, self.root
+
+
+def opinion_of(codes: bytes) -> Opinion:
+    """What these verdicts make of the batch."""
+    if any(CODES[code][0] is Verdict.REJECT and CODES[code][1] not in RELATIVE for code in codes):
+        return Opinion.BAD
+    return Opinion.GOOD if all(CODES[code][0] is Verdict.ACCEPT for code in codes) else Opinion.UNSURE
+
+
+def reason_of(codes: bytes) -> Reason:
+    """The reason of most rejections; NONE where there is none."""
+    reasons = Counter(CODES[code][1] for code in codes if CODES[code][0] is Verdict.REJECT)
+    return reasons.most_common(1)[0][0] if reasons else Reason.NONE
+
+
+def is_well_formed(codes: bytes, body: RolloutBatch) -> bool:
+    """Whether these can be the verdicts on a batch."""
+    return len(codes) == body.rollouts and max(codes) < len(CODES)

@@ -1,0 +1,184 @@
+"""What a validator, and a trainer that a batch is for, do with it.  Pure.
+
+A trainer's decision on a batch, once and for all:
+
+* Accepted: every validator that it is dealt to has accepted all of its rollouts, and our own check, if one was drawn, too.
+* Rejected: our own check rejected a rollout.  Each rejection by a validator is checked: honest peers make no such rollout,
+  and so each is a lie of its maker or of the validator.  Or its bytes are not to be had.
+* Stale: none of this while it was young enough, or nobody could tell.
+
+Our own check takes the place of validators that are missing, silent or set aside, and of all of them for a trainer that was
+not in the last record, for which nobody works yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from protocol.rollouts.batch import WITHHELD, Batch, Bytes, Decision, Opinion, opinion_of, reason_of
+from protocol.rollouts.dealing import places_of, trainer_of
+from protocol.rollouts.happenings import Deal, PoolEffect
+from protocol.rollouts.scene import Scene, opinion_in
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.presence import Role
+from protocol.wire.rollouts import Reason
+
+SURE = (Opinion.GOOD, Opinion.BAD)
+
+
+class Duty(Protocol):
+    """What is done with a batch of another peer, before it is decided."""
+
+    def look(self, batch: Batch, now: float) -> list[PoolEffect]:
+        """See what is to be done now; `batch.wanted` where we are to check it."""
+        ...
+
+    def needs_bytes(self, batch: Batch) -> bool:
+        """Whether the bytes are to be fetched."""
+        ...
+
+    def unavailable(self, batch: Batch) -> list[PoolEffect]:
+        """Nobody has the bytes."""
+        ...
+
+    def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+        """Our own verdicts."""
+        ...
+
+    def compare(self, batch: Batch, validator: PeerId) -> list[PoolEffect]:
+        """Another one's verdicts beside our own."""
+        ...
+
+
+class Onlooker:
+    """Of peers that only hand on what they hear."""
+
+    def look(self, batch: Batch, now: float) -> list[PoolEffect]:
+        """As `Duty.look`."""
+        return []
+
+    def needs_bytes(self, batch: Batch) -> bool:
+        """As `Duty.needs_bytes`."""
+        return False
+
+    def unavailable(self, batch: Batch) -> list[PoolEffect]:
+        """As `Duty.unavailable`."""
+        return []
+
+    def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+        """As `Duty.checked`."""
+        return []
+
+    def compare(self, batch: Batch, validator: PeerId) -> list[PoolEffect]:
+        """As `Duty.compare`."""
+        return []
+
+
+class Validating(Onlooker):
+    """Verifies what is dealt to us, and says so."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def look(self, batch: Batch, now: float) -> list[PoolEffect]:
+        """As `Duty.look`."""
+        batch.wanted = batch.own is None and (batch.wanted or self._is_dealt_to_me(batch, now))
+        return []
+
+    def _is_dealt_to_me(self, batch: Batch, now: float) -> bool:
+        for dealt in batch.deals.values():
+            turn, _ = self._scene.turn(batch, dealt, now)
+            said = [peer for peer in turn if opinion_in(batch, peer) in SURE]
+            if self._scene.me in turn and len(said) < places_of(dealt.beacon):
+                return True
+        return False
+
+    def needs_bytes(self, batch: Batch) -> bool:
+        """As `Duty.needs_bytes`."""
+        return batch.wanted
+
+    def unavailable(self, batch: Batch) -> list[PoolEffect]:
+        """As `Duty.unavailable`."""
+        return self._scene.say(batch, bytes([WITHHELD]) * batch.body.rollouts)
+
+    def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+        """As `Duty.checked`."""
+        return self._scene.say(batch, codes)
+
+
+class Leading(Onlooker):
+    """Deals the batches that are for us, hears the verdicts, checks, and decides.
+
+    draw: a number from 0 to 1 that a name gives, and that nobody else can foresee.
+    """
+
+    def __init__(self, scene: Scene, draw: Callable[[Hash], float]) -> None:
+        self._scene, self._draw = scene, draw
+
+    def needs_bytes(self, batch: Batch) -> bool:
+        """As `Duty.needs_bytes`."""
+        return self._scene.is_mine(batch) and not self._scene.lacks_tip(batch)
+
+    def look(self, batch: Batch, now: float) -> list[PoolEffect]:
+        """As `Duty.look`."""
+        scene = self._scene
+        if not self.needs_bytes(batch) or batch.own is not None:
+            return []
+        batch.led = True
+        dealt = batch.deals.get(scene.me)
+        if dealt is None:
+            if scene.validators - {batch.author} and trainer_of(batch.root, scene.moved.trainers) == scene.me:
+                return [Deal(batch)]
+            batch.wanted = True  # nobody works for us yet, or there is nobody
+            return []
+        turn, more = scene.turn(batch, dealt, now)
+        said = [peer for peer in turn if opinion_in(batch, peer) in SURE]
+        is_bad = any(opinion_in(batch, peer) is Opinion.BAD for peer in said)
+        if is_bad or any(scene.standing.aside(peer) for peer in turn):
+            batch.wanted = True
+        elif len(said) >= places_of(dealt.beacon):
+            chance = max(map(scene.standing.chance, [batch.author, *said]))
+            batch.wanted = batch.wanted or self._draw(batch.root) < chance
+            if not batch.wanted and batch.bytes_ is Bytes.HERE:
+                return scene.decide(batch, Decision.ACCEPTED)
+        elif not more:
+            batch.wanted = True  # all have been asked
+        return []
+
+    def unavailable(self, batch: Batch) -> list[PoolEffect]:
+        """As `Duty.unavailable`."""
+        self._scene.standing.anomaly(batch.author)
+        return self._scene.decide(batch, Decision.REJECTED, Reason.WITHHELD)
+
+    def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+        """As `Duty.checked`."""
+        scene, opinion, reason = self._scene, opinion_of(codes), reason_of(codes)
+        effects = scene.say(batch, codes)
+        for validator in [*batch.judgements]:
+            effects += self.compare(batch, validator)
+        if opinion is Opinion.GOOD:
+            scene.standing.right(batch.author)
+            return [*effects, *scene.decide(batch, Decision.ACCEPTED)]
+        if opinion is Opinion.BAD:
+            aside = scene.set_aside(batch.author, f"a rollout that we checked: {reason.value}")
+            return [*effects, *scene.decide(batch, Decision.REJECTED, reason), *aside]
+        if reason is Reason.NONE:
+            return [*effects, *scene.decide(batch, Decision.STALE)]
+        scene.standing.anomaly(batch.author)
+        return [*effects, *scene.decide(batch, Decision.REJECTED, reason)]
+
+    def compare(self, batch: Batch, validator: PeerId) -> list[PoolEffect]:
+        """As `Duty.compare`: whose verdict our check contradicts is set aside."""
+        scene = self._scene
+        if batch.own is None or validator == scene.me:
+            return []
+        ours, theirs = opinion_of(batch.own), opinion_in(batch, validator)
+        if ours is Opinion.UNSURE or theirs not in SURE:
+            return []
+        if ours is theirs:
+            scene.standing.right(validator)
+            return []
+        said = "accepted" if theirs is Opinion.GOOD else "rejected"
+        return scene.set_aside(validator, f"it {said} rollouts, and our own check says the contrary", Role.VALIDATOR)

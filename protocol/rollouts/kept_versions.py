@@ -1,0 +1,76 @@
+"""Giving the trainer process each version of the weights as it comes, for generating, verifying and old probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import trio
+
+from protocol.rollouts.turn import Turn
+from protocol.state.replica import Replica
+from protocol.trainer_link import RolloutLink, StateMark
+from protocol.wire.hashes import Hash
+
+SPARE = 2
+"""A trainer process keeps `max_async` and so many versions."""
+
+
+class Keeping(Protocol):
+    """What keeps the outer state (`protocol.node.state_keeper`)."""
+
+    changing: trio.Lock
+
+    @property
+    def mark(self) -> StateMark:
+        """How far the state is, and its digest (empty until it is known)."""
+        ...
+
+
+class KeptVersions:
+    """What the trainer process holds: the tip of each version.
+
+    A version that came and went while the process had something else to do is never held, and so not verified here.
+    """
+
+    def __init__(self, replica: Replica, keeping: Keeping, link: RolloutLink, turn: Turn, max_async: int) -> None:
+        self._replica, self._keeping, self._link, self._turn = replica, keeping, link, turn
+        self._most = max_async + SPARE
+        self._tips: dict[int, Hash] = {}
+        self._pid: int | None = None
+
+    @property
+    def tips(self) -> Mapping[int, Hash]:
+        """By version, the newest last."""
+        return self._tips if self._pid == self._link.pid else {}
+
+    @property
+    def newest(self) -> tuple[int, Hash] | None:
+        """The newest version, if it is the state's; else it is about to be."""
+        rounds, tip = self._present()
+        return (rounds, tip) if self.tips.get(rounds) == tip else None
+
+    def _present(self) -> tuple[int, Hash]:
+        rounds = min(self._replica.state.rounds, self._replica.history.length)
+        return rounds, self._replica.history.tip_at(rounds)
+
+    async def follow(self) -> None:
+        """Give the present version if it is not held and nobody is changing it.  Raises `TrainerDied`."""
+        if self.newest is not None or not self._keeping.mark.digest:
+            return
+        async with self._turn.taken():
+            try:
+                self._keeping.changing.acquire_nowait()
+            except trio.WouldBlock:
+                return  # another one is coming
+            try:
+                rounds, tip = self._present()
+                if self._keeping.mark.rounds != rounds or self._replica.state.rounds != rounds:
+                    return
+                pid = self._link.pid
+                await self._link.keep_version(rounds, self._replica.state.theta)
+            finally:
+                self._keeping.changing.release()
+        held = {} if self._pid != pid else {version: known for version, known in self._tips.items() if version < rounds}
+        held[rounds], self._pid = tip, pid
+        self._tips = {version: held[version] for version in sorted(held)[-self._most :]}

@@ -1,0 +1,251 @@
+"""The batches of rollouts that a peer knows, as a pure machine: heard, dealt, judged, decided, used, forgotten.
+
+What is done with a batch follows from the peer's role (`protocol.rollouts.duties`).  Batches are bounded in number, in bytes
+and in checks, for all peers together and for each (`protocol.rollouts.room`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from protocol.rollouts.batch import Batch, Bytes, Dealt, Decision, is_well_formed
+from protocol.rollouts.dealing import trainer_of
+from protocol.rollouts.duties import Duty, Leading, Onlooker, Validating
+from protocol.rollouts.happenings import (
+    Check,
+    Checked,
+    Contrary,
+    DealHeard,
+    Discard,
+    Ejected,
+    Fetch,
+    Fetched,
+    Forward,
+    Heard,
+    Idle,
+    JudgementHeard,
+    Moved,
+    PoolEffect,
+    PoolEvent,
+    Tell,
+    Tick,
+)
+from protocol.rollouts.room import Room
+from protocol.rollouts.scene import Scene, discard
+from protocol.rollouts.telling import judged
+from protocol.run.rl_section import RlSection
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.presence import Role
+from protocol.wire.rollouts import RolloutBatch
+
+AHEAD = 2
+"""Versions that a batch may be ahead of our state: others commit before we do."""
+ENOUGH = 2
+"""Rounds for which a trainer has accepted batches."""
+MOST_JUDGEMENTS = 16
+"""Of a batch, that are remembered."""
+
+
+class Pool:
+    """Of one peer.  draw: as `protocol.rollouts.duties.Leading` wants it."""
+
+    def __init__(self, me: PeerId, role: Role, rl: RlSection, draw: Callable[[Hash], float]) -> None:
+        self._scene = scene = Scene(me, role, rl)
+        self._duty: Duty = Onlooker()
+        if role is Role.TRAINER:
+            self._duty = Leading(scene, draw)
+        elif role is Role.VALIDATOR:
+            self._duty = Validating(scene)
+        self.standing = scene.standing
+        self._room = Room(scene.standing)
+        self._batches: dict[tuple[PeerId, Hash], Batch] = {}
+        self._slots: dict[tuple[PeerId, int, int], Batch] = {}
+        self._turns = 0
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter([*self._batches.values()])
+
+    def find(self, author: PeerId, root: Hash) -> Batch | None:
+        """A batch that is known."""
+        return self._batches.get((author, root))
+
+    def usable(self, version: int) -> list[Batch]:
+        """What a trainer may learn from at this version, and has not yet; the oldest first."""
+        oldest = version - self._scene.rl.max_async
+        found = [
+            batch
+            for batch in self._batches.values()
+            if batch.decision is Decision.ACCEPTED
+            and not batch.used
+            and batch.bytes_ is Bytes.HERE
+            and oldest <= batch.body.version <= version
+            and self._scene.is_mine(batch)
+        ]
+        return sorted(found, key=lambda batch: (batch.body.version, batch.root))
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: PoolEvent, now: float) -> list[PoolEffect]:
+        """What is to be done because of `event`."""
+        match event:
+            case Heard():
+                return self._hear(event, now)
+            case DealHeard():
+                return self._hear_deal(event, now)
+            case JudgementHeard():
+                return self._hear_judgement(event, now)
+            case Moved():
+                return self._move(event)
+            case Tick():
+                self._scene.validators, self._scene.kept = event.validators, event.kept
+                return [effect for batch in self for effect in self._look(batch, now)]
+            case Fetched():
+                return self._fetched(event, now)
+            case Checked():
+                return self._checked(event)
+            case Idle():
+                return self._next_check()
+            case Ejected():
+                return [*self._scene.set_aside(event.peer, event.reason), *self._drop_all_of(event.peer)]
+
+    # -- what is heard ------------------------------------------------------------------------------------------------
+
+    def _hear(self, event: Heard, now: float) -> list[PoolEffect]:
+        author, body = event.author, event.body
+        if self.standing.aside(author) or not self._is_possible(body):
+            return []
+        known = self._slots.get((author, body.version, body.number))
+        if known is not None:
+            contradicts = known.body.incarnation == body.incarnation and known.body != body
+            return [Contrary(known.raw, event.raw)] if contradicts else []
+        is_ours = author == self._scene.me
+        batch = Batch(author, body, event.raw, bytes_=Bytes.HERE if is_ours else Bytes.ABSENT)
+        if batch.key in self._batches:
+            return []
+        effects: list[PoolEffect] = [Forward()]
+        if not is_ours:
+            loser = self._room.make(batch, self._batches.values())
+            if loser is batch:
+                return []
+            if loser is not None:
+                effects += self._end(loser)
+        self._batches[batch.key] = self._slots[author, body.version, body.number] = batch
+        return [*effects, *self._look(batch, now)]
+
+    def _is_possible(self, body: RolloutBatch) -> bool:
+        """Whether an honest peer may have stated this lately."""
+        moved, rl = self._scene.moved, self._scene.rl
+        known = body.tip if body.version > moved.version else moved.tips.get(body.version)
+        return (
+            moved.version - rl.max_async <= body.version <= moved.version + AHEAD
+            and known == body.tip
+            and body.rollouts == rl.rollouts_per_batch
+            and body.tokens <= body.rollouts * rl.max_tokens
+        )
+
+    def _hear_deal(self, event: DealHeard, now: float) -> list[PoolEffect]:
+        batch, moved = self.find(event.author, event.root), self._scene.moved
+        if batch is None or event.trainer in batch.deals:
+            return []
+        if event.trainer not in (trainer_of(event.root, moved.trainers), trainer_of(event.root, moved.before)):
+            return []
+        batch.deals[event.trainer] = Dealt(event.beacon, now)
+        return [Forward(), *self._look(batch, now)]
+
+    def _hear_judgement(self, event: JudgementHeard, now: float) -> list[PoolEffect]:
+        scene, validator, codes = self._scene, event.validator, event.body.codes
+        batch = self.find(PeerId(event.body.author), Hash(event.body.root))
+        if batch is None or validator in batch.judgements or not is_well_formed(codes, batch.body):
+            return []
+        counts = validator in scene.validators or validator in scene.moved.electors
+        if not counts or validator == batch.author or len(batch.judgements) >= MOST_JUDGEMENTS:
+            return []
+        batch.judgements[validator] = codes
+        effects: list[PoolEffect] = [Forward()]
+        if batch.author == scene.me:
+            effects.append(Tell(judged(batch, validator, codes)))
+        effects += self._duty.compare(batch, validator)
+        effects += scene.accuse(batch)
+        return [*effects, *self._drop_all_of(batch.author), *self._look(batch, now)]
+
+    def _move(self, moved: Moved) -> list[PoolEffect]:
+        self._scene.moved = moved
+        effects: list[PoolEffect] = []
+        for batch in self:
+            version = batch.body.version
+            is_old = version < moved.version - self._scene.rl.max_async
+            if is_old or (version <= moved.version and moved.tips.get(version) != batch.body.tip):
+                effects += self._end(batch)
+        return effects
+
+    # -- what becomes of a batch --------------------------------------------------------------------------------------
+
+    def _look(self, batch: Batch, now: float) -> list[PoolEffect]:
+        """What is to be done with it now, if anything."""
+        if batch.decision is not None or batch.author == self._scene.me:
+            return []
+        effects = self._duty.look(batch, now)
+        is_absent = batch.bytes_ is Bytes.ABSENT and batch.decision is None
+        if is_absent and self._duty.needs_bytes(batch) and self._room.has_bytes_for(batch, self._batches.values()):
+            batch.bytes_ = Bytes.COMING
+            effects.append(Fetch(batch))
+        return effects
+
+    def _fetched(self, event: Fetched, now: float) -> list[PoolEffect]:
+        batch = self.find(event.author, event.root)
+        if batch is None or batch.decision is not None:
+            needed = any(other.root == event.root and other is not batch for other in self._batches.values())
+            return [Discard(event.root)] if event.here and not needed else []
+        batch.bytes_ = Bytes.HERE if event.here else Bytes.GONE
+        return self._look(batch, now) if event.here else self._duty.unavailable(batch)
+
+    def _next_check(self) -> list[PoolEffect]:
+        """In turns of peers with a clean history and of others; of those, of the one that had the fewest.
+
+        A trainer checks no more while it has enough for several rounds.
+        """
+        if len(self.usable(self._scene.moved.version)) >= ENOUGH * self._scene.rl.batches_per_round:
+            return []
+        waiting = [
+            batch
+            for batch in self._batches.values()
+            if batch.wanted
+            and not batch.checking
+            and batch.bytes_ is Bytes.HERE
+            and self._scene.kept.get(batch.body.version) == batch.body.tip
+        ]
+        if not waiting:
+            return []
+        self._turns += 1
+        batch = self._room.first(waiting, strangers_first=bool(self._turns % 2))
+        batch.checking = True
+        return [Check(batch)]
+
+    def _checked(self, event: Checked) -> list[PoolEffect]:
+        batch = self.find(event.author, event.root)
+        if batch is None:
+            return []
+        batch.checking = False
+        if event.codes is None or batch.decision is not None or not is_well_formed(event.codes, batch.body):
+            return []
+        self._room.note_check(batch.author)
+        return [*self._duty.checked(batch, event.codes), *self._drop_all_of(batch.author)]
+
+    def _drop_all_of(self, author: PeerId) -> list[PoolEffect]:
+        """If nothing of this peer is used any more: what it has made so far, too."""
+        if not self.standing.aside(author):
+            return []
+        effects: list[PoolEffect] = []
+        for batch in self:
+            if batch.author == author and not batch.used:
+                effects += [*self._scene.decide(batch, Decision.REJECTED), *discard(batch)]
+        return effects
+
+    def _end(self, batch: Batch) -> list[PoolEffect]:
+        """Forget a batch; what was not decided is stale."""
+        del self._batches[batch.key]
+        del self._slots[batch.author, batch.body.version, batch.body.number]
+        return [*self._scene.decide(batch, Decision.STALE), *discard(batch)]

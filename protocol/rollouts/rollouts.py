@@ -1,0 +1,329 @@
+"""A peer's part in the rollouts of a run of reinforcement learning: the shell around `protocol.rollouts.pool`.
+
+It hears and says statements, fetches and removes batches, gives the trainer process the versions of the weights, and has it
+generate and verify.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container
+from typing import Protocol
+
+import trio
+
+from protocol.content.swarm import Swarm
+from protocol.events import Notice
+from protocol.membership.liveness import Membership
+from protocol.network.session import Session
+from protocol.offload import Offload
+from protocol.rollouts.batch import Batch
+from protocol.rollouts.dealing import beacon_of, problems_of
+from protocol.rollouts.happenings import (
+    Check,
+    Checked,
+    Contrary,
+    Deal,
+    DealHeard,
+    Discard,
+    Ejected,
+    Fetch,
+    Fetched,
+    Forward,
+    Heard,
+    Idle,
+    Judge,
+    JudgementHeard,
+    Moved,
+    PoolEvent,
+    Tell,
+    Tick,
+)
+from protocol.rollouts.kept_versions import Keeping, KeptVersions
+from protocol.rollouts.pool import Pool
+from protocol.rollouts.repeating import Repeating
+from protocol.rollouts.selection import Selection
+from protocol.rollouts.shelf import Library
+from protocol.rollouts.turn import Turn
+from protocol.rollouts.worker import Worker
+from protocol.run.settings import NodeSettings
+from protocol.state.disk import StoreFailed
+from protocol.state.replica import Replica
+from protocol.trainer_link import RolloutLink, RolloutVerdict, TrainerDied, TrainerGaveUp, VerifyTask
+from protocol.versions.weight_versions import Watching
+from protocol.wire.body import Body
+from protocol.wire.envelope import Envelope
+from protocol.wire.hashes import Hash, hash_bytes
+from protocol.wire.identity import PeerId
+from protocol.wire.presence import Role
+from protocol.wire.rollouts import CODES, Judgement, RolloutBatch, Verdict
+from protocol.wire.rollouts import Deal as DealBody
+
+LOOK_S = 0.25
+RETRY_S = 1.0
+"""After a failure of the trainer process or the disk."""
+MOST_PENDING = 16
+"""Batches of ours that nobody has judged yet, at which we make no more."""
+
+
+class Liars(Container[object], Protocol):
+    """Peers that are proven to have lied (`protocol.audit.ejection`)."""
+
+    def reason(self, peer: PeerId) -> str:
+        """What one of them did."""
+        ...
+
+
+class Rollouts:
+    """Of one node, in a run with rollouts; `run` it.
+
+    link: the trainer process, at peers that have one that can generate and verify.  liars: proven ones.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        guard: Watching,
+        replica: Replica,
+        offload: Offload,
+        swarm: Swarm,
+        membership: Membership,
+        liars: Liars,
+        keeping: Keeping,
+        settings: NodeSettings,
+        link: RolloutLink | None,
+    ) -> None:
+        rl = replica.manifest.rl
+        assert rl is not None, "no run with rollouts"
+        self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
+        self._membership, self._liars, self._settings, self._rl, self._link = membership, liars, settings, rl, link
+        self._files = replica.store.rollouts
+        self._pool = Pool(session.me, settings.role, rl, self._draw)
+        self._library = Library(session, self._files, swarm, offload)
+        self._repeating = Repeating(session)
+        self._unwanted: deque[Hash] = deque()
+        self._tip: Hash | None = None
+        self._nursery: trio.Nursery | None = None
+        self._turn = Turn()
+        self.selection = Selection(session, self._pool, self._files, self._turn, rl.batches_per_round)
+        self._kept: KeptVersions | None = None
+        self._worker: Worker | None = None
+        self.rests = False
+        """Whether this peer generates nothing, because its owner says so."""
+        if link is not None:
+            self._kept = kept = KeptVersions(replica, keeping, link, self._turn, rl.max_async)
+            incarnation = settings.incarnation
+            self._worker = Worker(session, rl, self._files, swarm, offload, link, self._turn, kept, incarnation)
+
+    def _draw(self, root: Hash) -> float:
+        signature = self._session.identity.sign(b"manyhands rollout check 1\n" + self._session.run + root)
+        return int.from_bytes(hash_bytes("check", signature)[:8], "big") / 2.0**64
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._begin()
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._again, self._look)
+            if self._kept is not None:
+                nursery.start_soon(self._again, self._follow, self._kept)
+                if self._settings.role in (Role.TRAINER, Role.VALIDATOR):
+                    nursery.start_soon(self._again, self._check)
+                if self._settings.role is Role.ROLLOUT:
+                    nursery.start_soon(self._again, self._work)
+
+    async def _begin(self) -> None:
+        """What an earlier life made is said again; what it had from others is gone."""
+        await self._offload(self._files.load)
+        self._move()
+        own: set[Hash] = set()
+        for body, envelope in await self._worker.recall() if self._worker is not None else []:
+            if self._handle(Heard(self._session.me, body, envelope.raw)):
+                own.add(Hash(body.root))
+                self._repeating.say(envelope.raw)
+        for root in {*self._files.sizes(), *self._files.parts()} - own:
+            await self._library.remove(root)
+
+    async def _again(self, function: object, *arguments: object) -> None:
+        """Run a part of ours for ever; it goes on after a failure."""
+        assert callable(function)
+        while True:
+            with self._guard.watch(self._session.me, "rollouts"):
+                await function(*arguments)
+            await trio.sleep(RETRY_S)
+
+    async def _look(self) -> None:
+        while True:
+            self._move()
+            for peer in {batch.author for batch in self._pool}:
+                if peer in self._liars and not self._pool.standing.aside(peer):
+                    self._handle(Ejected(peer, self._liars.reason(peer)))
+            self._handle(Tick(self._validators(), self._kept.tips if self._kept is not None else {}))
+            await self._repeating.turn()
+            for _ in range(len(self._unwanted)):
+                root = self._unwanted.popleft()
+                if not await self._library.remove(root):
+                    self._unwanted.append(root)
+            await trio.sleep(LOOK_S)
+
+    def _validators(self) -> frozenset[PeerId]:
+        live = {*self._membership.live_peers()}
+        found = {peer for peer, known in self._membership if peer in live and known.heartbeat.role is Role.VALIDATOR}
+        if self._settings.role is Role.VALIDATOR:
+            found.add(self._session.me)
+        return frozenset(peer for peer in found if peer not in self._liars)
+
+    def _move(self) -> None:
+        history = self._replica.history
+        if history.tip == self._tip:
+            return
+        self._tip, length = history.tip, history.length
+        oldest = max(0, length - self._rl.max_async)
+        tips = {oldest + at: tip for at, tip in enumerate(history.tips(oldest, length + 1 - oldest))}
+        roster, before = history.roster, history.roster_at(max(0, length - 1))
+        self._handle(Moved(length, tips, roster.contributors, before.contributors, roster.electorate.electors))
+
+    # -- hearing ------------------------------------------------------------------------------------------------------
+
+    def hear(self, sender: PeerId, body: Body, envelope: Envelope) -> bool | Contrary:
+        """Take in a statement whose signature holds: whether it is news, or two statements that contradict each other."""
+        if self._nursery is None:
+            return False
+        match body:
+            case RolloutBatch():
+                return self._handle(Heard(sender, body, envelope.raw))
+            case DealBody():
+                beacon = beacon_of(envelope.signature)
+                return self._handle(DealHeard(sender, PeerId(body.author), Hash(body.root), beacon))
+            case Judgement():
+                return self._handle(JudgementHeard(sender, body))
+        return False
+
+    def _handle(self, event: PoolEvent) -> bool | Contrary:
+        """Tell the pool, and do what follows, or begin to; the answer for who hands it on."""
+        answer: bool | Contrary = False
+        for effect in self._pool.handle(event, trio.current_time()):
+            match effect:
+                case Forward():
+                    answer = True
+                case Contrary():
+                    answer = effect
+                case Tell():
+                    self._session.emit(effect.event)
+                case Judge():
+                    self._repeating.say(self._session.seal(effect.body).raw)
+                case Discard():
+                    self._unwanted.append(effect.root)
+                case Deal():
+                    self._deal(effect.batch)
+                case Fetch():
+                    self._start_fetch(effect.batch)
+                case Check():
+                    raise AssertionError("a check that nobody asked for")
+        return answer
+
+    def _deal(self, batch: Batch) -> None:
+        envelope = self._session.seal(DealBody(author=batch.author, root=batch.root))
+        self._repeating.say(envelope.raw)
+        self._handle(DealHeard(self._session.me, batch.author, batch.root, beacon_of(envelope.signature)))
+
+    def _start_fetch(self, batch: Batch) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(self._fetch, batch)
+
+    async def _fetch(self, batch: Batch) -> None:
+        with self._guard.watch(batch.author, "batch of rollouts"):
+            try:
+                here = await self._library.fetch(batch, self._rl.judge_s)
+            except StoreFailed as error:
+                self._session.emit(Notice("warning", f"rollouts cannot be kept: {error}"))
+                return
+            self._handle(Fetched(batch.author, batch.root, here))
+            if not here:
+                self._unwanted.append(batch.root)
+
+    # -- the trainer process ------------------------------------------------------------------------------------------
+
+    async def _follow(self, kept: KeptVersions) -> None:
+        while True:
+            try:
+                await kept.follow()
+            except TrainerGaveUp:
+                await trio.sleep_forever()  # whoever started the trainer ends this peer, with the reason
+            except TrainerDied:
+                await trio.sleep(RETRY_S)
+            await trio.sleep(LOOK_S)
+
+    async def _check(self) -> None:
+        while True:
+            found = self._pool.handle(Idle(), trio.current_time())
+            checks = [effect.batch for effect in found if isinstance(effect, Check)]
+            for batch in checks:
+                codes = await self._verify(batch)
+                self._handle(Checked(batch.author, batch.root, codes))
+            if not checks:
+                await trio.sleep(LOOK_S)
+
+    async def _verify(self, batch: Batch) -> bytes | None:
+        """The codes of our verdicts; None where the trainer process died over it."""
+        assert self._link is not None and self._kept is not None
+        body, rl = batch.body, self._rl
+        problems = problems_of(
+            self._session.run, Hash(body.tip), batch.author, body.number, rl.prompts_per_batch, rl.problems
+        )
+        task = VerifyTask(self._session.run, body.version, batch.author, problems, rl.group_size)
+        try:
+            with self._files.using(batch.root):
+                async with self._turn.taken():
+                    if self._kept.tips.get(body.version) != body.tip:
+                        return None
+                    verdicts = await self._link.verify(task, self._files.path(batch.root))
+        except TrainerGaveUp:
+            await trio.sleep_forever()
+        except TrainerDied as death:
+            self._session.emit(Notice("warning", f"the trainer stopped while it verified rollouts: {death}"))
+            await trio.sleep(RETRY_S)
+            return None
+        return bytes(map(code_of, verdicts))
+
+    async def _work(self) -> None:
+        assert self._worker is not None
+        forgotten = 0
+        while True:
+            made = None
+            if not self.rests and not self._has_many_pending():
+                made = await self._make(self._worker)
+            if made is None:
+                await trio.sleep(LOOK_S)
+                continue
+            body, envelope = made
+            if self._handle(Heard(self._session.me, body, envelope.raw)):
+                self._repeating.say(envelope.raw)
+            else:
+                self._unwanted.append(Hash(body.root))  # too old by now
+            if body.version > forgotten:
+                forgotten = body.version
+                await self._worker.forget_before(forgotten - self._rl.max_async)
+
+    def _has_many_pending(self) -> bool:
+        me = self._session.me
+        return sum(batch.author == me and not batch.judgements for batch in self._pool) >= MOST_PENDING
+
+    async def _make(self, worker: Worker) -> tuple[RolloutBatch, Envelope] | None:
+        try:
+            return await worker.make(lambda done, total: None)
+        except TrainerGaveUp:
+            await trio.sleep_forever()
+        except (TrainerDied, StoreFailed) as error:
+            self._session.emit(Notice("warning", f"no batch of rollouts: {error}"))
+            await trio.sleep(RETRY_S)
+        return None
+
+
+def code_of(verdict: RolloutVerdict) -> int:
+    """A verdict of the trainer process in one byte."""
+    if verdict.verdict is Verdict.REJECT:
+        return CODES.index((verdict.verdict, verdict.reason))
+    return [each for each, _ in CODES].index(verdict.verdict)

@@ -1,0 +1,95 @@
+"""What a peer knows besides the batches: the chain, who lives, and whom it believes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from protocol.rollouts.batch import Batch, Bytes, Dealt, Decision, Opinion, opinion_of, reason_of
+from protocol.rollouts.dealing import is_for, order_of, places_of
+from protocol.rollouts.happenings import Discard, Judge, Moved, PoolEffect, Tell
+from protocol.rollouts.standing import Standing
+from protocol.rollouts.telling import decided, judged, set_aside
+from protocol.run.rl_section import RlSection
+from protocol.state.electorate import tolerated
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.presence import Role
+from protocol.wire.rollouts import Judgement, Reason
+
+
+class Scene:
+    """Of one peer.  moved: the newest state.  validators: that live.  kept: tips of the versions that our trainer holds."""
+
+    def __init__(self, me: PeerId, role: Role, rl: RlSection) -> None:
+        self.me, self.role, self.rl = me, role, rl
+        self.standing = Standing()
+        self.moved = Moved(0, {}, (), (), ())
+        self.validators: frozenset[PeerId] = frozenset()
+        self.kept: Mapping[int, Hash] = {}
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def is_mine(self, batch: Batch) -> bool:
+        """Whether we are a trainer that the batch is for."""
+        return self.role is Role.TRAINER and is_for(batch.root, self.me, self.moved.trainers)
+
+    def turn(self, batch: Batch, dealt: Dealt, now: float) -> tuple[list[PeerId], bool]:
+        """The validators whose turn has come, in order, and whether others could follow them."""
+        order = order_of(dealt.beacon, batch.root, self.validators - {batch.author})
+        unsure = sum(opinion_in(batch, peer) is Opinion.UNSURE for peer in order)
+        count = places_of(dealt.beacon) + unsure + int((now - dealt.at) // self.rl.judge_s)
+        return order[:count], count < len(order)
+
+    def lacks_tip(self, batch: Batch) -> bool:
+        """Whether its version is ahead of our state."""
+        return batch.body.version not in self.moved.tips
+
+    # -- what follows from a verdict ----------------------------------------------------------------------------------
+
+    def decide(self, batch: Batch, decision: Decision, reason: Reason = Reason.NONE) -> list[PoolEffect]:
+        """The one verdict on a batch; a later one changes nothing.  The bytes stay where it is accepted."""
+        if batch.decision is not None:
+            return []
+        batch.decision, batch.wanted = decision, False
+        told: list[PoolEffect] = [Tell(decided(batch, reason))] if batch.led else []
+        return told if decision is Decision.ACCEPTED else [*told, *discard(batch)]
+
+    def say(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
+        """Our verdicts, to everybody."""
+        batch.own, batch.wanted = codes, False
+        batch.judgements[self.me] = codes
+        said = Judgement(author=batch.author, root=batch.root, codes=codes)
+        return [Judge(said), Tell(judged(batch, self.me, codes)), *self.accuse(batch)]
+
+    def accuse(self, batch: Batch) -> list[PoolEffect]:
+        """Set its maker aside where enough electors came to the same as validators that rejected the batch."""
+        bad = [peer for peer in batch.judgements if opinion_in(batch, peer) is Opinion.BAD]
+        liars = tolerated(len(self.moved.electors))
+        if batch.author == self.me:
+            return []
+        for accuser in bad:
+            for elector in bad:
+                if elector == accuser or elector not in self.moved.electors:
+                    continue
+                if self.standing.reproduced(batch.author, accuser, elector, liars):
+                    found = reason_of(batch.judgements[accuser]).value
+                    return self.set_aside(batch.author, f"several peers found: {found}")
+        return []
+
+    def set_aside(self, peer: PeerId, reason: str, role: Role = Role.ROLLOUT) -> list[PoolEffect]:
+        """Use nothing of this peer any more."""
+        return [Tell(set_aside(peer, reason, role))] if self.standing.set_aside(peer, reason) else []
+
+
+def opinion_in(batch: Batch, validator: PeerId) -> Opinion | None:
+    """What a validator said of a batch; None where it said nothing."""
+    codes = batch.judgements.get(validator)
+    return opinion_of(codes) if codes is not None else None
+
+
+def discard(batch: Batch) -> list[PoolEffect]:
+    """Its bytes are not needed any more."""
+    if batch.bytes_ is not Bytes.HERE:
+        return []
+    batch.bytes_ = Bytes.GONE
+    return [Discard(batch.root)]

@@ -1,0 +1,88 @@
+"""Whom this peer believes how much: how often verdicts and rollouts of a peer are checked, and whom nobody uses any more.
+
+Pure.  Keys are free, so what a stranger says proves nothing: at first all of it is checked.  Each check that comes out
+right makes the next one rarer, down to `RARELY`; one anomaly, and all is checked again.  Who is proven to be wrong by our
+own check is set aside: validators for a verdict that is not so, rollout peers for a rollout that no honest one makes.
+
+What others found out counts as well, where so many electors have reproduced it that one of them is honest.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol.wire.identity import PeerId
+
+RARELY = 0.1
+FADES = 0.9
+"""The chance of a check after one more that came out right: 22 of them to `RARELY`."""
+FEWEST_ACCUSERS = 2
+MAX_KNOWN = 2048
+"""Peers remembered; who was set aside last is forgotten last."""
+
+
+@dataclass
+class _Known:
+    clean: int = 0
+    aside: str = ""
+    reproduced: dict[PeerId, set[PeerId]] = field(default_factory=dict)
+    """Validators that rejected rollouts of this peer, and the electors that came to the same."""
+
+
+class Standing:
+    """Of all rollout peers and validators, in the eyes of one peer."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[PeerId, _Known] = OrderedDict()
+
+    def chance(self, peer: PeerId) -> float:
+        """The chance with which what this peer says or makes is checked."""
+        known = self._known.get(peer)
+        return max(RARELY, FADES**known.clean) if known is not None else 1.0
+
+    def clean(self, peer: PeerId) -> int:
+        """Checks in a row that came out right."""
+        known = self._known.get(peer)
+        return known.clean if known is not None else 0
+
+    def aside(self, peer: PeerId) -> str:
+        """Why nothing of this peer is used; empty where it is."""
+        known = self._known.get(peer)
+        return known.aside if known is not None else ""
+
+    def right(self, peer: PeerId) -> None:
+        """A check of ours came out right."""
+        self._of(peer).clean += 1
+
+    def anomaly(self, peer: PeerId) -> None:
+        """Something was wrong that proves nothing: all is checked again."""
+        self._of(peer).clean = 0
+
+    def set_aside(self, peer: PeerId, reason: str) -> bool:
+        """Our own check proves it: use nothing of this peer any more.  Whether that is new."""
+        known = self._of(peer)
+        known.clean = 0
+        if known.aside:
+            return False
+        known.aside = reason
+        return True
+
+    def reproduced(self, author: PeerId, accuser: PeerId, elector: PeerId, liars: int) -> bool:
+        """An elector came to the same as a validator that rejected rollouts of `author`; whether it is to be set aside.
+
+        liars: that the electors bear.  Two accusers, and more electors than can all be liars, are needed.
+        """
+        accusers = self._of(author).reproduced
+        accusers.setdefault(accuser, set()).add(elector)
+        electors = set().union(*accusers.values())
+        return len(accusers) >= FEWEST_ACCUSERS and len(electors) >= max(FEWEST_ACCUSERS, liars + 1)
+
+    def _of(self, peer: PeerId) -> _Known:
+        known = self._known.setdefault(peer, _Known())
+        self._known.move_to_end(peer)
+        if len(self._known) > MAX_KNOWN:
+            forgotten: Callable[[PeerId], bool] = lambda each: not self._known[each].aside  # noqa: E731
+            del self._known[next(filter(forgotten, self._known), next(iter(self._known)))]
+        return known

@@ -1,0 +1,114 @@
+"""A rollout peer's work: one batch after another with the newest weights, each on disk before anybody hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from protocol.content.swarm import Swarm
+from protocol.events import RolloutsGenerated
+from protocol.network.session import Session
+from protocol.offload import Offload
+from protocol.rollouts.dealing import problems_of
+from protocol.rollouts.kept_versions import KeptVersions
+from protocol.rollouts.turn import Turn
+from protocol.run.rl_section import RlSection
+from protocol.state.disk import map_file
+from protocol.state.weight_files import WeightFiles, leaves_of
+from protocol.trainer_link import Generated, GenerateTask, RolloutLink, TrainerDied
+from protocol.wire.canonical import Malformed
+from protocol.wire.envelope import Envelope
+from protocol.wire.hashes import Hash, tree_root
+from protocol.wire.messages import unpack
+from protocol.wire.rollouts import MAX_BATCH_BYTES, MAX_BATCHES, ROLLOUT_CHUNK_BYTES, RolloutBatch
+
+MADE = ".made.new"
+"""A batch that is being made; what an earlier life left of it is removed with all such files."""
+
+
+class Worker:
+    """Of one rollout peer.  incarnation: of this life."""
+
+    def __init__(
+        self,
+        session: Session,
+        rl: RlSection,
+        files: WeightFiles,
+        swarm: Swarm,
+        offload: Offload,
+        link: RolloutLink,
+        turn: Turn,
+        versions: KeptVersions,
+        incarnation: int,
+    ) -> None:
+        self._session, self._rl, self._files, self._swarm, self._offload = session, rl, files, swarm, offload
+        self._link, self._turn, self._versions, self._incarnation = link, turn, versions, incarnation
+        self._next: dict[int, int] = {}
+        """Of each version, the number of the next batch."""
+
+    async def recall(self) -> list[tuple[RolloutBatch, Envelope]]:
+        """What an earlier life stated, of which the bytes are still here; numbers go on after it."""
+        found = []
+        for raw in await self._offload(self._files.statements):
+            try:
+                sender, body, envelope = unpack(raw, self._session.run)
+            except Malformed:
+                continue
+            if isinstance(body, RolloutBatch) and sender == self._session.me:
+                self._next[body.version] = max(self._next.get(body.version, 0), body.number + 1)
+                if self._files.has(Hash(body.root)):
+                    found.append((body, envelope))
+        return found
+
+    async def make(self, on_progress: Callable[[int, int], None]) -> tuple[RolloutBatch, Envelope] | None:
+        """The next batch, stated but not said yet; None while there are no weights to make it with.  Raises `TrainerDied`,
+        `StoreFailed`."""
+        begun, rl = trio.current_time(), self._rl
+        async with self._turn.taken():
+            newest = self._versions.newest
+            if newest is None:
+                return None
+            version, tip = newest
+            number = self._next.get(version, 0)
+            if number >= MAX_BATCHES:
+                return None
+            problems = problems_of(self._session.run, tip, self._session.me, number, rl.prompts_per_batch, rl.problems)
+            task = GenerateTask(self._session.run, version, self._session.me, problems, rl.group_size)
+            path = self._files.folder / MADE
+            made = await self._link.generate(task, path, on_progress)
+        self._next = {version: number + 1, **{each: at for each, at in self._next.items() if each > version}}
+        body = await self._offload(self._adopt, version, tip, number, made)
+        envelope = self._session.seal(body)
+        await self._offload(self._files.keep, version * MAX_BATCHES + number, envelope.raw)  # we never sign another one
+        self._swarm.originate(Hash(body.root), body.chunks)
+        seconds = trio.current_time() - begun
+        self._session.emit(
+            RolloutsGenerated(version, number, body.root.hex(), body.rollouts, body.tokens, body.size, seconds)
+        )
+        return body, envelope
+
+    def _adopt(self, version: int, tip: Hash, number: int, made: Generated) -> RolloutBatch:
+        """Blocking: the bytes that were made, under their name.  Raises `TrainerDied` where there are none."""
+        path = self._files.folder / MADE
+        view = map_file(path)
+        if view is None or not 0 < len(view) <= MAX_BATCH_BYTES or made.rollouts != self._rl.rollouts_per_batch:
+            raise TrainerDied("it made no batch of rollouts of the right size")
+        size, leaves = len(view), leaves_of(view, ROLLOUT_CHUNK_BYTES)
+        root = tree_root(leaves)
+        view.release()
+        self._files.adopt(path, root, leaves)
+        return RolloutBatch(
+            version=version,
+            tip=tip,
+            number=number,
+            incarnation=self._incarnation,
+            rollouts=made.rollouts,
+            tokens=made.tokens,
+            size=size,
+            root=root,
+        )
+
+    async def forget_before(self, version: int) -> None:
+        """Statements about older versions are not needed any more."""
+        await self._offload(self._files.keep_all, (), version * MAX_BATCHES)

@@ -1,0 +1,142 @@
+"""What a run of reinforcement learning is about: its environment, its rollouts, and what the trainer makes of them.
+
+The fields below `max_async` are the trainer's (`trainer.rl.config`), with the same names and defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from protocol.run.fitting import Problem, refuse
+from protocol.run.section import Section
+from protocol.wire.rollouts import MAX_ROLLOUTS
+
+OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_round", "judge_s"})
+"""Fields that the trainer does not read in this section."""
+
+Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Above = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
+
+
+class RlSection(Section):
+    """Rollouts and their learning; left out of a run that only reads text."""
+
+    environment: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[\x20-\x7e]+$")]
+    """Name of the tasks that rollouts solve."""
+    problems: Annotated[int, Field(ge=1, le=1 << 40)] = 1 << 16
+    """Problems of the environment that are drawn from: those numbered 0 to problems - 1."""
+    prompts_per_batch: Annotated[int, Field(ge=1, le=MAX_ROLLOUTS)] = 8
+    """Prompts of a batch, which a rollout peer makes at a time."""
+    batches_per_round: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Accepted batches that a trainer waits for before it learns from them."""
+    judge_s: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 60.0
+    """Seconds after which a batch that its validator has not judged is dealt to the next one."""
+    group_size: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Completions of each prompt (G)."""
+    max_tokens: Tokens = 32_768
+    """Tokens of an output at most."""
+    temperature: Above = 1.0
+    """What logits are divided by, in sampling and in the loss."""
+    max_async: Annotated[int, Field(ge=0, le=16)] = 2
+    """Versions by which a rollout may be older than the one that is trained."""
+    length_weight: Weight = 0.0003
+    """Reward taken away for each token between an output's length and the one that its prompt names."""
+    length_targets: Annotated[list[Tokens], Field(max_length=64)] = []
+    """Lengths in tokens of which each prompt names one; none is no length reward."""
+    min_solve_rate: Share = 0.1
+    """Mean reward of a problem, from 0 to 1, below which it is too hard to learn from."""
+    max_solve_rate: Share = 0.8
+    """Mean reward of a problem, from 0 to 1, above which it is too easy to learn from."""
+    divide_by_std: bool = True
+    """Whether advantages are divided by the standard deviation of their group's rewards."""
+    drop_zero_advantage: bool = True
+    """Whether groups in which all rewards are equal are left out of the batch."""
+    eps: Decay = 0.2
+    """Ratios of new to old probability count between 1 - eps and 1 + eps."""
+    delta: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 4.0
+    """Ratios of tokens with a negative advantage count up to this."""
+    entropy_weight: Weight = 1e-4
+    """Of the entropy bonus: a nat is worth so much loss."""
+    kl_weight: Weight = 0.0
+    """Of the divergence from the run's first weights: a nat costs so much."""
+    optimizer_steps: Annotated[int, Field(ge=1, le=10_000)] = 8
+    """Steps in which a version's rollouts are trained on once."""
+    lr: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 3e-7
+    """AdamW's learning rate after the warm-up, constant."""
+    warmup_steps: Annotated[int, Field(ge=0, le=2**40)] = 25
+    """Optimiser steps of the run over which the rate rises from 0."""
+    clip_norm: Above = 0.1
+    """Gradients are scaled down to this global norm."""
+    beta1: Decay = 0.9
+    """AdamW's decay of the mean of gradients."""
+    beta2: Decay = 0.95
+    """AdamW's decay of the mean of their squares."""
+    adam_eps: Above = 1e-8
+    """What AdamW adds to the root of the mean square."""
+    weight_decay: Weight = 0.0
+    """AdamW's, of matrices: by so much times the rate a step."""
+    row_tokens: Tokens = 40_960
+    """Tokens of a row into which sequences are packed: as many as the longest prompt and output together, less one."""
+    micro_batch_tokens: Tokens = 40_960
+    """Tokens that are computed at once: as many rows as have no more, and at least one row."""
+    top_k: Annotated[int, Field(ge=1, le=65_497)] = 128
+    """Values of a chunk's hidden states that its proof commits to."""
+    chunk_tokens: Annotated[int, Field(ge=1, le=1 << 16)] = 32
+    """Tokens that share a proof."""
+    min_end_probability: Share = 0.1
+    """An output shorter than `max_tokens` ends with an end token of at least this probability under the model."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        refuse(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[Problem]:
+        if self.rollouts_per_batch > MAX_ROLLOUTS:
+            would_do = max(1, MAX_ROLLOUTS // self.group_size)
+            yield Problem(
+                ("prompts_per_batch", "group_size"),
+                f"a batch of {self.prompts_per_batch} prompts with {self.group_size} completions each has more than "
+                f"{MAX_ROLLOUTS} rollouts; prompts_per_batch = {would_do} would do",
+            )
+        if self.problems < self.prompts_per_batch:
+            yield Problem(
+                ("problems", "prompts_per_batch"),
+                f"a batch has {self.prompts_per_batch} different problems, and there are {self.problems}; "
+                f"prompts_per_batch = {self.problems} would do",
+            )
+        if self.min_solve_rate > self.max_solve_rate:
+            yield Problem(
+                ("min_solve_rate", "max_solve_rate"),
+                f"min_solve_rate ({self.min_solve_rate:g}) is more than max_solve_rate ({self.max_solve_rate:g}); "
+                "exchange them",
+            )
+        if self.row_tokens < self.max_tokens:
+            yield Problem(
+                ("row_tokens", "max_tokens"),
+                f"row_tokens ({self.row_tokens}) is less than max_tokens ({self.max_tokens}), and a sequence is never cut; "
+                f"row_tokens = {self.max_tokens + self.max_tokens // 4} would do",
+            )
+        if self.delta < 1 + self.eps:
+            yield Problem(("delta", "eps"), f"delta ({self.delta:g}) is less than 1 + eps; delta = 4.0 would do")
+
+    @property
+    def rollouts_per_batch(self) -> int:
+        """Rollouts of a batch."""
+        return self.prompts_per_batch * self.group_size
+
+    @property
+    def tokens_per_round(self) -> int:
+        """Tokens of a member's rollouts in a round at most, prompts included."""
+        return self.batches_per_round * self.rollouts_per_batch * (self.row_tokens + 1)
+
+    def trainer_section(self) -> dict[str, Any]:
+        """What `trainer.rl.config` reads."""
+        fields = {name: value for name, value in self.model_dump().items() if name not in OURS}
+        return {**fields, "prompts": self.prompts_per_batch * self.batches_per_round}

@@ -1,0 +1,152 @@
+"""An arithmetic trainer that also makes and verifies rollouts: some bytes each, with a proof that the weights give.
+
+A rollout of (version, peer, problem, copy) is a hash of these and of the version's bf16 weights, its proof a hash of that
+and the weights.  So there is one right batch for a task, and whoever lacks the weights cannot make it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from protocol.run.manifest import RunManifest
+from protocol.trainer_link import (
+    ComputeTask,
+    Contribution,
+    Generated,
+    GenerateTask,
+    Progress,
+    RolloutVerdict,
+    VerifyTask,
+)
+from protocol.wire.hashes import hash_bytes
+from protocol.wire.rollouts import Reason, Verdict
+from tests.simulation.arithmetic_trainer import ArithmeticTrainer
+
+GENERATE_S = 0.02
+"""Of one rollout."""
+VERIFY_S = 0.002
+KEPT = 2
+"""Versions beyond `max_async`."""
+
+Entry = dict[str, int | str]
+
+
+class RolloutTrainer(ArithmeticTrainer):
+    """Implements `protocol.trainer_link.RolloutLink`.  on_learn: told the bytes of each batch that was learned from."""
+
+    def __init__(
+        self,
+        manifest: RunManifest,
+        seed: int,
+        step_s: float,
+        on_contribution: Callable[[memoryview], None],
+        *,
+        on_learn: Callable[[int, list[bytes]], None] = lambda round, batches: None,
+    ) -> None:
+        super().__init__(manifest, seed, step_s, on_contribution)
+        assert manifest.rl is not None
+        self._rl, self._on_learn = manifest.rl, on_learn
+        self._weights: dict[int, bytes] = {}
+        self._busy = False
+
+    async def keep_version(self, version: int, theta: memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+        self._alone()
+        self._weights[version] = weights_of(theta)
+        for old in sorted(self._weights)[: -self._rl.max_async - KEPT]:
+            del self._weights[old]
+        self._busy = False
+
+    async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
+        self._alone()
+        try:
+            batches = [path.read_bytes() for path in task.rollouts]
+            contribution = await super().compute(task, theta, on_progress)
+        finally:
+            self._busy = False
+        self._on_learn(task.round, batches)
+        return contribution
+
+    async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
+        self._alone()
+        try:
+            await self._resumed.wait()
+            deaths, count = self._deaths, len(task.problems) * task.copies
+            await trio.sleep(GENERATE_S * count)
+            self._die_if_killed(deaths)
+            path.write_bytes(self.batch(task))
+        finally:
+            self._busy = False
+        on_progress(count, count)
+        return Generated(count, 8 * count)
+
+    def batch(self, task: GenerateTask) -> bytes:
+        """What an honest peer makes; to be overridden."""
+        return right_batch(task, self._weights[task.version])
+
+    async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
+        self._alone()
+        try:
+            deaths, count = self._deaths, len(task.problems) * task.copies
+            await trio.sleep(VERIFY_S * count)
+            self._die_if_killed(deaths)
+            return self.verdicts(task, path.read_bytes())
+        finally:
+            self._busy = False
+
+    def verdicts(self, task: VerifyTask, data: bytes) -> tuple[RolloutVerdict, ...]:
+        """What an honest peer finds; to be overridden."""
+        return verdicts_on(task, data, self._weights[task.version])
+
+    def _alone(self) -> None:
+        assert not self._busy, "the trainer process was asked for two things at once"
+        self._busy = True
+
+
+def weights_of(theta: memoryview) -> bytes:
+    """A hash of the weights in bf16."""
+    return hash_bytes("weights", (np.frombuffer(theta, np.uint32) >> 16).astype(np.uint16).tobytes())
+
+
+def right_batch(task: GenerateTask | VerifyTask, weights: bytes) -> bytes:
+    """The one batch that an honest peer makes of this task."""
+    entries = [_entry(task, weights, problem, copy) for problem in task.problems for copy in range(task.copies)]
+    return json.dumps(entries).encode()
+
+
+def _entry(task: GenerateTask | VerifyTask, weights: bytes, problem: int, copy: int) -> Entry:
+    key = task.run + f"{task.version} {task.peer} {problem} {copy}".encode()
+    output = hash_bytes("output", key + weights)
+    proof = hash_bytes("proof", output + weights)
+    return {"problem": problem, "copy": copy, "output": output[:8].hex(), "proof": proof[:8].hex()}
+
+
+def verdicts_on(task: VerifyTask, data: bytes, weights: bytes) -> tuple[RolloutVerdict, ...]:
+    """What an honest peer finds in these bytes."""
+    right, count = json.loads(right_batch(task, weights)), len(task.problems) * task.copies
+    try:
+        entries = json.loads(data)
+        if len(entries) != count or any({*entry} != {*right[0]} for entry in entries):
+            raise ValueError("not a batch")
+    except (ValueError, TypeError, AttributeError):
+        return (_rejected(Reason.MALFORMED),) * count
+    return tuple(_verdict(entry, wanted) for entry, wanted in zip(entries, right, strict=True))
+
+
+def _verdict(entry: Entry, wanted: Entry) -> RolloutVerdict:
+    if (entry["problem"], entry["copy"]) != (wanted["problem"], wanted["copy"]):
+        return _rejected(Reason.WRONG_PROMPT)
+    if entry["proof"] != wanted["proof"]:
+        return _rejected(Reason.WRONG_COMPUTATION)
+    if entry["output"] != wanted["output"]:
+        return _rejected(Reason.BAD_SAMPLING)
+    return RolloutVerdict(Verdict.ACCEPT, Reason.NONE, "", 1.0, 8)
+
+
+def _rejected(reason: Reason) -> RolloutVerdict:
+    return RolloutVerdict(Verdict.REJECT, reason, reason.value, None, 8)
