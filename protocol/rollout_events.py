@@ -60,11 +60,15 @@ class BatchDecided(Event):
 
 @dataclass(frozen=True)
 class RolloutsUsed(Event):
-    """This trainer has learned from these batches in a round.  root: over their names, as its READY says."""
+    """This trainer has learned from these batches in a round.  root: over their names, as its READY says.
+
+    reward: the mean of the rollouts, 0 to 1, as computed here.
+    """
 
     round: int
     batches: list[str]
     rollouts: int
+    reward: float | None
     root: str
 
 

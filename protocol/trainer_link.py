@@ -61,7 +61,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a finished compute left.  `data`: codec bytes of the pseudo-gradient, valid until the next compute begins."""
+    """What a finished compute left.  `data`: codec bytes of the pseudo-gradient, valid until the next compute begins.
+
+    reward: mean of the rollouts that were learned from, 0 to 1; None where text was read.
+    """
 
     round: int
     tokens: int
@@ -69,6 +72,7 @@ class Contribution:
     loss: float
     norm: float
     data: memoryview
+    reward: float | None = None
 
 
 class TrainerLink(Protocol):

@@ -20,6 +20,8 @@ from trainer.config import TrainingConfig
 from trainer.contribution import NotFinite, encode_difference
 from trainer.data import corpus as corpora
 from trainer.data.schedule import Schedule
+from trainer.environments import examples
+from trainer.environments.registry import open_environment
 from trainer.evaluation import Evaluation, evaluation_tokens, load
 from trainer.models.llama.model import Decoder
 from trainer.optim.inner import InnerLoop
@@ -42,12 +44,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """What a compute left in the contribution region.  loss: mean over the steps; norm: of the difference."""
+    """What a compute left in the contribution region.  loss: mean over the steps; norm: of the difference.
+
+    reward: mean of the rollouts that were learned from, 0 to 1; None where text was read.
+    """
 
     tokens: int
     steps: int
     loss: float
     norm: float
+    reward: float | None = None
 
 
 def pick_device(name: str) -> torch.device:
@@ -55,6 +61,13 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
+
+
+def corpus_of(config: TrainingConfig) -> corpora.Corpus:
+    """The text that a run reads; raises ValueError when this installation cannot provide it."""
+    if config.data.corpus == "examples":
+        return examples.corpus_of(open_environment(config.environment), config.data.held_out_percent)
+    return corpora.load(config.data.corpus, config.data.held_out_percent)
 
 
 class Worker:
@@ -65,7 +78,7 @@ class Worker:
         self.model = Decoder(config.model, device)
         self.inner = InnerLoop(self.model, config.inner)
         self.layout = chunk_layout(self.parameters, config.chunk_parameters)
-        self.corpus = corpus or corpora.load(config.data.corpus, config.data.held_out_percent)
+        self.corpus = corpus or corpus_of(config)
         length = config.data.sequence_length
         windows = corpora.window_count(self.corpus.train, length)
         if not windows or not corpora.window_count(self.corpus.held_out, length):

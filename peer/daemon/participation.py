@@ -302,7 +302,7 @@ class Participation:
         self, signed: SignedManifest, store: Store, state: OuterState, network: Network, nursery: trio.Nursery
     ) -> None:
         settings = self._settings
-        trainer = self._trainer = self._make_trainer(signed, state) if settings.role is Role.TRAINER else None
+        trainer = self._trainer = self._make_trainer(signed, state) if settings.role is not Role.SEED else None
         if trainer is not None:
             nursery.start_soon(self._keep_trainer, trainer)
             nursery.start_soon(keep_share, trainer, self._emit, lambda: chosen_threads(settings.live.now.threads or 0))

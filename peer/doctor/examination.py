@@ -66,7 +66,7 @@ class Examination:
         await self._thread("memory speed", computer.memory_speed)
         found = await self._swarm()
         manifest = found.signed.manifest if found.signed is not None else demo_manifest().manifest
-        role = Role.SEED if self.preferences.role == "seed" else Role.TRAINER
+        role = Role.TRAINER if self.preferences.role == "auto" else Role(self.preferences.role)
         await self._thread("memory", partial(computer.memory, manifest, role, gpu_free))
         await self._thread("disk space", partial(computer.disk, self.folder, manifest))
         await self._estimate(manifest, found.rates)
@@ -103,7 +103,7 @@ class Examination:
         return found
 
     async def _visit(self, identity: Identity, choice: RunChoice) -> Findings:
-        role = Role.SEED if self.preferences.role == "seed" else Role.TRAINER
+        role = Role.TRAINER if self.preferences.role == "auto" else Role(self.preferences.role)
         port, mapping = self.preferences.port, self.preferences.port_mapping
         how = Visit(self.folder, identity, choice, role, port, self.announce, self.local, mapping)
         self.on_begin("the swarm")

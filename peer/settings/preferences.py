@@ -33,7 +33,7 @@ from peer.settings.values import (
     show_temperature,
 )
 
-ROLES = ("auto", "trainer", "seed")
+ROLES = ("auto", "trainer", "rollout", "validator", "seed")
 LOG_FORMATS = ("human", "json")
 
 
@@ -91,7 +91,12 @@ class Preferences:
     """The values in force.  Rates are bytes a second, sizes are bytes."""
 
     name: str = _setting("", "what others see as this peer's name (default: from the peer ID)", read_name)
-    role: str = _setting("auto", "seed: keep and serve the state, do not train", one_of(ROLES), choices=ROLES)
+    role: str = _setting(
+        "auto",
+        "rollout, validator: of a run with rollouts; seed: keep and serve the state, do not train",
+        one_of(ROLES),
+        choices=ROLES,
+    )
     port: int | None = _setting(None, "TCP port to listen on (default: 4001, or a free one)", read_port)
     announce: tuple[str, ...] | None = _setting(
         None,

@@ -138,7 +138,8 @@ class Contributor:
         self._activity.show(Phase.SEEDING, WhyIdle.NOT_A_TRAINER, text)
 
     async def _train(self, trainer: TrainerLink, base: Base, work: Work, ahead: int) -> Contribution:
-        inner_steps = self._replica.manifest.steps_per_round
+        manifest = self._replica.manifest
+        inner_steps = manifest.steps_of(base.round)
         work.wanted = max(1, inner_steps - ahead - SPARE_STEPS) if ahead else inner_steps
         fresh = trainer.pid != self._warmed_pid and base.round > 0
         self._warmed_pid = trainer.pid
@@ -149,7 +150,7 @@ class Contributor:
             base.round * inner_steps,
             self._replica.manifest.inner.joiner_warmup_steps if fresh else 0,
         )
-        if self._selection is not None:
+        if self._selection is not None and manifest.learns_from_rollouts(base.round):
             return await self._learn(trainer, task, work, self._selection)
         self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
         work.training.set()
@@ -168,7 +169,7 @@ class Contributor:
             task = replace(task, rollouts=chosen.paths)
             contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
         work.rollouts = chosen.root
-        selection.use(task.round, chosen)
+        selection.use(task.round, chosen, contribution.reward)
         return contribution
 
     def _lane(self, base: Base) -> int:

@@ -334,7 +334,7 @@ class Node:
             members=[member.peer for member in last.members] if last else [],
             tokens=sum(member.tokens for member in last.members) if last else 0,
             steps=work.steps if work else 0,
-            inner_steps=work.wanted if work and work.wanted else self._replica.manifest.steps_per_round,
+            inner_steps=work.wanted if work and work.wanted else self._replica.manifest.steps_of(self._history.length),
             tokens_per_s=self._heartbeats.tokens_per_s,
             round_left_s=self._round_left_s(work),
             loss=work.loss if work and work.steps else (last.loss if last else None),

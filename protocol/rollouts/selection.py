@@ -60,7 +60,7 @@ class Selection:
             async with self._turn.taken():
                 yield Chosen(batches, tuple(self._files.path(root) for root in roots))
 
-    def use(self, round: int, chosen: Chosen) -> None:
+    def use(self, round: int, chosen: Chosen, reward: float | None) -> None:
         """A contribution was made of these batches, which are never learned from again, whatever becomes of it."""
         for batch in chosen.batches:
             batch.used = True
@@ -68,4 +68,4 @@ class Selection:
             sum(batch.body.rollouts for batch in chosen.batches),
             [batch.root.hex() for batch in chosen.batches],
         )
-        self._session.emit(RolloutsUsed(round, names, rollouts, chosen.root.hex()))
+        self._session.emit(RolloutsUsed(round, names, rollouts, reward, chosen.root.hex()))

@@ -70,6 +70,8 @@ class Worker:
             if newest is None:
                 return None
             version, tip = newest
+            if version < rl.warm_rounds:
+                return None
             number = self._next.get(version, 0)
             if number >= MAX_BATCHES:
                 return None

@@ -64,8 +64,9 @@ Steps = Annotated[int, Field(ge=0, le=2**40)]
 class DataSection(Section):
     """What is read, and how much of it in an inner step."""
 
-    corpus: Literal["stdlib"] = "stdlib"
-    """Source of the text: "stdlib" is the source text of Python's own standard library, as bytes."""
+    corpus: Literal["stdlib", "examples"] = "stdlib"
+    """Source of the text, as bytes: "stdlib" is the source text of Python's own standard library, "examples" are solved
+    problems of the environment of a run with rollouts."""
     sequence_length: Annotated[int, Field(ge=8, le=1 << 17)] = 512
     """Tokens predicted in one window."""
     sequences_per_step: Annotated[int, Field(ge=1, le=1 << 16)] = 4
@@ -279,15 +280,18 @@ class RunManifest(Section):
 
     @property
     def tokens_per_round(self) -> int:
-        """Tokens that a member reads in a round of all its inner steps, or learns from in a run with rollouts at most."""
-        if self.rl is not None:
-            return self.rl.tokens_per_round
-        return self.rounds.inner_steps * self.data.sequences_per_step * self.data.sequence_length
+        """Tokens that a member reads in a round of all its inner steps, or learns from in one with rollouts at most."""
+        read = self.rounds.inner_steps * self.data.sequences_per_step * self.data.sequence_length
+        return read if self.rl is None else max(read, self.rl.tokens_per_round)
 
-    @property
-    def steps_per_round(self) -> int:
-        """Inner steps of a member in a round, or optimiser steps in a run with rollouts."""
-        return self.rl.optimizer_steps if self.rl is not None else self.rounds.inner_steps
+    def learns_from_rollouts(self, round: int) -> bool:
+        """Whether a round's members learn from accepted rollouts; else they read text."""
+        return self.rl is not None and round >= self.rl.warm_rounds
+
+    def steps_of(self, round: int) -> int:
+        """Inner steps of a member in a round, or optimiser steps where it learns from rollouts."""
+        rollouts = self.rl is not None and self.learns_from_rollouts(round)
+        return self.rl.optimizer_steps if rollouts and self.rl is not None else self.rounds.inner_steps
 
     @property
     def chunks(self) -> int:

@@ -14,7 +14,7 @@ from protocol.run.fitting import Problem, refuse
 from protocol.run.section import Section
 from protocol.wire.rollouts import MAX_ROLLOUTS
 
-OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_round", "judge_s"})
+OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_round", "judge_s", "warm_rounds"})
 """Fields that the trainer does not read in this section."""
 
 Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
@@ -35,6 +35,8 @@ class RlSection(Section):
     """Prompts of a batch, which a rollout peer makes at a time."""
     batches_per_round: Annotated[int, Field(ge=1, le=1024)] = 32
     """Accepted batches that a trainer waits for before it learns from them."""
+    warm_rounds: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Rounds of ordinary training, on the text of the data section, before the first one that learns from rollouts."""
     judge_s: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 60.0
     """Seconds after which a batch that its validator has not judged is dealt to the next one."""
     group_size: Annotated[int, Field(ge=1, le=1024)] = 16

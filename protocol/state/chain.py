@@ -58,8 +58,8 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
         raise Malformed("members that are not sorted, too few or too many")
     if any(member.tokens > settings.max_tokens for member in members):
         raise Malformed("a member with more tokens than a round has")
-    if any((member.rollouts is not None) != (settings.manifest.rl is not None) for member in members):
-        raise Malformed("a member that names rollouts in a run without, or none in a run with them")
+    if any((member.rollouts is not None) != settings.manifest.learns_from_rollouts(base.round) for member in members):
+        raise Malformed("a member that names rollouts in a round without, or none in a round with them")
     for member in members:
         ready = ready_of(member, base.round, base.fragment, base.tip, state_digest)
         statement = rebuild(settings.run, Ready.KIND, PeerId(member.peer), ready.encode(), member.signature)

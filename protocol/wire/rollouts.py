@@ -36,6 +36,7 @@ class Reason(str, Enum):
     NONE = ""
     MALFORMED = "malformed"
     WRONG_PROMPT = "wrong prompt"
+    WRONG_REPLY = "wrong reply"
     WRONG_COMPUTATION = "wrong computation"
     BAD_SAMPLING = "bad sampling"
     BAD_TERMINATION = "bad termination"

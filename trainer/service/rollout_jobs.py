@@ -54,7 +54,8 @@ class RolloutJobs:
             self._learner = Learner(self._rl, self._worker.model, self._config.chunk_parameters)
         groups = self._rollouts.groups([Path(path) for path in task.rollouts])
         learnt = self._learner.compute(LearnTask(task.round, task.first_step), groups, theta, out, after_step)
-        return Done(learnt.tokens, learnt.steps, learnt.loss, learnt.norm)
+        # Where all rewards of each group are equal nothing is learned; the difference of zeros weighs one token.
+        return Done(max(1, learnt.tokens), max(1, learnt.steps), learnt.loss, learnt.norm, learnt.reward)
 
 
 def _assignment(task: dict[str, Any]) -> Assignment:
