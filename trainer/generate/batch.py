@@ -95,7 +95,7 @@ class Batch:
         positions_bt = firsts[:, None] + torch.arange(width, device=self.tokens.device)
         positions_bt = torch.where(positions_bt < stops[:, None], positions_bt, self.cache.spare)
         past = self.cache.look_back(slots, positions_bt, max(piece.stop for piece in pieces))
-        hidden_btd = self.model(self.tokens[slots].gather(1, positions_bt), past)
+        hidden_btd = self.model(self.tokens[slots].gather(1, positions_bt), past=past)
         self.hidden.flatten(0, 1).index_copy_(0, past.cells, hidden_btd.flatten(0, 1).bfloat16())
 
     def step(self, slots: int, span: int, temperature: float) -> None:
@@ -103,7 +103,7 @@ class Batch:
         spare, running = self.cache.spare, self.running[:slots]
         at = torch.where(running, self.position[:slots], spare)
         past = self.cache.look_back(slots, at[:, None], span)
-        hidden_bd = self.model(self.tokens[:slots].gather(1, at[:, None]), past)[:, 0]
+        hidden_bd = self.model(self.tokens[:slots].gather(1, at[:, None]), past=past)[:, 0]
         self.hidden.flatten(0, 1).index_copy_(0, past.cells, hidden_bd.bfloat16())
         logits_bv = F.linear(hidden_bd.to(self.model.flat.dtype), self.model.output_weight)
         chosen = choose(logits_bv, self._keys[:slots], at + 1, temperature)

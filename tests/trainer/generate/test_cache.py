@@ -30,7 +30,7 @@ def by_pieces(model: Decoder, cache: Cache, slots: Tensor | int, tokens: Tensor,
     hidden = []
     for first, stop in pairwise(cuts):
         positions = torch.arange(first, stop).expand(len(tokens), -1)
-        hidden.append(model(tokens[:, first:stop], cache.look_back(slots, positions, stop)))
+        hidden.append(model(tokens[:, first:stop], past=cache.look_back(slots, positions, stop)))
     return torch.cat(hidden, dim=1)
 
 
@@ -64,7 +64,7 @@ def test_tokens_that_do_not_count_leave_the_cache_of_the_others_alone() -> None:
     cache = Cache(config, 2, LENGTH, torch.float32, CPU)
     positions = torch.arange(40).repeat(2, 1)
     positions[1, 25:] = cache.spare
-    padded = model(tokens, cache.look_back(2, positions, 40))
+    padded = model(tokens, past=cache.look_back(2, positions, 40))
     assert padded.isfinite().all()
     assert cache.keys[:, 1, 25:LENGTH].abs().max() == 0
     torch.testing.assert_close(padded[0], model(tokens)[0], rtol=1e-4, atol=1e-4)
@@ -80,7 +80,7 @@ def test_a_moved_sequence_goes_on_in_its_new_slot() -> None:
     cache.move(2, 0, 80)
     cache.keys[:, 2], cache.values[:, 2] = 1e3, 1e3
     past = cache.look_back(1, torch.arange(80, LENGTH)[None], LENGTH)
-    torch.testing.assert_close(model(tokens[:, 80:], past), model(tokens)[:, 80:], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model(tokens[:, 80:], past=past), model(tokens)[:, 80:], rtol=1e-4, atol=1e-4)
 
 
 @every_family

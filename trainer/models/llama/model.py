@@ -67,7 +67,7 @@ class Decoder(nn.Module):
         """(vocab, dim)"""
         return self.tensors["model.embed_tokens.weight" if self.config.tied else "lm_head.weight"]
 
-    def forward(self, tokens_bt: Tensor, past: Past | None = None) -> Tensor:
+    def forward(self, tokens_bt: Tensor, *, past: Past | None = None) -> Tensor:
         """Normalised hidden states (B, T, dim), fp32, of tokens (B, T).  past: what comes before them, if anything does."""
         hidden = F.embedding(tokens_bt, self.tensors["model.embed_tokens.weight"]).float()
         cos, sin = past.rotations if past else rotations(self.config, tokens_bt.shape[1], hidden.device)
