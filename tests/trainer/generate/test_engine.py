@@ -124,6 +124,16 @@ def test_long_prompts_are_computed_between_the_steps_of_the_others() -> None:
     assert ended == [[], [], [], [], [0], *[[]] * 6, [1], [], []]  # 99 tokens in 10 blocks, then 3 steps
 
 
+def test_a_prompt_that_nearly_fills_its_slot_is_computed_beside_one_that_has_just_begun() -> None:
+    wanted = [Request(0, tuple(range(139)), 1, 2, ()), Request(1, tuple(range(100, 200)), 2, 5, ())]
+    engine = Engine(CONFIG, CPU, slots=2, length=LENGTH, prefill_tokens=60)
+    engine.load(FLAT)
+    engine.submit(wanted[0])
+    assert engine.advance() == engine.advance() == []  # 120 of 138 tokens: a block of two rows passes the last position
+    got = {completion.id: completion for completion in complete(engine, wanted[1:])}
+    assert [got[each.id].output for each in wanted] == [write(CONFIG, FLAT, each).output for each in wanted]
+
+
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
