@@ -41,12 +41,19 @@ class WeightsFolder:
         """The flat vector in order, in blocks; raises `FolderError` before the first or between two of them."""
         tensors = self._tensors()
         for place in parameter_layout(self.config):
-            for block in tensors[place.name].values():
-                if not np.isfinite(block).all():
-                    raise FolderError(
-                        f"{self.folder}: {place.name} has values that are no finite numbers; take another model"
-                    )
-                yield block
+            yield from self._blocks(place.name, tensors[place.name])
+
+    def tensors(self) -> Iterator[F32]:
+        """The flat vector in order, tensor by tensor, each flat; raises `FolderError` as `values` does."""
+        tensors = self._tensors()
+        for place in parameter_layout(self.config):
+            yield np.concatenate(list(self._blocks(place.name, tensors[place.name])))
+
+    def _blocks(self, name: str, tensor: StoredTensor) -> Iterator[F32]:
+        for block in tensor.values():
+            if not np.isfinite(block).all():
+                raise FolderError(f"{self.folder}: {name} has values that are no finite numbers; take another model")
+            yield block
 
     def _tensors(self) -> Mapping[str, StoredTensor]:
         """The model's tensors, each of the shape that config.json says."""

@@ -1,0 +1,147 @@
+"""Merges by their formulas, and over folders in any format."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.weights.models import F32, QWEN3, SHAPE, in_blocks, random_parameters
+from trainer.models.llama.config import ModelConfig, parameter_layout
+from trainer.weights.errors import FolderError
+from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged, trimmed
+from trainer.weights.numbers import ExportFormat
+from trainer.weights.reading import WeightsFolder
+from trainer.weights.writing import write_folder
+
+CONFIG = ModelConfig.from_mapping(SHAPE | {"tied": True})
+
+
+def vectors(count: int, size: int = 1000) -> list[F32]:
+    random = np.random.default_rng(5)
+    return [random.standard_normal(size).astype(np.float32) for _ in range(count)]
+
+
+def folder(path: Path, seed: int, config: ModelConfig = CONFIG, form: ExportFormat = ExportFormat.FP32) -> WeightsFolder:
+    path.mkdir()
+    write_folder(path, config, in_blocks(random_parameters(config, seed)), form, context=64, eos=None)
+    return WeightsFolder(path)
+
+
+def test_linear_is_the_weighted_mean() -> None:
+    tensors = vectors(3)
+    wanted = (2 * tensors[0].astype(np.float64) + 1 * tensors[1] + 5 * tensors[2]) / 8
+    np.testing.assert_allclose(Linear((2, 1, 5))(tensors), wanted, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(Linear((0, 3))(tensors[:2]), tensors[1])
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, 0.5, 1.0])
+def test_slerp_goes_along_the_arc(t: float) -> None:
+    one, other = vectors(2)
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    angle = math.acos(float(a @ b) / float(np.linalg.norm(a) * np.linalg.norm(b)))
+    wanted = (math.sin((1 - t) * angle) * a + math.sin(t * angle) * b) / math.sin(angle)
+    np.testing.assert_allclose(Slerp(t)([one, other]), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_slerp_of_unit_vectors_is_as_far_along_as_it_is_told_and_stays_on_the_sphere() -> None:
+    one, other = np.array([1, 0], np.float32), np.array([0, 1], np.float32)
+    for t in (0.25, 0.5, 0.9):
+        got = Slerp(t)([one, other])
+        np.testing.assert_allclose(got, [math.cos(t * math.pi / 2), math.sin(t * math.pi / 2)], rtol=1e-6)
+
+
+def test_slerp_is_a_straight_line_where_there_is_no_arc() -> None:
+    [vector] = vectors(1)
+    zero = np.zeros_like(vector)
+    for other in (vector, 3 * vector, -vector, zero):
+        np.testing.assert_allclose(Slerp(0.25)([vector, other]), 0.75 * vector + 0.25 * other, rtol=1e-6, atol=1e-6)
+    assert not Slerp(0.5)([zero, zero]).any()
+
+
+def test_trimming_keeps_the_largest() -> None:
+    [vector] = vectors(1)
+    kept = trimmed(vector, 0.2)
+    order = np.argsort(-np.abs(vector))
+    assert np.array_equal(np.sort(np.nonzero(kept)[0]), np.sort(order[:200]))
+    assert np.array_equal(kept[order[:200]], vector[order[:200]])
+    assert np.array_equal(trimmed(vector, 1.0), vector)
+    assert trimmed(np.array([1, -5, 2], np.float32), 0.01).tolist() == [0, -5, 0]
+    assert trimmed(np.array([2, -2, 1], np.float32), 0.34).tolist() == [2, -2, 0]
+
+
+def plain_ties(base: F32, others: list[F32], weights: tuple[float, ...], density: float, scale: float) -> list[float]:
+    """As the paper says it, parameter by parameter."""
+    differences = [[float(x) - float(b) for x, b in zip(other, base, strict=True)] for other in others]
+    for difference in differences:
+        keep = set(sorted(range(len(base)), key=lambda at: -abs(difference[at]))[: round(density * len(base))])
+        difference[:] = [value if at in keep else 0.0 for at, value in enumerate(difference)]
+    result = []
+    for at, start in enumerate(base):
+        pairs = [(weight, difference[at]) for weight, difference in zip(weights, differences, strict=True)]
+        total = sum(weight * value for weight, value in pairs)
+        agreeing = [(weight, value) for weight, value in pairs if value * total > 0]
+        mean = sum(w * v for w, v in agreeing) / sum(w for w, _ in agreeing) if agreeing else 0.0
+        result.append(float(start) + scale * mean)
+    return result
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (1.0, 2.0, 0.5)])
+@pytest.mark.parametrize(("density", "scale"), [(1.0, 1.0), (0.2, 1.0), (0.5, 0.7)])
+def test_ties_trims_elects_signs_and_averages_what_agrees(weights: tuple[float, ...], density: float, scale: float) -> None:
+    base, *others = vectors(4)
+    got = Ties(weights, density, scale)([base, *others])
+    np.testing.assert_allclose(got, plain_ties(base, others, weights, density, scale), rtol=1e-5, atol=1e-5)
+
+
+def test_ties_of_one_model_is_that_model_and_of_none_that_differ_the_base() -> None:
+    base, other = vectors(2)
+    np.testing.assert_allclose(Ties((3.0,), density=1.0)([base, other]), other, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(Ties((1.0, 1.0))([base, base, base]), base)
+
+
+@pytest.mark.parametrize("rule", [Linear((1, 2, 3)), Ties((1.0, 2.0), 0.3)], ids=["linear", "ties"])
+@pytest.mark.parametrize("form", list(ExportFormat))
+def test_folders_are_merged_tensor_by_tensor(rule: Rule, form: ExportFormat, tmp_path: Path) -> None:
+    folders = [folder(tmp_path / str(seed), seed, form=form if seed else ExportFormat.FP32) for seed in range(3)]
+    kept = [random_parameters(CONFIG, seed) for seed in range(3)]
+    if form is ExportFormat.BF16:
+        kept[1:] = [torch.from_numpy(values).bfloat16().float().numpy() for values in kept[1:]]
+    tensors = list(merged(folders, rule))
+    for place, tensor in zip(parameter_layout(CONFIG), tensors, strict=True):
+        parts = [values[place.offset : place.offset + place.count] for values in kept]
+        assert np.array_equal(tensor, rule(parts))
+
+
+def test_a_merged_model_is_a_folder_again(tmp_path: Path) -> None:
+    folders = [folder(tmp_path / str(seed), seed) for seed in range(2)]
+    (tmp_path / "merged").mkdir()
+    write_folder(tmp_path / "merged", CONFIG, merged(folders, Slerp(0.5)), ExportFormat.FP32, context=64, eos=None)
+    again = np.concatenate(list(WeightsFolder(tmp_path / "merged").values()))
+    assert np.array_equal(again, np.concatenate(list(merged(folders, Slerp(0.5)))))
+
+
+def test_models_of_different_shapes_are_refused(tmp_path: Path) -> None:
+    other = ModelConfig.from_mapping(QWEN3 | {"tied": True})
+    folders = [folder(tmp_path / "a", 0), folder(tmp_path / "b", 0, other)]
+    with pytest.raises(FolderError, match=r"b has kv_heads 4, and .*a has 2; merge models of one shape"):
+        next(merged(folders, Linear((1, 1))))
+    with pytest.raises(FolderError, match="takes 2 models, and 1 are given"):
+        next(merged(folders[:1], Slerp(0.5)))
+
+
+def test_numbers_that_make_no_merge_are_refused() -> None:
+    for weights in ((), (0.0, 0.0), (1.0, -1.0), (math.nan,), (math.inf,)):
+        with pytest.raises(ValueError, match="the weights of a merge"):
+            Linear(weights)
+    for t in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="slerp goes from 0"):
+            Slerp(t)
+    for density in (0.0, 1.1, math.nan):
+        with pytest.raises(ValueError, match="a share of the differences"):
+            Ties((1.0,), density)
+    with pytest.raises(ValueError, match="finite multiple"):
+        Ties((1.0,), 0.2, math.inf)

@@ -1,0 +1,160 @@
+"""Several models of one shape made into one, tensor by tensor: linear, SLERP, TIES.
+
+In memory is one tensor of each model at a time, and a few more of its size.  Where the result is written is the caller's
+business; it comes as the flat vector in order, which `trainer.weights.writing` takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from trainer.weights.errors import FolderError
+from trainer.weights.numbers import F32
+from trainer.weights.reading import WeightsFolder
+
+PARALLEL = 0.9995
+"""Cosine beyond which two tensors point the same way, or the opposite one: no arc leads from one to the other safely."""
+
+
+class Rule(Protocol):
+    """How the tensors of several models become one.  models: how many it takes."""
+
+    @property
+    def models(self) -> int: ...
+
+    def __call__(self, tensors: Sequence[F32]) -> F32:
+        """The merged tensor, of the same size; `tensors` stay as they are."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The weighted mean ("model soups", Wortsman et al. 2022).  weights: of each model, of any positive sum."""
+
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_weights(self.weights)
+
+    @property
+    def models(self) -> int:
+        return len(self.weights)
+
+    def __call__(self, tensors: Sequence[F32]) -> F32:
+        total = math.fsum(self.weights)
+        merged = np.zeros_like(tensors[0])
+        for weight, tensor in zip(self.weights, tensors, strict=True):
+            merged += np.float32(weight / total) * tensor
+        return merged
+
+
+@dataclass(frozen=True)
+class Slerp:
+    """From the first model to the second along the arc between them (Shoemake 1985), `t` of the way.
+
+    The angle is that of the tensors as vectors; their lengths are interpolated with them.  Where they point the same way or
+    the opposite one, or one is zero, the way is a straight line.
+    """
+
+    t: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.t <= 1:
+            raise ValueError(f"slerp goes from 0, the first model, to 1, the second one, and not to {self.t}")
+
+    @property
+    def models(self) -> int:
+        return 2
+
+    def __call__(self, tensors: Sequence[F32]) -> F32:
+        one, other = tensors
+        lengths = math.sqrt(_dot(one, one) * _dot(other, other))
+        cosine = _dot(one, other) / lengths if lengths else 1.0
+        if abs(cosine) > PARALLEL:
+            return np.float32(1 - self.t) * one + np.float32(self.t) * other
+        angle = math.acos(cosine)
+        first, second = math.sin((1 - self.t) * angle) / math.sin(angle), math.sin(self.t * angle) / math.sin(angle)
+        return np.float32(first) * one + np.float32(second) * other
+
+
+@dataclass(frozen=True)
+class Ties:
+    """TIES (Yadav et al. 2023): what the models learnt beyond a common base, without what contradicts.
+
+    The first tensor is the base's.  Of each other model's difference from it the largest are kept, a share of `density`;
+    each parameter gets the sign that has the larger weighted sum; the differences of that sign are averaged by weight, and
+    `scale` times that is added to the base.  Trimmed is tensor by tensor, where the paper trims the whole vector.
+    """
+
+    weights: tuple[float, ...]
+    density: float = 0.2
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_weights(self.weights)
+        if not 0 < self.density <= 1:
+            raise ValueError(f"ties keeps a share of the differences above 0 and up to 1, not {self.density}")
+        if not math.isfinite(self.scale):
+            raise ValueError(f"ties adds a finite multiple of the differences, not {self.scale}")
+
+    @property
+    def models(self) -> int:
+        return 1 + len(self.weights)
+
+    def __call__(self, tensors: Sequence[F32]) -> F32:
+        base, *others = tensors
+        kept = [trimmed(other - base, self.density) for other in others]
+        elected = np.zeros_like(base)
+        for weight, difference in zip(self.weights, kept, strict=True):
+            elected += np.float32(weight) * difference
+        np.sign(elected, out=elected)
+        total, divisor, mean = np.zeros_like(base), np.zeros_like(base), np.zeros_like(base)
+        for weight, difference in zip(self.weights, kept, strict=True):
+            agreeing = np.float32(weight) * ((np.sign(difference) == elected) & (difference != 0))
+            total += agreeing * difference
+            divisor += agreeing
+        np.divide(total, divisor, out=mean, where=divisor > 0)
+        return base + np.float32(self.scale) * mean
+
+
+def trimmed(difference: F32, density: float) -> F32:
+    """The largest values by magnitude, a share of `density` of them and at least one, with those as large as the least of
+    them; the others are 0."""
+    count = max(1, round(density * difference.size))
+    sizes = np.abs(difference)
+    least = np.partition(sizes, difference.size - count)[difference.size - count]
+    return np.asarray(difference * (sizes >= least), np.float32)
+
+
+def merged(folders: Sequence[WeightsFolder], rule: Rule) -> Iterator[F32]:
+    """The flat vector of the merged model, tensor by tensor; raises `FolderError` before the first or between two."""
+    if rule.models != len(folders):
+        raise FolderError(f"this merge takes {rule.models} models, and {len(folders)} are given; give as many")
+    for folder in folders[1:]:
+        _check_shape(folders[0], folder)
+    for tensors in zip(*(folder.tensors() for folder in folders), strict=True):
+        yield rule(tensors)
+
+
+def _check_shape(first: WeightsFolder, other: WeightsFolder) -> None:
+    """Raise `FolderError` where two folders hold models of different shapes; how much they read may differ."""
+    ours, theirs = (asdict(replace(folder.config, context=0)) for folder in (first, other))
+    for name, value in ours.items():
+        if theirs[name] != value:
+            raise FolderError(
+                f"{other.folder} has {name} {theirs[name]}, and {first.folder} has {value}; merge models of one shape"
+            )
+
+
+def _check_weights(weights: Sequence[float]) -> None:
+    if not weights or not all(0 <= weight < math.inf for weight in weights) or not math.fsum(weights) > 0:
+        raise ValueError(f"the weights of a merge are finite numbers from 0, not all 0, and not {list(weights)}")
+
+
+def _dot(one: F32, other: F32) -> float:
+    """In fp64."""
+    return float(np.einsum("i,i->", one, other, dtype=np.float64))
