@@ -50,15 +50,23 @@ class Dealt:
     at: float
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a judgement comes to.  reason: of most rejections."""
+
+    opinion: Opinion
+    reason: Reason
+
+
 @dataclass
 class Batch:
-    """deals: by trainer.  judgements: by validator, a code for each rollout.  own: of our own check.  used: learned from."""
+    """deals: by trainer.  judgements: by validator.  own: the verdicts of our own check.  used: learned from."""
 
     author: PeerId
     body: RolloutBatch
     raw: bytes
     deals: dict[PeerId, Dealt] = field(default_factory=dict)
-    judgements: dict[PeerId, bytes] = field(default_factory=dict)
+    judgements: dict[PeerId, Found] = field(default_factory=dict)
     own: bytes | None = None
     bytes_: Bytes = Bytes.ABSENT
     wanted: bool = False
@@ -91,6 +99,11 @@ def reason_of(codes: bytes) -> Reason:
     """The reason of most rejections; NONE where there is none."""
     reasons = Counter(CODES[code][1] for code in codes if CODES[code][0] is Verdict.REJECT)
     return reasons.most_common(1)[0][0] if reasons else Reason.NONE
+
+
+def found_in(codes: bytes) -> Found:
+    """What these verdicts come to."""
+    return Found(opinion_of(codes), reason_of(codes))
 
 
 def is_well_formed(codes: bytes, body: RolloutBatch) -> bool:

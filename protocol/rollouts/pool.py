@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from protocol.rollouts.batch import Batch, Bytes, Dealt, Decision, is_well_formed
+from protocol.rollouts.batch import Batch, Bytes, Dealt, Decision, found_in, is_well_formed
 from protocol.rollouts.dealing import trainer_of
 from protocol.rollouts.duties import Duty, Leading, Onlooker, Validating
 from protocol.rollouts.happenings import (
@@ -43,8 +43,6 @@ AHEAD = 2
 """Versions that a batch may be ahead of our state: others commit before we do."""
 ENOUGH = 2
 """Rounds for which a trainer has accepted batches."""
-MOST_JUDGEMENTS = 16
-"""Of a batch, that are remembered."""
 
 
 class Pool:
@@ -158,12 +156,9 @@ class Pool:
     def _hear_judgement(self, event: JudgementHeard, now: float) -> list[PoolEffect]:
         scene, validator, codes = self._scene, event.validator, event.body.codes
         batch = self.find(PeerId(event.body.author), Hash(event.body.root))
-        if batch is None or validator in batch.judgements or not is_well_formed(codes, batch.body):
+        if batch is None or not is_well_formed(codes, batch.body) or not scene.is_heard(batch, validator):
             return []
-        counts = validator in scene.validators or validator in scene.moved.electors
-        if not counts or validator == batch.author or len(batch.judgements) >= MOST_JUDGEMENTS:
-            return []
-        batch.judgements[validator] = codes
+        batch.judgements[validator] = found_in(codes)
         effects: list[PoolEffect] = [Forward()]
         if batch.author == scene.me:
             effects.append(Tell(judged(batch, validator, codes)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from protocol.rollouts.batch import Batch, Bytes, Dealt, Decision, Opinion, opinion_of, reason_of
+from protocol.rollouts.batch import Batch, Bytes, Dealt, Decision, Opinion, found_in
 from protocol.rollouts.dealing import is_for, order_of, places_of
 from protocol.rollouts.happenings import Discard, Judge, Moved, PoolEffect, Tell
 from protocol.rollouts.standing import Standing
@@ -15,6 +15,11 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import Judgement, Reason
+
+FIRST_ASKED = 8
+"""Validators of a deal for whose verdicts there is room in any case."""
+MOST_OTHERS = 16
+"""Verdicts of others on a batch, which may come to be asked, or tell us of ours."""
 
 
 class Scene:
@@ -40,6 +45,18 @@ class Scene:
         count = places_of(dealt.beacon) + unsure + int((now - dealt.at) // self.rl.judge_s)
         return order[:count], count < len(order)
 
+    def is_heard(self, batch: Batch, judge: PeerId) -> bool:
+        """Whether there is room for what this peer says of a batch: electors and those that are dealt it first find some."""
+        if judge in batch.judgements or judge == batch.author:
+            return False
+        asked = {*self.moved.electors}
+        for dealt in batch.deals.values():
+            asked.update(order_of(dealt.beacon, batch.root, self.validators - {batch.author})[:FIRST_ASKED])
+        others = sum(peer not in asked for peer in batch.judgements)
+        if judge in asked:
+            return True
+        return others < MOST_OTHERS and (judge in self.validators or batch.author == self.me)
+
     def lacks_tip(self, batch: Batch) -> bool:
         """Whether its version is ahead of our state."""
         return batch.body.version not in self.moved.tips
@@ -57,7 +74,7 @@ class Scene:
     def say(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
         """Our verdicts, to everybody."""
         batch.own, batch.wanted = codes, False
-        batch.judgements[self.me] = codes
+        batch.judgements[self.me] = found_in(codes)
         said = Judgement(author=batch.author, root=batch.root, codes=codes)
         return [Judge(said), Tell(judged(batch, self.me, codes)), *self.accuse(batch)]
 
@@ -72,8 +89,8 @@ class Scene:
                 if elector == accuser or elector not in self.moved.electors:
                     continue
                 if self.standing.reproduced(batch.author, accuser, elector, liars):
-                    found = reason_of(batch.judgements[accuser]).value
-                    return self.set_aside(batch.author, f"several peers found: {found}")
+                    reason = batch.judgements[accuser].reason.value
+                    return self.set_aside(batch.author, f"several peers found: {reason}")
         return []
 
     def set_aside(self, peer: PeerId, reason: str, role: Role = Role.ROLLOUT) -> list[PoolEffect]:
@@ -83,8 +100,8 @@ class Scene:
 
 def opinion_in(batch: Batch, validator: PeerId) -> Opinion | None:
     """What a validator said of a batch; None where it said nothing."""
-    codes = batch.judgements.get(validator)
-    return opinion_of(codes) if codes is not None else None
+    found = batch.judgements.get(validator)
+    return found.opinion if found is not None else None
 
 
 def discard(batch: Batch) -> list[PoolEffect]:

@@ -1,7 +1,7 @@
 """A simulated run of reinforcement learning, and what must hold in it.
 
 Checked    whatever an honest trainer learns from was accepted by it before, and was made right
-Once       each batch that was for a trainer gets one verdict of it
+Once       each batch that was for a trainer gets one verdict of it, and is learned from once at most
 Just       nobody honest is set aside by anybody honest
 Committed  a record names what its members learned from
 """
@@ -81,6 +81,7 @@ class RolloutJudge:
         """Of a seat's life."""
         self._decided: set[tuple[int, int, str, str]] = set()
         self.decisions: Counter[str] = Counter()
+        self._learned: set[tuple[int, int, str]] = set()
         self.learned: Counter[int] = Counter()
         """Batches, by seat."""
         self.used: dict[tuple[str, int], set[str]] = defaultdict(set)
@@ -100,6 +101,10 @@ class RolloutJudge:
             return
         self.learned[seat.number] += len(names)
         for name in names:
+            key = (seat.number, seat.lives, name)
+            if key in self._learned:
+                raise Violation(f"once: {seat.number} learned from {name[:8]} again")
+            self._learned.add(key)
             if name not in self.accepted[seat.number, seat.lives]:
                 raise Violation(f"checked: {seat.number} learned from {name[:8]}, which it never accepted")
             if name not in self.right:

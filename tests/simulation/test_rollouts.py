@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+import pytest
+import trio
+
+from protocol.network.simulated.weather import Weather
 from protocol.wire.presence import Role
-from tests.simulation.rollouts import ROLES, cast, rl_run
+from tests.simulation.rollout_liars import (
+    AcceptsAll,
+    Cheat,
+    Contrary,
+    OneBad,
+    OtherProblems,
+    OtherWeights,
+    RejectsAll,
+    Rubbish,
+)
+from tests.simulation.rollout_trainer import RolloutTrainer
+from tests.simulation.rollouts import ROLES, RolloutJudge, cast, rl_run
 from tests.simulation.runs import holds, simulate
+from tests.simulation.seat import Seat
 from tests.simulation.world import World
+
+TROUPE = {Role.TRAINER: 4, Role.ROLLOUT: 4, Role.VALIDATOR: 4}
+LOSSY = Weather(gossip_loss=0.25, gossip_copies=0.2, gossip_late=0.1, request_loss=0.004)
+CHEATS = (OtherWeights, OneBad, OtherProblems, Rubbish)
+REASONS: dict[type[Cheat], str] = {
+    OtherWeights: "wrong computation",
+    OneBad: "bad sampling",
+    OtherProblems: "wrong prompt",
+    Rubbish: "malformed",
+}
+LIARS = (AcceptsAll, RejectsAll, Contrary)
 
 
 def test_trainers_learn_from_rollouts_that_validators_accepted() -> None:
@@ -18,3 +45,98 @@ def test_trainers_learn_from_rollouts_that_validators_accepted() -> None:
         assert not judge.aside and judge.decisions["rejected"] == 0
 
     holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+
+
+async def until_aside(world: World, judge: RolloutJudge, liar: Seat, judges: list[Seat]) -> None:
+    """Each of these peers has found out about a liar."""
+    await world.until(
+        f"{liar.number} is set aside", lambda: {seat.peer for seat in judges} <= {*judge.aside[liar.peer]}, within_s=240
+    )
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_a_third_of_each_role_lies_and_others_die(seed: int) -> None:
+    """One of four trainers accuses everybody, one of four rollout peers cheats, one of four validators lies."""
+    cheat, liar = CHEATS[seed % len(CHEATS)], LIARS[seed % len(LIARS)]
+
+    async def scenario(world: World) -> None:
+        cast_ = {(Role.TRAINER, 0): RejectsAll, (Role.ROLLOUT, 0): cheat, (Role.VALIDATOR, 0): liar}
+        judge, seats = cast(world, TROUPE, cast_)
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(2, within_s=240)
+        honest = seats[Role.TRAINER][1:]
+        for role in (Role.VALIDATOR, Role.ROLLOUT, Role.TRAINER):
+            victim = world.random.choice(seats[role][1:])
+            world.faults.kill(victim)
+            await trio.sleep(world.random.random() * 10)
+            world.start(victim)
+            await trio.sleep(world.random.random() * 10)
+        await until_aside(world, judge, seats[Role.ROLLOUT][0], honest)
+        before = max(world.rounds())
+        await world.until_round(before + 3, within_s=240)
+        assert all(judge.learned[seat.number] for seat in honest)
+
+    holds(simulate(sum(TROUPE.values()), scenario, seed, LOSSY if seed % 2 else None, rl_run()))
+
+
+@pytest.mark.parametrize("liar", LIARS)
+def test_a_validator_that_lies_is_set_aside_by_whoever_dealt_with_it(liar: type[RolloutTrainer]) -> None:
+    """Beside a cheating rollout peer, without which one that accepts all says nothing wrong."""
+    roles = {**ROLES, Role.VALIDATOR: 1}
+
+    async def scenario(world: World) -> None:
+        judge, seats = cast(world, roles, {(Role.VALIDATOR, 0): liar, (Role.ROLLOUT, 0): OneBad})
+        cheater = seats[Role.ROLLOUT][0]
+        for seat in world.seats:
+            if seat is not cheater:
+                world.start(seat)
+        await world.until_round(3, within_s=240)
+        world.start(cheater)
+        lies = seats[Role.VALIDATOR][0].peer
+        await world.until("somebody found out", lambda: bool(judge.aside[lies]), within_s=240)
+        await world.until_round(max(world.rounds()) + 2, within_s=240)
+
+    holds(simulate(sum(roles.values()), scenario, signed=rl_run()))
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_rollout_peer_that_cheats_is_told_why_and_learned_from_by_nobody(cheat: type[Cheat]) -> None:
+    async def scenario(world: World) -> None:
+        judge, seats = cast(world, ROLES, {(Role.ROLLOUT, 0): cheat})
+        for seat in world.seats:
+            world.start(seat)
+        cheater = seats[Role.ROLLOUT][0]
+        await until_aside(world, judge, cheater, seats[Role.TRAINER])
+        await world.until("it is told why", lambda: bool(judge.told[cheater.peer][REASONS[cheat]]), within_s=10)
+        assert all(REASONS[cheat] in why for why in judge.aside[cheater.peer].values())
+        await world.until_round(max(world.rounds()) + 2, within_s=240)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+
+
+def test_rollouts_that_nobody_serves_are_rejected_and_their_maker_is_not_blamed() -> None:
+    async def scenario(world: World) -> None:
+        judge, seats = cast(world, ROLES)
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=120)
+        stingy = seats[Role.ROLLOUT][0]
+        assert stingy.node is not None
+        stingy.node._swarm.serves = False
+        await world.until("it is told so", lambda: bool(judge.told[stingy.peer]["withheld"]), within_s=240)
+        assert not judge.aside
+        await world.until_round(max(world.rounds()) + 2, within_s=240)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+
+
+def test_without_validators_trainers_check_everything_themselves() -> None:
+    async def scenario(world: World) -> None:
+        judge, seats = cast(world, {Role.TRAINER: 2, Role.ROLLOUT: 2}, {(Role.ROLLOUT, 0): OneBad})
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(4, within_s=240)
+        await until_aside(world, judge, seats[Role.ROLLOUT][0], seats[Role.TRAINER])
+
+    holds(simulate(4, scenario, signed=rl_run()))

@@ -1,0 +1,380 @@
+"""The pool of batches on a table: what each role does, who decides what, and what strangers cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.events import BatchDecided, RolloutPeerSetAside, ValidatorSetAside
+from protocol.rollouts import room
+from protocol.rollouts.batch import Decision
+from protocol.rollouts.dealing import order_of, places_of
+from protocol.rollouts.happenings import (
+    Check,
+    Checked,
+    Contrary,
+    Deal,
+    DealHeard,
+    Fetch,
+    Fetched,
+    Forward,
+    Heard,
+    Idle,
+    Judge,
+    JudgementHeard,
+    Moved,
+    PoolEffect,
+    Tell,
+    Tick,
+)
+from protocol.rollouts.pool import Pool
+from protocol.run.rl_section import RlSection
+from protocol.wire.hashes import Hash, hash_bytes
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.presence import Role
+from protocol.wire.rollouts import CODES, Judgement, Reason, RolloutBatch, Verdict
+
+RL = RlSection(
+    environment="x", prompts_per_batch=1, group_size=2, batches_per_round=1, max_tokens=8, row_tokens=16, judge_s=10
+)
+ME, WORKER, *VALIDATORS = (Identity.from_seed(bytes([number]) * 32).peer_id for number in range(6))
+TIPS = {version: hash_bytes("tip", bytes([version])) for version in range(20)}
+ROOT = hash_bytes("root", b"0")
+GOOD = bytes(2)
+BAD = bytes([0, CODES.index((Verdict.REJECT, Reason.BAD_SAMPLING))])
+UNSURE = bytes([1, 0])
+ONE_PLACE = next(beacon for beacon in (hash_bytes("b", bytes([n])) for n in range(99)) if places_of(beacon) == 1)
+
+
+class Table:
+    """A pool of one role at version 3, whose peer led a record alone."""
+
+    def __init__(self, role: Role, *, draw: float = 1.0, trainers: tuple[PeerId, ...] = (ME,)) -> None:
+        self.pool = Pool(ME, role, RL, lambda root: draw)
+        self.now = 0.0
+        self.trainers = trainers
+        self.validators = frozenset(VALIDATORS)
+        self.move(3)
+        self.tick()
+
+    def tell(self, event: Any) -> list[PoolEffect]:
+        return self.pool.handle(event, self.now)
+
+    def move(self, version: int) -> list[PoolEffect]:
+        tips = {each: TIPS[each] for each in range(max(0, version - RL.max_async), version + 1)}
+        return self.tell(Moved(version, tips, self.trainers, self.trainers, self.trainers))
+
+    def tick(self) -> list[PoolEffect]:
+        return self.tell(Tick(self.validators, TIPS))
+
+    def hear(self, author: PeerId = WORKER, root: Hash = ROOT, **changes: Any) -> list[PoolEffect]:
+        fields: dict[str, Any] = {
+            "version": 3,
+            "number": 0,
+            "incarnation": 1,
+            "rollouts": 2,
+            "tokens": 9,
+            "size": 100,
+            "root": root,
+        }
+        fields |= changes
+        body = RolloutBatch(**{"tip": TIPS[fields["version"]], **fields})
+        return self.tell(Heard(author, body, repr((author, body)).encode()))
+
+    def deal(self, trainer: PeerId = ME) -> list[PoolEffect]:
+        return self.tell(DealHeard(trainer, WORKER, ROOT, ONE_PLACE))
+
+    def fetched(self, here: bool = True) -> list[PoolEffect]:
+        return self.tell(Fetched(WORKER, ROOT, here))
+
+    def judge(self, validator: PeerId, codes: bytes) -> list[PoolEffect]:
+        return self.tell(JudgementHeard(validator, Judgement(author=WORKER, root=ROOT, codes=codes)))
+
+    def check(self, codes: bytes) -> list[PoolEffect]:
+        assert [type(effect) for effect in self.tell(Idle())] == [Check]
+        return self.tell(Checked(WORKER, ROOT, codes))
+
+    @property
+    def decision(self) -> Decision | None:
+        batch = self.pool.find(WORKER, ROOT)
+        return batch.decision if batch is not None else None
+
+    @property
+    def order(self) -> list[PeerId]:
+        return order_of(ONE_PLACE, ROOT, self.validators)
+
+
+def kinds(effects: list[PoolEffect]) -> list[type]:
+    return [type(effect.event) if isinstance(effect, Tell) else type(effect) for effect in effects]
+
+
+def dealt() -> Table:
+    """A trainer with a clean view of everybody, whose batch is dealt and here."""
+    table = Table(Role.TRAINER)
+    for peer in (WORKER, *VALIDATORS):
+        for _ in range(99):
+            table.pool.standing.right(peer)
+    assert kinds(table.hear()) == [Forward, Deal, Fetch]
+    assert kinds(table.deal()) == [Forward]
+    table.fetched()
+    return table
+
+
+# -- a trainer ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_validators_word_is_enough_where_no_check_was_drawn() -> None:
+    table = dealt()
+    assert BatchDecided in kinds(table.judge(table.order[0], GOOD))
+    assert table.decision is Decision.ACCEPTED and [batch.root for batch in table.pool.usable(3)] == [ROOT]
+    assert table.tell(Idle()) == []
+
+
+def test_strangers_are_always_checked() -> None:
+    table = Table(Role.TRAINER, draw=0.999)
+    table.hear()
+    table.deal()
+    table.fetched()
+    table.judge(table.order[0], GOOD)
+    assert table.decision is None
+    table.check(GOOD)
+    assert table.decision is Decision.ACCEPTED
+    assert table.pool.standing.clean(WORKER) == table.pool.standing.clean(table.order[0]) == 1
+
+
+def test_a_verdict_of_a_validator_whose_turn_it_is_not_counts_when_its_turn_has_come() -> None:
+    table = dealt()
+    table.judge(table.order[1], GOOD)
+    assert table.decision is None
+    table.now = RL.judge_s
+    table.tick()
+    assert table.decision is Decision.ACCEPTED
+
+
+def test_after_an_inconclusive_verdict_it_is_the_next_ones_turn() -> None:
+    table = dealt()
+    table.judge(table.order[0], UNSURE)
+    table.judge(table.order[1], GOOD)
+    assert table.decision is Decision.ACCEPTED
+
+
+def test_a_dead_validator_is_followed_at_once() -> None:
+    table = dealt()
+    dead, follower = table.order[:2]
+    table.validators -= {dead}
+    table.tick()
+    table.judge(follower, GOOD)
+    assert table.decision is Decision.ACCEPTED
+
+
+def test_when_all_are_silent_the_trainer_checks_itself() -> None:
+    table = dealt()
+    table.now = RL.judge_s * len(VALIDATORS)
+    table.tick()
+    table.check(GOOD)
+    assert table.decision is Decision.ACCEPTED
+
+
+def test_a_rejection_is_checked_and_one_that_is_not_so_costs_its_validator_its_place() -> None:
+    table = dealt()
+    liar = table.order[0]
+    table.judge(liar, BAD)
+    assert table.decision is None
+    assert ValidatorSetAside in kinds(table.check(GOOD))
+    assert table.decision is Decision.ACCEPTED and table.pool.standing.aside(liar) and not table.pool.standing.aside(WORKER)
+
+
+def test_who_accepted_what_we_reject_is_set_aside_also_when_it_says_so_later() -> None:
+    table = Table(Role.TRAINER)
+    table.hear()
+    table.deal()
+    table.fetched()
+    table.now = RL.judge_s * len(VALIDATORS)
+    table.tick()
+    assert RolloutPeerSetAside in kinds(table.check(BAD))
+    assert table.decision is Decision.REJECTED and table.pool.standing.aside(WORKER)
+    assert ValidatorSetAside in kinds(table.judge(table.order[0], GOOD))
+
+
+def test_the_place_of_a_validator_that_was_set_aside_is_taken_by_our_own_check() -> None:
+    table = dealt()
+    table.pool.standing.set_aside(table.order[0], "it lied")
+    table.tick()
+    table.check(GOOD)
+    assert table.decision is Decision.ACCEPTED
+
+
+def test_all_batches_of_a_peer_that_is_set_aside_are_dropped_and_no_more_are_heard() -> None:
+    table = dealt()
+    table.judge(table.order[0], GOOD)
+    other = hash_bytes("root", b"1")
+    table.hear(root=other, number=1)
+    table.tell(DealHeard(ME, WORKER, other, ONE_PLACE))
+    table.tell(Fetched(WORKER, other, True))
+    table.tell(JudgementHeard(table.order[0], Judgement(author=WORKER, root=other, codes=BAD)))
+    for peer in order_of(ONE_PLACE, other, VALIDATORS):
+        table.tell(JudgementHeard(peer, Judgement(author=WORKER, root=other, codes=BAD)))
+    assert [type(effect) for effect in table.tell(Idle())] == [Check]
+    table.tell(Checked(WORKER, other, BAD))
+    assert table.pool.usable(3) == [] and table.hear(number=2, root=hash_bytes("root", b"2")) == []
+
+
+def test_what_nobody_serves_is_rejected_without_blame() -> None:
+    table = dealt()
+    effects = table.fetched(here=False)
+    [told] = [effect.event for effect in effects if isinstance(effect, Tell)]
+    assert isinstance(told, BatchDecided) and (told.verdict, told.reason) == ("rejected", "withheld")
+    assert not table.pool.standing.aside(WORKER) and table.pool.standing.chance(WORKER) == 1.0
+
+
+def test_a_trainer_that_was_not_in_the_last_record_checks_itself() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    assert kinds(table.hear()) == [Forward, Fetch]
+    table.fetched()
+    table.check(GOOD)
+    assert table.decision is Decision.ACCEPTED
+
+
+def test_a_batch_gets_one_verdict_and_is_stale_when_it_was_not_decided_in_time() -> None:
+    table = dealt()
+    effects = table.move(3 + RL.max_async + 1)
+    [told] = [effect.event for effect in effects if isinstance(effect, Tell)]
+    assert isinstance(told, BatchDecided) and told.verdict == "stale"
+    decided = dealt()
+    decided.judge(decided.order[0], GOOD)
+    assert BatchDecided not in kinds(decided.move(3 + RL.max_async + 1)), "it had its verdict"
+
+
+def test_what_was_learned_from_is_not_to_be_had_again() -> None:
+    table = dealt()
+    table.judge(table.order[0], GOOD)
+    [batch] = table.pool.usable(3)
+    batch.used = True
+    assert table.pool.usable(3) == []
+
+
+def test_versions_of_another_branch_are_forgotten() -> None:
+    table = dealt()
+    other = {version: hash_bytes("other", bytes([version])) for version in (2, 3, 4)}
+    table.tell(Moved(4, other, table.trainers, table.trainers, table.trainers))
+    assert table.pool.find(WORKER, ROOT) is None
+
+
+# -- a validator ----------------------------------------------------------------------------------------------------------
+
+
+def validating(first: bool) -> Table:
+    """A validator; whether it is the first that the batch is dealt to."""
+    table = Table(Role.VALIDATOR, trainers=(WORKER,))
+    table.validators = frozenset({ME, *VALIDATORS})
+    me_first = [n for n in range(99) if order_of(hash_bytes("b", bytes([n])), ROOT, table.validators)[0] == ME]
+    beacons = [hash_bytes("b", bytes([n])) for n in range(99) if (n in me_first) is first]
+    beacon = next(beacon for beacon in beacons if places_of(beacon) == 1)
+    table.tick()
+    author = VALIDATORS[0]
+    table.hear(author=author)
+    table.tell(DealHeard(WORKER, author, ROOT, beacon))
+    return table
+
+
+def test_a_validator_verifies_what_it_is_dealt_and_nothing_else() -> None:
+    assert [batch.wanted for batch in validating(first=True).pool] == [True]
+    assert [batch.wanted for batch in validating(first=False).pool] == [False]
+
+
+def test_a_validator_steps_in_when_those_before_it_are_silent() -> None:
+    table = validating(first=False)
+    table.now = RL.judge_s * 5
+    assert Fetch in kinds(table.tick())
+
+
+def test_a_validator_says_what_it_found_or_that_the_bytes_are_withheld() -> None:
+    table = validating(first=True)
+    table.tell(Fetched(VALIDATORS[0], ROOT, True))
+    assert [type(effect) for effect in table.tell(Idle())] == [Check]
+    [said] = [effect for effect in table.tell(Checked(VALIDATORS[0], ROOT, BAD)) if isinstance(effect, Judge)]
+    assert said.body.codes == BAD
+    table = validating(first=True)
+    [said] = [effect for effect in table.tell(Fetched(VALIDATORS[0], ROOT, False)) if isinstance(effect, Judge)]
+    assert {CODES[code] for code in said.body.codes} == {(Verdict.REJECT, Reason.WITHHELD)}
+
+
+def test_a_deal_of_somebody_else_than_the_batchs_trainer_is_not_followed() -> None:
+    table = Table(Role.VALIDATOR, trainers=(WORKER,))
+    table.hear(author=VALIDATORS[0])
+    assert table.tell(DealHeard(VALIDATORS[1], VALIDATORS[0], ROOT, ONE_PLACE)) == []
+
+
+def test_a_version_that_our_trainer_does_not_hold_is_not_verified() -> None:
+    table = validating(first=True)
+    table.tell(Fetched(VALIDATORS[0], ROOT, True))
+    table.tell(Tick(table.validators, {3: hash_bytes("other", b"")}))
+    assert table.tell(Idle()) == []
+
+
+# -- what is heard --------------------------------------------------------------------------------------------------------
+
+
+def test_what_no_honest_peer_states_now_is_not_heard() -> None:
+    table = Table(Role.TRAINER)
+    assert table.hear(rollouts=3) == [] and table.hear(tokens=99) == [] and table.hear(tip=ROOT) == []
+    assert table.hear(version=0) == [] and table.hear(version=6) == []
+    assert kinds(table.hear(version=4, tip=ROOT)) == [Forward], "we may be behind"
+
+
+def test_two_batches_of_one_number_contradict_each_other_in_one_life() -> None:
+    table = Table(Role.SEED)
+    table.hear()
+    assert table.hear() == []
+    assert kinds(table.hear(root=hash_bytes("root", b"1"))) == [Contrary]
+    assert table.hear(root=hash_bytes("root", b"1"), incarnation=2) == [], "it was restarted"
+
+
+def test_a_verdict_counts_once_and_not_on_ones_own_batch() -> None:
+    table = dealt()
+    table.judge(table.order[1], UNSURE)
+    assert table.judge(table.order[1], GOOD) == [] and table.judge(WORKER, GOOD) == []
+    assert table.judge(PeerId("stranger"), GOOD) == [] and table.judge(table.order[0], GOOD + GOOD) == []
+
+
+def test_peers_with_a_clean_history_find_room_among_a_crowd(monkeypatch: Any) -> None:
+    monkeypatch.setattr(room, "MOST_BATCHES", 8)
+    table = Table(Role.SEED)
+    for number in range(20):
+        table.hear(PeerId(f"key {number}"), hash_bytes("root", bytes([number])))
+    assert len([*table.pool]) == 8
+    table.pool.standing.right(WORKER)
+    assert Forward in kinds(table.hear(root=hash_bytes("root", b"mine")))
+    assert len([*table.pool]) == 8
+
+
+def test_one_peer_has_its_share_and_no_more(monkeypatch: Any) -> None:
+    monkeypatch.setattr(room, "MOST_OF_ONE", 3)
+    table = Table(Role.SEED)
+    for number in range(5):
+        table.hear(number=number, root=hash_bytes("root", bytes([number])))
+    assert len([*table.pool]) == 3
+
+
+def test_bytes_are_bounded_for_all_and_for_each(monkeypatch: Any) -> None:
+    monkeypatch.setattr(room, "MOST_BYTES", 250)
+    monkeypatch.setattr(room, "MOST_BYTES_OF_ONE", 150)
+    table = Table(Role.TRAINER, trainers=())
+    assert Fetch in kinds(table.hear())
+    assert Fetch not in kinds(table.hear(number=1, root=hash_bytes("root", b"1")))
+    assert Fetch in kinds(table.hear(VALIDATORS[0], hash_bytes("root", b"2")))
+    assert Fetch not in kinds(table.hear(VALIDATORS[1], hash_bytes("root", b"3")))
+
+
+def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.pool.standing.right(WORKER)
+    strangers = VALIDATORS[:3]
+    for number, author in enumerate([WORKER, WORKER, *strangers]):
+        root = hash_bytes("root", bytes([number]))
+        table.hear(author, root, number=number)
+        table.tell(Fetched(author, root, True))
+    checked = []
+    for _ in range(4):
+        [check] = [effect for effect in table.tell(Idle()) if isinstance(effect, Check)]
+        checked.append(check.batch.author == WORKER)
+    assert checked == [False, True, False, True]

@@ -1,0 +1,52 @@
+"""How often a peer is checked, and when it is set aside."""
+
+from __future__ import annotations
+
+from protocol.rollouts.standing import FADES, MAX_KNOWN, RARELY, Standing
+from protocol.wire.identity import PeerId
+
+ANN, BOB, CID, DOT = map(PeerId, ("ann", "bob", "cid", "dot"))
+
+
+def test_all_of_a_stranger_is_checked_and_a_clean_history_makes_checks_rare() -> None:
+    standing = Standing()
+    assert standing.chance(ANN) == 1.0
+    standing.right(ANN)
+    assert standing.chance(ANN) == FADES
+    for _ in range(100):
+        standing.right(ANN)
+    assert standing.chance(ANN) == RARELY
+
+
+def test_one_anomaly_and_all_is_checked_again() -> None:
+    standing = Standing()
+    for _ in range(100):
+        standing.right(ANN)
+    standing.anomaly(ANN)
+    assert standing.chance(ANN) == 1.0 and not standing.aside(ANN)
+
+
+def test_who_is_set_aside_stays_so_for_the_first_reason() -> None:
+    standing = Standing()
+    assert standing.set_aside(ANN, "one") and not standing.set_aside(ANN, "two")
+    assert standing.aside(ANN) == "one" and standing.chance(ANN) == 1.0
+
+
+def test_two_accusers_and_more_electors_than_can_be_liars_are_needed() -> None:
+    standing = Standing()
+    assert not standing.reproduced(ANN, BOB, CID, 1)
+    assert not standing.reproduced(ANN, BOB, DOT, 1), "one accuser"
+    assert standing.reproduced(ANN, CID, DOT, 1)
+    other = Standing()
+    assert not other.reproduced(ANN, BOB, DOT, 1)
+    assert not other.reproduced(ANN, CID, DOT, 1), "one elector, which may lie"
+    assert not other.reproduced(ANN, CID, BOB, 2), "two of them, which may lie"
+
+
+def test_what_is_remembered_is_bounded_and_who_was_set_aside_is_forgotten_last() -> None:
+    standing = Standing()
+    standing.set_aside(ANN, "why")
+    for number in range(2 * MAX_KNOWN):
+        standing.right(PeerId(f"stranger {number}"))
+    assert standing.aside(ANN) == "why" and standing.clean(PeerId("stranger 0")) == 0
+    assert len(standing._known) == MAX_KNOWN

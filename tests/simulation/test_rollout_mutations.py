@@ -1,0 +1,141 @@
+"""The checks of rollouts can fail: each build that is broken on purpose breaks the invariant that it should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from protocol.node.contributor import Contributor
+from protocol.rollouts import duties
+from protocol.rollouts.batch import Batch, Bytes, Decision, Opinion
+from protocol.rollouts.duties import Leading
+from protocol.rollouts.happenings import PoolEffect
+from protocol.rollouts.pool import Pool
+from protocol.rollouts.scene import Scene
+from protocol.rollouts.selection import Chosen, Selection
+from protocol.rollouts.standing import Standing
+from protocol.wire.hashes import hash_bytes
+from protocol.wire.presence import Role
+from protocol.wire.rollouts import Reason
+from tests.simulation.rollout_liars import OneBad, Turncoat
+from tests.simulation.rollout_trainer import RolloutTrainer
+from tests.simulation.rollouts import cast, rl_run
+from tests.simulation.runs import simulate
+from tests.simulation.world import World
+
+TROUPE = {Role.TRAINER: 4, Role.ROLLOUT: 3, Role.VALIDATOR: 3}
+LIARS: dict[tuple[Role, int], type[RolloutTrainer]] = {
+    (Role.TRAINER, 0): Turncoat,
+    (Role.ROLLOUT, 0): OneBad,
+    (Role.VALIDATOR, 0): Turncoat,
+}
+
+
+def _unverified() -> Any:
+    """Whatever is heard is accepted."""
+
+    def look(self: Leading, batch: Batch, now: float) -> list[PoolEffect]:
+        batch.led = self.needs_bytes(batch)
+        ready = batch.led and batch.bytes_ is Bytes.HERE
+        return self._scene.decide(batch, Decision.ACCEPTED) if ready else []
+
+    return patch.object(Leading, "look", look)
+
+
+def _own_check_ignored() -> Any:
+    """A trainer takes everything that it has checked, whatever it found."""
+    return patch.object(duties, "opinion_of", lambda codes: Opinion.GOOD)
+
+
+def _undecided_used() -> Any:
+    """Learns from whatever is here."""
+
+    def usable(self: Pool, version: int) -> list[Batch]:
+        return [batch for batch in self if batch.bytes_ is Bytes.HERE and not batch.used and batch.body.version <= version]
+
+    return patch.object(Pool, "usable", usable)
+
+
+def _second_verdict() -> Any:
+    """What was decided is decided again."""
+    decide = Scene.decide
+
+    def again(self: Scene, batch: Batch, decision: Decision, reason: Reason = Reason.NONE) -> list[PoolEffect]:
+        batch.decision = None
+        return decide(self, batch, decision, reason)
+
+    return patch.object(Scene, "decide", again)
+
+
+def _used_again() -> Any:
+    """Nothing is remembered of what was learned from."""
+    use = Selection.use
+
+    def forgetful(self: Selection, round: int, chosen: Chosen) -> None:
+        use(self, round, chosen)
+        for batch in chosen.batches:
+            batch.used = False
+
+    return patch.object(Selection, "use", forgetful)
+
+
+def _one_accuser() -> Any:
+    """One elector's word is enough to set a peer aside."""
+    return patch.object(Standing, "reproduced", lambda self, author, accuser, elector, liars: True)
+
+
+def _validators_believed() -> Any:
+    """What a validator rejects is held against its maker."""
+    return patch.object(Scene, "accuse", _accused)
+
+
+def _accused(scene: Scene, batch: Batch) -> list[PoolEffect]:
+    bad = any(found.opinion is Opinion.BAD for found in batch.judgements.values())
+    return scene.set_aside(batch.author, "somebody says so") if bad else []
+
+
+def _other_root() -> Any:
+    """READY names something else than what was learned from."""
+    commit = Contributor.commit
+
+    async def lying(self: Contributor, base: Any, work: Any, contribution: Any, state_digest: Any) -> Any:
+        work.rollouts = hash_bytes("other", b"")
+        return await commit(self, base, work, contribution, state_digest)
+
+    return patch.object(Contributor, "commit", lying)
+
+
+MUTATIONS: list[tuple[Callable[[], Any], str]] = [
+    (_unverified, "checked:"),
+    (_own_check_ignored, "checked:"),
+    (_undecided_used, "checked:"),
+    (_second_verdict, "once:"),
+    (_used_again, "once:"),
+    (_one_accuser, "just:"),
+    (_validators_believed, "just:"),
+    (_other_root, "committed:"),
+]
+
+
+def _run() -> str | None:
+    async def scenario(world: World) -> None:
+        cast(world, TROUPE, LIARS)
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(9, within_s=120)
+
+    return simulate(sum(TROUPE.values()), scenario, signed=rl_run()).failure
+
+
+def test_the_sound_build_holds() -> None:
+    assert _run() is None
+
+
+@pytest.mark.parametrize(("mutation", "shows"), MUTATIONS, ids=lambda each: each.__name__ if callable(each) else "")
+def test_a_broken_build_is_noticed(mutation: Callable[[], Any], shows: str) -> None:
+    with mutation():
+        failure = _run()
+    assert failure is not None and shows in failure
