@@ -74,8 +74,8 @@ def _used_again() -> Any:
     """Nothing is remembered of what was learned from."""
     use = Selection.use
 
-    def forgetful(self: Selection, round: int, chosen: Chosen) -> None:
-        use(self, round, chosen)
+    def forgetful(self: Selection, round: int, chosen: Chosen, reward: float | None) -> None:
+        use(self, round, chosen, reward)
         for batch in chosen.batches:
             batch.used = False
 

@@ -57,7 +57,10 @@ class Learner:
         chunk_parameters: int,
         reference: F32 | None = None,
     ) -> None:
-        """model: whose parameters are changed.  reference: the parameters that the KL term compares with; needed where the run has one."""
+        """model: whose parameters are changed.
+
+        reference: the parameters that the KL term compares with; needed where the run has one.
+        """
         if config.kl_weight and reference is None:
             raise ValueError("kl_weight is above 0, and there are no parameters to compare with; give the run's first ones")
         self.config = config
