@@ -18,12 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.generate.cache import Cache
+from trainer.generate.generator import MOST_END_TOKENS
 from trainer.generate.sampling import choose
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 
-MOST_END_TOKENS = 8
-"""Of one sequence."""
 NO_TOKEN = -1
 
 

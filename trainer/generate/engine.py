@@ -1,197 +1,33 @@
-"""Completions of prompts: what a generator is, and the built-in one, which decodes many sequences at a time.
+"""The built-in generator: it decodes many sequences at a time, each in a slot.
 
-The built-in one has slots.  A waiting request gets a slot as soon as one is free, its prompt is computed in blocks between
+A waiting request gets a slot as soon as one is free, its prompt is computed in blocks between
 the steps of the others (chunked prefill), and its tokens are chosen by noise of its own key: neither the batch nor the
 order of requests changes what comes out, beyond the rounding of sums.  When nothing waits, the sequences that are left
 move to the lowest slots, so that a step computes no more rows than there are sequences.
 
 Multi-turn: at the end of the model's turn, `reply` may continue the sequence with the environment's tokens; these stand in
 the output, marked as not made, and the model goes on in the same slot.
-
-Weights are swapped between sequences: requests that were submitted before `load` are completed with the weights before it,
-those after it with the new ones.  `withdraw` gives back what has not begun, for new keys.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from trainer.generate.batch import MOST_END_TOKENS, Batch, Piece
+from trainer.generate.batch import Batch, Piece
+from trainer.generate.generator import Completion, Ended, Generator, Line, Reply, Request, complete, continuation
+from trainer.generate.proving import Prove, ProveAll, Proving
 from trainer.models.llama.config import ModelConfig
+
+__all__ = ["Completion", "Ended", "Engine", "Generator", "Reply", "Request", "complete"]
 
 PREFILL_TOKENS = 1024
 """Known tokens computed between two steps of the running sequences, or one of each sequence that has some."""
 GPU_STEPS = 8
 """Steps after which a GPU is asked who has finished.  In between the host only queues work; a CPU is asked each time."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to complete.  key: of the noise (`sampling.stream_key`).  max_tokens: of the output, replies included.
-
-    end_tokens: those that end the model's turn, which they belong to; at most MOST_END_TOKENS.
-    """
-
-    id: int
-    prompt: tuple[int, ...]
-    key: int
-    max_tokens: int
-    end_tokens: tuple[int, ...]
-
-
-class Ended(Enum):
-    """Why a completion ended."""
-
-    END_TOKEN = "end token"
-    LENGTH = "length"
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What came of a request.  made: for each output token, whether the model chose it (else the environment said it).
-
-    proofs: of the hidden states of the rows that predicted the output, one after the other; empty where nobody proves, and
-    then hidden has these states, bf16 (output tokens, dim).
-    """
-
-    id: int
-    output: tuple[int, ...]
-    made: tuple[bool, ...]
-    ended: Ended
-    proofs: bytes = b""
-    hidden: Tensor | None = None
-
-
-Prove = Callable[[Tensor], list[bytes]]
-"""Proofs of hidden states, bf16 (tokens, dim), a chunk each: `kernels.toploc.prove`."""
-Reply = Callable[[Request, tuple[int, ...], tuple[bool, ...]], Sequence[int] | None]
-"""The environment's tokens after the output so far (which of it was made: last argument); None ends the completion."""
-
-
-class Generator(Protocol):
-    """Completes requests, some at a time."""
-
-    @property
-    def room(self) -> int:
-        """How many more requests could begin at once."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request waits or runs."""
-
-    def submit(self, request: Request) -> None:
-        """Let a request wait for its turn.  Raises ValueError for one that can never have it."""
-
-    def advance(self) -> list[Completion]:
-        """Compute a little; what has been completed meanwhile."""
-
-    def load(self, flat: Tensor) -> None:
-        """Complete later requests with these parameters (n), which stay unchanged until the earlier ones are completed."""
-
-    def withdraw(self) -> list[Request]:
-        """Forget the requests that have not begun; they are returned."""
-
-
-def complete(generator: Generator, requests: Iterable[Request]) -> Iterator[Completion]:
-    """The completions in the order in which they end.  Requests are taken when there is room for them."""
-    left = iter(requests)
-    while True:
-        for _ in range(generator.room):
-            if (request := next(left, None)) is None:
-                break
-            generator.submit(request)
-        if not generator.busy:
-            return
-        yield from generator.advance()
-
-
-class Line:
-    """Requests and parameters in the order in which they came.  Parameters wait until nothing runs with those before."""
-
-    def __init__(self, vocabulary: int, length: int, parameters: int) -> None:
-        self._vocabulary, self._length, self._parameters = vocabulary, length, parameters
-        self._entries: deque[Request | Tensor] = deque()
-
-    @property
-    def requests(self) -> list[Request]:
-        """Those that wait."""
-        return [entry for entry in self._entries if isinstance(entry, Request)]
-
-    def room(self, slots: int, running: int) -> int:
-        """How many more requests could begin at once."""
-        if len(self.requests) < len(self._entries) and running:
-            return 0
-        return max(0, slots - running - len(self.requests))
-
-    def add(self, entry: Request | Tensor) -> None:
-        """Raises ValueError for a request that can never begin, and for parameters of another model."""
-        if isinstance(entry, Request):
-            if problem := self._problem(entry):
-                raise ValueError(f"request {entry.id} {problem}")
-        elif entry.shape != (self._parameters,):
-            raise ValueError(f"the model has {self._parameters} parameters, not {tuple(entry.shape)}")
-        self._entries.append(entry)
-
-    def take(self, slots: int, running: int) -> Request | Tensor | None:
-        """What comes next, if its turn has come."""
-        if not self._entries or running >= (slots if isinstance(self._entries[0], Request) else 1):
-            return None
-        return self._entries.popleft()
-
-    def withdraw(self) -> list[Request]:
-        """Forget the requests; they are returned."""
-        requests = self.requests
-        self._entries = deque(entry for entry in self._entries if isinstance(entry, Tensor))
-        return requests
-
-    def _problem(self, request: Request) -> str:
-        """Why a request can never begin; empty if it can."""
-        if not request.prompt or request.max_tokens < 1:
-            return "needs a prompt and room for a token"
-        if len(request.prompt) + request.max_tokens > self._length:
-            return f"needs {len(request.prompt)} + {request.max_tokens} tokens, and there is room for {self._length}"
-        if not known(request.prompt, self._vocabulary):
-            return f"has tokens outside the vocabulary of {self._vocabulary}"
-        if len(request.end_tokens) > MOST_END_TOKENS:
-            return f"has {len(request.end_tokens)} end tokens, and {MOST_END_TOKENS} are allowed"
-        return ""
-
-
-def known(tokens: Sequence[int], vocabulary: int) -> bool:
-    """Whether a model has all these tokens."""
-    return all(0 <= token < vocabulary for token in tokens)
-
-
-def continuation(
-    reply: Reply | None, request: Request, output: tuple[int, ...], made: tuple[bool, ...], vocabulary: int
-) -> Sequence[int] | None:
-    """The environment's tokens at the end of a turn, if there are some and the model has room for a token after them."""
-    left = request.max_tokens - len(output)
-    if reply is None or left < 2:
-        return None
-    said = reply(request, output, made)
-    if said is None or len(said) >= left:
-        return None
-    if not known(said, vocabulary):
-        raise ValueError(f"the reply to request {request.id} has tokens outside the vocabulary of {vocabulary}")
-    return said
-
-
-def completion_of(
-    request: Request, output: tuple[int, ...], made: tuple[bool, ...], hidden: Tensor, prove: Prove | None
-) -> Completion:
-    """What came of a request, with proofs, or else a copy of the hidden states."""
-    ended = Ended.END_TOKEN if output[-1] in request.end_tokens else Ended.LENGTH
-    if prove is None:
-        return Completion(request.id, output, made, ended, hidden=hidden.clone())
-    return Completion(request.id, output, made, ended, proofs=b"".join(prove(hidden)))
 
 
 @dataclass
@@ -221,23 +57,24 @@ class Engine:
         temperature: float = 1.0,
         dtype: torch.dtype = torch.float32,
         prove: Prove | None = None,
+        prove_all: ProveAll | None = None,
         reply: Reply | None = None,
         prefill_tokens: int = PREFILL_TOKENS,
         steps_at_once: int | None = None,
     ) -> None:
         """slots: sequences at a time.  length: tokens of the longest, prompt included.  dtype: of weights and products.
 
+        prove, prove_all: who proves, one or many at a time; without either, completions have hidden states.
         prefill_tokens: known tokens computed at a time.  steps_at_once: how often the device is asked who has finished; None
         for what suits it.
         """
         self._batch = Batch(config, device, dtype, slots, length)
         self._line = Line(config.vocab, length, config.parameters)
         self._vocabulary, self._length, self._temperature = config.vocab, length, temperature
-        self._prove, self._reply = prove, reply
+        self._proving, self._reply = Proving(prove, prove_all), reply
         self._prefill_tokens = prefill_tokens
         self._steps_at_once = steps_at_once or (GPU_STEPS if device.type == "cuda" else 1)
         self._slots: list[_Sequence | None] = [None] * slots
-        self._finished: list[Completion] = []
         self._loaded = False
         self.steps = self.row_steps = 0
 
@@ -249,7 +86,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether a request waits or runs."""
-        return bool(self._line.requests or self._running or self._finished)
+        return bool(self._line.requests or self._running or self._proving.held)
 
     def submit(self, request: Request) -> None:
         """Let a request wait for its turn.  Raises ValueError for one that can never have it."""
@@ -282,8 +119,7 @@ class Engine:
             self.steps += self._steps_at_once
             self.row_steps += self._steps_at_once * slots
             self._end(slots)
-        finished, self._finished = self._finished, []
-        return finished
+        return self._proving.due(idle=not self._running)
 
     # -- beginning ----------------------------------------------------------------------------------------------------
 
@@ -345,7 +181,8 @@ class Engine:
             output, made = self._output(slot, sequence)
             said = continuation(self._reply, sequence.request, output, made, self._vocabulary)
             if said is None:
-                self._finished.append(self._completion(slot, sequence, output, made))
+                first = len(sequence.request.prompt) - 1
+                self._proving.hold(sequence.request, output, made, self._batch.hidden[slot, first : first + len(output)])
                 self._slots[slot] = None
             else:
                 self._append(slot, sequence, said)
@@ -365,8 +202,3 @@ class Engine:
         for span in sequence.unmade:
             made[span] = [False] * len(made[span])
         return tuple(output), tuple(made)
-
-    def _completion(self, slot: int, sequence: _Sequence, output: tuple[int, ...], made: tuple[bool, ...]) -> Completion:
-        request = sequence.request
-        hidden = self._batch.hidden[slot, len(request.prompt) - 1 : sequence.tokens - 1]
-        return completion_of(request, output, made, hidden, self._prove)

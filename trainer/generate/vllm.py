@@ -25,7 +25,9 @@ import torch
 from torch import Tensor
 
 from trainer.generate.batch import Batch, Piece
-from trainer.generate.engine import PREFILL_TOKENS, Completion, Line, Prove, Reply, Request, completion_of, continuation
+from trainer.generate.engine import PREFILL_TOKENS
+from trainer.generate.generator import Completion, Line, Reply, Request, continuation
+from trainer.generate.proving import Prove, ProveAll, Proving
 from trainer.generate.sampling import gumbel
 from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.huggingface import config_json
@@ -41,7 +43,7 @@ class _Sequence:
 
 
 class VllmEngine:
-    """A `trainer.generate.engine.Generator` over vLLM."""
+    """A `trainer.generate.generator.Generator` over vLLM."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class VllmEngine:
         length: int,
         temperature: float = 1.0,
         prove: Prove | None = None,
+        prove_all: ProveAll | None = None,
         reply: Reply | None = None,
         **settings: Any,
     ) -> None:
@@ -62,11 +65,10 @@ class VllmEngine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # parameters are handed over, not pickled
         vllm = _vllm()
         self._config, self._temperature = config, temperature
-        self._slots, self._prove, self._reply = slots, prove, reply
+        self._slots, self._proving, self._reply = slots, Proving(prove, prove_all), reply
         self._line = Line(config.vocab, length, config.parameters)
         self._sequences: dict[str, _Sequence] = {}
         self._turns: deque[tuple[_Sequence, tuple[int, ...]]] = deque()  # written, and not yet continued or ended
-        self._finished: list[Completion] = []
         self._begun = 0
         self._loaded = False
         self._reference = Batch(config, device, torch.bfloat16, 1, length)
@@ -93,7 +95,7 @@ class VllmEngine:
     @property
     def busy(self) -> bool:
         """Whether a request waits or runs."""
-        return bool(self._line.requests or self._running or self._finished)
+        return bool(self._line.requests or self._running or self._proving.held)
 
     def submit(self, request: Request) -> None:
         """Let a request wait for its turn.  Raises ValueError for one that can never have it."""
@@ -123,8 +125,7 @@ class VllmEngine:
         while self._turns:
             self._turn(*self._turns[0])
             self._turns.popleft()
-        finished, self._finished = self._finished, []
-        return finished
+        return self._proving.due(idle=not self._running)
 
     @property
     def _running(self) -> int:
@@ -170,7 +171,7 @@ class VllmEngine:
         said = continuation(self._reply, request, output, made, self._config.vocab)
         if said is None:
             hidden = self._hidden(request.prompt + output)[len(request.prompt) - 1 :]
-            self._finished.append(completion_of(request, output, made, hidden, self._prove))
+            self._proving.hold(request, output, made, hidden)
         else:
             self._begin(_Sequence(request, output + tuple(said), made + (False,) * len(said)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from tests.trainer.generate.naive import CPU, END, FAMILIES, Written, parameters, requests, write
 from trainer.generate.batch import Batch, batch_bytes
 from trainer.generate.engine import Completion, Ended, Engine, Request, complete
+from trainer.generate.proving import AT_ONCE, PATIENCE
 from trainer.generate.sampling import shortfall
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
@@ -279,6 +280,42 @@ def test_the_prover_gets_the_hidden_states_of_the_output_and_its_proofs_come_in_
         full, rest = divmod(len(written.output), 32)
         assert completion.proofs == bytes([32] * full + [rest] * (rest > 0))
         torch.testing.assert_close(hidden, written.hidden, rtol=2**-7, atol=1e-4)
+
+
+def test_completions_are_proven_many_at_a_time_and_none_is_kept_for_long() -> None:
+    batches: list[list[int]] = []
+
+    def prove_all(sequences: Sequence[torch.Tensor]) -> list[list[bytes]]:
+        batches.append([len(hidden) for hidden in sequences])
+        return [[bytes([len(hidden)])] for hidden in sequences]
+
+    engine = Engine(CONFIG, CPU, slots=20, length=LENGTH, prove_all=prove_all)
+    engine.load(FLAT)
+    lengths = [*[2] * 6, *[3] * (AT_ONCE - 5), 5, 20 + PATIENCE, 20]
+    for request in same_length(len(lengths), lengths):
+        engine.submit(request)
+    ended: list[list[Completion]] = []
+    while engine.busy:
+        ended.append(engine.advance())
+    assert [completion.proofs for step in ended for completion in step] == [bytes([n]) for batch in batches for n in batch]
+    assert batches == [[*[2] * 6, *[3] * (AT_ONCE - 5)], [5, 20], [20 + PATIENCE]]
+    steps = [step for step, completions in enumerate(ended, 1) if completions]
+    assert steps == [3, 5 + PATIENCE, 20 + PATIENCE]
+
+
+def test_what_was_not_proven_because_the_prover_failed_is_proven_later() -> None:
+    failures = [MemoryError("no room")]
+
+    def prove(hidden: torch.Tensor) -> list[bytes]:
+        if failures:
+            raise failures.pop()
+        return [b"proof"]
+
+    engine = Engine(CONFIG, CPU, slots=1, length=LENGTH, prove=prove)
+    engine.load(FLAT)
+    with pytest.raises(MemoryError):
+        completions(engine, same_length(1, [3]))
+    assert engine.busy and completions(engine, [])[0].proofs == b"proof"
 
 
 @every_family
