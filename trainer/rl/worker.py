@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.toploc import prove
+from kernels.toploc import prove_all
 from trainer.data.tokens import Tokenizer
 from trainer.environments.conversation import read_turns
 from trainer.environments.environment import Environment, Problem
@@ -151,7 +151,7 @@ class RolloutWorker:
                 length=length,
                 temperature=self.config.temperature,
                 dtype=self._dtype,
-                prove=lambda hidden: prove(hidden, self.config.top_k, self.config.chunk_tokens),
+                prove_all=lambda hidden: prove_all(hidden, self.config.top_k, self.config.chunk_tokens),
                 reply=self._reply,
             )
             self._engine, self._loaded = (length, engine), None
