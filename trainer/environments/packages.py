@@ -21,12 +21,13 @@ LIMITS = Limits(cpu_s=60, wall_s=240.0, memory_bytes=4 << 30)
 GUARD = """
 import ast, sys
 
-CALLS = frozenset(
-    "Integer Float Rational Symbol Add Mul Pow sqrt exp log ln sin cos tan asin acos atan sinh cosh tanh sec csc cot Abs abs min max".split()
-)
+CALLS = frozenset((
+    "Integer Float Rational Symbol Add Mul Pow sqrt exp log ln sin cos tan asin acos atan sinh cosh tanh sec csc cot "
+    "Abs abs min max"
+).split())
 HARMLESS = (
-    ast.Module, ast.Expression, ast.Expr, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop,
-    ast.cmpop, ast.Constant, ast.Name, ast.Load, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Call, ast.keyword,
+    ast.Module, ast.Expression, ast.Expr, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop,
+    ast.boolop, ast.cmpop, ast.Constant, ast.Name, ast.Load, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Call, ast.keyword,
 )
 SYMPYS_OWN = "from sympy import *"
 busy = False
@@ -74,7 +75,9 @@ class PackageMissing(ValueError):
 def installed_version(module: str, distribution: str, purpose: str) -> str:
     """The version of an installed package, which is not imported.  Raises PackageMissing."""
     if importlib.util.find_spec(module) is None:
-        raise PackageMissing(f"{purpose} need the package {distribution}, which is not installed: pip install 'manyhands[rl]'")
+        raise PackageMissing(
+            f"{purpose} need the package {distribution}, which is not installed: pip install 'manyhands[rl]'"
+        )
     return importlib.metadata.version(distribution)
 
 
@@ -83,7 +86,9 @@ class PackageProgram:
 
     def __init__(self, program: str, limits: Limits = LIMITS) -> None:
         """program: defines `answer(question)`.  Raises SandboxUnavailable."""
-        self._program = GUARD + _ASK + program + "\nprint(json.dumps(answer(json.load(sys.stdin))), file=answers, flush=True)\n"
+        self._program = (
+            GUARD + _ASK + program + "\nprint(json.dumps(answer(json.load(sys.stdin))), file=answers, flush=True)\n"
+        )
         self._sandbox = Sandbox(limits, packages=True)
 
     def ask(self, question: Any) -> Any:
