@@ -21,12 +21,13 @@ LIMITS = Limits(cpu_s=60, wall_s=240.0, memory_bytes=4 << 30)
 GUARD = """
 import ast, sys
 
-CALLS = frozenset(
-    "Integer Float Rational Symbol Add Mul Pow sqrt exp log ln sin cos tan asin acos atan sinh cosh tanh sec csc cot Abs abs min max".split()
-)
+CALLS = frozenset((
+    "Integer Float Rational Symbol Add Mul Pow sqrt exp log ln sin cos tan asin acos atan sinh cosh tanh sec csc cot "
+    "Abs abs min max"
+).split())
 HARMLESS = (
-    ast.Module, ast.Expression, ast.Expr, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop,
-    ast.cmpop, ast.Constant, ast.Name, ast.Load, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Call, ast.keyword,
+    ast.Module, ast.Expression, ast.Expr, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop,
+    ast.boolop, ast.cmpop, ast.Constant, ast.Name, ast.Load, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Call, ast.keyword,
 )
 SYMPYS_OWN = "from sympy import *"
 busy = False

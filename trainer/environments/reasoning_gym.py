@@ -25,7 +25,8 @@ import reasoning_gym
 
 def answer(question):
     try:
-        data = reasoning_gym.create_dataset(question["task"], seed=question["seed"], size=question["size"], **question["settings"])
+        fixed = {"seed": question["seed"], "size": question["size"]}
+        data = reasoning_gym.create_dataset(question["task"], **fixed, **question["settings"])
     except (ValueError, TypeError, AssertionError) as error:
         return {"refused": f"{type(error).__name__}: {error}"}
     if "numbers" in question:

@@ -26,8 +26,8 @@ from trainer.environments.confinement.system import (
     unshare,
 )
 
-WORK = "/work"
-"""The working folder inside."""
+WORK = "/manyhands-sandbox"
+"""The working folder inside, where nothing else lies that programs need."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 FILES_AT_MOST = 4096
 

@@ -1,0 +1,86 @@
+"""Text becomes tokens and text again; what looks like a special token is text; a file that is none is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from trainer.data.tokens import MAX_TOKENIZER_BYTES, ByteTokenizer, TokenizerFile
+
+END = "<|end|>"
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE with every byte, one merge and an end token."""
+    letters = sorted(ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate([*letters, "ab"])}
+    made = tokenizers.Tokenizer(BPE(vocabulary, [("a", "b")]))
+    made.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens([END])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+@given(st.text())
+def test_bytes_come_back_as_the_same_text(text: str) -> None:
+    tokenizer = ByteTokenizer()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(st.lists(st.integers(0, 255)))
+def test_any_bytes_are_some_text(tokens: list[int]) -> None:
+    ByteTokenizer().decode(tokens).encode()
+
+
+@pytest.mark.parametrize("token", [-1, 256, 2**70])
+def test_token_that_does_not_exist_is_refused(token: int, file: Path) -> None:
+    with pytest.raises(ValueError, match="from 0 to 255"):
+        ByteTokenizer().decode([token])
+    with pytest.raises(ValueError, match="a number from 0 to"):
+        TokenizerFile(file, END).decode([token if token != 256 else 10_000])
+
+
+def test_lone_surrogate_is_refused(file: Path) -> None:
+    for tokenizer in (ByteTokenizer(), TokenizerFile(file, END)):
+        with pytest.raises(ValueError):
+            tokenizer.encode("\ud800")
+
+
+def test_file_comes_back_as_the_same_text(file: Path) -> None:
+    tokenizer = TokenizerFile(file, END)
+    tokens = tokenizer.encode("a cab\n")
+    assert tokenizer.decode(tokens) == "a cab\n"
+    assert len(tokens) == 5
+    assert tokenizer.vocab == 258
+
+
+def test_nobody_writes_an_end_token_into_a_text(file: Path) -> None:
+    tokenizer = TokenizerFile(file, END)
+    tokens = tokenizer.encode(f"a{END}b")
+    assert tokenizer.end not in tokens
+    assert tokenizer.decode(tokens) == f"a{END}b"
+    assert tokenizer.decode([tokenizer.end]) == END
+
+
+def test_file_that_is_none_is_refused_with_a_sentence(file: Path, tmp_path: Path) -> None:
+    broken, large = tmp_path / "broken.json", tmp_path / "large.json"
+    broken.write_text("{}")
+    with large.open("wb") as out:
+        out.truncate(MAX_TOKENIZER_BYTES + 1)
+    with pytest.raises(ValueError, match="is no tokenizer.json"):
+        TokenizerFile(broken, END)
+    with pytest.raises(ValueError, match="larger than"):
+        TokenizerFile(large, END)
+    with pytest.raises(ValueError, match="cannot read"):
+        TokenizerFile(tmp_path / "missing.json", END)
+    with pytest.raises(ValueError, match="has no token '<eos>'"):
+        TokenizerFile(file, "<eos>")

@@ -1,0 +1,159 @@
+"""Built-in tasks: the same problem for everybody, solvable, short, and worth nothing but for the right answer."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.environments.environment import TURN_END, Problem
+from trainer.environments.registry import BUILT_IN, open_environment
+
+every_task = pytest.mark.parametrize("name", BUILT_IN)
+SAMPLE = range(0, 1000, 7)
+FIRST = {
+    "reverse": [("reverse jqvqy\n", "yqvqj"), ("reverse tdcm\n", "mcdt")],
+    "sort": [("sort 45\n", "45"), ("sort 38386\n", "33688")],
+    "add": [("add 1+4\n", "5"), ("add 16+18\n", "34")],
+    "shift": [("shift ba\n", "cb"), ("shift myop\n", "nzpq")],
+    "count": [("count c aa\n", "0"), ("count b dbdcdaa\n", "1")],
+    "close": [("close ([\n", "])"), ("close {{\n", "}}")],
+    "guess": [
+        ("guess 1-15\n", "8\x00more\n12\x00more\n14\x00less\n13"),
+        ("guess 1-15\n", "8\x00less\n4\x00more\n6\x00more\n7"),
+    ],
+    "lookup": [("lookup c u\n", "?c\x008\n?u\x003\n=83"), ("lookup f v\n", "?f\x001\n?v\x005\n=15")],
+    "calculate": [
+        ("calculate 43*9+77\n", "?43*9\x00387\n?387+77\x00464\n=464"),
+        ("calculate 87*6+69\n", "?87*6\x00522\n?522+69\x00591\n=591"),
+    ],
+}
+
+
+@every_task
+def test_problem_follows_from_the_number_alone(name: str) -> None:
+    one, other = open_environment(name), open_environment(name)
+    problems = [one.problem(index) for index in SAMPLE]
+    assert [other.problem(index) for index in reversed(SAMPLE)] == problems[::-1]
+    assert len({problem.prompt for problem in problems}) > 50 or name == "guess"
+    assert [problem.index for problem in problems] == list(SAMPLE)
+
+
+@every_task
+def test_first_problems_are_what_they_always_were(name: str) -> None:
+    environment = open_environment(name)
+    assert [environment.example(index) for index in range(2)] == FIRST[name]
+
+
+@every_task
+def test_solution_scores_one_within_the_turns(name: str) -> None:
+    environment = open_environment(name)
+    for index in SAMPLE:
+        problem = environment.problem(index)
+        turns = environment.solution(problem)
+        assert environment.score(problem, turns) == 1.0
+        assert len(turns) <= environment.max_turns
+        assert environment.reply(problem, turns) is None
+        assert all(environment.reply(problem, turns[:count]) for count in range(1, len(turns)))
+
+
+@every_task
+def test_prompts_and_answers_have_tens_of_bytes(name: str) -> None:
+    environment = open_environment(name)
+    examples = [environment.example(index) for index in SAMPLE]
+    assert max(len(prompt) + len(answer) for prompt, answer in examples) <= 64
+    assert all(TURN_END not in prompt for prompt, _ in examples)
+
+
+@every_task
+@given(data=st.data())
+def test_anything_may_be_written(name: str, data: st.DataObject) -> None:
+    environment = open_environment(name)
+    problem = environment.problem(data.draw(st.integers(0, environment.size - 1)))
+    turn = st.one_of(st.text(max_size=20), st.from_regex(r"[?=]?[0-9a-z*+-]{0,12}\n?", fullmatch=True))
+    turns = data.draw(st.lists(turn, max_size=6))
+    assert environment.score(problem, turns) in (0.0, 1.0)
+    if turns:
+        reply = environment.reply(problem, turns)
+        assert reply is None or (TURN_END not in reply and 0 < len(reply) <= 16)
+
+
+@every_task
+def test_conversation_ends_after_the_last_turn(name: str) -> None:
+    environment = open_environment(name)
+    problem = environment.problem(5)
+    assert environment.reply(problem, ["nonsense"] * environment.max_turns) is None
+    assert environment.score(problem, ["nonsense"] * environment.max_turns) == 0.0
+    assert environment.score(problem, []) == 0.0
+    assert environment.score(problem, [*["nonsense"] * environment.max_turns, *environment.solution(problem)]) == 0.0
+
+
+@every_task
+@pytest.mark.parametrize("index", [-1, 1 << 20])
+def test_number_outside_is_refused(name: str, index: int) -> None:
+    with pytest.raises(ValueError, match="there is no problem"):
+        open_environment(name).problem(index)
+
+
+def test_answers_are_right() -> None:
+    checks = {
+        "reverse": lambda asked, said: said == asked[::-1],
+        "sort": lambda asked, said: said == "".join(sorted(asked)),
+        "add": lambda asked, said: int(said) == sum(map(int, asked.split("+"))),
+        "shift": lambda asked, said: all((ord(b) - ord(a)) % 26 == 1 for a, b in zip(asked, said, strict=True)),
+        "count": lambda asked, said: int(said) == asked[1:].count(asked[0]),
+        "close": lambda asked, said: closes(asked + said) and bool(said),
+    }
+    for name, check in checks.items():
+        environment = open_environment(name)
+        for index in SAMPLE:
+            prompt, answer = environment.example(index)
+            assert check(prompt.removeprefix(f"{name} ").strip(), answer), (prompt, answer)
+
+
+def closes(brackets: str) -> bool:
+    while (shorter := re.sub(r"\(\)|\[\]|\{\}", "", brackets)) != brackets:
+        brackets = shorter
+    return brackets == ""
+
+
+def test_answer_with_more_than_the_answer_is_wrong() -> None:
+    environment = open_environment("add")
+    problem = environment.problem(1)
+    assert environment.score(problem, [f" {problem.answer}\n"]) == 1.0
+    for said in (f"{problem.answer} {problem.answer}", f"{problem.answer}.", f"0{problem.answer}", ""):
+        assert environment.score(problem, [said]) == 0.0
+
+
+def test_guessing_by_halves_always_wins_and_one_guess_seldom() -> None:
+    environment = open_environment("guess", most=100)
+    problems = [environment.problem(index) for index in SAMPLE]
+    assert environment.max_turns == 7
+    assert {environment.score(problem, environment.solution(problem)) for problem in problems} == {1.0}
+    assert sum(environment.score(problem, ["50"]) for problem in problems) < 10
+    assert environment.reply(Problem(0, "", 30), ["50"]) == "less\n"
+    assert environment.reply(Problem(0, "", 70), ["50"]) == "more\n"
+    assert environment.reply(Problem(0, "", 70), ["fifty"]) == "?\n"
+
+
+def test_tools_answer_what_they_are_asked() -> None:
+    lookup, calculate = open_environment("lookup"), open_environment("calculate")
+    values = {"a": "1", "n": "2"}
+    assert lookup.reply(Problem(0, "", values), ["?n"]) == "2\n"
+    assert lookup.reply(Problem(0, "", values), ["?z"]) == "?\n"
+    assert lookup.score(Problem(0, "", values), ["?a", "?n", "=12"]) == 1.0
+    assert lookup.score(Problem(0, "", values), ["?a", "?n", "=21"]) == 0.0
+    assert calculate.reply(Problem(0, "", (1, 2, 3)), ["?12*12"]) == "144\n"
+    assert calculate.reply(Problem(0, "", (1, 2, 3)), ["?1-2"]) == "-1\n"
+    assert calculate.reply(Problem(0, "", (1, 2, 3)), ["?9**9"]) == "?\n"
+    assert calculate.reply(Problem(0, "", (1, 2, 3)), ["?" + "9" * 7 + "*1"]) == "?\n"
+
+
+def test_options_change_the_problems_and_are_checked() -> None:
+    longest = max(len(open_environment("reverse", letters=20).problem(index).answer) for index in range(200))
+    assert longest == 20
+    for wrong in (1, 65, 6.0, "6", True):
+        with pytest.raises(ValueError, match="letters is a whole number from 2 to 64"):
+            open_environment("reverse", letters=wrong)

@@ -1,0 +1,214 @@
+"""Lines of tasks are read strictly: what is wrong is said in a sentence with the line's number."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.mutations import mutated
+from tests.trainer.environments.lines import CALLS, KINDS, line, record
+from trainer.environments import records
+from trainer.environments.records import (
+    CallCase,
+    CodeTests,
+    ExactAnswer,
+    InputCase,
+    MathsAnswer,
+    NumericAnswer,
+    number_in,
+    read_task,
+    read_tasks,
+)
+
+BOMBS = [
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b'{"problem_id": ' + b"9" * 10_000 + b"}",
+    b"\xff\xfe",
+    b"",
+    b"null",
+    b"NaN",
+    b'"' + b"\\u0000" * 1000 + b'"',
+    line(metadata={"deep": json.loads("[" * 500 + "]" * 500)}),
+]
+
+
+def test_every_kind_of_task_is_read() -> None:
+    read = {kind: read_task(line(kind)).verification for kind in KINDS}
+    assert read == {
+        "exact_answer": ExactAnswer("Paris"),
+        "numeric_answer": NumericAnswer(Fraction(7, 2), Fraction(1, 100)),
+        "verifiable_math": MathsAnswer("\\frac{1}{2}"),
+        "verifiable_code": CodeTests((InputCase("1 2\n", "3\n"), InputCase("20 2\n", "22\n"))),
+    }
+    calls = read_task(line("verifiable_code", verification_info=CALLS)).verification
+    assert calls == CodeTests((CallCase("add", "[1, 2]", "3"), CallCase("add", '["a", "b"]', '["ab"]')))
+
+
+def test_info_may_be_a_text_in_json() -> None:
+    assert read_task(line(verification_info=json.dumps(KINDS["exact_answer"]))) == read_task(line())
+
+
+def test_solution_is_the_gold_standard_or_the_answer() -> None:
+    assert read_task(line(gold_standard_solution="By thinking: Paris")).solution == "By thinking: Paris"
+    assert read_task(line(gold_standard_solution="")).solution == "Paris"
+    assert read_task(line("numeric_answer")).solution == "7/2"
+    assert read_task(line("verifiable_code")).solution is None
+
+
+def test_only_four_fields_are_needed() -> None:
+    bare = line(source=..., in_source_id=..., gold_standard_solution=..., metadata=..., hf_dataset_name=...)
+    assert read_task(bare).prompt == "What is it?"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (line(problem_id=...), "has no problem_id"),
+        (line(solutions=1), "the line has the unknown field 'solutions'"),
+        (line(prompt=""), "prompt is empty"),
+        (line(prompt=3), "prompt is no text"),
+        (line(prompt="x" * 70_000), "prompt is longer than 65536 bytes"),
+        (line(prompt="a\0b"), "prompt contains the character 0"),
+        (line(prompt="\ud800"), "half a character"),
+        (line(task_type="llm_judgeable_groundtruth_similarity"), "task_type .* is none of exact_answer, numeric_answer"),
+        (line(verification_info=[]), "verification_info is no JSON object"),
+        (line(verification_info="{'ground_truth': 'python'}"), "not JSON"),
+        (line(verification_info={"ground_truth": "x", "hint": "y"}), "unknown field 'hint'"),
+        (line("numeric_answer", verification_info={"ground_truth": "seven"}), "ground_truth is no number"),
+        (line("numeric_answer", verification_info={"ground_truth": True}), "ground_truth is no number"),
+        (line("numeric_answer", verification_info={"ground_truth": "1e999999999"}), "ground_truth is no number"),
+        (line("numeric_answer", verification_info={"ground_truth": 1, "tolerance": -1}), "tolerance is negative"),
+        (line("verifiable_code", verification_info={"language": "rust", "test_cases": []}), "something else than 'python'"),
+        (line("verifiable_code", verification_info={"language": "python", "test_cases": []}), "1 to 64 cases"),
+        (b'{"prompt": "a", "prompt": "b"}', "a field is named twice"),
+        (b'{"prompt": NaN}', "NaN is no number in JSON"),
+        (b'{"prompt": ', "not JSON: Expecting value at character 11"),
+        (b"[]", "the line is no JSON object"),
+        (b"\xff", "not UTF-8 at byte 0"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b" " * 1_100_000 + b"{}", "longer than 1024 KiB"),
+    ],
+)
+def test_what_is_wrong_is_said(text: bytes, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        read_task(text)
+
+
+@pytest.mark.parametrize(
+    ("case", "sentence"),
+    [
+        ({"type": "file"}, "neither stdin_stdout nor function_call"),
+        ({"type": "stdin_stdout", "input": "", "output": 1}, "output is no text"),
+        ({"type": "stdin_stdout", "input": ""}, "has no output"),
+        ({"type": "function_call", "fn_name": "a b", "input": [], "output": 1}, "no name of a function"),
+        ({"type": "function_call", "fn_name": "f", "input": 1, "output": 1}, "no list of arguments"),
+        ({"type": "function_call", "fn_name": "f", "input": ["x" * 300_000], "output": 1}, "longer than 256 KiB"),
+        ("case", "test case 2 is no JSON object"),
+    ],
+)
+def test_what_is_wrong_with_a_case_is_said(case: Any, sentence: str) -> None:
+    good = {"type": "stdin_stdout", "input": "", "output": ""}
+    with pytest.raises(ValueError, match=sentence):
+        read_task(line("verifiable_code", verification_info={"language": "python", "test_cases": [good, case]}))
+
+
+def test_kinds_of_cases_are_not_mixed() -> None:
+    cases = [*KINDS["verifiable_code"]["test_cases"], *CALLS["test_cases"]]
+    with pytest.raises(ValueError, match="mixes"):
+        read_task(line("verifiable_code", verification_info={"language": "python", "test_cases": cases}))
+
+
+def test_sentence_names_the_line() -> None:
+    with pytest.raises(ValueError, match=r"^line 3: prompt is empty$"):
+        read_tasks([line(), b"\n", line(prompt="", problem_id="other")])
+    with pytest.raises(ValueError, match=r"^line 3: problem_id 'exact_answer-1' was used in line 2$"):
+        read_tasks([b"", line(), line()])
+    with pytest.raises(ValueError, match="there is no task"):
+        read_tasks([b"", b"  \n"])
+
+
+def test_number_of_tasks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MAX_TASKS", 2)
+    with pytest.raises(ValueError, match="line 3: a set has at most 2 tasks"):
+        read_tasks([line(problem_id=str(number)) for number in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (" 1,234.50 ", Fraction(2469, 2)),
+        ("-3/4", Fraction(-3, 4)),
+        (".5e1", Fraction(5)),
+        ("1e-3", Fraction(1, 1000)),
+        ("1/0", None),
+        ("1e9999", None),
+        ("nan", None),
+        ("1_000", None),
+        ("٣", None),
+        ("9" * 100, None),
+        ("", None),
+    ],
+)
+def test_numbers_are_exact_and_short(text: str, number: Fraction | None) -> None:
+    assert number_in(text) == number
+
+
+def read_or_refuse(data: bytes) -> None:
+    """Anything but a task or a ValueError is a defect."""
+    try:
+        assert read_task(data).prompt
+    except ValueError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize("data", BOMBS, ids=range(len(BOMBS)))
+def test_bombs_are_refused_or_read(data: bytes) -> None:
+    read_or_refuse(data)
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
+    read_or_refuse(data)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from([*KINDS, "calls"]), st.integers(0, 2**32))
+def test_damaged_lines_are_read_or_refused(kind: str, seed: int) -> None:
+    whole = line("verifiable_code", verification_info=CALLS) if kind == "calls" else line(kind)
+    random = Random(seed)
+    for _ in range(20):
+        read_or_refuse(mutated(whole, random))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(list(KINDS)), st.sampled_from([*record(), "other"]), JSON)
+def test_any_value_in_any_field_is_read_or_refused(kind: str, field: str, value: Any) -> None:
+    read_or_refuse(line(kind, **{field: value}))
+
+
+@given(st.sampled_from(list(KINDS)), st.sampled_from(["ground_truth", "tolerance", "language", "test_cases"]), JSON)
+def test_any_value_in_the_info_is_read_or_refused(kind: str, field: str, value: Any) -> None:
+    read_or_refuse(line(kind, verification_info=KINDS[kind] | {field: value}))
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries({"type": st.sampled_from(["stdin_stdout", "function_call"]), "input": JSON, "output": JSON})
+    )
+)
+def test_any_cases_are_read_or_refused(cases: list[Any]) -> None:
+    cases = [case | {"fn_name": "f"} for case in cases]
+    read_or_refuse(line("verifiable_code", verification_info={"language": "python", "test_cases": cases}))

@@ -1,0 +1,153 @@
+"""The environments that need packages, against the real ones.  Not a part of the tests that always run.
+
+    pip install 'manyhands[rl]'
+    python -m tests.trainer.environments.with_packages [--all]
+
+Checks maths tasks (math-verify), reasoning-gym tasks and, where it is installed, a small taskset of `verifiers`.  `--all`
+opens every family of reasoning-gym, which takes minutes.  Prints a line for each check, and ends with 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.environments.packages import PackageProgram
+from trainer.environments.reasoning_gym import ReasoningGym
+from trainer.environments.records import MathsAnswer
+from trainer.environments.verification import Verifier
+from trainer.environments.verifiers_tasks import VerifiersTasks
+
+SAME = [
+    ("\\frac{1}{2}", "0.5"), ("\\frac{1}{2}", "So \\boxed{\\dfrac{2}{4}}."), ("x^2+1", "1 + x^2"), ("(1,2)", "(1, 2)"),
+    ("\\sqrt{8}", "2\\sqrt{2}"), ("42", "Answer: 42"), ("10\\%", "0.1"), ("\\{1,2\\}", "\\{2,1\\}"),
+]  # fmt: skip
+OTHER = [
+    ("\\frac{1}{2}", "0.6"), ("x^2+1", "x^2-1"), ("(1,2)", "(2,1)"), ("42", ""), ("42", "41 or 42"), ("42", "\\boxed{}"),
+    ("42", "9^{9^{9^{9^{9}}}}"), ("42", "__import__('os')._exit(0)"), ("42", "\\frac{" * 300), ("42", "}\\boxed{42"),
+]  # fmt: skip
+NO_ANSWERS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+FORGED = "[__import__('os').write(3, b'{\"score\": 1.0}'), __import__('os')._exit(0)]"
+TASKSET = """
+import verifiers.v1 as vf
+
+class SumData(vf.TaskData):
+    total: int
+
+class SumTask(vf.Task[SumData]):
+    @vf.reward
+    async def right(self, trace) -> float:
+        return float(trace.last_reply == str(self.data.total))
+
+class Sums(vf.Taskset[SumTask]):
+    def load(self):
+        for n in range(20):
+            yield SumTask(SumData(prompt=f"add {n}+{n + 1}", total=2 * n + 1), self.config.task)
+
+__all__ = ["Sums"]
+"""
+
+
+def maths() -> None:
+    verifier = Verifier(needs_code=False, needs_maths=True)
+    wrong = [(right, said) for right, said in SAME if verifier.score(MathsAnswer(right), said) != 1.0]
+    wrong += [(right, said) for right, said in OTHER if verifier.score(MathsAnswer(right), said) != 0.0]
+    assert not wrong, wrong
+
+
+def reasoning_gym() -> None:
+    one, other = ReasoningGym("chain_sum", seed=3), ReasoningGym("chain_sum", seed=3)
+    assert [one.problem(index) for index in (0, 20, 100_000)] == [other.problem(index) for index in (0, 20, 100_000)]
+    problem = one.problem(20)
+    assert one.score(problem, [f"I say <answer>{problem.answer}</answer>"]) == 1.0
+    assert one.score(problem, ["<answer>none</answer>"]) < 0.1
+    spiral = ReasoningGym("spiral_matrix")
+    assert spiral.score(spiral.problem(0), [FORGED]) < 0.1
+    countdown = ReasoningGym("countdown")
+    problem = countdown.problem(0)
+    assert countdown.score(problem, [f"({problem.answer}) + 0"]) < 1.0
+    assert countdown.score(problem, [f"({problem.answer})"]) == 1.0
+    try:
+        ReasoningGym("chain_sums")
+    except ValueError as error:
+        assert "refuses 'chain_sums'" in str(error)
+
+
+def every_family() -> None:
+    names = PackageProgram("from reasoning_gym.factory import DATASETS\ndef answer(question): return sorted(DATASETS)").ask(
+        None
+    )
+    failed = {}
+    for name in set(names) - {"composite"}:
+        environment = ReasoningGym(name, seed=7)
+        problem = environment.problem(1)
+        again = ReasoningGym(name, seed=7).problem(1)
+        score = environment.score(problem, ["?" if problem.answer is None else f"{problem.answer} "])
+        if (
+            problem != again
+            or (problem.answer is None) != (name in NO_ANSWERS)
+            or not (problem.answer is None or score == 1.0)
+        ):
+            failed[name] = (problem, again, score)
+    assert not failed, failed
+
+
+def verifiers() -> None:
+    with _installed("manyhands_toy_sums", TASKSET):
+        environment = VerifiersTasks("manyhands-toy-sums")
+        assert environment.size == 20
+        problem = environment.problem(3)
+        assert problem.prompt == "add 3+4"
+        assert [environment.score(problem, [said]) for said in ("7", "8")] == [1.0, 0.0]
+    with _installed(
+        "manyhands_toy_box", TASKSET.replace("async def right(self, trace)", "async def right(self, trace, runtime)")
+    ):
+        try:
+            VerifiersTasks("manyhands-toy-box")
+            raise AssertionError("a reward that needs a runtime was taken")
+        except ValueError as error:
+            assert "has no reward that follows from the text alone" in str(error)
+
+
+@contextmanager
+def _installed(module: str, text: str) -> Iterator[None]:
+    path = Path(sysconfig.get_paths()["purelib"]) / f"{module}.py"
+    path.write_text(text)
+    try:
+        yield
+    finally:
+        path.unlink()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", action="store_true")
+    arguments = parser.parse_args()
+    checks: dict[str, tuple[str, Callable[[], None]]] = {
+        "maths": ("math_verify", maths),
+        "reasoning-gym": ("reasoning_gym", reasoning_gym),
+        "verifiers": ("verifiers", verifiers),
+    }
+    if arguments.all:
+        checks["every family of reasoning-gym"] = ("reasoning_gym", every_family)
+    failures = 0
+    for name, (module, check) in checks.items():
+        if importlib.util.find_spec(module) is None:
+            print(f"{name}: not installed")
+            continue
+        try:
+            check()
+            print(f"{name}: holds")
+        except AssertionError as error:
+            failures += 1
+            print(f"{name}: FAILED {error}")
+    return failures > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

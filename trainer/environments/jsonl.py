@@ -1,0 +1,68 @@
+"""An environment of tasks that are written down, one a line."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.environments.environment import Environment, Problem
+from trainer.environments.records import CodeTests, MathsAnswer, Task, read_tasks
+from trainer.environments.verification import Verifier
+
+MAX_FILE_BYTES = 512 << 20
+
+
+class RecordedTasks(Environment):
+    """Tasks in their order, of one turn each.  digest: what says whether two peers have the same ones."""
+
+    def __init__(self, tasks: Sequence[Task], digest: str) -> None:
+        """Raises ValueError or SandboxUnavailable when this computer cannot score tasks of some kind that there is."""
+        kinds = {type(task.verification) for task in tasks}
+        self._tasks = tuple(tasks)
+        self._verifier = Verifier(needs_code=CodeTests in kinds, needs_maths=MathsAnswer in kinds)
+        self.digest = digest
+        self.version = f"{digest}, {self._verifier.version}"
+
+    @property
+    def size(self) -> int:
+        return len(self._tasks)
+
+    def problem(self, index: int) -> Problem:
+        task = self._tasks[self._checked(index)]
+        return Problem(index, task.prompt, task)
+
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        return self._verifier.score(problem.answer.verification, turns[0]) if len(turns) == 1 else 0.0
+
+    def solution(self, problem: Problem) -> tuple[str, ...]:
+        if problem.answer.solution is None:
+            raise ValueError(f"task {problem.answer.problem_id} names no solution, so it gives no example")
+        return (problem.answer.solution,)
+
+
+def open_file(path: str, digest: str | None = None) -> RecordedTasks:
+    """The tasks of a file.  digest: hexadecimal BLAKE2b-128 that its bytes must have.
+
+    Raises ValueError with one sentence, with the line's number where a line is at fault, and SandboxUnavailable.
+    """
+    try:
+        size = Path(path).stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise ValueError(f"{path} has {size} bytes, and {MAX_FILE_BYTES} are read at most; split it")
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    found = digest_of(data)
+    if digest not in (None, found):
+        raise ValueError(f"{path} has other tasks than this run's: its digest is {found}, not {digest}")
+    try:
+        return RecordedTasks(read_tasks(io.BytesIO(data)), found)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def digest_of(data: bytes) -> str:
+    """Names the content of a set of tasks."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

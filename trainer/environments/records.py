@@ -1,0 +1,297 @@
+"""Tasks as lines of JSON, in the form of GENESYS and SYNTHETIC-1: strict about everything, and bounded.
+
+A line is an object with `problem_id`, `task_type`, `prompt`, `verification_info`, and if wanted `source`, `in_source_id`,
+`gold_standard_solution`, `metadata`, `hf_dataset_name`.  `verification_info` is an object, or a text that is one in JSON.
+By task type it holds:
+
+* `exact_answer`: `ground_truth`, a text that the answer must be.
+* `numeric_answer`: `ground_truth`, a number or its text, and if wanted `tolerance`.
+* `verifiable_math`: `ground_truth`, LaTeX or plain, compared as mathematics (math-verify).
+* `verifiable_code`: `language` ("python") and `test_cases`, each
+  `{"type": "stdin_stdout", "input": text, "output": text}` or
+  `{"type": "function_call", "fn_name": name, "input": [argument, …], "output": value}`.
+
+The first two are ours, the others as published.  Tasks are data: nothing in them is ever executed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NoReturn
+
+MAX_LINE_BYTES = 1 << 20
+MAX_TASKS = 1_000_000
+MAX_PROMPT_BYTES = 64 << 10
+MAX_NAME_BYTES = 256
+MAX_CASES = 64
+"""Test cases of a task.  Each costs a process where the program reads its input."""
+MAX_CASE_BYTES = 256 << 10
+NUMBER = re.compile(
+    r"[+-]?[0-9]{1,60}(\.[0-9]{1,60})?([eE][+-]?[0-9]{1,3})?|[+-]?\.[0-9]{1,60}([eE][+-]?[0-9]{1,3})?|[+-]?[0-9]{1,60}/[0-9]{1,60}"
+)
+"""Numbers that are read: decimals and fractions, short enough that none becomes huge."""
+
+_FIELDS = {"problem_id", "task_type", "prompt", "verification_info"}
+_ALSO = {"source", "in_source_id", "gold_standard_solution", "metadata", "hf_dataset_name"}
+
+
+@dataclass(frozen=True)
+class ExactAnswer:
+    """The answer is this text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class NumericAnswer:
+    """The answer is a number, at most `tolerance` away from this one."""
+
+    value: Fraction
+    tolerance: Fraction
+
+
+@dataclass(frozen=True)
+class MathsAnswer:
+    """The answer means the same as this text does in mathematics."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class InputCase:
+    """With `given` on its standard input the program writes `expected`."""
+
+    given: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class CallCase:
+    """The program's function returns `expected` for the arguments; both are JSON texts."""
+
+    function: str
+    arguments: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class CodeTests:
+    """A Python program passes all cases, which are of one kind."""
+
+    cases: tuple[InputCase, ...] | tuple[CallCase, ...]
+
+
+Verification = ExactAnswer | NumericAnswer | MathsAnswer | CodeTests
+
+
+@dataclass(frozen=True)
+class Task:
+    """One line.  solution: what a good answer looks like, where the line says so."""
+
+    problem_id: str
+    prompt: str
+    verification: Verification
+    solution: str | None
+
+
+def read_tasks(lines: Iterable[bytes]) -> tuple[Task, ...]:
+    """The tasks of these lines; blank ones are passed over.
+
+    Raises ValueError with one sentence and the line's number for anything that is not as it must be.
+    """
+    tasks: list[Task] = []
+    numbers: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            task = read_task(line)
+            if task.problem_id in numbers:
+                raise ValueError(f"problem_id {task.problem_id!r} was used in line {numbers[task.problem_id]}")
+            if len(tasks) == MAX_TASKS:
+                raise ValueError(f"a set has at most {MAX_TASKS} tasks")
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+        numbers[task.problem_id] = number
+        tasks.append(task)
+    if not tasks:
+        raise ValueError("there is no task: every line is blank")
+    return tuple(tasks)
+
+
+def read_task(line: bytes) -> Task:
+    """The task of one line.  Raises ValueError with one sentence."""
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"longer than {MAX_LINE_BYTES >> 10} KiB")
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 at byte {error.start}") from error
+    record = _object("the line", _json(text))
+    _check_fields("the line", record, _FIELDS, _ALSO)
+    prompt = _text(record, "prompt", MAX_PROMPT_BYTES)
+    solution = record.get("gold_standard_solution")
+    if solution is not None:
+        solution = _text(record, "gold_standard_solution", MAX_LINE_BYTES, may_be_empty=True) or None
+    kind = _text(record, "task_type", MAX_NAME_BYTES)
+    reader = _READERS.get(kind)
+    if reader is None:
+        raise ValueError(f"task_type {kind!r} is none of {', '.join(sorted(_READERS))}")
+    info = record["verification_info"]
+    info = _object("verification_info", _json(info) if isinstance(info, str) else info)
+    verification = reader(info)
+    if solution is None and isinstance(verification, ExactAnswer | MathsAnswer):
+        solution = verification.text
+    if solution is None and isinstance(verification, NumericAnswer):
+        solution = str(verification.value)
+    return Task(_text(record, "problem_id", MAX_NAME_BYTES), prompt, verification, solution)
+
+
+def number_in(text: str) -> Fraction | None:
+    """The number that a text is, and None when it is none (or one with hundreds of digits)."""
+    text = text.strip().replace(",", "")
+    if not NUMBER.fullmatch(text):
+        return None
+    try:
+        return Fraction(text)
+    except ZeroDivisionError:
+        return None
+
+
+def _read_exact(info: Mapping[str, Any]) -> Verification:
+    _check_fields("verification_info", info, {"ground_truth"}, set())
+    return ExactAnswer(_text(info, "ground_truth", MAX_PROMPT_BYTES))
+
+
+def _read_numeric(info: Mapping[str, Any]) -> Verification:
+    _check_fields("verification_info", info, {"ground_truth"}, {"tolerance"})
+    tolerance = _number(info, "tolerance") if "tolerance" in info else Fraction(0)
+    if tolerance < 0:
+        raise ValueError("tolerance is negative")
+    return NumericAnswer(_number(info, "ground_truth"), tolerance)
+
+
+def _read_maths(info: Mapping[str, Any]) -> Verification:
+    _check_fields("verification_info", info, {"ground_truth"}, set())
+    return MathsAnswer(_text(info, "ground_truth", MAX_PROMPT_BYTES))
+
+
+def _read_code(info: Mapping[str, Any]) -> Verification:
+    _check_fields("verification_info", info, {"language", "test_cases"}, set())
+    if info["language"] != "python":
+        raise ValueError("language is something else than 'python'")
+    cases = info["test_cases"]
+    if not isinstance(cases, list) or not 1 <= len(cases) <= MAX_CASES:
+        raise ValueError(f"test_cases is no list of 1 to {MAX_CASES} cases")
+    read = [_read_case(_object(f"test case {number}", case)) for number, case in enumerate(cases, start=1)]
+    inputs = tuple(case for case in read if isinstance(case, InputCase))
+    calls = tuple(case for case in read if isinstance(case, CallCase))
+    if inputs and calls:
+        raise ValueError("test_cases mixes stdin_stdout and function_call")
+    return CodeTests(inputs or calls)
+
+
+def _read_case(case: Mapping[str, Any]) -> InputCase | CallCase:
+    kind = case.get("type")
+    if kind == "stdin_stdout":
+        _check_fields("a test case", case, {"type", "input", "output"}, {"fn_name"})
+        return InputCase(
+            _text(case, "input", MAX_CASE_BYTES, may_be_empty=True), _text(case, "output", MAX_CASE_BYTES, True)
+        )
+    if kind == "function_call":
+        _check_fields("a test case", case, {"type", "input", "output", "fn_name"}, set())
+        name = _text(case, "fn_name", MAX_NAME_BYTES)
+        if not name.isidentifier():
+            raise ValueError("fn_name is no name of a function")
+        if not isinstance(case["input"], list):
+            raise ValueError("input of a function_call is no list of arguments")
+        return CallCase(name, _dumps(case["input"]), _dumps(case["output"]))
+    raise ValueError("the type of a test case is neither stdin_stdout nor function_call")
+
+
+_READERS = {
+    "exact_answer": _read_exact,
+    "numeric_answer": _read_numeric,
+    "verifiable_math": _read_maths,
+    "verifiable_code": _read_code,
+}
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(
+            text, object_pairs_hook=_unique, parse_constant=lambda name: _refuse(f"{name} is no number in JSON")
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at character {error.pos}") from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _dumps(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if len(text) > MAX_CASE_BYTES:
+        raise ValueError(f"a test case is longer than {MAX_CASE_BYTES >> 10} KiB")
+    _check_text("a test case", text)
+    return text
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field is named twice")
+    return found
+
+
+def _object(what: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is no JSON object")
+    return value
+
+
+def _check_fields(what: str, found: Mapping[str, Any], needed: set[str], allowed: set[str]) -> None:
+    missing, unknown = sorted(needed - set(found)), sorted(set(found) - needed - allowed)
+    if missing:
+        raise ValueError(f"{what} has no {missing[0]}")
+    if unknown:
+        raise ValueError(f"{what} has the unknown field {unknown[0][:64]!r}")
+
+
+def _text(record: Mapping[str, Any], name: str, most_bytes: int, may_be_empty: bool = False) -> str:
+    value = record[name]
+    if not isinstance(value, str) or not (value or may_be_empty):
+        raise ValueError(f"{name} is no text" if not isinstance(value, str) else f"{name} is empty")
+    if _check_text(name, value) > most_bytes:
+        raise ValueError(f"{name} is longer than {most_bytes} bytes")
+    return value
+
+
+def _check_text(name: str, value: str) -> int:
+    """Bytes of a text that can be tokenised: whole characters, and no byte 0, which ends a turn."""
+    if "\0" in value:
+        raise ValueError(f"{name} contains the character 0")
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} contains half a character (a lone surrogate)") from error
+
+
+def _number(record: Mapping[str, Any], name: str) -> Fraction:
+    value = record[name]
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"{name} is no number")
+    number = number_in(str(value))
+    if number is None:
+        raise ValueError(f"{name} is no number")
+    return number
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ValueError(reason)
