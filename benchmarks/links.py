@@ -111,24 +111,8 @@ class Links:
         run("ip", "-n", name, "addr", "add", f"{near}.2/24", "dev", "net0")
         run("ip", "-n", self._router, "addr", "add", f"{near}.1/24", "dev", outer)
         run("ip", "-n", name, "route", "add", "default", "via", f"{near}.1")
-        for namespace, device, rate in ((name, "net0", line.up), (self._router, outer, line.down)):
-            run(
-                "tc",
-                "-n",
-                namespace,
-                "qdisc",
-                "add",
-                "dev",
-                device,
-                "root",
-                "tbf",
-                "rate",
-                f"{rate:.0f}bit",
-                "burst",
-                BURST,
-                "latency",
-                f"{QUEUE_S * 1000:.0f}ms",
-            )
+        narrow(name, "net0", line.up)
+        narrow(self._router, outer, line.down)
 
     def _forward(self) -> None:
         """Whatever a peer sends goes through the forwarder's device before it is routed on."""
@@ -142,6 +126,12 @@ class Links:
         run("ip", "-n", self._router, "route", "add", "default", "dev", "far", "table", "100")
         for peer in range(len(self._peers)):
             run("ip", "-n", self._router, "rule", "add", "iif", f"v{peer}", "lookup", "100")
+
+
+def narrow(name: str, device: str, bits_per_s: float) -> None:
+    """Limit what leaves the namespace `name` by a device."""
+    limit = ("rate", f"{bits_per_s:.0f}bit", "burst", BURST, "latency", f"{QUEUE_S * 1000:.0f}ms")
+    run("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", *limit)
 
 
 def forward(delay_s: float, loss: float, seed: int) -> None:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks import namespaces
+from benchmarks.links import narrow
 from benchmarks.namespaces import Namespaces, place, routes_packets, run
 from tests.routers.router import Kind, UpnpDaemon, set_rules
 
@@ -23,7 +24,7 @@ PRIVATE = "192.168.1.2"
 
 def why_not() -> str:
     """Why there can be no such homes here; empty when there can."""
-    return namespaces.why_not("nft", "miniupnpd")
+    return namespaces.why_not("tc", "nft", "miniupnpd")
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,14 @@ class Home:
 
 
 class Homes:
-    """A context manager.  folder: for what the routers' programs write."""
+    """A context manager.  folder: for what the routers' programs write.
 
-    def __init__(self, folder: Path, kinds: Sequence[Kind]) -> None:
-        self._folder, self._kinds = folder, kinds
+    line: bits a second that each home's line carries in each direction, None for all that the computer does; the reachable
+    computer's has no limit.
+    """
+
+    def __init__(self, folder: Path, kinds: Sequence[Kind], line: float | None = None) -> None:
+        self._folder, self._kinds, self._line = folder, kinds, line
         self._namespaces = Namespaces()
         self._daemons: dict[str, UpnpDaemon] = {}
         self._internet = self._public = ""
@@ -95,6 +100,9 @@ class Homes:
         before = self._carrier(number, wan) if kind is Kind.DOUBLE else self._internet
         near = f"100.64.{number}" if kind is Kind.DOUBLE else wan
         self._namespaces.join(before, f"home{number}", router, "wan")
+        if self._line is not None:
+            narrow(router, "wan", self._line)
+            narrow(before, f"home{number}", self._line)
         give(before, f"home{number}", f"{near}.1/24")
         give(router, "wan", f"{near}.2/24")
         goes_by(router, f"{near}.1")

@@ -1,15 +1,22 @@
-"""The routers of the test bed do what routers of their kind do."""
+"""The routers of the test bed do what routers of their kind do, and the rates through them are measured and told."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import trio
 
+from tests.e2e.swarm import Swarm
+from tests.protocol.network.recorder import Recorder, pair
 from tests.routers.homes import PUBLIC, Home, Homes, why_not
+from tests.routers.pushing_peer import HEADER, PUSH_BYTES, push_for
+from tests.routers.rates import Rate, rate
 from tests.routers.router import Kind
+from tests.routers.table import EVERYBODY, PUSHING, Meeting, create, met_at, shown, start
 
 WHY_NOT = why_not()
 SERVER = """
@@ -96,3 +103,50 @@ def test_a_router_with_upnp_opens_a_port_and_forgets_it_when_it_restarts(homes: 
     assert python(homes.public, CLIENT, home.outside, "5300") == f"{PUBLIC} 5300"
     homes.daemon(home).forget()
     assert python(homes.public, CLIENT, home.outside, "5301") == "not let in"
+
+
+def test_all_that_is_counted_has_arrived() -> None:
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with pair(a, b) as (one, two):
+            pushed = await push_for(one, two.peer_id, 0.05)
+            arrived = b.finished.count((HEADER, True))
+            assert pushed.size == (arrived - 1) * PUSH_BYTES > 0, "the first push does not count"
+            assert pushed.seconds >= 0.05 and pushed.first_s > 0
+
+    trio.run(main)
+
+
+def test_a_peer_at_home_pushes_to_the_reachable_one_when_it_is_asked(tmp_path: Path) -> None:
+    with Homes(tmp_path, [Kind.CONE], line=50e6) as homes, Swarm(tmp_path) as swarm:
+        invitation = create(swarm)
+        public = start(swarm, "public", homes.public, invitation, program=PUSHING)
+        cone = start(swarm, "cone", homes.homes[0].place, invitation, program=PUSHING)
+        swarm.until("both to meet", lambda: met_at(cone, public))
+        there = rate(cone, public, False, 0.5)
+        assert (there.way, there.problem) == ("direct", "")
+        assert 0 < there.bits_per_s < 55e6, "the line carries no more, but for what its bucket has saved"
+        assert rate(cone, cone, False, 0.5).problem, "nobody is connected to himself"
+
+
+def test_the_tables_tell_how_each_two_were_connected_and_how_fast_each_way_is() -> None:
+    direct, punched = Rate("direct", 200e6, 0.01), Rate("punched", 50e6, 1.5)
+    relayed, failed = Rate("relayed", 9.96e6, 6.7), Rate(problem="no way")
+    text = shown(
+        [
+            Meeting("cone", EVERYBODY, "direct", 1.0, 1.0, direct, Rate("reversed", 150e6, 1.6)),
+            Meeting("cone", "cone", "punched", 2.0, 3.0, punched, punched),
+            Meeting("cone", "symmetric", "relayed", 2.0, 2.0, relayed, failed),
+            Meeting("symmetric", "symmetric"),
+        ]
+    )
+    times, rates, ways = (part.splitlines() for part in text.replace("back:\n\n", "back:\n").split("\n\n"))
+    assert times[1].endswith("direct 1.0/1.0 s    punched 2.0/3.0 s  relayed 2.0/2.0 s")
+    assert rates[2].endswith("direct 200, reversed 150  punched 50.0, 50.0  relayed 10.0, failed")
+    assert rates[3].endswith("-"), "two that never met"
+    assert [row.split() for row in ways[1:]] == [
+        ["direct", "1", "200", "200", "200", "1.000", "0.01", "0.01"],
+        ["reversed", "1", "150", "150", "150", "0.750", "1.60", "1.60"],
+        ["punched", "2", "50.0", "50.0", "50.0", "0.250", "1.50", "1.50"],
+        ["relayed", "1", "10.0", "10.0", "10.0", "0.050", "6.70", "6.70"],
+    ]

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from math import inf
 
@@ -112,7 +112,8 @@ class Bulk:
             accepted = [link for links in self._links.values() for link in links]
             now = trio.current_time()
             states = states_of((*accepted, *self._sending.links(), *self._spare.links()))
-            sending = [states[link] for link in self._sending.busy_links() if link in states]
+            busy = set[Hashable](self._sending.busy_links())
+            sending = {link: state for link, state in states.items() if link in busy}
             self._gauge.read(states, now, self._sending.offered(), sending)
             for end in (self._sending, self._spare):
                 end.measure(self._gauge.offer_bytes_per_s, self._gauge.line_bytes_per_s, now)

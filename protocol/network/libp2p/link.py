@@ -346,6 +346,10 @@ class SocketState:
     """Segments that were sent and not acknowledged."""
     least_rtt_s: float = 0.0
     """The shortest round trip lately, as one without any queue on the way takes."""
+    busy_s: float = 0.0
+    """How long there was something to send, or not acknowledged."""
+    held_back_s: float = 0.0
+    """How much of this the other end's window was full."""
 
     @property
     def queued(self) -> bool:
@@ -359,9 +363,9 @@ class SocketState:
         return self.least_rtt_s >= LONG_WAY_S
 
 
-_TCP_INFO = struct.Struct("=24xI40xI48xQQ12xI")
-"""Segments not acknowledged; round-trip time in microseconds; bytes acknowledged by the other end; bytes received; the least
-round-trip time (Linux's struct tcp_info)."""
+_TCP_INFO = struct.Struct("=24xI40xI48xQQ12xI16xQQ")
+"""Segments not acknowledged; round-trip time; bytes acknowledged by the other end; bytes received; the least round-trip
+time; time with something to send; time in which the other end's window was full (Linux's struct tcp_info, microseconds)."""
 
 
 def socket_state(sock: Socket) -> SocketState | None:
@@ -374,5 +378,5 @@ def socket_state(sock: Socket) -> SocketState | None:
         return None
     if len(raw) < _TCP_INFO.size:
         return None
-    unacked, rtt_us, acked, received, least_rtt_us = _TCP_INFO.unpack(raw)
-    return SocketState(rtt_us / 1e6, acked, received, unacked, least_rtt_us / 1e6)
+    unacked, rtt_us, acked, received, least_rtt_us, busy_us, held_back_us = _TCP_INFO.unpack(raw)
+    return SocketState(rtt_us / 1e6, acked, received, unacked, least_rtt_us / 1e6, busy_us / 1e6, held_back_us / 1e6)

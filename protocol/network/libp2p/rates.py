@@ -7,13 +7,14 @@ an exchange one slow member may be fed alone for minutes.
 `Gauge.offer_bytes_per_s` is what there is to share out to the sockets that use our line.  Were it not shared out, one TCP
 connection might get a third of what another gets over a full line, for the length of an exchange, which would then end with
 one flow alone on lines that idle.  Sockets that have just begun carry less than the line can: where most go a long way, a
-second without a pace measures the line only if packets met a queue.
+second without a pace measures the line only if packets met a queue.  Nor does a socket that waits for the other end, as for
+a relay, or a peer that limits what comes: were a relay's rate taken for our line's, all others were held to it for minutes.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -31,8 +32,11 @@ KEPT = 0.998
 """Of the best rate, after each window in which data moved: half of it after six minutes of these."""
 FORGET_S = 600.0
 """Measurements of the line that are older are dropped."""
+SENDS = 0.5
+"""A socket measures the line if it was sending for so much of a window; else it waited for the other end."""
 USED = 0.9
 """A window measures the line if it carried so much of what it was offered; otherwise other lines were the limit."""
+NEW = SocketState(0.0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,12 @@ class Moved:
             sum(after.received_bytes - before.received_bytes for before, after in both) / seconds,
         )
 
+    def always_sends(self, link: Hashable, state: SocketState, now: float) -> bool:
+        """Whether this socket had something on its way since the last call of `since`, and the other end would take it."""
+        before = self._before.get(link, NEW)
+        busy_s, held_back_s = state.busy_s - before.busy_s, state.held_back_s - before.held_back_s
+        return busy_s - held_back_s >= SENDS * (now - self._at)
+
 
 class Gauge:
     """Measures the bytes a second that the bulk sockets together carry, up and down; 0 while nothing is known."""
@@ -74,21 +84,26 @@ class Gauge:
         self._growth = GROWTH
 
     def read(
-        self, states: Mapping[Hashable, SocketState], now: float, offered: float, sending: Collection[SocketState] = ()
+        self,
+        states: Mapping[Hashable, SocketState],
+        now: float,
+        offered: float,
+        sending: Mapping[Hashable, SocketState] = {},
     ) -> None:
         """Take the states of all sockets, about every `WINDOW_S`.  A window in which little moved is ignored.
 
         offered: bytes a second that the sockets were allowed all the time; 0 when there was not always something to send.
         sending: the states of those that share the line.
         """
+        measuring = [state for link, state in sending.items() if self._moved.always_sends(link, state, now)]
         seconds, self._at = now - self._at, now
         moved = self._moved.since(states, now) or Rates(0.0, 0.0)
         self._best = Rates(_better(self._best.up, moved.up, seconds), _better(self._best.down, moved.down, seconds))
-        is_far = 2 * sum(state.is_far for state in sending) > len(sending)
-        is_queued = any(state.queued for state in sending)
+        is_far = 2 * sum(state.is_far for state in measuring) > len(measuring)
+        is_queued = any(state.queued for state in measuring)
         self._growth = FREE_GROWTH if is_far and not is_queued else GROWTH
         if offered == inf:
-            was_full = is_queued or not is_far
+            was_full = is_queued or (bool(measuring) and not is_far)
         else:  # a queue may be on somebody else's line
             was_full = moved.up >= min(USED * offered, self.line_bytes_per_s)
         if moved.up * seconds >= SMALLEST_SAMPLE_BYTES and offered and was_full:

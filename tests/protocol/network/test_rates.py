@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from math import inf
 
@@ -46,8 +47,9 @@ def test_minutes_of_feeding_one_slow_member_do_not_hide_what_our_line_carries() 
 def test_a_line_is_shared_out_if_it_is_known_and_not_too_fast(rate: float, offer: float) -> None:
     gauge = Gauge()
     assert gauge.offer_bytes_per_s == inf
-    gauge.read({"a": SocketState(0.0, 0, 0)}, 1.0, inf)
-    gauge.read({"a": SocketState(0.0, int(rate), 0)}, 2.0, inf)
+    for second, acked in enumerate((0, int(rate))):
+        state = SocketState(0.0, acked, 0, busy_s=second)
+        gauge.read({"a": state}, float(second), inf, {"a": state})
     assert gauge.offer_bytes_per_s == pytest.approx(offer)
 
 
@@ -58,8 +60,8 @@ def test_sockets_that_begin_far_away_do_not_measure_the_line() -> None:
         [(0, 0.2), (1_000_000, 0.2), (3_000_000, 0.3), (3_120_000, 0.2), (4_000_000, 0.3)]
     ):
         acked += size
-        state, offered = SocketState(rtt_s, acked, 0, least_rtt_s=0.2), gauge.offer_bytes_per_s
-        gauge.read({"a": state}, float(second), offered, [state])
+        state, offered = SocketState(rtt_s, acked, 0, least_rtt_s=0.2, busy_s=second), gauge.offer_bytes_per_s
+        gauge.read({"a": state}, float(second), offered, {"a": state})
         offers.append(gauge.offer_bytes_per_s)
     assert offers == pytest.approx([inf, inf, 3e6 * GROWTH, 3.12e6 * FREE_GROWTH, 4e6 * GROWTH]), "the fourth met no queue"
 
@@ -67,12 +69,33 @@ def test_sockets_that_begin_far_away_do_not_measure_the_line() -> None:
 def test_one_slow_receiver_far_away_does_not_measure_our_line() -> None:
     gauge = Gauge()
     near, far = SocketState(0.0, 0, 0), SocketState(0.5, 0, 0, least_rtt_s=0.1)
-    gauge.read({"near": near}, 0.0, inf, [near])
-    gauge.read({"near": replace(near, acked_bytes=12_000_000)}, 1.0, inf, [near])
+    gauge.read({"near": near}, 0.0, inf, {"near": near})
+    near = replace(near, acked_bytes=12_000_000, busy_s=1.0)
+    gauge.read({"near": near}, 1.0, inf, {"near": near})
     for second in range(2, 80):
-        far = replace(far, acked_bytes=far.acked_bytes + 600_000)
-        gauge.read({"far": far}, float(second), gauge.offer_bytes_per_s, [far])
+        far = replace(far, acked_bytes=far.acked_bytes + 600_000, busy_s=second)
+        gauge.read({"far": far}, float(second), gauge.offer_bytes_per_s, {"far": far})
     assert gauge.line_bytes_per_s == 12_000_000, "the queue is on its line"
+
+
+@pytest.mark.parametrize(("busy_s", "held_back_s"), [(0.02, 0.0), (1.0, 0.9)])
+def test_sockets_that_wait_for_the_other_end_do_not_measure_our_line(busy_s: float, held_back_s: float) -> None:
+    """A relay takes 1.25 MB a second, at once and then nothing for a while, or in small pieces all the time."""
+    gauge, relayed, direct = Gauge(), SocketState(0.0, 0, 0), SocketState(0.0, 0, 0)
+    for second in range(1, 20):
+        relayed = replace(
+            relayed,
+            acked_bytes=relayed.acked_bytes + 1_250_000,
+            busy_s=relayed.busy_s + busy_s,
+            held_back_s=relayed.held_back_s + held_back_s,
+        )
+        gauge.read({"relayed": relayed}, float(second), gauge.offer_bytes_per_s, {"relayed": relayed})
+        assert gauge.offer_bytes_per_s == inf
+    for acked, second in ((0, 20), (12_000_000, 21)):
+        direct = replace(direct, acked_bytes=acked, busy_s=direct.busy_s + 1.0)
+        both: dict[Hashable, SocketState] = {"relayed": relayed, "direct": direct}
+        gauge.read(both, float(second), gauge.offer_bytes_per_s, both)
+    assert gauge.line_bytes_per_s == 12_000_000, "a socket that always sends does"
 
 
 def test_a_line_is_known_only_from_windows_in_which_it_was_always_used_and_nothing_else_held_back() -> None:
@@ -81,7 +104,8 @@ def test_a_line_is_known_only_from_windows_in_which_it_was_always_used_and_nothi
         [(0, 0.0), (10_000_000, 0.0), (10_000_000, inf), (10_300_000, 10.4e6), (5_000_000, 10.7e6)]
     ):
         sent += size
-        gauge.read({"a": SocketState(0.0, sent, 0)}, float(second), offered)
+        state = SocketState(0.0, sent, 0, busy_s=second)
+        gauge.read({"a": state}, float(second), offered, {"a": state})
         known.append(gauge.line_bytes_per_s)
     assert known == [0, 0, 10_000_000, 10_300_000, 10_300_000]
     gauge.read({}, FORGET_S + 10.0, 0.0)
