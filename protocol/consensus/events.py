@@ -24,9 +24,9 @@ class Arrived:
 
 @dataclass(frozen=True)
 class StateHashed:
-    """The digest of our outer state is known.  Until then we take the proposer's word for it."""
+    """Our outer state has its name (`protocol.wire.ready.OnState.state`).  Until then we take the proposer's word for it."""
 
-    digest: Hash
+    state: bytes
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import members_in
 from protocol.wire.messages import Commit, Finish, Kept, Lock, Motion, Plan, Proof, Proposal, Ready, Report, Roll, Vote
+from protocol.wire.ready import digest_in
 
 
 class RoundMachine:
@@ -156,8 +157,8 @@ class RoundMachine:
         match event:
             case Arrived():
                 return self._on_statement(event, view, now)
-            case StateHashed(digest):
-                self._state.state_digest = digest
+            case StateHashed(state):
+                self._state.outer = state
             case ExchangeMoved():
                 self._state.move(now)
             case PlanUnknown(peer):
@@ -323,9 +324,9 @@ class RoundMachine:
 
     def _repair(self) -> list[RoundEffect]:
         """Look again at our state, if the electors stand on another one."""
-        digest = self._state.state_digest
+        digest = self._state.outer
         other = self._state.closing.state_against(digest) if digest is not None else None
-        return [Repair(Hash(other))] if other is not None else []
+        return [Repair(Hash(digest_in(other)))] if other is not None else []
 
     def _give_up_attempt(self, now: float) -> None:
         """Go on to another attempt.  Where everybody sees that nothing comes of this one, that is no loss of patience."""

@@ -24,6 +24,7 @@ from protocol.state.base import Base, RoundSettings
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Member, Plan
+from protocol.wire.ready import digest_in, weights_in
 
 UNEQUAL = 1.5
 """Times the equal share of the chunks that one member may own, where liars are borne."""
@@ -64,9 +65,9 @@ def plan_with(
     stalls: Stalls,
     members: Sequence[Member],
     bandwidths: Mapping[PeerId, float],
-    digest: bytes,
+    state: bytes,
 ) -> Plan:
-    """The plan of these members.  bandwidths: bytes a second of each, 0 where it is not known.  digest: of our state."""
+    """The plan of these members.  bandwidths: bytes a second of each, 0 where it is not known.  state: the name of ours."""
     members = sorted(members, key=lambda member: member.peer)
     peers = [PeerId(member.peer) for member in members]
     most = most_chunks(settings.chunks, len(base.electors), sum(peer in base.electors for peer in peers))
@@ -78,7 +79,8 @@ def plan_with(
         base=base.tip,
         members=list(members),
         owners=bytes(peers.index(able[owner]) for owner in owners),
-        state_digest=digest,
+        state_digest=digest_in(state),
+        weights=weights_in(state),
     )
 
 

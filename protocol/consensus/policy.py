@@ -88,9 +88,9 @@ class ClosingPolicy:
             return False
         self.readys[peer] = SignedReady(ready, signature)
         if peer in self.base.electors or not self.base.electors:
-            self._states[ready.state_digest] += 1
+            self._states[ready.state] += 1
             if known is not None:
-                self._states[known.state_digest] -= 1
+                self._states[known.state] -= 1
                 self._states = +self._states
         return True
 
@@ -178,7 +178,7 @@ class ClosingPolicy:
         return [
             peer
             for peer in sorted(self.readys)
-            if self.lives(peer, view) and digest in (None, self.readys[peer].ready.state_digest)
+            if self.lives(peer, view) and digest in (None, self.readys[peer].ready.state)
         ]
 
     def held(self, view: View, digest: bytes | None) -> list[PeerId]:
@@ -190,7 +190,7 @@ class ClosingPolicy:
 
         held: the electors that must be in it.  most: members that this ballot permits.
         """
-        if any(peer not in self.readys or self.readys[peer].ready.state_digest != digest for peer in held):
+        if any(peer not in self.readys or self.readys[peer].ready.state != digest for peer in held):
             return None
         places = self._choose(self.agreed(view, digest), held, most)
         if len(places) < self.settings.min_members:

@@ -121,11 +121,11 @@ class Proposer:
     def _new_plan(self, ballot: Ballot, rolls: dict[PeerId, bytes], view: View) -> Plan | None:
         """A plan that follows from these rolls; None while they are no quorum, or our state is not known."""
         state = self._state
-        if state.state_digest is None or len(rolls) < ballot.quorum:
+        if state.outer is None or len(rolls) < ballot.quorum:
             return None
         justification = justify(state.settings.run, ballot, [*rolls.values()])
         most = MAX_ELECTORS if ballot.members else MAX_MEMBERS
-        return state.closing.make_plan(view, state.state_digest, justification.held(), most)
+        return state.closing.make_plan(view, state.outer, justification.held(), most)
 
     def _proposal(self, mine: OwnAttempt, plan: Plan) -> Proposal:
         return Proposal(attempt=mine.ballot.attempt, absent=list(mine.ballot.absent), plan=plan, rolls=mine.rolls)
@@ -215,6 +215,7 @@ class Proposer:
             codec=self._state.settings.codec,
             result_root=index_root(entries),
             state_digest=plan.state_digest,
+            weights=plan.weights,
         )
 
     def on_vote(self, sender: PeerId, vote: Vote, signature: bytes, now: float) -> list[RoundEffect] | Commit:

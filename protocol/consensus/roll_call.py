@@ -119,7 +119,7 @@ class RollCall:
         state, ours = self._state, set[PeerId]()
         for peer in state.base.electors:
             ready = state.closing.ready_of(peer)
-            if ready is not None and ready.state_digest == state.state_digest:
+            if ready is not None and ready.state == state.outer:
                 ours.add(peer)
         if demanded(ballot, [self._rolls[peer][0] for peer in rolls]) <= ours:
             return rolls

@@ -28,7 +28,7 @@ class RoundState:
 
     attempt: the one that we think is due; after a restart it is above all that we took part in, for a proposer forgets
     what it proposed.  entered: the last one that is on disk, -1 for none.  losses: how often we lost patience.  plan: the
-    one taken up last.  planner: who proposed it.  state_digest: of our outer state, None until it is hashed.  kept: what
+    one taken up last.  planner: who proposed it.  outer: the name of our outer state, None until it is hashed.  kept: what
     we are bound by, as it is on disk.  results: of our exchanges, by plan.  obtained: the roots of the results that are on
     disk.  decided: the certified record once its result is on disk.  abstains: we have lost what binds us at this tip, and
     say nothing as a voter.
@@ -55,7 +55,7 @@ class RoundState:
         self.losses = 0
         self.plan: Plan | None = None
         self.planner = me
-        self.state_digest: Hash | None = None
+        self.outer: bytes | None = None
         self.decided: Commit | None = None
         self.results: dict[Hash, tuple[tuple[ChunkEntry, ...], Provenance]] = {}
         self.obtained: set[bytes] = set()
@@ -130,7 +130,7 @@ class RoundState:
 
     def held(self, view: View) -> list[PeerId]:
         """The electors whose READY for our state we hold."""
-        return self.closing.held(view, self.state_digest)
+        return self.closing.held(view, self.outer)
 
 
 class Doubts:

@@ -29,7 +29,7 @@ def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
     if _is_unfair(settings, base, plan.members, plan.owners):
         return "a member of its plan owns more than its share of the chunks"
     try:
-        verify_members(settings, plan.members, base, plan.state_digest)
+        verify_members(settings, plan.members, base, plan.state)
     except Malformed as error:
         return f"its plan has {error}"
     return None
@@ -71,6 +71,7 @@ def plan_of(record: Record, provenance: Provenance) -> Plan:
         members=record.members,
         owners=provenance.owners,
         state_digest=record.state_digest,
+        weights=record.weights,
     )
 
 

@@ -122,7 +122,7 @@ class Voter:
         """The ballot of the attempt that is due, or of the first after it whose proposer can propose."""
         state, closing = self._state, self._state.closing
         absent = closing.absent(view)
-        members = () if set(state.base.electors) - set(absent) else closing.planned(view, state.state_digest)
+        members = () if set(state.base.electors) - set(absent) else closing.planned(view, state.outer)
         ballot = Ballot(state.base, state.attempt, absent, members)
         if not ballot.voters:
             return None
@@ -194,7 +194,7 @@ class Voter:
             return objection
         if self._plan is not None and self._plan[0] == ballot.attempt and self._plan[1] != plan:
             return "it is the second plan for one ballot"
-        if state.state_digest is not None and plan.state_digest != state.state_digest:
+        if state.outer is not None and plan.state != state.outer:
             return "its plan stands on another state than ours"
         return None
 
@@ -264,7 +264,7 @@ class Voter:
         state, plan = self._state, plan_of(motion.record, motion.provenance)
         if state.doubts.is_false(motion.index):
             return "it has an average that is proven wrong"
-        if state.state_digest is not None and motion.record.state_digest != state.state_digest:
+        if state.outer is not None and motion.record.state != state.outer:
             return "it stands on another state than ours"
         if plan != state.plan and not justification.allows_plan(plan, state.settings.max_members):
             return "its plan leaves out an elector that was ready"

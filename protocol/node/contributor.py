@@ -27,9 +27,10 @@ from protocol.state.replica import Replica
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.wire.body import MAX_NUMBER
 from protocol.wire.envelope import Envelope
-from protocol.wire.hashes import Hash, hash_bytes, tree_root
+from protocol.wire.hashes import hash_bytes, tree_root
 from protocol.wire.messages import Ready
 from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.ready import digest_in, weights_in
 
 OTHER_WORK = {Role.ROLLOUT: Phase.GENERATING, Role.VALIDATOR: Phase.VERIFYING}
 """What peers do that do not train."""
@@ -195,8 +196,8 @@ class Contributor:
             )
         )
 
-    async def commit(self, base: Base, work: Work, contribution: Contribution, state_digest: Hash) -> tuple[Ready, Envelope]:
-        """Our READY, sealed; `work` holds it and the contribution from now on.  state_digest: of the state on `base`."""
+    async def commit(self, base: Base, work: Work, contribution: Contribution, state: bytes) -> tuple[Ready, Envelope]:
+        """Our READY, sealed; `work` holds it and the contribution from now on.  state: the name of that on `base`."""
         leaves = await self._offload(contribution_leaves, contribution.data, self._replica.layout)
         ready = Ready(
             round=base.round,
@@ -209,7 +210,8 @@ class Contributor:
             loss=contribution.loss,
             norm=contribution.norm,
             root=tree_root(leaves),
-            state_digest=state_digest,
+            state_digest=digest_in(state),
+            weights=weights_in(state),
             admission=self._settings.admission,
             rollouts=work.rollouts,
         )

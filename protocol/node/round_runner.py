@@ -314,14 +314,14 @@ class RoundRunner:
     # -- contribution -------------------------------------------------------------------------------------------------
 
     async def _contribute(self) -> None:
-        state_digest = await self._offload(self._replica.state.digest)
-        self.inbox.note(StateHashed(state_digest))
+        state = await self._offload(self._replica.name_state)
+        self.inbox.note(StateHashed(state))
         contribution = await self._contributor.compute(self.base, self.work, self._surroundings.steps_ahead)
         if contribution is not None:
-            await self._say_ready(contribution, state_digest)
+            await self._say_ready(contribution, state)
 
-    async def _say_ready(self, contribution: Contribution, state_digest: Hash) -> None:
-        ready, envelope = await self._contributor.commit(self.base, self.work, contribution, state_digest)
+    async def _say_ready(self, contribution: Contribution, state: bytes) -> None:
+        ready, envelope = await self._contributor.commit(self.base, self.work, contribution, state)
         self._report.ready(ready)
         self._show_waiting()
         self.inbox.receive(self.session.me, ready, envelope)

@@ -49,10 +49,13 @@ class AdmittedBy:
     uses: int = 1
 
     def require(self, role: Role, round: int | None) -> None:
-        """Raises `Malformed` when the token is not for this role or too old for this round; a trainer may be a seed."""
+        """Raises `Malformed` when the token is not for this role or too old for this round.
+
+        A trainer's token is good for every role, and everybody's for a seed.
+        """
         if self.token is None:
             return
-        if role is Role.TRAINER and self.role is not Role.TRAINER:
+        if self.role is not Role.TRAINER and role not in (self.role, Role.SEED):
             raise Malformed(f"the token is for the role {self.role.value}")
         if round is not None and self.until_round is not None and round > self.until_round:
             raise Malformed(f"the token admits until round {self.until_round}, and this is round {round}")

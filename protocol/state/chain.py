@@ -20,6 +20,7 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.masks import members_in
 from protocol.wire.messages import Certificate, ChunkEntry, Commit, Member, Ready, Record, Signature, Step, Vote, ready_of
+from protocol.wire.ready import weights_in
 
 
 def genesis_tip(run: Hash) -> Hash:
@@ -47,11 +48,12 @@ def verify_record(settings: RoundSettings, record: Record, index: Sequence[Chunk
         raise Malformed("a record whose chunks do not match its result root")
     for entry in index:
         members_in(entry.mask, len(record.members))
-    verify_members(settings, record.members, base, record.state_digest)
+    verify_members(settings, record.members, base, record.state)
 
 
-def verify_members(settings: RoundSettings, members: Sequence[Member], base: Base, state_digest: bytes) -> None:
-    """Whether these can be the members of a round on `base`: in order, each admitted, with the READY that it signed; raises
+def verify_members(settings: RoundSettings, members: Sequence[Member], base: Base, state: bytes) -> None:
+    """Whether these can be the members of a round on `base`: in order, each admitted, with the READY that it signed on this
+    state (its name); raises
     `Malformed` with the reason."""
     peers = [member.peer for member in members]
     if peers != sorted(set(peers)) or not settings.min_members <= len(peers) <= settings.max_members:
@@ -60,8 +62,10 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
         raise Malformed("a member with more tokens than a round has")
     if any((member.rollouts is not None) != settings.manifest.learns_from_rollouts(base.round) for member in members):
         raise Malformed("a member that names rollouts in a round without, or none in a round with them")
+    if (weights_in(state) is not None) != (settings.manifest.rl is not None):
+        raise Malformed("the root of bf16 weights in a run without rollouts, or none in a run with them")
     for member in members:
-        ready = ready_of(member, base.round, base.fragment, base.tip, state_digest)
+        ready = ready_of(member, base.round, base.fragment, base.tip, state)
         statement = rebuild(settings.run, Ready.KIND, PeerId(member.peer), ready.encode(), member.signature)
         if not is_authentic(statement):
             raise Malformed("a member that did not say READY")

@@ -10,6 +10,7 @@ Everything here blocks for as long as memory takes; call it in worker threads.  
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from kernels.layout import chunk_layout
 from kernels.outer import apply_result
@@ -19,6 +20,14 @@ from protocol.state.shared_memory import SharedRegion
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 
 BYTES_PER_VALUE = 4
+BF16_BYTES = 2
+
+
+def bf16(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
+    """fp32 values (their bits) in bf16, rounded to nearest even as torch does; NaNs stay NaNs."""
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.where(is_nan, np.uint32(0x7FC0), rounded).astype(np.dtype("<u2"))
 
 
 class OuterState:
@@ -83,6 +92,13 @@ class OuterState:
     def digest(self) -> Hash:
         """What peers compare, and records name."""
         return tree_root(self.leaves())
+
+    def weights_root(self) -> Hash:
+        """The root of the tree over the parameters in bf16, rounded to nearest even, little endian, in pieces as large as
+        those of the digest."""
+        assert not self._torn
+        count, bits = self._piece // BF16_BYTES, self._theta.view(np.uint32)
+        return tree_root([chunk_hash(bf16(bits[at : at + count]).tobytes()) for at in range(0, bits.size, count)])
 
     def close(self) -> None:
         """Give the memory back."""

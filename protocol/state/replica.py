@@ -60,6 +60,10 @@ class Replica:
             self.store.results.drop(round, fragment, root)
         return result if whole else None
 
+    def name_state(self) -> bytes:
+        """What READYs and records call the present state (`protocol.wire.ready.OnState.state`).  Blocking."""
+        return self.state.digest() + (self.state.weights_root() if self.manifest.rl is not None else b"")
+
     @property
     def base(self) -> Base:
         """What the next round stands on."""

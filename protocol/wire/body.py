@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import Field, ValidationError
 
 from protocol.wire import canonical
 from protocol.wire.canonical import Malformed
@@ -41,6 +41,9 @@ MAX_LOSS = 1e6
 HashField = Annotated[bytes, Field(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 PeerField = Annotated[str, Field(min_length=46, max_length=60, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
 SignatureField = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+LaterHash = Annotated[HashField | None, Field(exclude_if=lambda value: value is None)]
+"""A hash that came after the first runs: where there is none it is not written, so what does without it keeps its encoding
+and its hash.  One that is written as None is refused, as its encoding is not the only one."""
 Absent = Annotated[list[PeerField], Field(max_length=MAX_ELECTORS)]
 """Electors that a ballot goes on without: sorted peer IDs."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -53,21 +56,6 @@ class Body(Ordered):
     """A statement.  `KIND` is the envelope's kind."""
 
     KIND: ClassVar[str] = ""
-
-
-class Growing(Body):
-    """A statement that grew, and says the same as before where nothing new is said.
-
-    LATER: fields that came after the first runs.  One that has its default is not written, so what does not use it keeps its
-    encoding and its hash; one that is written out all the same is refused, as its encoding is not the only one.
-    """
-
-    LATER: ClassVar[frozenset[str]] = frozenset()
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields, known = handler(self), type(self).model_fields
-        return {name: value for name, value in fields.items() if name not in self.LATER or value != known[name].default}
 
 
 B = TypeVar("B", bound=Body)

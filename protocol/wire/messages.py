@@ -32,6 +32,7 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Goodbye, Heartbeat
 from protocol.wire.ready import Member as Member
+from protocol.wire.ready import OnState
 from protocol.wire.ready import Ready as Ready
 from protocol.wire.ready import member_of as member_of
 from protocol.wire.ready import ready_of as ready_of
@@ -42,7 +43,7 @@ REMEMBERED_BYTES = 2048
 """Statements up to this size are decoded once, however often they arrive."""
 
 
-class Plan(Body):
+class Plan(OnState):
     """Who averages what with whom.  Its hash names the exchange; a later attempt may carry the same plan.
 
     fragment: of the state, which is averaged.  members: sorted by peer ID (the canonical order of summation).
@@ -54,7 +55,6 @@ class Plan(Body):
     base: HashField
     members: Annotated[list[Member], Field(min_length=1, max_length=MAX_MEMBERS)]
     owners: Annotated[bytes, Field(min_length=1, max_length=MAX_CHUNKS)]
-    state_digest: HashField
 
 
 class LockName(Body):
@@ -105,7 +105,7 @@ class ChunkEntry(Body):
     mask: Annotated[bytes, Field(min_length=1, max_length=MAX_MEMBERS // 8)]
 
 
-class Record(Body):
+class Record(OnState):
     """One committed round.  Its hash is the new tip.
 
     members' `tokens` are what each contributed; the divisor of chunk c is the tokens of the members in its mask.
@@ -119,7 +119,6 @@ class Record(Body):
     members: Annotated[list[Member], Field(min_length=1, max_length=MAX_MEMBERS)]
     codec: Annotated[str, Field(max_length=16)]
     result_root: HashField
-    state_digest: HashField
 
     @property
     def loss(self) -> float:

@@ -8,18 +8,46 @@ from pydantic import Field
 
 from protocol.wire.body import (
     MAX_ADMISSION_BYTES,
+    Body,
     Count,
     FragmentNumber,
-    Growing,
     HashField,
+    LaterHash,
     Number,
     PeerField,
     SignatureField,
 )
+from protocol.wire.hashes import HASH_BYTES
 from protocol.wire.identity import PeerId
 
 
-class Ready(Growing):
+class OnState(Body):
+    """A statement that stands on an outer state.
+
+    weights: in a run with rollouts, the root of the state's parameters in bf16, for whoever has only these; it follows from
+    the state.
+    """
+
+    state_digest: HashField
+    weights: LaterHash = None
+
+    @property
+    def state(self) -> bytes:
+        """The digest and the root of the weights, if it is there, as one name: what peers compare."""
+        return self.state_digest + (self.weights or b"")
+
+
+def digest_in(state: bytes) -> bytes:
+    """The digest in the name of a state."""
+    return state[:HASH_BYTES]
+
+
+def weights_in(state: bytes) -> bytes | None:
+    """The root of the weights in the name of a state."""
+    return state[HASH_BYTES:] or None
+
+
+class Ready(OnState):
     """A finished contribution, committed by its root before anybody shows theirs.
 
     fragment: of the state, which the contribution covers.  serial: grows with every READY of an incarnation; two different
@@ -28,7 +56,6 @@ class Ready(Growing):
     """
 
     KIND: ClassVar[str] = "ready"
-    LATER: ClassVar[frozenset[str]] = frozenset({"rollouts"})
     round: Count
     fragment: FragmentNumber
     base: HashField
@@ -39,15 +66,13 @@ class Ready(Growing):
     loss: Number
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     root: HashField
-    state_digest: HashField
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
-    rollouts: HashField | None = None
+    rollouts: LaterHash = None
 
 
-class Member(Growing):
+class Member(Body):
     """A member of a round: its READY, less what the round says of all of them, with the READY's signature."""
 
-    LATER: ClassVar[frozenset[str]] = frozenset({"rollouts"})
     peer: PeerField
     incarnation: Count
     serial: Count
@@ -57,7 +82,7 @@ class Member(Growing):
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     root: HashField
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
-    rollouts: HashField | None = None
+    rollouts: LaterHash = None
     signature: SignatureField
 
 
@@ -78,8 +103,8 @@ def member_of(peer: PeerId, ready: Ready, signature: bytes) -> Member:
     )
 
 
-def ready_of(member: Member, round: int, fragment: int, base: bytes, state_digest: bytes) -> Ready:
-    """The READY that a member of a round on the tip `base` must have signed."""
+def ready_of(member: Member, round: int, fragment: int, base: bytes, state: bytes) -> Ready:
+    """The READY that a member of a round on the tip `base` and on this state (its name) must have signed."""
     return Ready(
         round=round,
         fragment=fragment,
@@ -91,7 +116,8 @@ def ready_of(member: Member, round: int, fragment: int, base: bytes, state_diges
         loss=member.loss,
         norm=member.norm,
         root=member.root,
-        state_digest=state_digest,
+        state_digest=digest_in(state),
+        weights=weights_in(state),
         admission=member.admission,
         rollouts=member.rollouts,
     )

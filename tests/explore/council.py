@@ -170,7 +170,7 @@ class Council:
     def state(self, seat: int, kept: Kept | None) -> RoundState:
         """What a peer knows that has begun the round with `kept` on its disk, heard all READYs and holds both results."""
         state = RoundState(self.peers[seat], self.settings, self.base, 0.0, kept, Patience(), abstains=False)
-        state.state_digest = ZERO_HASH
+        state.outer = ZERO_HASH
         state.obtained = {record.result_root for record in self.records}
         for peer, (ready, signature) in self.readys.items():
             state.closing.add(peer, ready, signature)

@@ -190,3 +190,19 @@ def test_a_field_of_any_value_is_accepted_or_malformed(field: str, value: object
         unpack(seal(ONE, RUN, "ready", body).raw, RUN)
     except Malformed:
         pass
+
+
+def test_what_came_later_is_not_written_where_it_says_nothing() -> None:
+    member = member_of(ONE.peer_id, READY, pack(ONE, RUN, READY).signature)
+    assert not {"rollouts", "weights"} & {
+        *canonical.decode(READY.encode(), max_bytes=1 << 12),
+        *canonical.decode(member.encode(), max_bytes=1 << 12),
+    }
+    fields = canonical.decode(READY.encode(), max_bytes=1 << 12)
+    assert isinstance(fields, dict)
+    with pytest.raises(Malformed):
+        decode_body(Ready, canonical.encode({**fields, "rollouts": None}))
+    learned = READY.model_copy(update={"rollouts": bytes(32), "weights": bytes(32)})
+    assert decode_body(Ready, learned.encode()) == learned and learned.state == READY.state_digest + bytes(32)
+    named = member_of(ONE.peer_id, learned, pack(ONE, RUN, learned).signature)
+    assert ready_of(named, READY.round, READY.fragment, READY.base, learned.state) == learned
