@@ -96,3 +96,16 @@ def test_a_router_with_upnp_opens_a_port_and_forgets_it_when_it_restarts(homes: 
     assert python(homes.public, CLIENT, home.outside, "5300") == f"{PUBLIC} 5300"
     homes.daemon(home).forget()
     assert python(homes.public, CLIENT, home.outside, "5301") == "not let in"
+
+
+def test_a_home_that_moves_or_whose_router_was_off_gets_out_again_from_another_address(homes: Homes) -> None:
+    home = of(homes, Kind.CONE)
+    homes.move(home, 9)
+    assert python(home.place, CLIENT, PUBLIC, "5400") == f"{home.outside} 5400"
+    homes.switch_off(home)
+    assert python(home.place, CLIENT, PUBLIC, "5401") == "not let in"
+    homes.switch_on(home, 9)
+    assert python(home.place, CLIENT, PUBLIC, "5402") == f"{home.outside.rpartition('.')[0]}.9 5402"
+    homes.switch_off(home)
+    homes.switch_on(home, 2)
+    homes.move(home, 2)
