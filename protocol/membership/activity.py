@@ -24,7 +24,7 @@ class Activity:
         self.phase, self.why, self.detail = Phase.STARTING, WhyIdle.STARTING, "starting"
         self.measured: Measurement | None = None
         self.was_away = True
-        """Whether we were restarted or frozen, and have made no record since: others may have gone on without us."""
+        """Whether we were restarted, frozen or suspended, with no record made since: others may have gone on without us."""
         self._urgent = trio.Event()
 
     def show(self, phase: Phase, why: WhyIdle, detail: str) -> None:
