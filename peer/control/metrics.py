@@ -1,7 +1,7 @@
-"""A peer's figures for Prometheus, on 127.0.0.1 only: the status, read when somebody asks.
+"""A peer's figures for Prometheus, on 127.0.0.1 only: the status, and what the process uses, read when somebody asks.
 
 The library serves from threads of its own, which ask the event loop for the status.  Names follow Prometheus's conventions:
-base units, `_total` for what only grows.
+base units, `_total` for what only grows; what the process uses has the names that all clients of Prometheus give it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import trio
-from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -66,18 +66,24 @@ async def serve_metrics(port: int, status: Callable[[], PeerStatus]) -> None:
     """Answer on `port` until cancelled.  Raises `PeerError` when the port is taken."""
     token = trio.lowlevel.current_trio_token()
 
+    def now() -> tuple[PeerStatus, int]:
+        return status(), trio.lowlevel.current_statistics().tasks_living
+
     class OfTheStatus(Collector):
         def collect(self) -> Iterator[Metric]:
             try:
-                return families(trio.from_thread.run_sync(status, trio_token=token))
+                told, tasks = trio.from_thread.run_sync(now, trio_token=token)
             except (trio.RunFinishedError, trio.Cancelled):
-                return iter(())
+                return
+            yield from families(told)
+            yield GaugeMetricFamily("manyhands_tasks", "Tasks of the peer's event loop.", value=tasks)
 
         def describe(self) -> Iterator[Metric]:
             return iter(())  # or the registry asks for the figures at once, from this thread
 
     registry = CollectorRegistry()
     registry.register(OfTheStatus())
+    ProcessCollector(registry=registry)
     try:
         server, thread = start_http_server(port, HOST, registry)
     except OSError as error:

@@ -33,6 +33,7 @@ from peer.joining.run_source import store_manifest
 from peer.joining.standing import find_standing, keep_admission
 from peer.keyfile import next_incarnation
 from peer.paths import run_dir
+from peer.resources.boot_clock import seconds_since_boot
 from peer.resources.check import check_memory
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.open_files import raise_open_files
@@ -367,6 +368,7 @@ class Participation:
             anchor=self.choice.anchor,
             is_copy=is_copy,
             wall_clock=time.time,
+            boot_clock=seconds_since_boot,
             weights=self._weights(),
             serve_while_paused=settings.live.now.serve_while_paused,
         )

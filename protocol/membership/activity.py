@@ -26,7 +26,7 @@ class Activity:
         """What it would be doing if it were not paused."""
         self.measured: Measurement | None = None
         self.was_away = True
-        """Whether we were restarted or frozen, and have made no record since: others may have gone on without us."""
+        """Whether we were restarted, frozen or suspended, with no record made since: others may have gone on without us."""
         self._urgent = trio.Event()
 
     def show(self, phase: Phase, why: WhyIdle, detail: str) -> None:

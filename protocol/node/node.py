@@ -207,7 +207,7 @@ class Node:
             dispatcher=self.dispatcher,
             heartbeats=self._heartbeats,
             ejections=self._ejections,
-            watch=Watch(session, replica.rounds, membership, activity, following, current),
+            watch=Watch(session, replica.rounds, membership, activity, following, current, settings.boot_clock),
             keeper=self._keeper,
             ratifier=self._ratifier,
             swarm=self._swarm,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import trio
@@ -24,7 +25,7 @@ LAG_S = 0.5
 
 
 class Watch:
-    """Ticks four times a second."""
+    """Ticks four times a second.  boot_clock: runs on while the computer is suspended."""
 
     def __init__(
         self,
@@ -34,22 +35,24 @@ class Watch:
         activity: Activity,
         following: Following,
         current: CurrentRound,
+        boot_clock: Callable[[], float],
     ) -> None:
         self._session, self._rounds, self._membership, self._activity = session, rounds, membership, activity
+        self._boot_clock = boot_clock
         self._following, self._current = following, current
         self._ahead: tuple[RoundRunner | None, float] | None = None
         """The round in which a peer was first seen ahead, and since when."""
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Until cancelled.  nursery: where claims are looked at."""
-        last = trio.current_time()
+        last, last_boot = trio.current_time(), self._boot_clock()
         while True:
-            now = trio.current_time()
-            if now - last >= self._rounds.eviction_s:
-                self._activity.was_away = True  # frozen: the others may have gone on without us
+            now, boot = trio.current_time(), self._boot_clock()
+            if max(now - last, boot - last_boot) >= self._rounds.eviction_s:
+                self._activity.was_away = True  # frozen or suspended: the others may have gone on without us
             if self._session.network.is_moving():
                 self._membership.excuse(now - last, now)
-            last = now
+            last, last_boot = now, boot
             self._judge_silence(now)
             self._follow(now, nursery)
             await trio.sleep(TICK_S)

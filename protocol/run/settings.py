@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import trio
+
 from protocol.run.anchor import Anchor
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
@@ -37,6 +39,7 @@ class NodeSettings:
     anchor: a record that our chain has to go through, as the invitation says; None when it names none.
     is_copy: the data directory was copied, or put back from a backup: what it says about our votes may be too little.
     wall_clock: unix seconds, for the expiry of tokens alone.
+    boot_clock: seconds, by a clock that runs on while the computer is suspended, as trio's does not.
     weights: how much of the versions of the weights is kept.
     serve_while_paused: others get chunks from this peer while it rests, too.
     """
@@ -52,5 +55,6 @@ class NodeSettings:
     anchor: Anchor | None = None
     is_copy: bool = False
     wall_clock: Callable[[], float] = _no_clock
+    boot_clock: Callable[[], float] = trio.current_time
     weights: WeightSettings = WeightSettings()
     serve_while_paused: bool = True

@@ -5,7 +5,7 @@ stands on, as they are heard now:
 
 * who stands before it follows it if at least as many of them are on it as are off it, oneself counted where one stands;
 * who is on it returns to the tip before it when more of them are off it;
-* below four electors, where one more or less decides everything, a peer that was away (restarted, or frozen) follows any
+* below four electors, where one more or less decides everything, a peer that was away (restarted, or asleep) follows any
   elector that was not, and those that were away make nobody return.
 
 Whoever is on another branch of the same tip that loses to this one (`protocol.state.chain.prefer`) counts as on it: it will

@@ -73,7 +73,7 @@ class Heartbeat(Body):
     addresses: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=8)]
     version: Annotated[str, Field(max_length=40)]
     was_away: bool = False
-    """Whether it was restarted or frozen, and has made no record since."""
+    """Whether it was restarted, frozen or suspended, and has made no record since."""
     measured: Measurement | None = None
     """The newest state that this peer measured, while others may want to know."""
 

@@ -12,6 +12,7 @@ from peer.control.client import ControlClient
 from protocol import events as ev
 from protocol.why_idle import REMEDIES, WhyIdle
 from tests.e2e.swarm import Peer, Swarm
+from tests.e2e.test_invitation import free_port
 
 QUOTA = 10**9
 
@@ -63,7 +64,8 @@ def test_a_full_disk_lets_a_peer_rest_and_room_lets_it_go_on(tmp_path: Path) -> 
     with Swarm(tmp_path) as swarm:
         swarm.create_run()
         others = [swarm.peer(f"peer-{number}").start() for number in range(2)]
-        rester = swarm.peer("rester").start("--max-disk", "20MB")
+        port = free_port()
+        rester = swarm.peer("rester").start("--max-disk", "20MB", "--port", str(port))
         swarm.whole(rester, *others)
         ballast = rester.folder / "ballast"
         ballast.write_bytes(os.urandom(21_000_000))
@@ -77,7 +79,8 @@ def test_a_full_disk_lets_a_peer_rest_and_room_lets_it_go_on(tmp_path: Path) -> 
         assert _is(rester, "disk full") and len(rester.heard(ev.PhaseChanged)) < 1000
         ballast.unlink()
         swarm.equal(swarm.whole(rester, *others), rester, *others)
-        assert rester.lives == 1 and rester.leave() == 0
+        assert rester.lives == 1 and all(f"/tcp/{port}/" in address for address in rester.status()["addresses"])
+        assert rester.leave() == 0
 
 
 def _is(peer: Peer, why: str) -> bool:

@@ -7,6 +7,8 @@ it is.  Nothing leaves the namespaces.
 
 from __future__ import annotations
 
+import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from tests.routers.router import Kind, UpnpDaemon, set_rules
 
 PUBLIC, PUBLIC_IPV6 = "11.77.0.2", "2a0e:77:0:1::2"
 PRIVATE = "192.168.1.2"
+CARRIER_S = 10.0
 
 
 def why_not() -> str:
@@ -29,11 +32,16 @@ def why_not() -> str:
 
 @dataclass(frozen=True)
 class Home:
-    """One of them.  computer, router: their namespaces.  inside: the computer's address; outside: as others see it."""
+    """One of them.  computer, router: their namespaces.  inside: the computer's address; outside: as others see it.
+
+    provider: the namespace and the device at the other end of the router's line.  wan: the first three parts of its address.
+    """
 
     kind: Kind
     computer: str
     router: str
+    provider: tuple[str, str]
+    wan: str
     inside: str
     outside: str
     ipv6: str = ""
@@ -66,6 +74,36 @@ class Homes:
     def daemon(self, home: Home) -> UpnpDaemon:
         """That of its router, which is of the kind with one."""
         return self._daemons[home.router]
+
+    def move(self, home: Home, host: int) -> None:
+        """Give its computer another private address, as another router or a new lease does; the old one is gone."""
+        near = home.inside.rpartition(".")[0]
+        run("ip", "-n", home.computer, "addr", "flush", "dev", "net0")
+        give(home.computer, "net0", f"{near}.{host}/24")
+        goes_by(home.computer, f"{near}.1")
+
+    def switch_off(self, home: Home) -> None:
+        """Take the power from its router, which forgets all connections and ports."""
+        if home.router in self._daemons:
+            self._daemons[home.router].stop()
+        for device in ("lan", "wan"):
+            run("ip", "-n", home.router, "link", "set", device, "down")
+
+    def switch_on(self, home: Home, host: int) -> None:
+        """Its router is back, at another address outside, as many providers have it.  host: the last part of that."""
+        run("ip", "-n", home.router, "addr", "flush", "dev", "wan")
+        give(home.router, "wan", f"{home.wan}.{host}/24")
+        for device in ("lan", "wan"):
+            run("ip", "-n", home.router, "link", "set", device, "up")
+        for state in ("down", "up"):  # or the computer would still wait for what it has asked in vain
+            run("ip", "-n", home.computer, "link", "set", "net0", state)
+        for name, device in ((home.computer, "net0"), (home.router, "lan"), (home.router, "wan"), home.provider):
+            until_up(name, device)
+        goes_by(home.router, f"{home.wan}.1")
+        goes_by(home.computer, home.inside.rpartition(".")[0] + ".1")
+        set_rules(home.router, home.kind)
+        if home.router in self._daemons:
+            self._daemons[home.router].start()
 
     def __enter__(self) -> Self:
         self._namespaces.__enter__()
@@ -121,7 +159,8 @@ class Homes:
             self._daemons[router] = daemon = UpnpDaemon(router, self._folder)
             daemon.start()
         outside = f"{lan}.2" if kind.has_public_ipv4 else f"{wan}.2"
-        return Home(kind, computer, router, f"{lan}.2", outside, f"{lan6}::2" if kind.has_ipv6 else "")
+        line = before, f"home{number}"
+        return Home(kind, computer, router, line, near, f"{lan}.2", outside, f"{lan6}::2" if kind.has_ipv6 else "")
 
     def _carrier(self, number: int, wan: str) -> str:
         """The provider's router, which is a cone; its name."""
@@ -147,6 +186,15 @@ def goes_by(name: str, *routers: str) -> None:
     for router in routers:
         if ":" not in router or has_ipv6():
             run("ip", "-n", name, "route", "add", "default", "via", router)
+
+
+def until_up(name: str, device: str) -> None:
+    """Until the kernel has seen that the other end of a cable is there: up to a second later; it sends nothing before."""
+    end = time.monotonic() + CARRIER_S
+    while subprocess.check_output([*place(name), "cat", f"/sys/class/net/{device}/operstate"]) != b"up\n":
+        if time.monotonic() > end:
+            raise OSError(f"{device} in {name} is not up after {CARRIER_S:.0f} s")
+        time.sleep(0.05)
 
 
 def has_ipv6() -> bool:

@@ -150,3 +150,16 @@ def test_the_tables_tell_how_each_two_were_connected_and_how_fast_each_way_is() 
         ["punched", "2", "50.0", "50.0", "50.0", "0.250", "1.50", "1.50"],
         ["relayed", "1", "10.0", "10.0", "10.0", "0.050", "6.70", "6.70"],
     ]
+
+
+def test_a_home_that_moves_or_whose_router_was_off_gets_out_again_from_another_address(homes: Homes) -> None:
+    home = of(homes, Kind.CONE)
+    homes.move(home, 9)
+    assert python(home.place, CLIENT, PUBLIC, "5400") == f"{home.outside} 5400"
+    homes.switch_off(home)
+    assert python(home.place, CLIENT, PUBLIC, "5401") == "not let in"
+    homes.switch_on(home, 9)
+    assert python(home.place, CLIENT, PUBLIC, "5402") == f"{home.outside.rpartition('.')[0]}.9 5402"
+    homes.switch_off(home)
+    homes.switch_on(home, 2)
+    homes.move(home, 2)

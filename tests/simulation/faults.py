@@ -54,10 +54,11 @@ class Faults:
         seat.process.stop()
         self._wire.freeze(seat.peer)
 
-    def thaw(self, seat: Seat) -> None:
-        """Nothing if it is not frozen."""
+    def thaw(self, seat: Seat, stood_still_s: float = 0.0) -> None:
+        """Nothing if it is not frozen.  stood_still_s: for so long its clock did not run, as on a suspended computer."""
         if seat.process is not None and seat.process.stopped:
             self._trace.note(seat, "thaws")
+            seat.process.ahead_s -= stood_still_s
             self._judge.on_disturbance(seat.peer)
             self._wire.thaw(seat.peer)
             seat.process.go_on()

@@ -118,9 +118,13 @@ def clocks_of_their_own() -> Iterator[None]:
     async def sleep(seconds: float) -> None:
         await (trio.sleep_until(world_time() + seconds) if seconds else trio.lowlevel.checkpoint())
 
-    before = trio.current_time, trio.sleep
-    trio.current_time, trio.sleep = current_time, sleep
+    def move_on_at(deadline: float, **options: Any) -> trio.CancelScope:
+        return until_world_time(deadline - current_time() + world_time(), **options)
+
+    until_world_time = trio.move_on_at
+    before = trio.current_time, trio.sleep, trio.move_on_at
+    trio.current_time, trio.sleep, trio.move_on_at = current_time, sleep, move_on_at
     try:
         yield
     finally:
-        trio.current_time, trio.sleep = before
+        trio.current_time, trio.sleep, trio.move_on_at = before

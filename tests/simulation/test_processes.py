@@ -77,6 +77,32 @@ def test_a_process_dies_at_a_given_step_and_has_a_clock_of_its_own() -> None:
     run(scenario)
 
 
+def test_the_clock_of_a_suspended_process_stands_still_and_its_deadlines_are_by_that_clock() -> None:
+    async def scenario() -> None:
+        process, seen = Process(ME, lambda: None), list[float]()
+
+        async def waiting() -> None:
+            PROCESS.set(process)
+            await trio.sleep(1)
+            for _ in range(2):
+                with trio.move_on_at(trio.current_time() + 5):
+                    await trio.sleep_forever()
+                seen.append(trio.current_time())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(waiting)
+            await trio.sleep(2)
+            process.stop()
+            await trio.sleep(100)
+            process.ahead_s -= 100
+            process.go_on()
+            await trio.sleep(20)
+            assert seen == [2, 7], "what was due came at once; then five seconds by its own clock"
+            process.bury()
+
+    run(scenario)
+
+
 def disk(platter: Platter, fault: str | None = None, at: str = "") -> FaultyDisk:
     return FaultyDisk(platter, Process(ME, lambda: None), lambda operation: fault if operation == at else None)
 

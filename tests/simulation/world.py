@@ -158,6 +158,7 @@ class World:
             introduced=seat.introduced,
             is_copy=seat.is_copy,
             wall_clock=self.now,
+            boot_clock=self.now,
         )
         state = OuterState(self.signed.manifest)
         network = MemoryNetwork(self.wire, seat.peer)

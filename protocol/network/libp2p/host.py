@@ -66,6 +66,15 @@ def _claim(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
+async def stop_listening(host: Host) -> None:
+    """Close the sockets at which `host` listens, or they outlive it.
+
+    The library's listeners are system tasks of trio, and a library that ends because it is cancelled closes them no more.
+    """
+    for listener in list(host.get_network().listeners.values()):
+        await listener.close()
+
+
 def listening_hosts(host: str) -> list[str]:
     """Where we listen: at all IPv4 addresses also means at all IPv6 addresses, where this computer has any."""
     return [ANY_IPV4, ANY_IPV6] if host == ANY_IPV4 and has_ipv6() else [host]

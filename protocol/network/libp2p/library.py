@@ -15,7 +15,7 @@ import trio
 from protocol.wire.identity import PeerId
 
 if TYPE_CHECKING:
-    from libp2p.abc import INotifee, ISecureConn
+    from libp2p.abc import IListener, INotifee, ISecureConn
     from libp2p.network.config import RetryConfig
     from libp2p.network.connection.raw_connection import RawConnection
     from libp2p.peer.id import ID
@@ -131,6 +131,7 @@ class Swarm(Protocol):
     """All connections of a host."""
 
     connections: Mapping[LibraryId, Sequence[Connection]]
+    listeners: Mapping[str, IListener]
     notifees: Sequence[INotifee]
     retry_config: RetryConfig
     common_stream_handler: StreamHandler

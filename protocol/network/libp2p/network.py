@@ -13,7 +13,7 @@ from protocol.events import Event
 from protocol.network.interface import Bandwidth, Handlers, NetworkError, Traffic, Unreachable, nothing
 from protocol.network.libp2p.attempts import Attempt
 from protocol.network.libp2p.ends import End
-from protocol.network.libp2p.host import ANY_IPV4, claim_port, interface_addresses, transport_address
+from protocol.network.libp2p.host import ANY_IPV4, claim_port, interface_addresses, stop_listening, transport_address
 from protocol.network.libp2p.library import TaskStatus
 from protocol.network.libp2p.reachability import Reachability, is_public
 from protocol.network.libp2p.settings import NetworkSettings
@@ -71,9 +71,10 @@ class Libp2pNetwork:
             await self._stack.run(host, self._port, announced, task_status=task_status)
 
     async def close(self) -> None:
-        """Close all connections, within `CLOSE_S` at most, and end."""
+        """Listen no more, close all connections, within `CLOSE_S` at most, and end."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_S):
             if self._stack is not None:
+                await stop_listening(self._stack.host)
                 await self._stack.connections.close_all()
         self._scope.cancel()
 

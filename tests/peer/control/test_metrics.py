@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from dataclasses import replace
 from urllib.request import urlopen
 
@@ -52,6 +53,8 @@ def test_figures_are_told_on_loopback_and_no_more_after_the_end() -> None:
     assert found["manyhands_rounds"] == ({}, 12.0) and found["manyhands_up_bytes_total"] == ({}, 3_100_000.0)
     assert found["manyhands_info"][0]["peer"] == ME
     assert 'manyhands_phase{phase="computing",why_idle=""} 1.0' in told[0]
+    assert found["manyhands_tasks"][1] > 3, "the root task, the main one, this one, and the metrics'"
+    assert (found.get("process_open_fds", ({}, 0))[1] > 3) == sys.platform.startswith("linux")
     with pytest.raises(OSError):
         read()
 

@@ -115,10 +115,11 @@ async def network(
     host: str = LOOPBACK.listen_host,
     up_limit: float | None = None,
     down_limit: float | None = None,
+    port: int = LOOPBACK.listen_port,
 ) -> AsyncIterator[Libp2pNetwork]:
     """A network on loopback, or at `host`, that greets every peer and admits every peer that greets."""
     me = identity or Identity.generate()
-    how = replace(LOOPBACK, inbound=limits, listen_host=host, up_limit=up_limit, down_limit=down_limit)
+    how = replace(LOOPBACK, inbound=limits, listen_host=host, listen_port=port, up_limit=up_limit, down_limit=down_limit)
     async with trio.open_nursery() as nursery:
         async with open_network(me, RUN, handlers, how) as end:
             handlers.end, handlers.nursery = end, nursery

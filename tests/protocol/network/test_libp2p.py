@@ -7,6 +7,7 @@ import socket
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
+import psutil
 import pytest
 import trio
 
@@ -145,6 +146,26 @@ def test_a_network_that_is_cancelled_while_it_opens_is_closed() -> None:
             async with network(Recorder()):
                 await trio.sleep_forever()
         assert scope.cancelled_caught
+
+    trio.run(main)
+
+
+def test_closed_networks_leave_no_socket_and_no_task_and_their_ports_to_the_next() -> None:
+    """As when a peer leaves its run for a while, and joins anew: the process goes on."""
+
+    def left() -> tuple[int, int]:
+        return trio.lowlevel.current_statistics().tasks_living, psutil.Process().num_fds()
+
+    async def main() -> None:
+        before, ports = left(), (0, 0)
+        for _ in range(2):
+            a, b = Recorder(), Recorder()
+            async with network(a, port=ports[0]) as one, network(b, port=ports[1]) as two:
+                one.remember(two.addresses())
+                await a.until(lambda a=a: a.connected)  # type: ignore[misc]
+                await b.until(lambda b=b: b.connected)  # type: ignore[misc]
+                ports = one.port, two.port
+            assert left() == before
 
     trio.run(main)
 

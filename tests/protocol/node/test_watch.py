@@ -42,7 +42,8 @@ def suspected_at(network: TableNetwork) -> float:
         membership.on_heartbeat(ANN.peer_id, a_heartbeat(), 0.0, ANN.peer_id)
         current: Any = SimpleNamespace(runner=None, peer_dead=peer_dead)
         activity: Any = SimpleNamespace(was_away=False)
-        watch = Watch(a_session(RUN, network, events), rounds, membership, activity, nobody_else, current)
+        session = a_session(RUN, network, events)
+        watch = Watch(session, rounds, membership, activity, nobody_else, current, trio.current_time)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run, nursery)
             await trio.sleep(MOVING_S * 2)

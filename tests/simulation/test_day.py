@@ -1,0 +1,74 @@
+"""A part of `python -m tests.simulation.day`, and what its counting finds."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import trio
+
+from protocol.sync.held import HELD_BRANCHES
+from tests.simulation.census import Census, census
+from tests.simulation.day import DESKTOP, LAPTOP, Pace, live
+from tests.simulation.growth import A_MOMENT, Reading, grown
+from tests.simulation.processes import PROCESS
+from tests.simulation.runs import begin, holds, simulate
+from tests.simulation.world import World
+
+BRISK = Pace(gap_s=(60.0, 120.0), sleeps_s=(120.0,), full_s=(200.0,))
+
+
+def test_peers_at_home_come_back_by_themselves_and_hold_no_more_than_the_others() -> None:
+    day = live(0.4, seed=7, pace=BRISK)
+    assert day.failure is None, day.failure
+    assert {each.seat for each in day.disturbances} == {LAPTOP, DESKTOP} and day.lives[DESKTOP] > 1
+    for reading in day.readings:
+        calm = reading.counts[0] | reading.counts[1]
+        for seat in (LAPTOP, DESKTOP):
+            held = reading.counts[seat]
+            assert {name: held[name] for name in held if _is_more(name, held, calm)} == {}
+
+
+def _is_more(name: str, held: Census, calm: Census) -> bool:
+    return not name.startswith("bytes ") and held[name] > calm[name] + A_MOMENT
+
+
+def test_the_census_finds_a_table_that_grew_an_object_a_task_and_a_file() -> None:
+    counted: list[Census] = []
+
+    async def scenario(world: World) -> None:
+        await begin(world, 2)
+        seat = world.seats[0]
+        counted.append(census(seat))
+        node, process = seat.node, seat.process
+        assert node is not None and process is not None
+        node._leak = {number: (process, [node.tip]) for number in range(100)}  # type: ignore[attr-defined]
+
+        async def stuck() -> None:
+            PROCESS.set(process)
+            forgotten = type(node._pace)(1)
+            await trio.sleep_forever()
+            del forgotten
+
+        world.spawn(stuck)
+        (seat.folder / "left-over").write_bytes(b"12345")
+        await trio.testing.wait_all_tasks_blocked()
+        counted.append(census(seat))
+
+    holds(simulate(1, scenario))
+    before, after = counted
+    more = after - before
+    assert more["entry Node._leak"] == 200 and more["object Pace"] == 1 and more["tasks"] == 1
+    assert more["file left-over"] == 1 and more["bytes left-over"] == 5
+
+
+def test_what_grows_beyond_a_moment_is_told_and_what_the_design_keeps_is_not() -> None:
+    early = Census({"tasks": 12, "entry X.y": 3, "file records": 100, "bytes votes": 1000, "entry Held._branches": 1})
+
+    def told(name: str, last: int) -> list[str]:
+        late = Census(early | Counter({name: last}))
+        return grown([Reading(4.0, 100, [early, early]), Reading(22.0, 400, [early, late])], 24.0)
+
+    assert told("tasks", 12 + A_MOMENT) == told("bytes votes", 1500) == []
+    assert told("file records", 400) == told("entry Held._branches", HELD_BRANCHES) == []
+    assert told("tasks", 13 + A_MOMENT) == ["peer 1: tasks grew from 12 to 21 in 300 rounds; 20 allowed"]
+    assert told("entry X.y", 300) and told("file records", 401) and told("bytes votes", 1501) and told("object New", 9)
