@@ -37,6 +37,12 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return _of_weights(event, name)
         case ev.TransferProgress() | ev.TransferEnded():
             return _of_a_transfer(event)
+        case ev.RolloutsGenerated() | ev.BatchJudged() | ev.BatchDecided() | ev.RolloutsUsed():
+            return _of_rollouts(event, name)
+        case ev.RolloutPeerSetAside(peer, reason):
+            return f"rollouts of {name(peer)} are not used any more: {clean(reason, 200)}"
+        case ev.ValidatorSetAside(peer, reason):
+            return f"verdicts of {name(peer)} do not count any more: {clean(reason, 200)}"
         case ev.CheckpointWritten() | ev.StateLoaded() | ev.RolledBack() | ev.SecondHistory() | ev.Desynced():
             return _of_the_state(event, name)
         case ev.Dropped(peer, what, reason, times):
@@ -58,6 +64,25 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return clean(text, 1000)
         case _:
             return _of_a_round(event, name)
+
+
+def _of_rollouts(event: ev.Event, name: Naming) -> str:
+    match event:
+        case ev.RolloutsGenerated(version, batch, _, rollouts, tokens, _, seconds):
+            return f"version {version}, batch {batch}: {rollouts} rollouts of {tokens} tokens in {duration(seconds)}"
+        case ev.BatchJudged(author, version, batch, _, validator, accepted, rejected, _, reasons):
+            why = f" ({', '.join(clean(reason) for reason in reasons)})" if reasons else ""
+            judged = f"batch {batch} of {name(author)} at version {version}, judged by {name(validator)}"
+            return f"{judged}: {accepted} rollouts accepted, {rejected} rejected{why}"
+        case ev.BatchDecided(author, version, batch, _, verdict, reason, _, checked):
+            why = f": {clean(reason)}" if reason else ""
+            seen = ", which we verified ourselves" if checked else ""
+            return f"batch {batch} of {name(author)} at version {version}{seen}, is {clean(verdict)}{why}"
+        case ev.RolloutsUsed(round, batches, rollouts, reward, _):
+            mean = f", mean reward {number(reward)}" if reward is not None else ""
+            return f"round {round}: learned from {rollouts} rollouts in {len(batches)} batches{mean}"
+        case _:
+            return ""
 
 
 def _of_a_peer(event: ev.Event, name: Naming) -> str:
@@ -243,6 +268,8 @@ def level(event: ev.Event) -> str:
         ):
             return "warning"
         case ev.PeerBanned() | ev.PeerEjected() | ev.NobodyAnswers() | ev.LinesLost() | ev.HandlerFailed():
+            return "warning"
+        case ev.RolloutPeerSetAside() | ev.ValidatorSetAside():
             return "warning"
         case ev.SecondHistory():
             return "error"
