@@ -35,6 +35,7 @@ from protocol.wire.hashes import ZERO_HASH, Hash, chunk_hash, tree_proof, tree_r
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.masks import mask_of
 from protocol.wire.messages import ChunkEntry, ChunkResult, Member, Plan, Ready, Record, Step, Vote, member_of, pack
+from protocol.wire.rollouts import RolloutBatch
 from tests.protocol.consensus import examples
 from tests.protocol.consensus.examples import (
     OTHER_RECORD,
@@ -154,6 +155,16 @@ def test_who_averages_what_it_had_to_refuse_is_convicted() -> None:
     parts = [AveragedPart(member=2, proof=[*tree_proof(leaves, CHUNK)], data=data)]
     assert len(parts[0].data) == encoded_bytes(span.count)
     assert judge(LAW, WrongAverage(plan=plan, statement=raw, parts=parts)).peer == OWNER.peer_id
+
+
+def test_two_batches_of_rollouts_of_one_number_in_one_life_convict_and_others_do_not() -> None:
+    said = RolloutBatch(version=1, tip=RUN, number=2, incarnation=3, rollouts=4, tokens=5, size=6, root=RUN)
+    changes = ({"tokens": 6}, {"tokens": 6, "number": 3}, {"tokens": 6, "incarnation": 4})
+    first, lie, *others = (pack(OWNER, RUN, said.model_copy(update=change)).raw for change in ({}, *changes))
+    assert judge(LAW, TwoStatements(first=first, second=lie)).peer == OWNER.peer_id
+    for other in (first, *others):
+        with pytest.raises(Malformed):
+            judge(LAW, TwoStatements(first=first, second=other))
 
 
 def test_two_readys_under_one_serial_convict_and_others_do_not() -> None:
