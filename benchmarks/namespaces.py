@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import count
 from types import TracebackType
 from typing import Self
 
@@ -46,11 +47,16 @@ def place(name: str) -> tuple[str, ...]:
     return ("ip", "netns", "exec", name)
 
 
+_NUMBERS = count()
+"""Of the sets of namespaces of this program."""
+
+
 class Namespaces:
     """A context manager: the namespaces that were added to it end with it, or with the program."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
+        self._prefix = f"mh{os.getpid()}-{next(_NUMBERS)}-"
 
     def __enter__(self) -> Self:
         atexit.register(self.close)
@@ -60,8 +66,8 @@ class Namespaces:
         self.close()
 
     def add(self, label: str) -> str:
-        """A new one, with loopback; its name, which no other program's has."""
-        name = f"mh{os.getpid()}-{label}"
+        """A new one, with loopback; its name, which no other set has, nor one of another program."""
+        name = self._prefix + label
         run("ip", "netns", "add", name)
         self._names.append(name)
         run("ip", "-n", name, "link", "set", "lo", "up")
