@@ -54,6 +54,12 @@ class Reachability:
         public = {verdict for address, verdict in told.items() if is_public(address)} or set(told.values())
         return next((each for each in (Verdict.REACHABLE, Verdict.UNREACHABLE) if each in public), Verdict.UNKNOWN)
 
+    @property
+    def by_ipv4(self) -> Verdict:
+        """Whether we can be reached by those who have no IPv6."""
+        verdicts = {address: verdict for address, verdict in self.verdicts.items() if address.startswith("/ip4/")}
+        return Reachability(verdicts).overall
+
 
 @dataclass(frozen=True)
 class Report:

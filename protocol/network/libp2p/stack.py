@@ -81,7 +81,7 @@ class Stack:
             self.reputation,
             doorstep := Doorstep(),
             connected=lambda peer: peer in self.connections,
-            reached=lambda: self.inquiry.now.overall,
+            reached=lambda: self.inquiry.now.by_ipv4,
             listening=listening,
             relays=lambda peer: self.dialer.relays_of(peer),
             take=lambda *how: self.inbound.take(*how),

@@ -220,6 +220,13 @@ def test_an_address_that_one_liar_alone_sees_is_not_believed(reports: list[Repor
     assert judge(reports, TheseMembers(D)).reached == reached
 
 
+def test_a_peer_that_is_reached_at_an_ipv6_address_alone_is_not_reached_by_everybody() -> None:
+    at_ipv6 = "/ip6/2a0e::1/tcp/4001"
+    assert judge([Report(A, HERE, NO), Report(B, at_ipv6, YES)], TheseMembers()).by_ipv4 is NO
+    assert judge([Report(A, HERE, YES), Report(B, at_ipv6, NO)], TheseMembers()).by_ipv4 is YES
+    assert judge([Report(B, at_ipv6, YES)], TheseMembers()).by_ipv4 is PERHAPS
+
+
 def test_public_addresses_come_first() -> None:
     assert judge([Report(A, PRIVATE, YES), Report(B, HERE, YES)], TheseMembers()).reached == [HERE, PRIVATE]
     assert is_public("/ip6/2a0e::1/tcp/4001") and not is_public("/ip4/100.64.0.1/tcp/4001")

@@ -20,6 +20,7 @@ from protocol.network.libp2p.doorstep import MAX_PENDING, Doorstep, receive
 from protocol.network.libp2p.ends import End
 from protocol.network.libp2p.library import library_id
 from protocol.network.libp2p.named_ends import end_of, may_be_dialled
+from protocol.network.libp2p.reachability import Reachability
 from protocol.network.libp2p.short_questions import ask
 from protocol.network.libp2p.traversal import circuits as traversal_circuits
 from protocol.network.libp2p.traversal import mirror, race, relay
@@ -165,6 +166,20 @@ def test_a_relay_leads_to_nobody_without_a_place_and_gives_none_when_its_owner_w
             stack(between).traversal.relay._rate = 0
             with pytest.raises(Unreachable, match="does not lead"):
                 await stack(one).traversal.circuits.open(between.peer_id, two.peer_id)
+
+    trio.run(main)
+
+
+def test_a_peer_that_is_reached_at_an_ipv6_address_alone_keeps_its_places_at_relays() -> None:
+    async def main() -> None:
+        async with network(Recorder()) as end:
+            parts, verdicts = (
+                stack(end),
+                {"/ip4/11.1.1.1/tcp/1": Verdict.UNREACHABLE, "/ip6/2a0e::1/tcp/1": Verdict.REACHABLE},
+            )
+            parts.inquiry.now = Reachability(verdicts)
+            assert parts.inquiry.now.overall is Verdict.REACHABLE
+            assert parts.traversal.circuits._reached() is Verdict.UNREACHABLE
 
     trio.run(main)
 

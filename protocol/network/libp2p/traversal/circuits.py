@@ -1,4 +1,4 @@
-"""The ends of circuits: keeps places at relays while nobody reaches us, opens circuits to others, and takes those to us."""
+"""The ends of circuits: keeps places at relays while not everybody reaches us, opens circuits, and takes those to us."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ Take = Callable[[trio.SocketStream, str, Way], Awaitable[None]]
 class Circuits:
     """Those of one peer.  `run` it.
 
-    dialled: the peers that we have dialled and are connected to, at which end.  reached: whether others reach us.  take:
-    what is done with a socket by which a peer comes to us.
+    dialled: the peers that we have dialled and are connected to, at which end.  reached: whether everybody reaches us: those
+    without IPv6, too.  take: what is done with a socket by which a peer comes to us.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ Serve = Callable[[trio.socket.SocketType, str], Awaitable[None]]
 class Traversal:
     """`run` it.
 
-    connected: whether a peer is one that we have reached, or that has greeted us.  reached: whether others reach us.
+    connected: whether a peer is one that we have reached, or that has greeted us.  reached: whether everybody reaches us.
     listening: where we listen, as far as it makes sense to dial us there.  relays: those through which a peer says that it
     is reached.  take: what is done with a socket by which a peer comes to us.  close: ends a connection.  on_improved: a
     peer is connected without a relay now.  relay_rate: of what we relay for others, in bytes a second; 0 for nothing.
