@@ -1,0 +1,243 @@
+"""`python -m tests.e2e.night --minutes 30`: a night of a volunteer's peer, in short.
+
+Three real peers train together: one that everybody reaches, one behind a router, and the volunteer's, at home behind a
+router that opens ports, on a small disk.  That one sleeps, changes its address, loses its trainer, fills its disk, is
+without its router, one after the other, and nobody helps.  After each, a round of all three has to be committed, with one
+state; then it is read how much memory, how many descriptors, threads, tasks and files each of them has.
+
+Needs root on Linux (network namespaces), nftables and miniupnpd.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from statistics import linear_regression, median
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from protocol import events as ev
+from tests.e2e.home_troubles import HomeTroubles, Lengths, small_disk
+from tests.e2e.swarm import TINY_MODEL, Peer, Swarm
+from tests.routers.homes import Homes, why_not
+from tests.routers.router import Kind
+from tests.routers.table import create, start
+
+RUN = (
+    TINY_MODEL
+    + """
+[rounds]
+inner_steps = 1000
+min_members = 2
+"""
+)
+FULL_EVERY_S = 720.0
+"""A peer whose disk is full again within ten minutes of its return waits longer each time before it returns."""
+METRICS_PORT = 9464
+READ = f"from urllib.request import urlopen; print(urlopen('http://127.0.0.1:{METRICS_PORT}/metrics').read().decode())"
+WARM_UP = 1 / 6
+"""The part of the time before which no reading says anything about growth."""
+A_MOMENT = 8
+"""So many more descriptors, threads, tasks or files may be there by chance."""
+MEMORY_GROWTH = 1.1
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """what: befell the volunteer's peer at this time (s), so long.  back_s: from its end to the next record with the peer.
+
+    missed: records of the others without it, from the beginning until it was back.
+    """
+
+    what: str
+    at_s: float
+    lasted_s: float
+    back_s: float
+    missed: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a peer has, at this time (s), after so many rounds.
+
+    files, file_bytes: in its data directory, but for the records of rounds, and what it printed.
+    """
+
+    at_s: float
+    rounds: int
+    peer: str
+    memory_mb: float
+    descriptors: int
+    threads: int
+    tasks: int
+    files: int
+    file_bytes: int
+    records: int
+
+
+COUNTS = ("descriptors", "threads", "tasks", "files")
+
+
+@dataclass
+class Night:
+    """rounds: committed in all the time."""
+
+    minutes: float
+    troubles: list[Trouble] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
+    rounds: int = 0
+
+
+def read(peer: Peer, began: float) -> Reading:
+    """Now."""
+    told = subprocess.run([*peer.around, sys.executable, "-c", READ], capture_output=True, text=True, check=True).stdout
+    metrics = {family.name: family.samples[0].value for family in text_string_to_metric_families(told)}
+    process = psutil.Process(peer.pid)
+    paths = [path for path in peer.folder.rglob("*") if path.is_file() and path.name != "output.log"]
+    records = [path for path in paths if path.parent.name == "records"]
+    others = [path for path in paths if path.parent.name != "records"]
+    return Reading(
+        time.monotonic() - began,
+        peer.committed,
+        peer.name,
+        process.memory_info().rss / 1e6,
+        process.num_fds(),
+        process.num_threads(),
+        int(metrics["manyhands_tasks"]),
+        len(others),
+        sum(path.stat().st_size for path in others),
+        len(records),
+    )
+
+
+@contextmanager
+def at_home(folder: Path, lengths: Lengths, run: str = RUN) -> Iterator[tuple[Swarm, Peer, HomeTroubles]]:
+    """The swarm, the volunteer's peer in it, and what may befall that."""
+    with Homes(folder, [Kind.UPNP, Kind.CONE]) as homes, Swarm(folder, run) as swarm, small_disk(swarm.place("volunteer")):
+        invitation, options = create(swarm), ("--role", "trainer", "--metrics-port", str(METRICS_PORT))
+        start(swarm, "public", homes.public, invitation, *options)
+        start(swarm, "neighbour", homes.homes[1].place, invitation, *options)
+        peer = start(swarm, "volunteer", homes.homes[0].place, invitation, *options)
+        swarm.equal(swarm.whole(*swarm.peers), *swarm.peers)
+        yield swarm, peer, HomeTroubles(swarm, homes, homes.homes[0], peer, lengths)
+        for one in swarm.peers:
+            assert one.leave() == 0, one.log[-2000:]
+
+
+def meet(swarm: Swarm, peer: Peer, what: str, troubles: HomeTroubles, began: float) -> Trouble:
+    """It happens, ends, and the peer comes back by itself: a record with it, and then one state everywhere."""
+    at, first = time.monotonic(), peer.committed
+    troubles.kinds[what]()
+    ended, lasted = time.time(), time.monotonic() - at
+    back: list[tuple[float, int]] = []
+
+    def is_back() -> bool:
+        back[:] = [
+            (stamped.at, stamped.event.round)
+            for stamped in list(peer.stamped)
+            if isinstance(stamped.event, ev.RoundCommitted) and stamped.at > ended and peer.peer_id in stamped.event.members
+        ][:1]
+        return bool(back)
+
+    swarm.until(f"{what}: the peer is back", is_back)
+    since, round = back[0]
+    swarm.equal(swarm.whole(*swarm.peers), *swarm.peers)
+    other = swarm.peers[0]
+    missed = sum(peer.peer_id not in other.members_of(each) for each in range(first, round) if each in other.commits)
+    return Trouble(what, at - began, lasted, since - ended, missed)
+
+
+def live(folder: Path, minutes: float, seed: int = 1, lengths: Lengths | None = None) -> Night:
+    """One night.  The order of the troubles is drawn from the seed; the disk fills up once in `FULL_EVERY_S` at most."""
+    night, random, bag, full_at = Night(minutes), Random(seed), list[str](), float("-inf")
+    with at_home(folder, lengths or Lengths()) as (swarm, peer, troubles):
+        began, first = time.monotonic(), peer.committed
+        while time.monotonic() - began < 60 * minutes:
+            bag = bag or random.sample(list(troubles.kinds), len(troubles.kinds))
+            what = bag.pop()
+            if what == "disk full":
+                if time.monotonic() - full_at < FULL_EVERY_S:
+                    continue
+                full_at = time.monotonic()
+            night.troubles.append(meet(swarm, peer, what, troubles, began))
+            night.readings += [read(each, began) for each in swarm.peers]
+            print(f"{night.troubles[-1]}", file=sys.stderr, flush=True)
+        night.rounds = peer.committed - first
+        assert peer.lives == 1
+    return night
+
+
+def grown(readings: Sequence[Reading], seconds: float) -> list[str]:
+    """A sentence for each thing of which there is more in the last third, after the warm-up, than in the first."""
+    found, begin, end = [], WARM_UP * seconds, max(each.at_s for each in readings)
+    third = (end - begin) / 3
+    for name in dict.fromkeys(each.peer for each in readings):
+        those = [each for each in readings if each.peer == name and each.at_s >= begin]
+        early, late = (
+            [each for each in those if each.at_s <= begin + third],
+            [each for each in those if each.at_s >= end - third],
+        )
+        for count in COUNTS:
+            before, after = max(getattr(each, count) for each in early), max(getattr(each, count) for each in late)
+            if after > before + A_MOMENT:
+                found.append(f"{name}: {count} grew from {before} to {after}")
+        before, after = median(each.memory_mb for each in early), median(each.memory_mb for each in late)
+        if after > before * MEMORY_GROWTH:
+            found.append(f"{name}: memory grew from {before:.0f} to {after:.0f} MB")
+    return found
+
+
+def memory_trend(readings: Sequence[Reading], name: str, seconds: float) -> float:
+    """MB an hour of this peer, after the warm-up."""
+    those = [each for each in readings if each.peer == name and each.at_s >= WARM_UP * seconds]
+    return 3600 * linear_regression([each.at_s for each in those], [each.memory_mb for each in those]).slope
+
+
+def shown(night: Night) -> str:
+    """Tables for people."""
+    lines = ["| at, s | what | lasted, s | back after, s | records missed |", "|---|---|---|---|---|"]
+    lines += [f"| {t.at_s:.0f} | {t.what} | {t.lasted_s:.0f} | {t.back_s:.1f} | {t.missed} |" for t in night.troubles]
+    lines += ["", "| at, s | peer | rounds | memory, MB | descriptors | threads | tasks | files | MB | records |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|---|"]
+    for r in night.readings:
+        counts = f"{r.descriptors} | {r.threads} | {r.tasks} | {r.files} | {r.file_bytes / 1e6:.2f} | {r.records}"
+        lines.append(f"| {r.at_s:.0f} | {r.peer} | {r.rounds} | {r.memory_mb:.1f} | {counts} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.e2e.night", description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="one object on the last line")
+    arguments = parser.parse_args()
+    if why_not():
+        parser.error(why_not())
+    for number in (signal.SIGINT, signal.SIGTERM):  # whatever was started ends with us
+        signal.signal(number, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as folder:
+        night = live(Path(folder), arguments.minutes, arguments.seed)
+    seconds = 60 * arguments.minutes
+    larger = grown(night.readings, seconds)
+    trends = {peer: memory_trend(night.readings, peer, seconds) for peer in ("public", "neighbour", "volunteer")}
+    print(shown(night))
+    print(f"{night.rounds} rounds; {len(night.troubles)} troubles, each ended by itself; {larger or 'nothing grew'}")
+    print("memory, MB an hour: " + ", ".join(f"{peer} {slope:+.1f}" for peer, slope in trends.items()))
+    if arguments.json:
+        print(json.dumps({**asdict(night), "grown": larger, "memory_mb_an_hour": trends}))
+    return 1 if larger else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
