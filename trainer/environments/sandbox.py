@@ -2,7 +2,7 @@
 
 What keeps a program from what depends on the computer (`protections` says what there is here):
 
-* always, on Linux and macOS: limits of CPU time, memory, size of a file, open files and processes; a deadline; bounded
+* always: limits of CPU time, memory, size of a file, open files and processes; a deadline; bounded
   output; no input but what is given; an environment without anybody's variables; a folder of its own that is removed.
 * namespaces (`confinement/namespaces.py`): no network, no sight of other processes, a file system with nothing in it but
   Python's own files.
@@ -11,7 +11,8 @@ What keeps a program from what depends on the computer (`protections` says what 
 * another user, when we are root: a user that owns nothing.
 
 A sandbox names the protections that it requires, and refuses to exist where one is missing: a program is never run with
-less.  What a sandbox cannot do on its computer is no verdict about a program, so it raises and scores nothing.
+less.  What a sandbox cannot do on its computer is no verdict about a program, so it raises and scores nothing.  Other
+systems than Linux have none of this, and run nothing.
 """
 
 from __future__ import annotations
@@ -174,16 +175,16 @@ class Sandbox:
 @functools.cache
 def protections() -> Protections:
     """What this computer can protect from a program; found out by trying, once for each process."""
-    if sys.platform == "win32":
-        return Protections(frozenset(), dict.fromkeys(Mechanism, "not on Windows"))
-    wanted = set(Mechanism) if sys.platform == "linux" else set()
-    missing = {} if wanted else dict.fromkeys(Mechanism, "needs Linux")
-    if wanted and os.geteuid() != 0:
+    if sys.platform != "linux":
+        return Protections(frozenset(), dict.fromkeys(Mechanism, "needs Linux"))
+    wanted = set(Mechanism)
+    missing = {}
+    if os.geteuid() != 0:
         wanted.discard(Mechanism.OTHER_USER)
         missing[Mechanism.OTHER_USER] = "needs root"
     while True:
         child = _run("print(6 * 7)", b"", Limits(), frozenset(wanted), [])
-        if child.failed is None or child.failed[0] not in {*wanted}:
+        if child.failed is None or child.failed[0] not in wanted:
             break
         wanted.discard(Mechanism(child.failed[0]))
         missing[Mechanism(child.failed[0])] = child.failed[1]
