@@ -39,8 +39,6 @@ BOOT = (
 ROOT = Path(__file__).resolve().parent.parent.parent
 VARIABLES = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """All variables of a program.  With a fixed hash seed, sets and dictionaries have the same order for everybody."""
-TIME_USED_UP = 0.75
-"""A killed program that used this part of its CPU time was killed for that: limits count in ticks, usage does not."""
 FIRST_UNUSED_USER = 0x6000_0000
 """Users from here on own nothing on any computer; each run is another one of the next 2^24."""
 
@@ -169,7 +167,7 @@ class Sandbox:
             raise SandboxUnavailable(f"the sandbox could not be set up this time ({child.failed[0]}: {child.failed[1]})")
         if not child.started:
             raise SandboxUnavailable(f"the sandbox's process did not start: {child.errors[-300:].decode(errors='replace')}")
-        return _outcome(child, self._limits)
+        return _outcome(child)
 
 
 @functools.cache
@@ -226,10 +224,10 @@ def _run(text: str, given: bytes, limits: Limits, mechanisms: frozenset[Mechanis
         remove_folder(folder)
 
 
-def _outcome(child: Ended, limits: Limits) -> Outcome:
+def _outcome(child: Ended) -> Outcome:
     if child.overflowed:
         verdict = Verdict.TOO_MUCH_OUTPUT
-    elif child.late or child.exit_code is None and child.cpu_s >= TIME_USED_UP * limits.cpu_s:
+    elif child.late:
         verdict = Verdict.OUT_OF_TIME
     elif child.exit_code is None:
         verdict = Verdict.KILLED
