@@ -45,10 +45,15 @@ def main(order_fd: int, status_fd: int) -> None:
         except OSError as error:
             _tell(status_fd, failed=NAMESPACES, why=str(error))
             os._exit(1)
+    ready, started = os.pipe()
     program = os.fork()
     if program == 0:
-        _become_program(order, use, status_fd)
+        os.close(ready)
+        _become_program(order, use, status_fd, started)
         return
+    os.close(started)
+    os.read(ready, 1)  # confining a process takes long on a busy computer, and is none of the program's time
+    os.close(ready)
     os.close(0)
     os.close(1)
     os.close(2)
@@ -122,7 +127,7 @@ def _children() -> set[int]:
     return found
 
 
-def _become_program(order: dict[str, Any], use: set[str], status_fd: int) -> None:
+def _become_program(order: dict[str, Any], use: set[str], status_fd: int, started: int) -> None:
     """Confines this process as ordered, and runs the program in it."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     step = "limits"
@@ -154,6 +159,7 @@ def _become_program(order: dict[str, Any], use: set[str], status_fd: int) -> Non
         os._exit(1)
     _tell(status_fd, started=True)
     os.close(status_fd)
+    os.close(started)
     _run(order["program"], order["packages"])
 
 
