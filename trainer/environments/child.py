@@ -26,14 +26,13 @@ READ_BYTES = 1 << 16
 
 @dataclass
 class Ended:
-    """What became of a child.  failed: the step that could not be taken, and why.  late: the deadline ended it."""
+    """What became of a child.  failed: the step that could not be taken, and why.  late: its time ran out."""
 
     failed: tuple[str, str] | None = None
     started: bool = False
     exit_code: int | None = None
     late: bool = False
     overflowed: bool = False
-    cpu_s: float = 0.0
     output: bytes = b""
     errors: bytes = b""
 
@@ -122,6 +121,5 @@ class Child:
             ended.started = ended.started or "started" in said
             ended.late = ended.late or bool(said.get("late"))
             ended.exit_code = said.get("exit", ended.exit_code)
-            ended.cpu_s = said.get("cpu_s", ended.cpu_s)
         ended.output, ended.errors = (bytes(self._read[name][:output_bytes]) for name in ("output", "errors"))
         return ended

@@ -46,7 +46,10 @@ class Environment(ABC):
 
     @abstractmethod
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
-        """What these turns of the model are worth, in [0, 1].  Never raises for anything that a model may write."""
+        """What these turns of the model are worth, in [0, 1].
+
+        Never raises for anything that a model may write; SandboxUnavailable, where this computer failed, is no score.
+        """
 
     @abstractmethod
     def solution(self, problem: Problem) -> tuple[str, ...]:

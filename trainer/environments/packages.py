@@ -15,8 +15,10 @@ from typing import Any
 
 from trainer.environments.sandbox import Limits, Sandbox
 
-LIMITS = Limits(cpu_s=60, wall_s=240.0, memory_bytes=4 << 30)
-"""Generous: numpy alone reserves a gibibyte of addresses, and some puzzles take seconds to make."""
+MAKING = Limits(cpu_s=300, wall_s=1200.0, memory_bytes=4 << 30, output_bytes=64 << 20)
+"""For problems, which follow from the run's own settings.  Numpy alone reserves a gibibyte of addresses."""
+SCORING = Limits(cpu_s=20, wall_s=120.0, memory_bytes=4 << 30)
+"""For one answer.  Some puzzles take seconds to make, and are made again for it."""
 
 GUARD = """
 import ast, sys
@@ -84,7 +86,7 @@ def installed_version(module: str, distribution: str, purpose: str) -> str:
 class PackageProgram:
     """A program of ours that imports installed packages, and answers questions about untrusted text."""
 
-    def __init__(self, program: str, limits: Limits = LIMITS) -> None:
+    def __init__(self, program: str, limits: Limits = SCORING) -> None:
         """program: defines `answer(question)`.  Raises SandboxUnavailable."""
         self._program = (
             GUARD + _ASK + program + "\nprint(json.dumps(answer(json.load(sys.stdin))), file=answers, flush=True)\n"

@@ -13,9 +13,10 @@ from functools import lru_cache
 from typing import Any
 
 from trainer.environments.environment import Environment, Problem
-from trainer.environments.packages import PackageProgram, installed_version
+from trainer.environments.packages import MAKING, PackageProgram, installed_version
 
 SIZE = 1 << 20
+"""Problems of a family unless a run says otherwise.  Few families (word_ladder) refuse so many."""
 AT_ONCE = 16
 """Problems made in one process: starting it costs a second or so."""
 BLOCKS_KEPT = 64
@@ -41,17 +42,20 @@ def answer(question):
 class ReasoningGym(Environment):
     """One family of puzzles.  An answer is what stands in the last `<answer>` element, or else everything."""
 
-    def __init__(self, task: str, seed: int = 0, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, task: str, seed: int = 0, size: int = SIZE, settings: Mapping[str, Any] | None = None) -> None:
         """settings: the family's own (see the package).  Raises ValueError for what the package refuses."""
+        if type(size) is not int or size < 1:
+            raise ValueError("size is how many problems there are, a whole number from 1 on")
         self.version = f"reasoning-gym {installed_version('reasoning_gym', 'reasoning-gym', 'reasoning-gym tasks')}"
-        self._what = {"task": task, "seed": seed, "size": SIZE, "settings": dict(settings or {})}
-        self._package = PackageProgram(PROGRAM)
+        self._what = {"task": task, "seed": seed, "size": size, "settings": dict(settings or {})}
+        self._maker, self._scorer = PackageProgram(PROGRAM, MAKING), PackageProgram(PROGRAM)
         self._block = lru_cache(BLOCKS_KEPT)(self._make_block)
+        self._size = size
         self._block(0)
 
     @property
     def size(self) -> int:
-        return SIZE
+        return self._size
 
     def problem(self, index: int) -> Problem:
         number = self._checked(index)
@@ -65,7 +69,7 @@ class ReasoningGym(Environment):
         if said == problem.answer:
             return 1.0  # so do all families of 0.1.25 that name an answer
         try:
-            answer = self._package.ask({**self._what, "number": problem.index, "said": said})
+            answer = self._scorer.ask({**self._what, "number": problem.index, "said": said})
             return in_range(answer["score"])
         except (ValueError, KeyError, TypeError):
             return 0.0
@@ -76,8 +80,8 @@ class ReasoningGym(Environment):
         return (str(problem.answer),)
 
     def _make_block(self, block: int) -> list[tuple[str, str | None]]:
-        numbers = list(range(block * AT_ONCE, (block + 1) * AT_ONCE))
-        answer = self._package.ask({**self._what, "numbers": numbers})
+        numbers = list(range(block * AT_ONCE, min(self._size, (block + 1) * AT_ONCE)))
+        answer = self._maker.ask({**self._what, "numbers": numbers})
         if "refused" in answer:
             raise ValueError(f"reasoning-gym refuses {self._what['task']!r}: {answer['refused']}")
         return [(str(question), None if solution is None else str(solution)) for question, solution in answer["made"]]

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from trainer.environments import builtin, conversations, jsonl
 from trainer.environments.environment import Environment
 from trainer.environments.mixture import Mixture
-
-
-def _reasoning_gym(task: str, seed: int = 0, settings: Mapping[str, Any] | None = None) -> Environment:
-    from trainer.environments.reasoning_gym import ReasoningGym
-
-    return ReasoningGym(task, seed, settings)
-
-
-def _verifiers(taskset: str) -> Environment:
-    from trainer.environments.verifiers_tasks import VerifiersTasks
-
-    return VerifiersTasks(taskset)
+from trainer.environments.reasoning_gym import ReasoningGym
+from trainer.environments.verifiers_tasks import VerifiersTasks
 
 
 def _mixture(of: list[dict[str, Any]]) -> Environment:
@@ -42,8 +32,8 @@ ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
     "calculate": conversations.Calculate,
     "mixture": _mixture,
     "jsonl": jsonl.open_file,
-    "reasoning-gym": _reasoning_gym,
-    "verifiers": _verifiers,
+    "reasoning-gym": ReasoningGym,
+    "verifiers": VerifiersTasks,
 }
 BUILT_IN = ("reverse", "sort", "add", "shift", "count", "close", "guess", "lookup", "calculate")
 """Those that need nothing but this package."""

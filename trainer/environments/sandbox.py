@@ -2,7 +2,7 @@
 
 What keeps a program from what depends on the computer (`protections` says what there is here):
 
-* always, on Linux and macOS: limits of CPU time, memory, size of a file, open files and processes; a deadline; bounded
+* always: limits of CPU time, memory, size of a file, open files and processes; a deadline; bounded
   output; no input but what is given; an environment without anybody's variables; a folder of its own that is removed.
 * namespaces (`confinement/namespaces.py`): no network, no sight of other processes, a file system with nothing in it but
   Python's own files.
@@ -11,7 +11,8 @@ What keeps a program from what depends on the computer (`protections` says what 
 * another user, when we are root: a user that owns nothing.
 
 A sandbox names the protections that it requires, and refuses to exist where one is missing: a program is never run with
-less.  What a sandbox cannot do on its computer is no verdict about a program, so it raises and scores nothing.
+less.  What a sandbox cannot do on its computer is no verdict about a program, so it raises and scores nothing.  Other
+systems than Linux have none of this, and run nothing.
 """
 
 from __future__ import annotations
@@ -38,8 +39,6 @@ BOOT = (
 ROOT = Path(__file__).resolve().parent.parent.parent
 VARIABLES = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """All variables of a program.  With a fixed hash seed, sets and dictionaries have the same order for everybody."""
-TIME_USED_UP = 0.75
-"""A killed program that used this part of its CPU time was killed for that: limits count in ticks, usage does not."""
 FIRST_UNUSED_USER = 0x6000_0000
 """Users from here on own nothing on any computer; each run is another one of the next 2^24."""
 
@@ -168,22 +167,22 @@ class Sandbox:
             raise SandboxUnavailable(f"the sandbox could not be set up this time ({child.failed[0]}: {child.failed[1]})")
         if not child.started:
             raise SandboxUnavailable(f"the sandbox's process did not start: {child.errors[-300:].decode(errors='replace')}")
-        return _outcome(child, self._limits)
+        return _outcome(child)
 
 
 @functools.cache
 def protections() -> Protections:
     """What this computer can protect from a program; found out by trying, once for each process."""
-    if sys.platform == "win32":
-        return Protections(frozenset(), dict.fromkeys(Mechanism, "not on Windows"))
-    wanted = set(Mechanism) if sys.platform == "linux" else set()
-    missing = {} if wanted else dict.fromkeys(Mechanism, "needs Linux")
-    if wanted and os.geteuid() != 0:
+    if sys.platform != "linux":
+        return Protections(frozenset(), dict.fromkeys(Mechanism, "needs Linux"))
+    wanted = set(Mechanism)
+    missing = {}
+    if os.geteuid() != 0:
         wanted.discard(Mechanism.OTHER_USER)
         missing[Mechanism.OTHER_USER] = "needs root"
     while True:
         child = _run("print(6 * 7)", b"", Limits(), frozenset(wanted), [])
-        if child.failed is None or child.failed[0] not in {*wanted}:
+        if child.failed is None or child.failed[0] not in wanted:
             break
         wanted.discard(Mechanism(child.failed[0]))
         missing[Mechanism(child.failed[0])] = child.failed[1]
@@ -225,10 +224,10 @@ def _run(text: str, given: bytes, limits: Limits, mechanisms: frozenset[Mechanis
         remove_folder(folder)
 
 
-def _outcome(child: Ended, limits: Limits) -> Outcome:
+def _outcome(child: Ended) -> Outcome:
     if child.overflowed:
         verdict = Verdict.TOO_MUCH_OUTPUT
-    elif child.late or child.exit_code is None and child.cpu_s >= TIME_USED_UP * limits.cpu_s:
+    elif child.late:
         verdict = Verdict.OUT_OF_TIME
     elif child.exit_code is None:
         verdict = Verdict.KILLED

@@ -8,10 +8,9 @@ its data does not load, for it runs in the sandbox like everything that reads wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from trainer.environments.environment import Environment, Problem
-from trainer.environments.packages import LIMITS, PackageProgram, installed_version
+from trainer.environments.packages import MAKING, PackageProgram, installed_version
 from trainer.environments.reasoning_gym import in_range
 
 MAX_TASKS = 10_000
@@ -73,8 +72,8 @@ class VerifiersTasks(Environment):
         """Raises ValueError for a taskset that is not installed, does not load, or does not fit."""
         self.version = f"verifiers {installed_version('verifiers', 'verifiers', 'verifiers tasksets')} {taskset}"
         self._taskset = taskset
-        self._package = PackageProgram(PROGRAM, replace(LIMITS, output_bytes=64 << 20))
-        answer = self._package.ask({"taskset": taskset, "most": MAX_TASKS})
+        self._scorer = PackageProgram(PROGRAM)
+        answer = PackageProgram(PROGRAM, MAKING).ask({"taskset": taskset, "most": MAX_TASKS})
         if "refused" in answer:
             raise ValueError(f"the taskset {taskset} does not fit: {answer['refused']}")
         self._prompts: list[str] = answer["prompts"]
@@ -92,7 +91,7 @@ class VerifiersTasks(Environment):
         if len(turns) != 1:
             return 0.0
         try:
-            answer = self._package.ask({"taskset": self._taskset, "number": problem.index, "said": turns[0]})
+            answer = self._scorer.ask({"taskset": self._taskset, "number": problem.index, "said": turns[0]})
             return in_range(answer["score"])
         except (ValueError, KeyError, TypeError):
             return 0.0

@@ -79,21 +79,20 @@ def reasoning_gym() -> None:
 
 
 def every_family() -> None:
-    names = PackageProgram("from reasoning_gym.factory import DATASETS\ndef answer(question): return sorted(DATASETS)").ask(
-        None
-    )
-    failed = {}
-    for name in set(names) - {"composite"}:
-        environment = ReasoningGym(name, seed=7)
-        problem = environment.problem(1)
-        again = ReasoningGym(name, seed=7).problem(1)
-        score = environment.score(problem, ["?" if problem.answer is None else f"{problem.answer} "])
-        if (
-            problem != again
-            or (problem.answer is None) != (name in NO_ANSWERS)
-            or not (problem.answer is None or score == 1.0)
-        ):
-            failed[name] = (problem, again, score)
+    listing = "from reasoning_gym.factory import DATASETS\ndef answer(question): return sorted(DATASETS)"
+    failed = []
+    for name in sorted(set(PackageProgram(listing).ask(None)) - {"composite"}):
+        try:
+            environment = ReasoningGym(name, seed=7, size=500)
+            problem = environment.problem(1)
+            has_answer = problem.answer is not None
+            score = environment.score(problem, [f"<answer>{problem.answer} </answer>" if has_answer else "?"])
+            fine = has_answer != (name in NO_ANSWERS) and (score == 1.0 or not has_answer)
+        except ValueError as error:
+            print(f"  {name}: {error}")
+            fine = False
+        if not fine:
+            failed.append(name)
     assert not failed, failed
 
 
