@@ -106,15 +106,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number, variant in enumerate(VARIANTS, 1):
         trials = []
         for seed in options.seeds:
-            began = time.monotonic()
+            began = time.process_time()
             trials.append(Trial(task, settings, variant, seed))
             trials[-1].run(warm[seed])
-            longest = max(longest, time.monotonic() - began)
+            longest = max(longest, time.process_time() - began)
         rows.append(row_of(variant, trials))
         final = ", ".join(f"{value:.3f}" for value in rows[-1]["final"])
         print(f"{number} of {len(VARIANTS)}  {variant}: {final}", file=sys.stderr, flush=True)
     print(
-        f"task {options.task}, {options.versions} versions, lr {options.lr}, seeds {options.seeds}; a run took up to ",
+        f"task {options.task}, {options.versions} versions, lr {options.lr}, seeds {options.seeds}; a run took up to",
         end="",
     )
     print(f"{longest:.0f} s\n")
