@@ -65,7 +65,7 @@ def row_of(variant: Variant, trials: Sequence[Trial]) -> dict[str, Any]:
         "start": [trial.rewards[0] for trial in trials],
         "final": [statistics.fmean(trial.rewards[-LAST:]) for trial in trials],
         "clipped": statistics.fmean(each.clipped for each in learnt),
-        "dropped": statistics.fmean(each.dropped / each.groups for each in learnt),
+        "dropped": statistics.fmean(each.dropped / max(1, each.groups) for each in learnt),
         "entropy": statistics.fmean(trial.learnt[-1].entropy for trial in trials),
     }
 
@@ -106,18 +106,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number, variant in enumerate(VARIANTS, 1):
         trials = []
         for seed in options.seeds:
-            began = time.monotonic()
+            began = time.process_time()
             trials.append(Trial(task, settings, variant, seed))
             trials[-1].run(warm[seed])
-            longest = max(longest, time.monotonic() - began)
+            longest = max(longest, time.process_time() - began)
         rows.append(row_of(variant, trials))
         final = ", ".join(f"{value:.3f}" for value in rows[-1]["final"])
         print(f"{number} of {len(VARIANTS)}  {variant}: {final}", file=sys.stderr, flush=True)
-    print(
-        f"task {options.task}, {options.versions} versions, lr {options.lr}, seeds {options.seeds}; a run took up to ",
-        end="",
-    )
-    print(f"{longest:.0f} s\n")
+    print(f"task {options.task}, {options.versions} versions, lr {options.lr}, seeds {options.seeds}")
+    print(f"processor time of a run: up to {longest:.0f} s\n")
     print_table(rows)
     if options.json:
         shown = {"task": options.task, "versions": options.versions, "lr": options.lr, "seeds": options.seeds, "rows": rows}

@@ -1,14 +1,11 @@
 """A run's model as a Hugging Face folder, from what lies in the data directory, whether a peer runs or not.
 
-Decides where files are written: beside the folder's own name, which they get at the end, so it never names a part of a
-model.  The states on disk are `protocol.state.stored_run`'s, the files' formats `trainer.weights`'.
+The states on disk are `protocol.state.stored_run`'s, the files' formats `trainer.weights`', the new folder
+`peer.weights.new_folder`'s business.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from peer.errors import ExitCode, PeerError
-from peer.formatting import size
 from peer.paths import run_dir
+from peer.weights.new_folder import check_room, check_target, published_as, told
 from peer.weights.tokenizer_files import copy_tokenizer
 from protocol.run.manifest import SignedManifest
 from protocol.state.stored_run import F32, NotStored, StoredRun, StoredState
@@ -33,8 +30,6 @@ ATTEMPTS = 3
 """A running peer may remove a checkpoint between two looks at its folder."""
 BYTES_VOCABULARY, BYTES_EOS = 256, 0
 """A run without a tokenizer reads bytes; a zero byte is what stands between two files of its corpus."""
-ROOM = 1.05
-"""Of what the numbers take: with headers, and what a file system needs."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +54,24 @@ def export(
 
     on_progress: told the share that is written, from 0 to 1, now and then.
     """
-    _check_target(target)
+    check_target(target)
     manifest = signed.manifest
     folder = run_dir(data, signed.run)
     with _naming_errors():
         state = _stored_state(signed, folder, checkpoint)
-        with _published_as(target) as unfinished:
+        with published_as(target) as unfinished:
             seeded = None
             if state.start is None:
-                _check_room(unfinished, (4 + form.width) * manifest.parameters)
+                check_room(unfinished, (4 + form.width) * manifest.parameters)
                 seeded = _seeded(signed, unfinished / ".initial")
             else:
-                _check_room(unfinished, form.width * manifest.parameters)
+                check_room(unfinished, form.width * manifest.parameters)
             config = TrainingConfig.from_sections(manifest.trainer_sections()).model
             has_tokenizer = copy_tokenizer(folder, unfinished)
             write_folder(
                 unfinished,
                 config,
-                _told(state.parameters(seeded), manifest.parameters, on_progress),
+                told(state.parameters(seeded), manifest.parameters, on_progress),
                 form,
                 context=manifest.data.sequence_length,
                 eos=BYTES_EOS if config.vocab == BYTES_VOCABULARY and not has_tokenizer else None,
@@ -108,48 +103,6 @@ def _seeded(signed: SignedManifest, path: Path) -> F32:
     return values
 
 
-def _told(blocks: Iterator[F32], count: int, on_progress: Callable[[float], None]) -> Iterator[F32]:
-    done = 0
-    for block in blocks:
-        yield block
-        done += len(block)
-        on_progress(done / count)
-
-
-# -- the folder -------------------------------------------------------------------------------------------------------
-
-
-def _check_target(target: Path) -> None:
-    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
-        raise PeerError(f"{target} exists already; name a new folder, or remove it first", ExitCode.INPUT)
-    if not target.parent.is_dir():
-        raise PeerError(f"there is no folder {target.parent}; make it first, or name another one", ExitCode.INPUT)
-
-
-def _check_room(folder: Path, wanted: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < ROOM * wanted:
-        raise PeerError(
-            f"the model takes about {size(wanted)} and the disk has {size(free)} free; make room, or name a folder on "
-            "another disk",
-            ExitCode.RESOURCES,
-        )
-
-
-@contextmanager
-def _published_as(target: Path) -> Iterator[Path]:
-    """A new folder beside `target` that becomes it when all went well, and is removed otherwise."""
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".new", dir=target.parent))
-    try:
-        yield unfinished
-        unfinished.chmod(0o777 & ~_umask())
-        _sync(unfinished)
-        os.rename(unfinished, target)
-        _sync(target.parent)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
 @contextmanager
 def _naming_errors() -> Iterator[None]:
     """What is not on disk is a sentence with exit code INPUT; an error of the disk is `peer.cli.explain`'s."""
@@ -157,17 +110,3 @@ def _naming_errors() -> Iterator[None]:
         yield
     except NotStored as error:
         raise PeerError(str(error), ExitCode.INPUT) from error
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -42,6 +42,12 @@ def copy_tokenizer(run_folder: Path, target: Path) -> bool:
     return True
 
 
+def take_tokenizer(source: Path, target: Path) -> bool:
+    """Copy these files from one Hugging Face folder to another; whether there is a tokenizer among them."""
+    _copy(source, target)
+    return _is_tokenizer(source)
+
+
 def _is_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ESSENTIAL)
 

@@ -65,7 +65,7 @@ class DataSection(Section):
     """What is read, and how much of it in an inner step."""
 
     corpus: Literal["stdlib", "examples"] = "stdlib"
-    """Source of the text: "stdlib" is that of Python's standard library, "examples" are solved problems of the environment."""
+    """Source of the text: "stdlib" is Python's own standard library, "examples" are the environment's solved problems."""
     sequence_length: Annotated[int, Field(ge=8, le=1 << 17)] = 512
     """Tokens predicted in one window."""
     sequences_per_step: Annotated[int, Field(ge=1, le=1 << 16)] = 4

@@ -25,7 +25,8 @@ BUFFERS = ("rotary_emb.inv_freq",)
 class WeightsFolder:
     """A folder that transformers has written, or `peer export`.
 
-    facts: the model section of a run that begins with it.  Raises `FolderError` where it says something that a run cannot.
+    facts: the model section of a run that begins with it.  eos: the token that ends a text, None where none or several do.
+    Raises `FolderError` where it says something that a run cannot.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,6 +37,9 @@ class WeightsFolder:
             self.config = ModelConfig.from_mapping(self.facts)
         except (UnknownModel, ValueError) as error:
             raise FolderError(f"{folder / 'config.json'}: {error}") from error
+
+        eos = described.get("eos_token_id")
+        self.eos: int | None = eos if type(eos) is int else None
 
     def values(self) -> Iterator[F32]:
         """The flat vector in order, in blocks; raises `FolderError` before the first or between two of them."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
+from benchmarks import rl_ablation
 from benchmarks.rl_bench import END, Question, Settings, Trial, Variant, decoder, sample, text_of
 from tests.trainer import small
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import RlConfig
+from trainer.rl.learner import LearnTask
 
 MODEL = ModelConfig.from_mapping(small.MODEL)
 
@@ -62,3 +65,28 @@ def test_sampling_ends_with_the_end_token_or_at_the_limit() -> None:
     assert len({len(output) for output in outputs}) > 3
     assert all(END not in output[:-1] for output in outputs)
     assert text_of((97, 98, END)) == text_of((97, 98)) == "ab"
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_ablation_compares_every_combination_and_ends_with_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(trial: Trial, warm: torch.Tensor) -> float:
+        variant = trial.variant
+        trial.rewards += [0.25, *[0.5 + 0.1 * variant.filters - 0.01 * variant.staleness] * rl_ablation.LAST]
+        trial.learnt.append(trial.learner.learn(LearnTask(0, 0), []))
+        return trial.rewards[-1]
+
+    monkeypatch.setattr(Trial, "run", run)
+    monkeypatch.setattr(rl_ablation, "warm_start", lambda task, settings, seed: torch.zeros(1))
+    assert rl_ablation.main(["--seeds", "3", "4", "--json"]) == 0
+    table = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = {(row["two_sided"], row["filters"], row["staleness"]): row["final"] for row in table["rows"]}
+    assert len(found) == len(table["rows"]) == 12 and table["seeds"] == [3, 4]
+    assert found[True, False, 4] == pytest.approx([0.46, 0.46])
+
+
+def test_a_task_can_be_any_class_by_its_name() -> None:
+    assert isinstance(rl_ablation.task_named(f"{__name__}:Letters"), Letters)
+    with pytest.raises(ValueError, match="unknown task 'sums'"):
+        rl_ablation.task_named("sums")

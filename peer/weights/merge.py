@@ -1,0 +1,101 @@
+"""Several Hugging Face folders made into one.  The arithmetic is `trainer.weights.merging`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.errors import ExitCode, PeerError
+from peer.weights.new_folder import check_room, check_target, published_as, told
+from peer.weights.tokenizer_files import take_tokenizer
+from trainer.weights.errors import FolderError
+from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged
+from trainer.weights.numbers import ExportFormat
+from trainer.weights.reading import WeightsFolder
+from trainer.weights.writing import write_folder
+
+__all__ = ["ExportFormat", "MergeOptions", "Merged", "merge"]
+
+CONTEXT = 2048
+"""What transformers takes for a Llama whose config.json does not say what it reads."""
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """What was asked for.  weights: of each model, empty for equal ones.  base: of ties alone."""
+
+    rule: str = "linear"
+    weights: tuple[float, ...] = ()
+    t: float = 0.5
+    base: Path | None = None
+    density: float = 0.2
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Merged:
+    """tokenizer: whether the folder has one."""
+
+    parameters: int
+    size_bytes: int
+    tokenizer: bool
+
+
+def merge(
+    models: Sequence[Path],
+    target: Path,
+    options: MergeOptions,
+    form: ExportFormat,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> Merged:
+    """Write the merge of `models` to the new folder `target`.  Raises `PeerError`.
+
+    Tokenizer, end of text and context are the first model's (of ties: the base's).
+    """
+    check_target(target)
+    rule = _rule(len(models), options)
+    sources = list(models) if options.base is None else [options.base, *models]
+    try:
+        folders = [WeightsFolder(source) for source in sources]
+        first = folders[0]
+        with published_as(target) as unfinished:
+            check_room(unfinished, form.width * first.config.parameters)
+            write_folder(
+                unfinished,
+                first.config,
+                told(merged(folders, rule), first.config.parameters, on_progress),
+                form,
+                context=first.config.context or CONTEXT,
+                eos=first.eos,
+            )
+            has_tokenizer = take_tokenizer(first.folder, unfinished)
+            total = sum(path.stat().st_size for path in unfinished.iterdir())
+    except FolderError as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error
+    return Merged(first.config.parameters, total, has_tokenizer)
+
+
+def _rule(models: int, options: MergeOptions) -> Rule:
+    """The rule for so many models beside a base; raises `PeerError`."""
+    weights = options.weights or (1.0,) * models
+    if len(weights) != models:
+        raise PeerError(f"{models} models have {models} weights, and not {len(weights)}; give one for each", ExitCode.USAGE)
+    if (options.base is not None) != (options.rule == "ties"):
+        raise PeerError(
+            "ties starts from a base, and no other rule does; give --base with --rule ties alone", ExitCode.USAGE
+        )
+    if models < 2 and options.rule != "ties" or options.rule == "slerp" and models != 2:
+        raise PeerError(
+            f"{options.rule} takes two models{' or more' * (options.rule != 'slerp')}; give as many", ExitCode.USAGE
+        )
+    try:
+        match options.rule:
+            case "slerp":
+                return Slerp(options.t)
+            case "ties":
+                return Ties(weights, options.density, options.scale)
+            case _:
+                return Linear(weights)
+    except ValueError as error:
+        raise PeerError(f"{error}; give other numbers", ExitCode.USAGE) from error

@@ -1,0 +1,115 @@
+"""`peer merge` as a person types it: a folder as good as those it was made of, and sentences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from peer.cli import main
+from peer.errors import ExitCode
+from peer.weights import new_folder
+from tests.test_imports import loaded_after
+from tests.trainer.weights.models import F32, SHAPE, in_blocks, our_logits, random_parameters, tokens_for
+from trainer.models.llama.config import ModelConfig
+from trainer.weights.merging import Linear, Rule, Slerp, Ties, merged
+from trainer.weights.numbers import ExportFormat
+from trainer.weights.reading import WeightsFolder
+from trainer.weights.writing import write_folder
+
+CONFIG = ModelConfig.from_mapping(SHAPE | {"tied": True, "context": 128})
+
+
+def model(path: Path, seed: int, config: ModelConfig = CONFIG) -> str:
+    path.mkdir()
+    write_folder(path, config, in_blocks(random_parameters(config, seed)), ExportFormat.FP32, context=64, eos=7)
+    return str(path)
+
+
+def read(folder: Path) -> F32:
+    return np.concatenate(list(WeightsFolder(folder).values()))
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ([], Linear((1, 1))),
+        (["--weights", "1,3"], Linear((1, 3))),
+        (["--rule", "slerp", "--t", "0.3"], Slerp(0.3)),
+        (["--rule", "ties", "--base", "base", "--density", "0.5", "--scale", "0.7"], Ties((1, 1), 0.5, 0.7)),
+    ],
+)
+def test_models_are_merged_by_the_rule(
+    words: list[str], rule: Rule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    models = [model(tmp_path / name, seed) for seed, name in enumerate(("a", "b", "base"))]
+    assert main(["merge", "a", "b", "merged", "--dtype", "fp32", *words]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert f"parameters  {CONFIG.parameters} " in out and "has no tokenizer" in out
+    sources = [models[2], *models[:2]] if "ties" in words else models[:2]
+    wanted = np.concatenate(list(merged([WeightsFolder(Path(source)) for source in sources], rule)))
+    assert np.array_equal(read(tmp_path / "merged"), wanted)
+    described = json.loads((tmp_path / "merged" / "config.json").read_text())
+    assert (described["eos_token_id"], described["max_position_embeddings"]) == (7, 128)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "base", "merged"]
+
+
+def test_the_tokenizer_is_the_first_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = model(tmp_path / "a", 0), model(tmp_path / "b", 1)
+    (tmp_path / "a" / "tokenizer.json").write_text("{}")
+    (tmp_path / "a" / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    assert main(["merge", one, other, str(tmp_path / "merged")]) == ExitCode.OK
+    assert "no tokenizer" not in capsys.readouterr().out
+    assert (tmp_path / "merged" / "tokenizer.json").read_text() == "{}"
+    assert json.loads((tmp_path / "merged" / "generation_config.json").read_text()) == {"eos_token_id": [7, 8]}
+
+
+def test_transformers_loads_a_merge_with_the_same_logits(tmp_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers", reason="install the extra: pip install -e '.[oracle]'")
+    target = tmp_path / "merged"
+    assert main(["merge", model(tmp_path / "a", 0), model(tmp_path / "b", 1), str(target)]) == ExitCode.OK
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    with torch.no_grad():
+        theirs = loaded(tokens_for(CONFIG)).logits
+    torch.testing.assert_close(our_logits(CONFIG, read(target)), theirs, rtol=0, atol=1e-4)
+
+
+def test_what_cannot_be_merged_is_a_sentence_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = model(tmp_path / "a", 0), model(tmp_path / "b", 1)
+    wide = model(tmp_path / "wide", 2, ModelConfig.from_mapping(SHAPE | {"tied": True, "ffn": 80}))
+    target, before = str(tmp_path / "merged"), sorted(tmp_path.iterdir())
+    cases: list[tuple[list[str], ExitCode, str]] = [
+        ([one, target], ExitCode.USAGE, "linear takes two models or more"),
+        ([one, other, wide, target, "--rule", "slerp"], ExitCode.USAGE, "slerp takes two models; give"),
+        ([one, other, target, "--rule", "slerp", "--t", "2"], ExitCode.USAGE, "slerp goes from 0"),
+        ([one, other, target, "--weights", "1,2,3"], ExitCode.USAGE, "2 models have 2 weights, and not 3"),
+        ([one, other, target, "--weights=0,-1"], ExitCode.USAGE, "the weights of a merge"),
+        ([one, other, target, "--rule", "ties"], ExitCode.USAGE, "ties starts from a base"),
+        ([one, other, target, "--base", one], ExitCode.USAGE, "no other rule does"),
+        ([one, wide, target], ExitCode.INPUT, "merge models of one shape"),
+        ([one, str(tmp_path / "absent"), target], ExitCode.INPUT, "config.json"),
+        ([one, other, wide], ExitCode.INPUT, "exists already"),
+    ]
+    for words, code, part in cases:
+        assert main(["merge", *words]) == code
+        said = capsys.readouterr().err
+        assert part in said and said.startswith("peer: ") and said.count("\n") == 1, said
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = model(tmp_path / "a", 0), model(tmp_path / "b", 1)
+    monkeypatch.setattr(new_folder, "ROOM", 1e15)
+    assert main(["merge", one, other, str(tmp_path / "merged")]) == ExitCode.RESOURCES
+    assert "make room" in capsys.readouterr().err and not (tmp_path / "merged").exists()
+
+
+def test_a_merge_needs_no_torch() -> None:
+    assert "torch" not in loaded_after("import peer.weights.merge")
