@@ -47,6 +47,8 @@ def test_who_does_not_compute_has_one_reason_with_a_sentence_and_a_remedy(tmp_pa
         seed.start("--role", "seed")
         swarm.until("a seed", lambda: "not a trainer" in reasons(seed))
 
+        steps = len(second.heard(ev.ComputeProgress))
+        swarm.until("it trains", lambda: len(second.heard(ev.ComputeProgress)) > steps)
         psutil.Process(second.status()["trainer_pid"]).kill()
         swarm.until("a trainer that stopped", lambda: "trainer restarting" in reasons(second))
         swarm.whole(first, second)
