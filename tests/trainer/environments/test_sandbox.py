@@ -286,8 +286,9 @@ Sandbox().run('import time; time.sleep(10_000)')
 """
 
 
-def test_program_dies_with_the_process_that_wanted_it() -> None:
-    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE) as owner:
+def test_program_dies_with_the_process_that_wanted_it(tmp_path: Path) -> None:
+    variables = os.environ | {"TMPDIR": str(tmp_path)}  # an empty folder stays behind
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, env=variables) as owner:
         assert owner.stdout
         launcher = int(owner.stdout.readline())
         program = int(Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()[0])
