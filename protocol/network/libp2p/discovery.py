@@ -6,8 +6,8 @@ come back through trio's entry queue.  Without a usable network it is silently o
 
 from __future__ import annotations
 
+import ipaddress
 import logging
-import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,7 @@ async def discover(run: Hash, me: PeerId, addresses: Sequence[str], found: Calla
 
 
 def _start(run: Hash, me: PeerId, addresses: list[str], report: Callable[[list[str]], None]) -> Zeroconf:
-    from zeroconf import ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
+    from zeroconf import ServiceInfo, ServiceListener, Zeroconf
 
     kind = f"_mh-{bytes(run).hex()[:10]}._tcp.local."
     name = f"{me}.{kind}"
@@ -64,19 +64,20 @@ def _start(run: Hash, me: PeerId, addresses: list[str], report: Callable[[list[s
         def remove_service(self, zc: Zeroconf, type_: str, name_: str) -> None:
             return
 
-    hosts = [address.split("/")[2] for address in addresses]
+    split = [address.split("/") for address in addresses]
+    hosts = [parts[2] for parts in split if parts[1] in ("ip4", "ip6")]
     info = ServiceInfo(
         kind,
         name,
         port=int(addresses[0].split("/")[4]),
-        addresses=[socket.inet_aton(host) for host in hosts],
+        addresses=[ipaddress.ip_address(host).packed for host in dict.fromkeys(hosts)],
         properties={f"a{index}": address for index, address in enumerate(addresses[:8])},
         server=f"{me[-20:].lower()}.local.",
     )
     zeroconf = Zeroconf()
     try:
         zeroconf.register_service(info)
-        ServiceBrowser(zeroconf, kind, Listener())
+        zeroconf.add_service_listener(kind, Listener())  # a browser of our own would go on after `close`
     except BaseException:
         zeroconf.close()
         raise
