@@ -51,18 +51,20 @@ def service_info(run: Hash, me: PeerId, addresses: Sequence[str]) -> ServiceInfo
     from zeroconf import ServiceInfo
 
     kind = f"_mh-{bytes(run).hex()[:10]}._tcp.local."
+    split = [address.split("/") for address in addresses]
+    hosts = dict.fromkeys(parts[2] for parts in split if parts[1] in ("ip4", "ip6"))
     return ServiceInfo(
         kind,
         f"{me}.{kind}",
         port=int(addresses[0].split("/")[4]),
-        addresses=[ipaddress.ip_address(address.split("/")[2]).packed for address in addresses],
+        addresses=[ipaddress.ip_address(host).packed for host in hosts],
         properties={f"a{index}": address for index, address in enumerate(addresses[:8])},
         server=f"{me[-20:].lower()}.local.",
     )
 
 
 def _start(run: Hash, me: PeerId, addresses: list[str], report: Callable[[list[str]], None]) -> Zeroconf:
-    from zeroconf import ServiceBrowser, ServiceListener, Zeroconf
+    from zeroconf import ServiceListener, Zeroconf
 
     info = service_info(run, me, addresses)
     kind, name = info.type, info.name
@@ -82,7 +84,7 @@ def _start(run: Hash, me: PeerId, addresses: list[str], report: Callable[[list[s
     zeroconf = Zeroconf()
     try:
         zeroconf.register_service(info)
-        ServiceBrowser(zeroconf, kind, Listener())
+        zeroconf.add_service_listener(kind, Listener())  # a browser of our own would go on after `close`
     except BaseException:
         zeroconf.close()
         raise

@@ -142,6 +142,10 @@ class Gossip:
         subscription = await self._pubsub.subscribe(self._topic)
         nursery.start_soon(self._drain, subscription)
 
+    def end(self) -> None:
+        """End the library's thread, which runs from the beginning; blocks for a moment."""
+        self._pubsub.seen_messages.stop()
+
     async def met(self, peer: PeerId) -> None:
         """Gossip with a peer from now on."""
         await _put(self._queues.initiator_peers_queue, peer)

@@ -115,6 +115,7 @@ class Stack:
         """
         addresses = [Multiaddr(transport_address(name, port)) for name in listening_hosts(host)]
         async with AsyncExitStack() as stack:
+            stack.callback(self.gossip.end)
             await stack.enter_async_context(self.host.run(addresses))
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery

@@ -1,16 +1,51 @@
-"""What is announced on the local network."""
+"""Finding each other on the local network: what is announced, and that nothing goes on when it ends."""
 
 from __future__ import annotations
 
-from protocol.network.libp2p.discovery import service_info
+import threading
+
+import pytest
+import trio
+
+from protocol.network.libp2p.discovery import _start, discover, service_info
+from protocol.wire.hashes import chunk_hash
 from protocol.wire.identity import Identity
-from tests.protocol.network.recorder import RUN
+
+RUN, ME = chunk_hash(b"a run"), Identity.from_seed(b"\x07" * 32).peer_id
+ADDRESSES = ["/ip4/127.0.0.1/tcp/4001", "/ip6/2001:db8::7/tcp/4001", "/dns4/example.org/tcp/4001"]
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if not thread.name.startswith("Trio")}
+
+
+def can_announce() -> bool:
+    """Whether this computer has multicast at all."""
+    try:
+        _start(RUN, ME, ADDRESSES[:1], lambda others: None).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("addresses", [ADDRESSES[:1], ADDRESSES])
+def test_nothing_goes_on_when_it_has_ended_and_an_ipv6_address_does_not_end_it(addresses: list[str]) -> None:
+    async def main() -> None:
+        before, works = threads(), can_announce()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(discover, RUN, ME, addresses, lambda others: None)
+            while nursery.child_tasks and not any("ServiceBrowser" in name for name in threads()):
+                await trio.sleep(0.01)
+            assert bool(nursery.child_tasks) is works
+            nursery.cancel_scope.cancel()
+        assert threads() == before
+
+    trio.run(main)
 
 
 def test_addresses_of_both_kinds_are_announced() -> None:
     """Most homes have both."""
-    me = Identity.generate().peer_id
-    addresses = [f"/ip4/192.168.1.7/tcp/4001/p2p/{me}", f"/ip6/2001:db8::7/tcp/4001/p2p/{me}"]
-    info = service_info(RUN, me, addresses)
+    addresses = [f"/ip4/192.168.1.7/tcp/4001/p2p/{ME}", f"/ip6/2001:db8::7/tcp/4001/p2p/{ME}"]
+    info = service_info(RUN, ME, addresses)
     assert [value and value.decode() for value in info.properties.values()] == addresses
     assert info.parsed_addresses() == ["192.168.1.7", "2001:db8::7"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import threading
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -150,11 +151,12 @@ def test_a_network_that_is_cancelled_while_it_opens_is_closed() -> None:
     trio.run(main)
 
 
-def test_closed_networks_leave_no_socket_and_no_task_and_their_ports_to_the_next() -> None:
+def test_closed_networks_leave_no_socket_task_or_thread_and_their_ports_to_the_next() -> None:
     """As when a peer leaves its run for a while, and joins anew: the process goes on."""
 
-    def left() -> tuple[int, int]:
-        return trio.lowlevel.current_statistics().tasks_living, psutil.Process().num_fds()
+    def left() -> tuple[int, int, list[str]]:
+        threads = [thread.name for thread in threading.enumerate() if not thread.name.startswith("Trio")]  # those it keeps
+        return trio.lowlevel.current_statistics().tasks_living, psutil.Process().num_fds(), threads
 
     async def main() -> None:
         before, ports = left(), (0, 0)
