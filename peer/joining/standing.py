@@ -34,6 +34,12 @@ class Standing:
     admission: bytes = b""
 
 
+def _role_problem(manifest: RunManifest, role: Role) -> str | None:
+    if manifest.rl is None and role in (Role.ROLLOUT, Role.VALIDATOR):
+        return f"the run has no rollouts, so there is nothing to do for the role {role.value}; join with --role trainer"
+    return None
+
+
 def find_standing(
     manifest: RunManifest, run: Hash, peer: PeerId, invited_with: bytes, wall_now: float, role: Role, folder: Path
 ) -> Standing:
@@ -43,7 +49,7 @@ def find_standing(
     folder: the run's, with what earlier lives kept.  A member of a record stays one; a peer that voted in a round and left
     may be in a record that it has not seen, so then the others decide.
     """
-    problem = version_problem(manifest)
+    problem = version_problem(manifest) or _role_problem(manifest, role)
     if problem is not None:
         return Standing(problem)
     if not needs_proof(manifest, peer):
