@@ -29,20 +29,14 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return f"trainer started (process {pid})"
         case ev.TrainerStopped(reason):
             return f"trainer stopped: {clean(reason, 300)}"
-        case ev.EvalLoss(rounds, loss, by):
-            return f"held-out loss after {rounds} rounds: {number(loss)} (measured by {name(by)})"
-        case ev.EvalProgress(rounds, done, total):
-            return f"measuring the held-out loss after {rounds} rounds: {100 * done // max(1, total)} %"
         case ev.VersionPublished() | ev.VersionStarted() | ev.VersionComplete() | ev.VersionRefused():
             return _of_weights(event, name)
         case ev.TransferProgress() | ev.TransferEnded():
             return _of_a_transfer(event)
         case ev.RolloutsGenerated() | ev.BatchJudged() | ev.BatchDecided() | ev.RolloutsUsed():
             return _of_rollouts(event, name)
-        case ev.RolloutPeerSetAside(peer, reason):
-            return f"rollouts of {name(peer)} are not used any more: {clean(reason, 200)}"
-        case ev.ValidatorSetAside(peer, reason):
-            return f"verdicts of {name(peer)} do not count any more: {clean(reason, 200)}"
+        case ev.RolloutPeerSetAside() | ev.ValidatorSetAside():
+            return _of_rollouts(event, name)
         case ev.CheckpointWritten() | ev.StateLoaded() | ev.RolledBack() | ev.SecondHistory() | ev.Desynced():
             return _of_the_state(event, name)
         case ev.Dropped(peer, what, reason, times):
@@ -81,6 +75,10 @@ def _of_rollouts(event: ev.Event, name: Naming) -> str:
         case ev.RolloutsUsed(round, batches, rollouts, reward, _):
             mean = f", mean reward {number(reward)}" if reward is not None else ""
             return f"round {round}: learned from {rollouts} rollouts in {len(batches)} batches{mean}"
+        case ev.RolloutPeerSetAside(peer, reason):
+            return f"rollouts of {name(peer)} are not used any more: {clean(reason, 200)}"
+        case ev.ValidatorSetAside(peer, reason):
+            return f"verdicts of {name(peer)} do not count any more: {clean(reason, 200)}"
         case _:
             return ""
 
@@ -243,6 +241,10 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
         case ev.ExchangeProgress(round, done, total, waiting):
             waits = f", waiting for {_listed(waiting, name)}" if waiting else ""
             return f"round {round}: {done} of {total} chunks{waits}"
+        case ev.EvalLoss(rounds, loss, by):
+            return f"held-out loss after {rounds} rounds: {number(loss)} (measured by {name(by)})"
+        case ev.EvalProgress(rounds, done, total):
+            return f"measuring the held-out loss after {rounds} rounds: {100 * done // max(1, total)} %"
         case ev.SyncProgress(done, total):
             return f"fetching records: {done} of {total}"
         case _:
