@@ -44,6 +44,7 @@ from peer.rests.sensors import Sensors
 from peer.settings.preferences import Preferences
 from peer.settings.provider import mapped_addresses
 from peer.trainer_process.process import TrainerProcess, TrainerSettings
+from peer.trainer_process.rollouts import RolloutProcess
 from protocol.events import Event, Notice, PhaseChanged, RecordRatified, RoundVoted
 from protocol.network.interface import Network
 from protocol.network.libp2p import Libp2pNetwork, NetworkSettings, open_network
@@ -375,7 +376,8 @@ class Participation:
 
     def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:
         settings = TrainerSettings.for_run(signed.manifest, self._folder / "trainer.log")
-        trainer = TrainerProcess(settings, state.region, self._emit)
+        kind = TrainerProcess if signed.manifest.rl is None else RolloutProcess
+        trainer = kind(settings, state.region, self._emit)
         trainer.limit_power(self._settings.live.now.max_power)
         return trainer
 

@@ -27,18 +27,7 @@ from peer.trainer_process.start import start_trainer
 from protocol.events import Event, Notice, TrainerStarted, TrainerStopped
 from protocol.run.manifest import RunManifest
 from protocol.state.shared_memory import SharedRegion
-from protocol.trainer_link import (
-    ComputeTask,
-    Contribution,
-    Generated,
-    GenerateTask,
-    NotMeasured,
-    Progress,
-    RolloutVerdict,
-    TrainerGaveUp,
-    VerifyTask,
-)
-from protocol.wire.rollouts import Reason, Verdict
+from protocol.trainer_link import ComputeTask, Contribution, NotMeasured, Progress, TrainerGaveUp
 
 START_DEADLINE_S = 180.0
 """Importing torch and reading the corpus on a slow, busy computer."""
@@ -52,11 +41,6 @@ MAX_FAILURES = 5
 WATCH_EVERY_S = 5.0
 STOPPED = "the trainer was stopped"
 UNMEASURED = "nobody can tell what the trainer draws ({device} has no counter of energy), so max_power is not kept"
-
-
-def _fields(task: GenerateTask | VerifyTask) -> dict[str, Any]:
-    """Of a batch, for the trainer."""
-    return {**vars(task), "run": task.run.hex()}
 
 
 @dataclass(frozen=True)
@@ -155,37 +139,6 @@ class TrainerProcess:
         data = self._contribution.view.toreadonly()
         return Contribution(
             task.round, answer["tokens"], answer["steps"], answer["loss"], answer["norm"], data, answer["reward"]
-        )
-
-    async def keep_version(self, version: int, theta: memoryview) -> None:
-        """As `RolloutLink.keep_version`."""
-        self._check_theta(theta)
-        await self._ask_alone("keep_version", version=version)
-
-    async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
-        """As `RolloutLink.generate`."""
-
-        def progress(message: dict[str, Any]) -> None:
-            on_progress(message["done"], message["total"])
-
-        answer = await self._ask_alone("generate", progress, task=_fields(task), path=str(path))
-        self._failures = 0
-        return Generated(answer["rollouts"], answer["tokens"])
-
-    async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
-        """As `RolloutLink.verify`."""
-        told: list[dict[str, Any]] = []
-        await self._ask_alone("verify", lambda message: told.extend(message["verdicts"]), task=_fields(task), path=str(path))
-        self._failures = 0
-        return tuple(
-            RolloutVerdict(
-                Verdict.REJECT if each["reason"] else Verdict.ACCEPT,
-                Reason(each["reason"]),
-                each["detail"],
-                each["reward"],
-                each["tokens"],
-            )
-            for each in told
         )
 
     async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:

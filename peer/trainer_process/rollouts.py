@@ -1,0 +1,51 @@
+"""The trainer process of a run with rollouts: it keeps versions of the weights too, and makes and verifies batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from peer.trainer_process.process import TrainerProcess
+from protocol.trainer_link import Generated, GenerateTask, RolloutVerdict, VerifyTask
+from protocol.wire.rollouts import Reason, Verdict
+
+
+class RolloutProcess(TrainerProcess):
+    """A `protocol.trainer_link.RolloutLink` to a real process."""
+
+    async def keep_version(self, version: int, theta: memoryview) -> None:
+        """As `RolloutLink.keep_version`."""
+        self._check_theta(theta)
+        await self._ask_alone("keep_version", version=version)
+
+    async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
+        """As `RolloutLink.generate`."""
+
+        def progress(message: dict[str, Any]) -> None:
+            on_progress(message["done"], message["total"])
+
+        answer = await self._ask_alone("generate", progress, task=_fields(task), path=str(path))
+        self._failures = 0
+        return Generated(answer["rollouts"], answer["tokens"])
+
+    async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
+        """As `RolloutLink.verify`."""
+        told: list[dict[str, Any]] = []
+        await self._ask_alone("verify", lambda message: told.extend(message["verdicts"]), task=_fields(task), path=str(path))
+        self._failures = 0
+        return tuple(
+            RolloutVerdict(
+                Verdict.REJECT if each["reason"] else Verdict.ACCEPT,
+                Reason(each["reason"]),
+                each["detail"],
+                each["reward"],
+                each["tokens"],
+            )
+            for each in told
+        )
+
+
+def _fields(task: GenerateTask | VerifyTask) -> dict[str, Any]:
+    """Of a batch, for the trainer."""
+    return {**vars(task), "run": task.run.hex()}
