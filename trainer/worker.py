@@ -32,7 +32,10 @@ F32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Task:
-    """One round's work, as `protocol.trainer_link.ComputeTask` has it."""
+    """One round's work, as `protocol.trainer_link.ComputeTask` has it.
+
+    rollouts: names of the files of batches, all in the folder `rollouts_in`, which is said once: a frame is no load.
+    """
 
     round: int
     lane: int
@@ -40,6 +43,7 @@ class Task:
     first_step: int
     warmup_steps: int
     rollouts: Sequence[str] = ()
+    rollouts_in: str = ""
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,9 @@ class TrainerProcess:
         def progress(message: dict[str, Any]) -> None:
             on_progress(Progress(task.round, message["steps"], message["loss"], message["tokens"], message["tokens_per_s"]))
 
-        fields = {**vars(task), "rollouts": [str(path) for path in task.rollouts]}
+        folders = {str(path.parent) for path in task.rollouts} or {""}
+        assert len(folders) == 1, "all batches lie in one folder"
+        fields = {**vars(task), "rollouts": [path.name for path in task.rollouts], "rollouts_in": folders.pop()}
         answer = await self._ask_alone("compute", progress, task=fields)
         self._failures, self.threads = 0, answer["threads"]
         data = self._contribution.view.toreadonly()

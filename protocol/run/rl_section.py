@@ -33,7 +33,7 @@ class RlSection(Section):
     """Problems of the environment that are drawn from: those numbered 0 to problems - 1."""
     prompts_per_batch: Annotated[int, Field(ge=1, le=MAX_ROLLOUTS)] = 8
     """Prompts of a batch, which a rollout peer makes at a time."""
-    batches_per_round: Annotated[int, Field(ge=1, le=1024)] = 32
+    batches_per_round: Annotated[int, Field(ge=1, le=512)] = 32
     """Accepted batches that a trainer waits for before it learns from them."""
     warm_rounds: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Rounds of ordinary training, on the text of the data section, before the first one that learns from rollouts."""

@@ -17,8 +17,8 @@ from trainer.rl.verification import Assignment, Judged
 from trainer.rl.worker import F32, OnProgress, RolloutWorker, Tasks
 from trainer.worker import Done, Task, Worker
 
-VERDICTS_AT_ONCE = 128
-"""Verdicts in one frame to the peer."""
+VERDICTS_AT_ONCE = 32
+"""Verdicts in one frame to the peer: with the longest details, whatever their letters, they fit."""
 MAX_DETAIL = 200
 
 
@@ -52,7 +52,7 @@ class RolloutJobs:
         """Learn from the batches of a round and encode the difference into `out`."""
         if self._learner is None:
             self._learner = Learner(self._rl, self._worker.model, self._config.chunk_parameters)
-        groups = self._rollouts.groups([Path(path) for path in task.rollouts])
+        groups = self._rollouts.groups([Path(task.rollouts_in) / name for name in task.rollouts])
         learnt = self._learner.compute(LearnTask(task.round, task.first_step), groups, theta, out, after_step)
         # Where all rewards of each group are equal nothing is learned; the difference of zeros weighs one token.
         return Done(max(1, learnt.tokens), max(1, learnt.steps), learnt.loss, learnt.norm, learnt.reward)

@@ -1,0 +1,93 @@
+"""What a peer asks of the trainer of a run with rollouts, and gets, in the words that travel between them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.layout import payload_bytes
+from tests.trainer import small
+from trainer.rl.batch import decode_batch
+from trainer.rl.config import RlConfig
+from trainer.rl.rollout import Rollout
+from trainer.service import frames
+from trainer.service.rollout_jobs import VERDICTS_AT_ONCE, RolloutJobs
+from trainer.worker import Task, Worker
+
+MOST_BATCHES, MAX_ROLLOUTS = 512, 4096
+"""Of a round, and in a batch, by the limits of the manifest."""
+RL = RlConfig(max_tokens=6, row_tokens=64, micro_batch_tokens=512, optimizer_steps=1, lr=1e-3, warmup_steps=0)
+TASK: dict[str, Any] = {"run": "ab" * 32, "version": 2, "peer": "12D3KooWme", "problems": [5, 9], "copies": 3}
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return small.worker(environment="sort")
+
+
+@pytest.fixture
+def jobs(worker: Worker) -> RolloutJobs:
+    made = RolloutJobs(worker.config, RL, worker, small.CPU)
+    made.keep_version(2, small.theta())
+    return made
+
+
+def verdicts(jobs: RolloutJobs, path: Path, task: dict[str, Any] = TASK) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = []
+
+    def tell(some: list[dict[str, Any]]) -> None:
+        assert 0 < len(some) <= VERDICTS_AT_ONCE
+        told.extend(json.loads(json.dumps(some)))
+
+    assert jobs.verify(task, str(path), tell) == {}
+    return told
+
+
+def without_proofs(data: bytes) -> list[Rollout]:
+    return [replace(each, proofs=b"") for each in decode_batch(data)]
+
+
+def test_a_batch_is_made_judged_and_learned_from(jobs: RolloutJobs, worker: Worker, tmp_path: Path) -> None:
+    path, done = tmp_path / "batch", list[tuple[int, int]]()
+    answer = jobs.generate(TASK, str(path), lambda *progress: done.append(progress))
+    rollouts = decode_batch(path.read_bytes())
+    assert answer == {"rollouts": 6, "tokens": sum(len(each.output) for each in rollouts)}
+    assert done[-1] == (6, 6)
+    assert [each["reason"] for each in verdicts(jobs, path)] == [""] * 6
+
+    out = memoryview(bytearray(payload_bytes(worker.layout)))
+    learnt = jobs.learn(Task(3, 0, 1, 3, 0, [path.name], str(tmp_path)), small.theta(), out, lambda *_: False)
+    assert learnt.reward is not None and 0 <= learnt.reward <= 1
+    assert learnt.tokens >= 1 and learnt.steps >= 1, "a READY says at least one of each"
+
+
+def test_bytes_of_strangers_get_a_verdict_whatever_they_are(jobs: RolloutJobs, tmp_path: Path) -> None:
+    path = tmp_path / "batch"
+    jobs.generate(TASK, str(path), lambda *_: None)
+    good = path.read_bytes()
+    for data in (b"", b"\xff" * 100, good[:-1], good + b"\0", good[: len(good) // 2]):
+        path.write_bytes(data)
+        assert [each["reason"] for each in verdicts(jobs, path)] == ["malformed"] * 6
+    noise = np.random.default_rng(1)
+    for at in noise.integers(0, len(good), 200):
+        spoiled = bytearray(good)
+        spoiled[at] ^= int(noise.integers(1, 256))
+        path.write_bytes(spoiled)
+        judged = verdicts(jobs, path)
+        assert len(judged) == 6
+        if not any(each["reason"] for each in judged):  # another modulus keeps the positions apart as well
+            assert without_proofs(bytes(spoiled)) == without_proofs(good)
+
+
+def test_what_is_said_at_once_fits_into_a_frame() -> None:
+    names = {"rollouts": ["ab" * 32] * MOST_BATCHES, "rollouts_in": "/" * 4096}
+    assert frames.pack({"id": 1 << 30, "do": "compute", "task": names})
+    problems = {"problems": [(1 << 40) - 1] * MAX_ROLLOUTS, "run": "ab" * 32, "peer": "1" * 60}
+    assert frames.pack({"id": 1 << 30, "do": "verify", "task": problems, "path": "/" * 4096})
+    longest = {"reason": "wrong computation", "detail": "\u20ac" * 200, "reward": 0.1234567890123456, "tokens": 1 << 20}
+    assert frames.pack({"id": 1 << 30, "is": "progress", "verdicts": [longest] * VERDICTS_AT_ONCE})
