@@ -252,6 +252,12 @@ class RunManifest(Section):
                 f"protocol_min ({self.protocol_min}) is more than protocol_max "
                 f"({self.protocol_max}); protocol_max = {self.protocol_min} would do",
             )
+        if self.data.corpus == "examples" and self.rl is None:
+            yield Problem(
+                ("data.corpus",),
+                'data.corpus is "examples", the solved problems of an environment, and no section [rl] names one; add it or '
+                'take "stdlib"',
+            )
         yield from fragment_problems(self.fragments)
         yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
         if self.allowlist != sorted(set(self.allowlist)):

@@ -282,3 +282,21 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, content: byt
         path.write_bytes(content)
     with pytest.raises(RunFileError, match=r"run\.toml"):
         load_run_file(path, ONE.peer_id)
+
+
+RL = {"environment": "sort", "warm_rounds": 3, "optimizer_steps": 2}
+
+
+def test_the_first_rounds_of_a_run_with_rollouts_may_read_text() -> None:
+    manifest = a_manifest(rl=RL)
+    assert [manifest.learns_from_rollouts(round) for round in (0, 2, 3, 4)] == [False, False, True, True]
+    assert manifest.steps_of(2) == manifest.rounds.inner_steps and manifest.steps_of(3) == 2
+    assert parse_run_file(dump(manifest), ONE.peer_id) == manifest
+    without = a_manifest()
+    assert not without.learns_from_rollouts(10) and without.steps_of(10) == without.rounds.inner_steps
+
+
+def test_examples_are_those_of_an_environment() -> None:
+    assert a_manifest(data={"corpus": "examples"}, rl=RL).data.corpus == "examples"
+    with pytest.raises(ValidationError, match=r"no section \[rl\]"):
+        a_manifest(data={"corpus": "examples"})
