@@ -20,6 +20,7 @@ OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_r
 Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Above = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]
+Mantissa = Annotated[float, Field(ge=0, le=127, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
 
@@ -93,6 +94,16 @@ class RlSection(Section):
     """Tokens that share a proof."""
     min_end_probability: Share = 0.1
     """An output shorter than `max_tokens` ends with an end token of at least this probability under the model."""
+    max_exponent_mismatches: Annotated[int, Field(ge=0, le=65_497)] = 38
+    """Values of a chunk's proof whose exponents may differ from those that a validator computes."""
+    max_mantissa_mean: Mantissa = 10.0
+    """Mean by which the 7 bits of mantissa of the others may differ."""
+    max_mantissa_median: Mantissa = 8.0
+    """Median by which they may differ."""
+    max_shortfall: Above = 0.5
+    """Units of logits over temperature by which a token may be behind the one that the sampling chooses."""
+    max_share_beyond: Share = 0.01
+    """Share of a rollout's tokens that may be farther behind."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -29,7 +29,7 @@ from trainer.rl.batch import decode_batch, encode_batch
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, grouped, scored
 from trainer.rl.rollout import Rollout
-from trainer.rl.verification import DEFAULT_TOLERANCES, Assignment, Judged, Reason, Tolerances, Verifier
+from trainer.rl.verification import Assignment, Judged, Reason, Verifier
 
 F32 = npt.NDArray[np.float32]
 
@@ -53,15 +53,8 @@ class Tasks:
 class RolloutWorker:
     """Of one run on one device.  versions: bf16 parameters (n) by number, the newest `max_async` + 2."""
 
-    def __init__(
-        self,
-        config: RlConfig,
-        model: ModelConfig,
-        tasks: Tasks,
-        device: torch.device,
-        tolerances: Tolerances = DEFAULT_TOLERANCES,
-    ) -> None:
-        self.config, self._model, self._tasks, self._device, self._tolerances = config, model, tasks, device, tolerances
+    def __init__(self, config: RlConfig, model: ModelConfig, tasks: Tasks, device: torch.device) -> None:
+        self.config, self._model, self._tasks, self._device = config, model, tasks, device
         self.versions: dict[int, Tensor] = {}
         self._engine: tuple[int, Engine] | None = None
         """With its number of tokens a sequence."""
@@ -116,7 +109,7 @@ class RolloutWorker:
             return [Judged(Reason.MALFORMED, str(error))] * len(places)
         if [(rollout.problem, rollout.copy) for rollout in rollouts] != places:
             return [Judged(Reason.WRONG_PROMPT, "the batch has not the rollouts that were assigned")] * len(places)
-        verifier = Verifier(model, self._tasks.environment, self._tasks.tokenizer, self.config, self._tolerances)
+        verifier = Verifier(model, self._tasks.environment, self._tasks.tokenizer, self.config)
         return verifier.verify(assignment, rollouts)
 
     def groups(self, paths: Sequence[Path]) -> list[Group]:
