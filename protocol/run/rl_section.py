@@ -28,8 +28,8 @@ Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
 class RlSection(Section):
     """Rollouts and their learning; left out of a run that only reads text."""
 
-    environment: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[\x20-\x7e]+$")]
-    """Name of the tasks that rollouts solve."""
+    environment: Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[\x20-\x7e]+$")]
+    """Name of the tasks that rollouts solve, with its options: "add", "add(digits=3)", "mixture(add(digits=3), sort)"."""
     problems: Annotated[int, Field(ge=1, le=1 << 40)] = 1 << 16
     """Problems of the environment that are drawn from: those numbered 0 to problems - 1."""
     prompts_per_batch: Annotated[int, Field(ge=1, le=MAX_ROLLOUTS)] = 8

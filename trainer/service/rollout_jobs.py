@@ -10,7 +10,7 @@ import torch
 
 from trainer.config import TrainingConfig
 from trainer.data.tokens import ByteTokenizer
-from trainer.environments.registry import open_environment
+from trainer.environments.registry import open_named
 from trainer.rl.config import RlConfig
 from trainer.rl.learner import AfterStep, Learner, LearnTask
 from trainer.rl.verification import Assignment, Judged
@@ -27,7 +27,7 @@ class RolloutJobs:
 
     def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker, device: torch.device) -> None:
         self._config, self._rl, self._worker = config, rl, worker
-        tasks = Tasks(open_environment(config.environment), ByteTokenizer())
+        tasks = Tasks(open_named(config.environment, Path(config.tasks)), ByteTokenizer())
         self._rollouts = RolloutWorker(rl, config.model, tasks, device)
         self._learner: Learner | None = None
 
