@@ -39,6 +39,7 @@ from protocol.rollouts.happenings import (
     Tell,
     Tick,
 )
+from protocol.rollouts.kept_standing import KeptStanding
 from protocol.rollouts.kept_versions import Keeping, KeptVersions
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.repeating import Repeating
@@ -98,7 +99,8 @@ class Rollouts:
         self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
         self._membership, self._liars, self._settings, self._rl, self._link = membership, liars, settings, rl, link
         self._files = replica.store.rollouts
-        self._pool = Pool(session.me, settings.role, rl, self._draw)
+        self._pool = pool = Pool(session.me, settings.role, rl, self._draw)
+        self._standing = KeptStanding(session, pool.standing, replica.store, offload)
         self._library = Library(session, self._files, swarm, offload)
         self._repeating = Repeating(session)
         self._unwanted: deque[Hash] = deque()
@@ -137,6 +139,7 @@ class Rollouts:
     async def _begin(self) -> None:
         """What an earlier life made is said again; what it had from others is gone."""
         await self._offload(self._files.load)
+        await self._standing.recall()
         self._move()
         own: set[Hash] = set()
         for body, envelope in await self._worker.recall() if self._worker is not None else []:
@@ -161,6 +164,7 @@ class Rollouts:
                 if peer in self._liars and not self._pool.standing.aside(peer):
                     self._handle(Ejected(peer, self._liars.reason(peer)))
             self._handle(Tick(self._validators(), self._kept.tips if self._kept is not None else {}))
+            await self._standing.keep(trio.current_time())
             await self._repeating.turn()
             for _ in range(len(self._unwanted)):
                 root = self._unwanted.popleft()

@@ -115,6 +115,28 @@ def test_a_rollout_peer_that_cheats_is_told_why_and_learned_from_by_nobody(cheat
     holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
 
 
+def test_a_cheat_stays_set_aside_when_trainers_start_again() -> None:
+    async def scenario(world: World) -> None:
+        judge, seats = cast(world, ROLES, {(Role.ROLLOUT, 0): OneBad})
+        for seat in world.seats:
+            world.start(seat)
+        cheater, trainers = seats[Role.ROLLOUT][0], seats[Role.TRAINER]
+        await until_aside(world, judge, cheater, trainers)
+        await trio.sleep(1)
+        rejected = judge.decisions["rejected"]
+        for trainer in trainers:
+            world.faults.kill(trainer)
+        for trainer in trainers:
+            world.start(trainer)
+        await world.until_round(max(world.rounds()) + 2, within_s=240)
+        assert judge.decisions["rejected"] == rejected, "nothing of it was looked at again"
+        for trainer in trainers:
+            assert trainer.node is not None and trainer.node._rollouts is not None
+            assert trainer.node._rollouts._pool.standing.aside(cheater.peer) == judge.aside[cheater.peer][trainer.peer]
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+
+
 def test_rollouts_that_nobody_serves_are_rejected_and_their_maker_is_not_blamed() -> None:
     async def scenario(world: World) -> None:
         judge, seats = cast(world, ROLES)
