@@ -122,6 +122,7 @@ class Heartbeats:
             version=settings.version[:40],
             was_away=activity.was_away,
             measured=activity.measured,
+            admission=b"" if history.has_member(self._session.me) else settings.admission,
         )
 
     def neighbours(self) -> list[SwarmPeer]:

@@ -6,6 +6,10 @@ import pytest
 import trio
 
 from protocol.network.simulated.weather import Weather
+from protocol.run.admission import make_proof
+from protocol.run.manifest import Admission, sign
+from protocol.run.tokens import bound_token
+from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
 from tests.simulation.rollout_liars import (
     AcceptsAll,
@@ -135,6 +139,43 @@ def test_a_cheat_stays_set_aside_when_trainers_start_again() -> None:
             assert trainer.node._rollouts._pool.standing.aside(cheater.peer) == judge.aside[cheater.peer][trainer.peer]
 
     holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+
+
+def test_by_invitation_peers_that_have_never_met_hear_each_others_rollouts_and_verdicts() -> None:
+    """Between rollout peers, validators and two of three trainers only gossip passes, by way of the third."""
+    open_run = rl_run()
+    organiser = Identity.from_seed(b"\x2a" * 32)
+    signed = sign(organiser, open_run.manifest.model_copy(update={"admission": Admission.INVITE}))
+
+    async def scenario(world: World) -> None:
+        judge, seats = cast(world, ROLES)
+        for seat in world.seats:
+            token = bound_token(organiser, signed.run, seat.peer, expires=1_000_000)
+            seat.admission = make_proof(token, signed.run, seat.peer)
+        trainers = seats[Role.TRAINER]
+        strangers = [*seats[Role.ROLLOUT], *seats[Role.VALIDATOR]]
+        for trainer in trainers[1:]:
+            for stranger in strangers:
+                world.faults.cut(trainer, stranger)
+                world.faults.cut(stranger, trainer)
+        for seat in world.seats:
+            world.start(seat)
+
+        def has_heard(trainer: Seat) -> bool:
+            node = trainer.node
+            if node is None or node._rollouts is None:
+                return False
+            authors = {batch.author for batch in node._rollouts._pool}
+            judges = {peer for batch in node._rollouts._pool for peer in batch.judgements}
+            return {seat.peer for seat in seats[Role.ROLLOUT]} <= authors and bool(
+                {seat.peer for seat in seats[Role.VALIDATOR]} & judges
+            )
+
+        await world.until("all are heard", lambda: all(map(has_heard, trainers)), within_s=240)
+        await world.until_round(3, within_s=240)
+        assert not judge.aside
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=signed))
 
 
 def test_rollouts_that_nobody_serves_are_rejected_and_their_maker_is_not_blamed() -> None:
