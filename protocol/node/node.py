@@ -107,7 +107,10 @@ class Node:
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
         self._rollouts = self._make_rollouts(trainer)
         selection = self._rollouts.selection if self._rollouts is not None else None
-        self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity, selection)
+        occupation = self._rollouts.occupation if self._rollouts is not None else None
+        self._contributor = Contributor(
+            session, replica, settings, self._trainer, offload, self._pace, activity, selection, occupation
+        )
         self._ratifier = Ratifier(
             session, guard, replica, offload, self._following, self._keeper.changing, is_copy=settings.is_copy
         )
@@ -130,6 +133,7 @@ class Node:
             self._ejections,
             self._keeper,
             self._settings,
+            self._activity,
             trainer if isinstance(trainer, RolloutLink) else None,
         )
 
@@ -252,7 +256,7 @@ class Node:
 
     def _choose_whether_to_serve(self) -> None:
         if self._rollouts is not None:
-            self._rollouts.rests = self._contributor.rests
+            self._rollouts.rest(self._contributor.rests)
         self._swarm.serves = self._settings.serve_while_paused or not self._contributor.rests
 
     @property

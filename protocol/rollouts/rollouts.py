@@ -14,7 +14,9 @@ import trio
 
 from protocol.content.swarm import Swarm
 from protocol.events import Notice
+from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
+from protocol.membership.pause import Pause
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.rollouts.batch import Batch
@@ -41,6 +43,7 @@ from protocol.rollouts.happenings import (
 )
 from protocol.rollouts.kept_standing import KeptStanding
 from protocol.rollouts.kept_versions import Keeping, KeptVersions
+from protocol.rollouts.occupation import WORK, Occupation
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.repeating import Repeating
 from protocol.rollouts.selection import Selection
@@ -56,7 +59,7 @@ from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Role
+from protocol.wire.presence import Role, WhyIdle
 from protocol.wire.rollouts import CODES, Judgement, RolloutBatch, Verdict
 from protocol.wire.rollouts import Deal as DealBody
 
@@ -92,6 +95,7 @@ class Rollouts:
         liars: Liars,
         keeping: Keeping,
         settings: NodeSettings,
+        activity: Activity,
         link: RolloutLink | None,
     ) -> None:
         rl = replica.manifest.rl
@@ -110,8 +114,9 @@ class Rollouts:
         self.selection = Selection(session, self._pool, self._files, self._turn, rl.batches_per_round)
         self._kept: KeptVersions | None = None
         self._worker: Worker | None = None
-        self.rests = False
-        """Whether this peer generates nothing, because its owner says so."""
+        self._pause = Pause()
+        self.occupation = Occupation(activity, settings.role) if settings.role in WORK and link is not None else None
+        """What is shown of a rollout peer's or a validator's work."""
         if link is not None:
             self._kept = kept = KeptVersions(replica, keeping, link, self._turn, rl.max_async)
             incarnation = settings.incarnation
@@ -189,6 +194,17 @@ class Rollouts:
         roster, before = history.roster, history.roster_at(max(0, length - 1))
         self._handle(Moved(length, tips, roster.contributors, before.contributors, roster.electorate.electors))
 
+    def rest(self, on: bool) -> None:
+        """Whether to compute nothing, because its owner, or the computer, says so; what was made is served all the same."""
+        if on == self._pause.on:
+            return
+        if on:
+            self._pause.begin()
+        else:
+            self._pause.end()
+        if self._link is not None and self._settings.role is not Role.TRAINER:  # a trainer's process is told already
+            (self._link.pause if on else self._link.resume)()
+
     # -- hearing ------------------------------------------------------------------------------------------------------
 
     def hear(self, sender: PeerId, body: Body, envelope: Envelope) -> bool | Contrary:
@@ -262,13 +278,29 @@ class Rollouts:
 
     async def _check(self) -> None:
         while True:
+            await self._pause.wait()
             found = self._pool.handle(Idle(), trio.current_time())
             checks = [effect.batch for effect in found if isinstance(effect, Check)]
             for batch in checks:
+                self._show_work()
                 codes = await self._verify(batch)
                 self._handle(Checked(batch.author, batch.root, codes))
             if not checks:
+                self._show_idle(WhyIdle.NOTHING_TO_CHECK, "no batch that this peer is to check is here")
                 await trio.sleep(LOOK_S)
+
+    def _show_work(self) -> None:
+        if self.occupation is not None:
+            self.occupation.works()
+
+    def _show_idle(self, why: WhyIdle, detail: str) -> None:
+        """What keeps the trainer process from working comes first."""
+        if self._link is not None and self._link.pid is None:
+            why, detail = WhyIdle.TRAINER_RESTARTING, "the trainer process is not ready"
+        elif self._kept is not None and not self._kept.tips:
+            why, detail = WhyIdle.WAITING_FOR_WEIGHTS, "the trainer has no weights yet"
+        if self.occupation is not None:
+            self.occupation.idles(why, detail, trio.current_time())
 
     async def _verify(self, batch: Batch) -> bytes | None:
         """The codes of our verdicts; None where the trainer process died over it."""
@@ -296,8 +328,14 @@ class Rollouts:
         assert self._worker is not None
         forgotten = 0
         while True:
+            await self._pause.wait()
             made = None
-            if not self.rests and not self._has_many_pending():
+            if self._has_many_pending():
+                self._show_idle(WhyIdle.WAITING_FOR_VERDICTS, f"{MOST_PENDING} batches wait for a verdict")
+            elif obstacle := self._worker.obstacle():
+                self._show_idle(WhyIdle.WAITING_FOR_WEIGHTS, obstacle)
+            else:
+                self._show_work()
                 made = await self._make(self._worker)
             if made is None:
                 await trio.sleep(LOOK_S)

@@ -15,7 +15,7 @@ The reward is computed here.  What a verdict leads to is decided elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
@@ -131,8 +131,13 @@ class Verifier:
         self._model, self._environment, self._tokenizer = model, environment, tokenizer
         self._config, self._tolerances = config, Tolerances.of(config)
 
-    def verify(self, assignment: Assignment, rollouts: Sequence[Rollout]) -> list[Judged]:
-        """A verdict for each rollout, in their order.  A batch that lacks some of what was assigned has these left out."""
+    def verify(
+        self, assignment: Assignment, rollouts: Sequence[Rollout], between: Callable[[], None] = lambda: None
+    ) -> list[Judged]:
+        """A verdict for each rollout, in their order.  A batch that lacks some of what was assigned has these left out.
+
+        between: called before each pass through the model; may wait, or raise.
+        """
         verdicts: list[Judged | None] = [None] * len(rollouts)
         turns: dict[int, tuple[Problem, tuple[str, ...]]] = {}
         seen: set[tuple[int, int]] = set()
@@ -142,6 +147,7 @@ class Verifier:
             except _Refused as refusal:
                 verdicts[index] = Judged(refusal.reason, refusal.detail)
         for indices in self._micro_batches(rollouts, list(turns)):
+            between()
             for index, measured in zip(
                 indices, self._measure(assignment, [rollouts[each] for each in indices]), strict=True
             ):
