@@ -59,7 +59,7 @@ from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Role, WhyIdle
+from protocol.wire.presence import Phase, Role, WhyIdle
 from protocol.wire.rollouts import CODES, Judgement, RolloutBatch, Verdict
 from protocol.wire.rollouts import Deal as DealBody
 
@@ -178,9 +178,14 @@ class Rollouts:
             await trio.sleep(LOOK_S)
 
     def _validators(self) -> frozenset[PeerId]:
+        """Those that live and do not rest: nobody waits for who rests."""
         live = {*self._membership.live_peers()}
-        found = {peer for peer, known in self._membership if peer in live and known.heartbeat.role is Role.VALIDATOR}
-        if self._settings.role is Role.VALIDATOR:
+        found = {
+            peer
+            for peer, known in self._membership
+            if peer in live and known.heartbeat.role is Role.VALIDATOR and known.heartbeat.phase is not Phase.PAUSED
+        }
+        if self._settings.role is Role.VALIDATOR and not self._pause.on:
             found.add(self._session.me)
         return frozenset(peer for peer in found if peer not in self._liars)
 
