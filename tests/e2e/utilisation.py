@@ -101,10 +101,9 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
             rows = [row_of(peer, cast.work(peer), begin, end[1]) for peer in (trainer, *others)]
             switched = [late for peer in others[:-1] for late in lateness(trainer, peer)]
     seconds = (end[1] - begin) / arguments.versions
-    print(
-        f"{arguments.versions} versions, {seconds:.1f} s each; a version was there {statistics.median(switched):.1f} s after"
-    )
-    print("its round, median of rollout peers.  Share of the time in which the trainer process had work:\n")
+    print(f"{arguments.versions} versions, {seconds:.1f} s each.")
+    print(f"Rollout peers have a version {statistics.median(switched):.1f} s after the trainer (median).")
+    print("Share of the time in which the trainer process had work:\n")
     print("| peer | computing | learning | generating | verifying |\n|---|---|---|---|---|")
     for row in rows:
         shares = " | ".join(f"{row[what]:.1%}" for what in ("computing", LEARN, GENERATE, VERIFY))
