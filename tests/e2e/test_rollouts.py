@@ -16,7 +16,7 @@ grace_s = 3.0
 eviction_s = 8.0
 stall_s = 4.0
 [rl]
-environment = "sort"
+environment = "mixture(sort(digits=4), reverse)"
 warm_rounds = 1
 prompts_per_batch = 2
 group_size = 4
