@@ -73,6 +73,22 @@ class RolloutsUsed(Event):
 
 
 @dataclass(frozen=True)
+class RolloutsCounted(Event):
+    """A record is on disk whose members learned from rollouts: as they say, with this mean reward, from so many batches.
+
+    tokens: of the batches' outputs.  authors: accepted tokens of each rollout peer: of this one if it is one, then of those
+    with the most, 64 at most.  others: rollout peers that are not told.
+    """
+
+    round: int
+    reward: float | None
+    batches: int
+    tokens: int
+    authors: dict[str, int]
+    others: int
+
+
+@dataclass(frozen=True)
 class RolloutPeerSetAside(Event):
     """Nothing that this peer generates is used any more; `reason` is a phrase."""
 
