@@ -77,7 +77,7 @@ class RolloutsCounted(Event):
     """A record is on disk whose members learned from rollouts: as they say, with this mean reward, from so many batches.
 
     tokens: of the batches' outputs.  authors: accepted tokens of each rollout peer: of this one if it is one, then of those
-    with the most, 64 at most.  others: rollout peers that are not told.
+    with the most, 64 at most.  others: rollout peers that are not told.  mine: the roots of this peer's batches.
     """
 
     round: int
@@ -86,6 +86,7 @@ class RolloutsCounted(Event):
     tokens: int
     authors: dict[str, int]
     others: int
+    mine: list[str]
 
 
 @dataclass(frozen=True)

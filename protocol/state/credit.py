@@ -64,7 +64,8 @@ def counted(record: Record, me: PeerId) -> list[Event]:
         of_author[author] += tokens
     told = {author: of_author[author] for author in sorted(of_author, key=lambda peer: (peer != me, -of_author[peer], peer))}
     shown = dict([*told.items()][:MOST_TOLD])
-    return [RolloutsCounted(record.round, reward_of(record), len(used), sum(used.values()), shown, len(told) - len(shown))]
+    mine, others = sorted(root.hex() for author, root in used if author == me), len(told) - len(shown)
+    return [RolloutsCounted(record.round, reward_of(record), len(used), sum(used.values()), shown, others, mine)]
 
 
 def reward_of(record: Record) -> float | None:

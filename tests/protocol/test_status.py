@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from peer.commands.status import describe
-from protocol.status import NodeStatus, PeerStatus, SwarmPeer
+from protocol.status import NodeStatus, PeerStatus, RolloutStatus, SwarmPeer
 from protocol.why_idle import REMEDIES, WhyIdle
 from tests.protocol.example_status import NEIGHBOUR, TRAINING, status
 from tui.panels import round
@@ -30,6 +30,7 @@ def documented(heading: str) -> list[str]:
 def test_the_document_lists_every_key_in_its_order() -> None:
     assert documented("`peer status --json`") == ["running", *(each.name for each in fields(PeerStatus))]
     assert documented("`swarm` of `peer status --json`") == [each.name for each in fields(SwarmPeer)]
+    assert documented("`rollouts` of `peer status --json`") == [each.name for each in fields(RolloutStatus)]
 
 
 def test_every_reason_to_be_idle_is_explained_and_has_a_remedy() -> None:
@@ -84,6 +85,7 @@ NEIGHBOUR_FIELDS = TRAINING.to_fields()["swarm"][0]
         {**TRAINING.to_fields(), "swarm": [NEIGHBOUR]},
         {**TRAINING.to_fields(), "swarm": [{"peer": "x"}]},
         {**TRAINING.to_fields(), "swarm": 3},
+        {**TRAINING.to_fields(), "rollouts": 3},
     ],
 )
 def test_what_is_no_status_is_a_value_error(given: object) -> None:
@@ -126,6 +128,7 @@ EARLY = {
     "trainer_pid": None,
     "version": "1",
     "swarm": [],
+    "rollouts": None,
     "pid": 1,
     "uptime_s": 0.5,
     "addresses": ["/ip4/127.0.0.1/tcp/1"],

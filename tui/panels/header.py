@@ -9,7 +9,7 @@ from peer.formatting import clean, short, to_go
 from tui.panels.look import ALARM, FAINT, GOOD, STRONG, WARNING, line
 from tui.picture import Picture
 
-WORKING = ("computing", "ready", "exchanging", "voting", "applying", "seeding")
+WORKING = ("computing", "ready", "exchanging", "voting", "applying", "seeding", "generating", "verifying")
 
 
 def draw(picture: Picture, stopped: str, width: int, unicode: bool) -> list[Text]:
