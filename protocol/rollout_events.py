@@ -45,6 +45,7 @@ class BatchJudged(Event):
 class BatchDecided(Event):
     """The final verdict of this trainer on a batch that is for it: accepted, rejected, or stale.
 
+    Also of a batch of this peer's own that got stale before anybody had judged it.
     reason: of a rejection.  checked: whether this peer verified it itself.
     """
 

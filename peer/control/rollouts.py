@@ -40,7 +40,9 @@ def told_rollouts(folder: Path, most: int) -> dict[str, Any] | None:
                 names[peer] = name
             case ev.RolloutsGenerated():
                 role = "rollout"
-            case ev.BatchDecided() | ev.RolloutsUsed():
+            case ev.RolloutsUsed():
+                role = "trainer"
+            case ev.BatchDecided(author) if author != tally.me:
                 role = "trainer"
             case ev.BatchJudged(validator=judge) if judge == tally.me and role != "trainer":
                 role = "validator"

@@ -56,6 +56,19 @@ def elsewhere(told: Told) -> Told:
     return told
 
 
+def play(swarm: Swarm, trainer: Peer, writer: Peer, validator: Peer, liar: Peer) -> None:
+    """What happens in the recordings."""
+    trainer.start()
+    writer.start("--role", "rollout")
+    validator.start("--role", "validator")
+    swarm.until("some versions", lambda: len(trainer.heard(ev.RolloutsUsed)) >= VERSIONS, 1200)
+    liar.program = ("tests.e2e.lying_writer",)
+    liar.start("--role", "rollout")
+    swarm.until("the liar to be set aside", lambda: trainer.heard(ev.RolloutPeerSetAside), 600)
+    used = len(trainer.heard(ev.RolloutsUsed))
+    swarm.until("two versions more", lambda: len(trainer.heard(ev.RolloutsUsed)) >= used + 2, 600)
+
+
 def main() -> int:
     folder, end = Path(sys.argv[1]), threading.Event()
     folder.mkdir(parents=True)
@@ -72,18 +85,12 @@ def main() -> int:
         ]
         for thread in threads:
             thread.start()
-        trainer.start()
-        writer.start("--role", "rollout")
-        validator.start("--role", "validator")
-        swarm.until("some versions", lambda: len(trainer.heard(ev.RolloutsUsed)) >= VERSIONS, 1200)
-        liar.program = ("tests.e2e.lying_writer",)
-        liar.start("--role", "rollout")
-        swarm.until("the liar to be set aside", lambda: trainer.heard(ev.RolloutPeerSetAside), 600)
-        used = len(trainer.heard(ev.RolloutsUsed))
-        swarm.until("two versions more", lambda: len(trainer.heard(ev.RolloutsUsed)) >= used + 2, 600)
-        end.set()
-        for thread in threads:
-            thread.join()
+        try:
+            play(swarm, trainer, writer, validator, liar)
+        finally:
+            end.set()
+            for thread in threads:
+                thread.join()
     return 0
 
 

@@ -87,8 +87,8 @@ def _aside(picture: Picture, width: int) -> list[Text]:
     aside, name = [*picture.rollouts.aside], naming(picture.names)
 
     def row(each: Aside) -> Text:
-        what = "rollouts" if each.role == "rollout" else "verdicts"
-        return line((fit(f"! set aside: {what} of {name(each.peer)}: {clean(each.reason, 200)}", width), ALARM))
+        what = "" if each.role == "rollout" else "validator "
+        return line((fit(f"! set aside: {what}{name(each.peer)}: {clean(each.reason, 200)}", width), ALARM))
 
     lines = [row(each) for each in aside[-MOST_ASIDE:]]
     if len(aside) > MOST_ASIDE:
