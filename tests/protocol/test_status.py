@@ -156,3 +156,31 @@ def test_a_node_that_does_not_run_yet_has_done_nothing() -> None:
         early, pid=1, uptime_s=0.5, addresses=["/ip4/127.0.0.1/tcp/1"], invitation="", invite_command=""
     )
     assert around.to_fields() == EARLY
+
+
+@pytest.mark.parametrize(
+    "role, text",
+    [
+        ("rollout", "3 batches made at 50 tokens/s: 2 accepted, 1 rejected, 4 waiting, 90 tokens learned from"),
+        ("validator", "verifying 1.5 rollouts/s: 2 accepted, 1 rejected, 4 waiting"),
+        ("trainer", "learned from 5 batches: 2 accepted, 1 rejected, 4 waiting"),
+    ],
+)
+def test_a_status_says_what_a_peer_does_with_rollouts(role: str, text: str) -> None:
+    told = RolloutStatus(
+        version=7,
+        reward=0.5,
+        generated=3,
+        accepted=2,
+        rejected=1,
+        waiting=4,
+        used=5,
+        accepted_tokens=90,
+        generated_tokens_per_s=50,
+        verified_per_s=1.5,
+    )
+    shown = status(role=role, rollouts=told)
+    assert f"rollouts  version 7, reward 0.500; {text}" in describe(shown)
+    assert PeerStatus.from_fields(shown.to_fields()) == shown
+    newer = {**shown.to_fields(), "rollouts": {**shown.to_fields()["rollouts"], "heat": 3}}
+    assert PeerStatus.from_fields(newer) == shown, "what only a newer version knows is left out"
