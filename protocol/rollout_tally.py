@@ -149,7 +149,7 @@ class RolloutTally:
     def _use(self, roots: Iterable[str], round: int, at: float) -> None:
         wanted = {*roots}
         for batch in [batch for batch in self.batches.values() if batch.root in wanted]:
-            verdict = ACCEPTED if batch.verdict in (WAITING, UNSURE) else batch.verdict  # or nobody would have used it
+            verdict = batch.verdict if batch.verdict == REJECTED else ACCEPTED  # by somebody whom we did not hear
             self._put(replace(batch, at=at, round=round, verdict=verdict))
 
     def _put(self, batch: BatchSeen) -> None:

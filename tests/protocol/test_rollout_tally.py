@@ -78,6 +78,17 @@ def test_a_record_says_the_reward_and_which_of_ours_were_learned_from() -> None:
     assert tally.last()[0].round == 7
 
 
+@pytest.mark.parametrize("verdicts, outcome", [([], ACCEPTED), ([judged(7, 1)], REJECTED), ([judged(7, 0, 1)], ACCEPTED)])
+def test_a_batch_that_was_learned_from_was_accepted_also_where_we_did_not_hear_it(
+    verdicts: list[ev.Event], outcome: str
+) -> None:
+    tally = of(made(), *verdicts, ev.RolloutsCounted(7, 0.25, 1, 100, {ME: 100}, 0, ["aa"]))
+    assert tally.last()[0].verdict == outcome and tally.counts[outcome] == 1
+    stale = of(made(), ev.BatchDecided(ME, 3, 0, "aa", STALE, "", 8, False))
+    stale.apply(ev.RolloutsCounted(7, 0.25, 1, 100, {ME: 100}, 0, ["aa"]), 9.0)
+    assert stale.counts[ACCEPTED] == 1 and stale.counts[STALE] == 0
+
+
 def test_who_was_set_aside_is_remembered_with_the_reason() -> None:
     tally = of(ev.RolloutPeerSetAside(ANN, "it cheated"), ev.ValidatorSetAside(BOB, "it lied"))
     assert [*tally.aside] == [Aside(0.0, ANN, "rollout", "it cheated"), Aside(1.0, BOB, "validator", "it lied")]
