@@ -77,7 +77,7 @@ def _of_rollouts(event: ev.Event, name: Naming) -> str:
             return f"round {round}: learned from {rollouts} rollouts in {len(batches)} batches{mean}"
         case ev.RolloutsCounted(round, reward, batches, tokens, _, _, mine):
             mean = f", mean reward {number(reward)}" if reward is not None else ""
-            ours = f"; {len(mine)} of them are ours" if mine else ""
+            ours = f"; {len(mine)} of them {'is' if len(mine) == 1 else 'are'} ours" if mine else ""
             what = f"{batches} {'batch' if batches == 1 else 'batches'} of rollouts, {amount(tokens)} tokens"
             return f"round {round}: the swarm learned from {what}{mean}{ours}"
         case ev.RolloutPeerSetAside(peer, reason):
