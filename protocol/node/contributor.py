@@ -173,8 +173,7 @@ class Contributor:
             work.training.set()
             task = replace(task, rollouts=chosen.paths)
             contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
-        work.rollouts = chosen.root
-        selection.use(task.round, chosen, contribution.reward)
+        work.rollouts = selection.use(task.round, chosen, contribution.reward)
         return contribution
 
     def _lane(self, base: Base) -> int:

@@ -122,6 +122,16 @@ class Rollouts:
             incarnation = settings.incarnation
             self._worker = Worker(session, rl, self._files, swarm, offload, link, self._turn, kept, incarnation)
 
+    @property
+    def waiting(self) -> int:
+        """Batches of our concern without a verdict: ours that nobody judged, those to be verified here, or to be decided."""
+        role, me = self._settings.role, self._session.me
+        if role is Role.ROLLOUT:
+            return sum(batch.author == me and not batch.judgements for batch in self._pool)
+        if role is Role.VALIDATOR:
+            return sum(batch.wanted for batch in self._pool)
+        return sum(batch.led and batch.decision is None for batch in self._pool)
+
     def _draw(self, root: Hash) -> float:
         signature = self._session.identity.sign(b"manyhands rollout check 1\n" + self._session.run + root)
         return int.from_bytes(hash_bytes("check", signature)[:8], "big") / 2.0**64
@@ -355,8 +365,7 @@ class Rollouts:
                 await self._worker.forget_before(forgotten - self._rl.max_async)
 
     def _has_many_pending(self) -> bool:
-        me = self._session.me
-        return sum(batch.author == me and not batch.judgements for batch in self._pool) >= MOST_PENDING
+        return self.waiting >= MOST_PENDING
 
     async def _make(self, worker: Worker) -> tuple[RolloutBatch, Envelope] | None:
         try:

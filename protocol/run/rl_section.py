@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from protocol.run.fitting import Problem, refuse
 from protocol.run.section import Section
+from protocol.wire.learned import MAX_USED
 from protocol.wire.rollouts import MAX_ROLLOUTS
 
 OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_round", "judge_s", "warm_rounds"})
@@ -34,7 +35,7 @@ class RlSection(Section):
     """Problems of the environment that are drawn from: those numbered 0 to problems - 1."""
     prompts_per_batch: Annotated[int, Field(ge=1, le=MAX_ROLLOUTS)] = 8
     """Prompts of a batch, which a rollout peer makes at a time."""
-    batches_per_round: Annotated[int, Field(ge=1, le=512)] = 32
+    batches_per_round: Annotated[int, Field(ge=1, le=MAX_USED)] = 32
     """Accepted batches that a trainer waits for before it learns from them."""
     warm_rounds: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Rounds of ordinary training, on the text of the data section, before the first one that learns from rollouts."""
@@ -143,6 +144,11 @@ class RlSection(Section):
     def rollouts_per_batch(self) -> int:
         """Rollouts of a batch."""
         return self.prompts_per_batch * self.group_size
+
+    @property
+    def tokens_per_batch(self) -> int:
+        """Tokens of a batch's outputs at most."""
+        return self.rollouts_per_batch * self.max_tokens
 
     @property
     def tokens_per_round(self) -> int:
