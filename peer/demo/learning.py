@@ -20,15 +20,15 @@ FIRST, LAST = 2, 3
 CLEARLY = 0.2
 """How much more reward at the end than at the start is no chance: four times what such means differ by."""
 MOST_VERSIONS = 40
-"""Where nobody says how many there are to be, and the reward does not rise."""
+"""After which it is over, whatever has not been seen yet."""
 CURVE_WIDTH = 40
 
 
 class Learning:
     """An `Aim` for a cast with rollout peers and validators; what its trainer tells is what counts.
 
-    versions: that are to learn from rollouts; None for as many as it takes until the reward has clearly risen and whoever
-    cheats is set aside, `MOST_VERSIONS` at most.
+    versions: that are to learn from rollouts; None for as many as it takes until the reward has clearly risen.  There are
+    more where somebody cheats who is not set aside yet, up to `MOST_VERSIONS`.
     """
 
     def __init__(self, cast: Sequence[Part], versions: int | None, manifest: RunManifest) -> None:
@@ -104,9 +104,9 @@ class Learning:
 
     @property
     def _is_over(self) -> bool:
-        if self._versions is not None:
-            return len(self._rewards) >= self._versions
-        return (self._has_risen and not self._undetected()) or len(self._rewards) >= MOST_VERSIONS
+        versions, wanted = len(self._rewards), self._versions
+        shown = self._has_risen if wanted is None else versions >= wanted
+        return (shown and not self._undetected()) or versions >= max(MOST_VERSIONS, wanted or 0)
 
     # -- what is told -------------------------------------------------------------------------------------------------
 
@@ -166,9 +166,7 @@ class Learning:
             return f"{', '.join(honest)} was set aside and is honest, {REPORT}"
         undetected = self._undetected()
         cheats, versions = ", ".join(undetected), len(self._rewards)
-        return (
-            f"{cheats} cheats and was not found out in {versions} versions; allow more with --rounds" if undetected else ""
-        )
+        return f"{cheats} cheats and was not found out in {versions} versions, {REPORT}" if undetected else ""
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
