@@ -61,7 +61,7 @@ def test_versions_go_on_when_the_trainer_is_killed_and_when_another_one_takes_ov
     assert learns(swarm, trainer, 1)[0].round > last, "it goes on where it was"
 
     heir = swarm.peer("heir").start("--role", "trainer")
-    both = swarm.whole(trainer, heir)
+    both = swarm.whole(heir, trainer)  # that the heir has committed: it votes from now on
     trainer.kill()
     swarm.until("a round without it", lambda: any(trainer.peer_id not in heir.members_of(round) for round in heir.commits))
     alone = next(round for round in sorted(heir.commits) if round >= both and trainer.peer_id not in heir.members_of(round))
