@@ -5,6 +5,7 @@ One swarm for all tests.  The last one ends the trainer for good.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -51,6 +52,23 @@ def test_versions_come_of_rollouts_that_were_generated_proved_and_verified(swarm
     assert all(decided[root] == "accepted" for root in used)
     assert all(event.rejected == 0 for event in validator.heard(ev.BatchJudged))
     assert not trainer.heard(ev.RolloutPeerSetAside) and not trainer.heard(ev.ValidatorSetAside)
+
+
+def test_everybody_hears_of_rewards_and_accounts_for_them(swarm: Swarm) -> None:
+    trainer, writer, validator = swarm.peers[:3]
+    learns(swarm, trainer, VERSIONS)
+    swarm.until("all to hear of rewards", lambda: all(peer.heard(ev.RolloutsCounted) for peer in swarm.peers[:3]))
+    kept = json.loads(swarm.command(validator.folder, "ledger", "--json"))
+    (credited,) = (each for each in kept["members"] if each["peer"] == writer.peer_id)
+    assert credited["accepted_tokens"] == kept["accepted_tokens"] > 0 == credited["tokens"]
+    for peer, text in (
+        (writer, "this peer made "),
+        (validator, "this peer judged "),
+        (trainer, "this trainer learned from "),
+    ):
+        assert text in swarm.command(peer.folder, "rollouts")
+        told = peer.status()["rollouts"]
+        assert told["accepted"] > 0 == told["rejected"] and told["version"] > 1
 
 
 def test_versions_go_on_when_the_trainer_is_killed_and_when_another_one_takes_over(swarm: Swarm) -> None:
