@@ -17,8 +17,8 @@ from protocol.wire.presence import Role
 
 FIRST, LAST = 2, 3
 """Versions at the start and at the end over which the reward is averaged: one has few rollouts."""
-CLEARLY = 0.2
-"""How much more reward at the end than at the start is no chance: four times what such means differ by."""
+CLEARLY = 0.15
+"""How much more reward at the end than at the start is no chance: between such means that is more than three deviations."""
 MOST_VERSIONS = 40
 """After which it is over, whatever has not been seen yet."""
 CURVE_WIDTH = 40
