@@ -73,6 +73,39 @@ class RolloutsUsed(Event):
 
 
 @dataclass(frozen=True)
+class TaskSetOffered(Event):
+    """A peer, or this one, offers a set of tasks.  root: its ID."""
+
+    publisher: str
+    root: str
+    name: str
+    tasks: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class TasksAmended(Event):
+    """From the version `version` on these sets of tasks are in force, and `percent` of the problems are of them.
+
+    number: of the organiser's amendment.  sets: their IDs.
+    """
+
+    number: int
+    version: int
+    sets: list[str]
+    percent: int
+
+
+@dataclass(frozen=True)
+class TaskSetFellOut(Event):
+    """By what the trainers counted no more problems are of this set, from the version `version` on."""
+
+    root: str
+    name: str
+    version: int
+
+
+@dataclass(frozen=True)
 class RolloutPeerSetAside(Event):
     """Nothing that this peer generates is used any more; `reason` is a phrase."""
 

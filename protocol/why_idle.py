@@ -18,6 +18,7 @@ class WhyIdle(str, Enum):
     FETCHING_STATE = "fetching state"
     WAITING_FOR_MEMBERS = "waiting for members"
     WAITING_FOR_ROLLOUTS = "waiting for rollouts"
+    FETCHING_TASKS = "fetching tasks"
     EXCHANGING = "exchanging"
     COMMITTING = "committing"
     TRAINER_RESTARTING = "trainer restarting"
@@ -38,6 +39,7 @@ REMEDIES = {
     WhyIdle.FETCHING_STATE: "nothing; a low `max_down` makes it long",
     WhyIdle.WAITING_FOR_MEMBERS: "nothing; a slow member is waited for as long as the run allows",
     WhyIdle.WAITING_FOR_ROLLOUTS: "nothing; or join with more peers `--role rollout`",
+    WhyIdle.FETCHING_TASKS: "`peer tasks list` says which set is missing, or cannot be used",
     WhyIdle.EXCHANGING: "nothing; a relayed or slow line makes it long",
     WhyIdle.COMMITTING: "nothing; it takes seconds",
     WhyIdle.TRAINER_RESTARTING: "the end of `trainer.log` in the run's folder says why",

@@ -136,11 +136,26 @@ class TrainerProcess:
         folders = {str(path.parent) for path in task.rollouts} or {""}
         assert len(folders) == 1, "all batches lie in one folder"
         fields = {**vars(task), "rollouts": [path.name for path in task.rollouts], "rollouts_in": folders.pop()}
-        answer = await self._ask_alone("compute", progress, task=fields)
+        solved: list[tuple[int, int, int]] = []
+
+        def hear(message: dict[str, Any]) -> None:
+            if "solved" in message:
+                solved.extend((problem, tried, right) for problem, tried, right in message["solved"])
+            else:
+                progress(message)
+
+        answer = await self._ask_alone("compute", hear, task=fields)
         self._failures, self.threads = 0, answer["threads"]
         data = self._contribution.view.toreadonly()
         return Contribution(
-            task.round, answer["tokens"], answer["steps"], answer["loss"], answer["norm"], data, answer["reward"]
+            task.round,
+            answer["tokens"],
+            answer["steps"],
+            answer["loss"],
+            answer["norm"],
+            data,
+            answer["reward"],
+            tuple(solved),
         )
 
     async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:

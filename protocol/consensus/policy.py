@@ -65,6 +65,8 @@ class ClosingPolicy:
     def __init__(self, me: PeerId, settings: RoundSettings, base: Base, patience: Patience, now: float = 0.0) -> None:
         self.me, self.settings, self.base, self.patience = me, settings, base, patience
         self.readys: dict[PeerId, SignedReady] = {}
+        self.amendment: bytes | None = None
+        """Of the sets of tasks, that is to go into our plans."""
         self._states: Counter[bytes] = Counter()
         """How many electors, or peers where there is none, are ready on each state."""
         self._begun, self._fair_s = now, 0.0
@@ -80,6 +82,10 @@ class ClosingPolicy:
         if ready.round != self.base.round or ready.base != self.base.tip:
             return False
         if ready.fragment != self.base.fragment or ready.tokens > self.settings.max_tokens:
+            return False
+        if (ready.against or 0).bit_length() > len(self.base.tasks.sets):
+            return False  # a plan with it would be none
+        if (ready.rollouts is not None) != self.settings.manifest.learns_from_rollouts(self.base.round):
             return False
         known = self.ready_of(peer)
         if known is not None and (ready.incarnation, ready.serial) <= (known.incarnation, known.serial):
@@ -196,7 +202,7 @@ class ClosingPolicy:
         if len(places) < self.settings.min_members:
             return None
         bandwidths = {peer: seen.bytes_per_s for peer, seen in view.items()}
-        return plan_with(self.settings, self.base, self.patience.members, places, bandwidths, digest)
+        return plan_with(self.settings, self.base, self.patience.members, places, bandwidths, digest, self.amendment)
 
     def planned(self, view: View, digest: bytes | None) -> tuple[PeerId, ...]:
         """Who votes where no elector is left: those that a plan made now would name, sorted.

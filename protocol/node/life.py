@@ -20,6 +20,7 @@ from protocol.node.state_keeper import StateKeeper
 from protocol.node.watch import Watch
 from protocol.rollouts.rollouts import Rollouts
 from protocol.state.history import History
+from protocol.tasks.task_sets import TaskSets
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, WhyIdle
@@ -50,12 +51,13 @@ class Life:
         evaluator: Evaluator,
         activity: Activity,
         rollouts: Rollouts | None = None,
+        tasks: TaskSets | None = None,
     ) -> None:
         self._session, self._history, self._stop_after = session, history, stop_after
         self._dispatcher, self._heartbeats, self._ejections, self._watch = dispatcher, heartbeats, ejections, watch
         self._keeper, self._gathering, self._rounds, self._evaluator = keeper, gathering, rounds, evaluator
         self._activity, self._ratifier, self._swarm, self._versions = activity, ratifier, swarm, versions
-        self._rollouts = rollouts
+        self._rollouts, self._tasks = rollouts, tasks
         self._leaving = trio.Event()
         self._finishing = False
 
@@ -72,6 +74,8 @@ class Life:
             nursery.start_soon(self._ratifier.run)
             nursery.start_soon(self._swarm.run)
             self._versions.resume()
+            if self._tasks is not None:
+                nursery.start_soon(self._tasks.run)
             if self._rollouts is not None:
                 nursery.start_soon(self._rollouts.run)
             outlasting = Outlasting(nursery)

@@ -14,14 +14,17 @@ import trio
 
 from protocol.content.swarm import Swarm
 from protocol.events import Notice
+from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.rollouts.batch import Batch
 from protocol.rollouts.dealing import beacon_of, problems_of
+from protocol.rollouts.given_tasks import GivenTasks
 from protocol.rollouts.happenings import (
     Check,
     Checked,
+    Compare,
     Contrary,
     Deal,
     DealHeard,
@@ -43,23 +46,27 @@ from protocol.rollouts.kept_versions import Keeping, KeptVersions
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.repeating import Repeating
 from protocol.rollouts.selection import Selection
-from protocol.rollouts.shelf import Library
 from protocol.rollouts.turn import Turn
 from protocol.rollouts.worker import Worker
 from protocol.run.settings import NodeSettings
 from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
+from protocol.tasks.counting import UNSCORED
+from protocol.tasks.library import Library
+from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, RolloutVerdict, TrainerDied, TrainerGaveUp, VerifyTask
 from protocol.versions.weight_versions import Watching
 from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Role
-from protocol.wire.rollouts import CODES, Judgement, RolloutBatch, Verdict
+from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.rollouts import CODES, ROLLOUT_CHUNK_BYTES, Judgement, RolloutBatch, Verdict
 from protocol.wire.rollouts import Deal as DealBody
 
 LOOK_S = 0.25
+PHASES = {Role.ROLLOUT: Phase.GENERATING, Role.VALIDATOR: Phase.VERIFYING}
+"""What peers do that do not train."""
 RETRY_S = 1.0
 """After a failure of the trainer process or the disk."""
 MOST_PENDING = 16
@@ -92,6 +99,8 @@ class Rollouts:
         keeping: Keeping,
         settings: NodeSettings,
         link: RolloutLink | None,
+        tasks: TaskSets,
+        activity: Activity,
     ) -> None:
         rl = replica.manifest.rl
         assert rl is not None, "no run with rollouts"
@@ -99,21 +108,26 @@ class Rollouts:
         self._membership, self._liars, self._settings, self._rl, self._link = membership, liars, settings, rl, link
         self._files = replica.store.rollouts
         self._pool = Pool(session.me, settings.role, rl, self._draw)
-        self._library = Library(session, self._files, swarm, offload)
+        self._tasks, self._activity, self._lacks_tasks = tasks, activity, False
+        self._library = Library(session, self._files, swarm, offload, "rollouts", ROLLOUT_CHUNK_BYTES)
         self._repeating = Repeating(session)
         self._unwanted: deque[Hash] = deque()
         self._tip: Hash | None = None
         self._nursery: trio.Nursery | None = None
         self._turn = Turn()
-        self.selection = Selection(session, self._pool, self._files, self._turn, rl.batches_per_round)
+        self.selection = Selection(session, self._pool, self._files, self._turn, rl.batches_per_round, tasks)
         self._kept: KeptVersions | None = None
+        self._given: GivenTasks | None = None
         self._worker: Worker | None = None
         self.rests = False
         """Whether this peer generates nothing, because its owner says so."""
         if link is not None:
+            self._given = self.selection.given = given = GivenTasks(session, tasks, link, self._turn)
             self._kept = kept = KeptVersions(replica, keeping, link, self._turn, rl.max_async)
             incarnation = settings.incarnation
-            self._worker = Worker(session, rl, self._files, swarm, offload, link, self._turn, kept, incarnation)
+            self._worker = Worker(
+                session, rl, self._files, swarm, offload, link, self._turn, kept, given, tasks, incarnation
+            )
 
     def _draw(self, root: Hash) -> float:
         signature = self._session.identity.sign(b"manyhands rollout check 1\n" + self._session.run + root)
@@ -160,13 +174,19 @@ class Rollouts:
             for peer in {batch.author for batch in self._pool}:
                 if peer in self._liars and not self._pool.standing.aside(peer):
                     self._handle(Ejected(peer, self._liars.reason(peer)))
-            self._handle(Tick(self._validators(), self._kept.tips if self._kept is not None else {}))
+            self._handle(Tick(self._validators(), self._ready_tips()))
             await self._repeating.turn()
             for _ in range(len(self._unwanted)):
                 root = self._unwanted.popleft()
                 if not await self._library.remove(root):
                     self._unwanted.append(root)
             await trio.sleep(LOOK_S)
+
+    def _ready_tips(self) -> dict[int, Hash]:
+        """The tips of versions whose batches can be verified here: the trainer process has the weights and the tasks."""
+        if self._kept is None or self._given is None:
+            return {}
+        return {version: tip for version, tip in self._kept.tips.items() if self._given.holds(version)}
 
     def _validators(self) -> frozenset[PeerId]:
         live = {*self._membership.live_peers()}
@@ -214,6 +234,8 @@ class Rollouts:
                     self._session.emit(effect.event)
                 case Judge():
                     self._repeating.say(self._session.seal(effect.body).raw)
+                case Compare():
+                    self._tasks.counting.note_scores(self._problems(effect.batch), effect.ours, effect.theirs)
                 case Discard():
                     self._unwanted.append(effect.root)
                 case Deal():
@@ -236,7 +258,8 @@ class Rollouts:
     async def _fetch(self, batch: Batch) -> None:
         with self._guard.watch(batch.author, "batch of rollouts"):
             try:
-                here = await self._library.fetch(batch, self._rl.judge_s)
+                body = batch.body
+                here = await self._library.fetch(batch.root, body.size, body.version, batch.author, self._rl.judge_s)
             except StoreFailed as error:
                 self._session.emit(Notice("warning", f"rollouts cannot be kept: {error}"))
                 return
@@ -250,43 +273,62 @@ class Rollouts:
         while True:
             try:
                 await kept.follow()
+                if self._given is not None:
+                    await self._given.follow()
+                    self._show_missing(self._given)
             except TrainerGaveUp:
                 await trio.sleep_forever()  # whoever started the trainer ends this peer, with the reason
             except TrainerDied:
                 await trio.sleep(RETRY_S)
             await trio.sleep(LOOK_S)
 
+    def _show_missing(self, given: GivenTasks) -> None:
+        """Where we do other work than training: whether it waits for tasks."""
+        missing, phase = given.missing(self._replica.history.length), PHASES.get(self._settings.role)
+        if phase is not None and (missing or self._lacks_tasks):
+            why = WhyIdle.FETCHING_TASKS if missing else WhyIdle.BUSY
+            self._activity.show(phase, why, missing[:200])
+        self._lacks_tasks = bool(missing)
+
     async def _check(self) -> None:
         while True:
             found = self._pool.handle(Idle(), trio.current_time())
             checks = [effect.batch for effect in found if isinstance(effect, Check)]
             for batch in checks:
-                codes = await self._verify(batch)
-                self._handle(Checked(batch.author, batch.root, codes))
+                codes, scores = await self._verify(batch)
+                self._handle(Checked(batch.author, batch.root, codes, scores))
             if not checks:
                 await trio.sleep(LOOK_S)
 
-    async def _verify(self, batch: Batch) -> bytes | None:
-        """The codes of our verdicts; None where the trainer process died over it."""
+    def _problems(self, batch: Batch) -> list[int]:
+        """Of the rollouts of a batch, in their order."""
+        rl = self._rl
+        return [problem for problem in self._drawn(batch) for _ in range(rl.group_size)]
+
+    def _drawn(self, batch: Batch) -> tuple[int, ...]:
+        body, rl, tasks = batch.body, self._rl, self._tasks.at(batch.body.version)
+        run, tip = self._session.run, Hash(body.tip)
+        return problems_of(run, tip, batch.author, body.number, rl.prompts_per_batch, rl.problems, tasks)
+
+    async def _verify(self, batch: Batch) -> tuple[bytes | None, bytes | None]:
+        """The codes of our verdicts, and the scores where problems are of the crowd; None where the trainer process died."""
         assert self._link is not None and self._kept is not None
-        body, rl = batch.body, self._rl
-        problems = problems_of(
-            self._session.run, Hash(body.tip), batch.author, body.number, rl.prompts_per_batch, rl.problems
-        )
-        task = VerifyTask(self._session.run, body.version, batch.author, problems, rl.group_size)
+        body = batch.body
+        task = VerifyTask(self._session.run, body.version, batch.author, self._drawn(batch), self._rl.group_size)
         try:
             with self._files.using(batch.root):
                 async with self._turn.taken():
-                    if self._kept.tips.get(body.version) != body.tip:
-                        return None
+                    if self._ready_tips().get(body.version) != body.tip:
+                        return None, None
                     verdicts = await self._link.verify(task, self._files.path(batch.root))
         except TrainerGaveUp:
             await trio.sleep_forever()
         except TrainerDied as death:
             self._session.emit(Notice("warning", f"the trainer stopped while it verified rollouts: {death}"))
             await trio.sleep(RETRY_S)
-            return None
-        return bytes(map(code_of, verdicts))
+            return None, None
+        scores = bytes(map(score_of, verdicts)) if self._tasks.at(body.version).live else None
+        return bytes(map(code_of, verdicts)), scores
 
     async def _work(self) -> None:
         assert self._worker is not None
@@ -327,3 +369,8 @@ def code_of(verdict: RolloutVerdict) -> int:
     if verdict.verdict is Verdict.REJECT:
         return CODES.index((verdict.verdict, verdict.reason))
     return [each for each, _ in CODES].index(verdict.verdict)
+
+
+def score_of(verdict: RolloutVerdict) -> int:
+    """The score of the trainer process in one byte."""
+    return UNSCORED if verdict.reward is None else round(verdict.reward * (UNSCORED - 1))

@@ -9,6 +9,7 @@
     evidence/<hash>             proofs that peers lied
     weights/                    versions of the weights (`protocol.state.weight_files`), once there is one
     rollouts/                   batches of rollouts, likewise, in a run of reinforcement learning
+    tasks/                      sets of tasks, likewise, what was signed about them, and what was counted
     chosen                      the record of an invitation to whose history this peer came over
 
 Write, fsync, rename; then act.  A file that is torn or altered counts as absent and is moved out of the way.
@@ -75,6 +76,7 @@ class Store:
         self.evidence = EvidenceFiles(self.disk, evidence)
         self.weights = WeightFiles(self.disk, root / "weights")
         self.rollouts = WeightFiles(self.disk, root / "rollouts")
+        self.tasks = WeightFiles(self.disk, root / "tasks")
         self._records, self._branches, self._journal = records, branches, root / "switch"
         self._chosen = root / "chosen"
         begun = read_guarded(self.disk, self._journal)

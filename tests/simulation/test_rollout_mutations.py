@@ -17,6 +17,7 @@ from protocol.rollouts.pool import Pool
 from protocol.rollouts.scene import Scene
 from protocol.rollouts.selection import Chosen, Selection
 from protocol.rollouts.standing import Standing
+from protocol.trainer_link import Contribution
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import Reason
@@ -76,8 +77,8 @@ def _used_again() -> Any:
     """Nothing is remembered of what was learned from."""
     use = Selection.use
 
-    def forgetful(self: Selection, round: int, chosen: Chosen, reward: float | None) -> None:
-        use(self, round, chosen, reward)
+    def forgetful(self: Selection, round: int, chosen: Chosen, contribution: Contribution) -> None:
+        use(self, round, chosen, contribution)
         for batch in chosen.batches:
             batch.used = False
 

@@ -1,7 +1,7 @@
 """The trainer process: obeys a peer's commands over a socket, and reports.
 
 Commands: configure, initialise, compute, evaluate (each answered, under its `id`), finish, abandon, pause, resume, threads,
-power; in an RL run also keep_version, generate and verify.
+power; in an RL run also keep_version, use_tasks, generate and verify.
 Any failure is answered with one sentence and ends the process; the peer starts a fresh one.
 
 An evaluation is done beside the other jobs: a few windows after each training step but the last, and one batch after
@@ -80,6 +80,8 @@ class Service:
             case "keep_version":
                 self._rollouts.keep_version(job.message["version"], self._map_theta())
                 return {}
+            case "use_tasks":
+                return {"unusable": self._rollouts.use_tasks(job.message["sets"])}
             case "generate":
                 return self._rollouts.generate(job.message["task"], job.message["path"], self._between(job))
             case "verify":
@@ -124,8 +126,11 @@ class Service:
 
         self._inbox.wait_while_paused(job)
         self._pace.begin()
-        compute = self._rollouts.learn if task.rollouts else worker.compute
-        done = compute(task, self._map_theta(), self._contribution, after_step)
+        if task.rollouts:
+            tell = lambda solved: self._send(job, "progress", solved=solved)  # noqa: E731
+            done = self._rollouts.learn(task, self._map_theta(), self._contribution, after_step, tell)
+        else:
+            done = worker.compute(task, self._map_theta(), self._contribution, after_step)
         return {**asdict(done), "threads": torch.get_num_threads()}
 
     def _between(self, job: Job) -> Callable[[int, int], None]:
