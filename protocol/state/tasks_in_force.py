@@ -37,13 +37,16 @@ def place_of(problem: int) -> tuple[int, int] | None:
 @dataclass(frozen=True)
 class TasksInForce:
     """number: of the newest amendment, 0 before there was one.  percent: of the problems that are of the sets.  sets: of
-    that amendment.  fallen: slots of those that fell out.  highest: slot that was ever given."""
+    that amendment.  fallen: slots of those that fell out.  highest: slot that was ever given.  since: the first version with
+    that amendment; fell: with the last set that fell out."""
 
     number: int = 0
     percent: int = 0
     sets: tuple[AdmittedSet, ...] = ()
     fallen: frozenset[int] = frozenset()
     highest: int = 0
+    since: int = 0
+    fell: int = 0
 
     @cached_property
     def live(self) -> tuple[AdmittedSet, ...]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from random import Random
 
 import pytest
 import trio
 
 from protocol.events import TasksAmended, TaskSetFellOut
+from protocol.network.interface import Acceptance
 from protocol.network.simulated.weather import Weather
 from protocol.tasks.desk import TaskDesk
+from protocol.tasks.offers import MOST, MOST_OF_ONE
 from protocol.tasks.organising import CannotAmend
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
+from protocol.wire.messages import pack
 from protocol.wire.presence import Role
+from protocol.wire.tasks import MAX_SET_BYTES, AdmittedSet, Amendment, TaskSet
 from tests.simulation.rollouts import ROLES, cast, rl_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
@@ -145,6 +151,44 @@ def test_a_set_that_nobody_solves_falls_out_everywhere_at_one_version_and_may_co
 
     holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
     assert len({*fallen.values()}) == 1
+
+
+def test_statements_of_others_admit_nothing_and_cost_little() -> None:
+    """Forged, replayed from another run, malformed, or too many: no handler raises, and nothing is in force."""
+    stranger = Identity.from_seed(bytes([7]) * 32)
+    one = AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=1, publisher=stranger.peer_id)
+    amendment = Amendment(number=9, percent=50, sets=[one])
+    wrong = pack(ORGANISER, SIGNED.run, amendment).raw
+    hostile = [
+        pack(stranger, SIGNED.run, amendment).raw,
+        pack(ORGANISER, Hash(bytes(32)), amendment).raw,
+        wrong[:-1],
+        wrong[:-1] + bytes([wrong[-1] ^ 1]),
+        wrong.replace(b"percent2", b"percentZ"),
+    ]
+
+    async def scenario(world: World) -> None:
+        seats = cast_with_organiser(world)
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=240)
+        seat, random = seats[Role.TRAINER][1], Random(1)
+        assert seat.node is not None
+        for raw in hostile:
+            assert seat.node.dispatcher.on_gossip(stranger.peer_id, raw) is Acceptance.REJECT
+        for number in range(500):
+            offer = TaskSet(name="s", count=1, size=MAX_SET_BYTES, root=number.to_bytes(32, "big"))
+            key = Identity.from_seed(random.randbytes(32)) if number % 2 else seats[Role.ROLLOUT][0].identity
+            seat.node.dispatcher.on_gossip(stranger.peer_id, pack(key, SIGNED.run, offer).raw)
+        await world.until_round(max(world.rounds()) + 2, within_s=240)
+        known = states(seat)
+        assert len(known) <= MOST and set(known.values()) <= {"offered"}, "nothing of it is fetched"
+        assert (
+            sum(each["publisher"] == seats[Role.ROLLOUT][0].peer for each in desk_of(seat).status()["sets"]) <= MOST_OF_ONE
+        )
+        assert all(desk_of(each).status()["amendment"] == 0 for each in world.seats)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
 
 
 def test_only_the_organiser_admits() -> None:
