@@ -11,8 +11,11 @@ from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
+    from peer.tasks.checking import Checked
 
 FETCH_TIMEOUT_S = 300.0
+SHOWN = 5
+"""Tasks whose prompts `peer tasks show` prints."""
 KINDS = {
     "ExactAnswer": "exact answers",
     "NumericAnswer": "numbers",
@@ -43,6 +46,8 @@ def register(subparsers: Subparsers) -> None:
     )
     publish.add_argument("source", metavar="FILE", help="JSON lines, plain or compressed by zstd (docs/environments.md)")
     publish.add_argument("--name", help="what people see, up to 64 plain characters (default: the file's name)")
+    show = add_command(group, "show", "fetch a set that is offered, check it, and show some of its tasks", run_show)
+    show.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
     admit = add_command(
         group,
         "admit",
@@ -92,8 +97,31 @@ def run_publish(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def run_show(args: argparse.Namespace) -> int:
+    """Fetch the set and check it; its kinds, its file, and the prompts of its first tasks."""
+    from peer.formatting import clean
+
+    fetched, checked = _fetched(args)
+    print(f"set         {fetched['id']}")
+    print(f"tasks       {len(checked.tasks)}: {_kinds(checked.kinds)}")
+    print(f"file        {fetched['path']}")
+    for task in checked.tasks[:SHOWN]:
+        print(f"task        {clean(task.problem_id, 40)}: {clean(task.prompt, 200)}")
+    return ExitCode.OK
+
+
 def run_admit(args: argparse.Namespace) -> int:
     """Fetch the set, check it as its publisher should have, and sign the amendment."""
+    fetched, checked = _fetched(args)
+    done = _ask(args, "admit-tasks", timeout_s=FETCH_TIMEOUT_S, id=fetched["id"], percent=args.percent)
+    print(f"admitted    {fetched['id']}")
+    print(f"tasks       {len(checked.tasks)}: {_kinds(checked.kinds)}")
+    _say_amended(done)
+    return ExitCode.OK
+
+
+def _fetched(args: argparse.Namespace) -> tuple[dict[str, Any], Checked]:
+    """What the running peer says of a set that it fetched, and what is in the file."""
     from peer.joining.run_source import chosen_run
     from peer.paths import data_dir
     from peer.tasks.checking import check
@@ -106,11 +134,7 @@ def run_admit(args: argparse.Namespace) -> int:
             f"the set has {len(checked.tasks)} tasks, and its publisher says {fetched['tasks']}; do not admit it",
             ExitCode.INPUT,
         )
-    done = _ask(args, "admit-tasks", timeout_s=FETCH_TIMEOUT_S, id=fetched["id"], percent=args.percent)
-    print(f"admitted    {fetched['id']}")
-    print(f"tasks       {len(checked.tasks)}: {_kinds(checked.kinds)}")
-    _say_amended(done)
-    return ExitCode.OK
+    return fetched, checked
 
 
 def run_remove(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ against in one record has fallen out from there on, until the organiser gives it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from protocol.run.manifest import RunManifest
@@ -76,15 +76,14 @@ class TasksInForce:
         fallen = self.fallen | {
             each.slot for at, each in enumerate(self.sets) if 2 * sum(mask >> at & 1 for mask in against) > len(voters)
         }
+        version = record.round + 1
+        fell = self.fell if fallen == self.fallen else version
         if record.amendment is None:
-            return (
-                self if fallen == self.fallen else TasksInForce(self.number, self.percent, self.sets, fallen, self.highest)
-            )
+            return self if fallen == self.fallen else replace(self, fallen=fallen, fell=fell)
         new = _read(record.amendment)
         slots = [each.slot for each in new.sets]
-        return TasksInForce(
-            new.number, new.percent, tuple(new.sets), fallen.intersection(slots), max([self.highest, *slots])
-        )
+        highest, left = max([self.highest, *slots]), fallen.intersection(slots)
+        return TasksInForce(new.number, new.percent, tuple(new.sets), left, highest, since=version, fell=fell)
 
 
 def open_amendment(raw: bytes, run: Hash, organiser: PeerId) -> Amendment:

@@ -115,12 +115,13 @@ class TaskSets:
     def _tell(self, tasks: TasksInForce) -> None:
         """Tell the person what the chain has made of the sets since we looked last."""
         seen, self._seen = self._seen, tasks
-        version = self._replica.history.length
         if tasks.number != seen.number:
-            self._session.emit(TasksAmended(tasks.number, version, [each.root.hex() for each in tasks.live], tasks.percent))
+            self._session.emit(
+                TasksAmended(tasks.number, tasks.since, [each.root.hex() for each in tasks.live], tasks.percent)
+            )
         for each in tasks.sets:
             if each.slot in tasks.fallen and each.slot not in seen.fallen:
-                self._session.emit(TaskSetFellOut(each.root.hex(), each.name, version))
+                self._session.emit(TaskSetFellOut(each.root.hex(), each.name, tasks.fell))
 
     @property
     def _counts_path(self) -> Path:
