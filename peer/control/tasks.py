@@ -61,24 +61,26 @@ class TaskControls:
         return {"id": body.root.hex(), "name": body.name, "tasks": body.count, "size_bytes": body.size}
 
     async def _fetch(self, fields: dict[str, Any]) -> dict[str, Any]:
+        desk, name = self._desk(), _id(fields)
         try:
-            offer, path = await self._desk().obtain(_id(fields))
+            offer, path = await desk.obtain(name)
         except CannotAmend as error:
             raise ControlError(str(error)) from error
         return {"id": offer.root.hex(), "publisher": offer.publisher, "tasks": offer.body.count, "path": str(path)}
 
     async def _admit(self, fields: dict[str, Any]) -> dict[str, Any]:
-        percent = fields.get("percent")
+        desk, name, percent = self._desk(), _id(fields), fields.get("percent")
         if percent is not None and not (type(percent) is int and 1 <= percent <= 90):
             raise ControlError("from 1 to 90 percent of the problems are of the crowd")
         try:
-            return _told(await self._desk().admit(_id(fields), percent))
+            return _told(await desk.admit(name, percent))
         except CannotAmend as error:
             raise ControlError(str(error)) from error
 
     async def _remove(self, fields: dict[str, Any]) -> dict[str, Any]:
+        desk, name = self._desk(), _id(fields)
         try:
-            return _told(await self._desk().remove(_id(fields)))
+            return _told(await desk.remove(name))
         except CannotAmend as error:
             raise ControlError(str(error)) from error
 
