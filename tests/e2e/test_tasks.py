@@ -48,6 +48,7 @@ def test_tasks_of_a_volunteer_are_admitted_and_solved(tmp_path: Path) -> None:
         swarm.until("the organiser to hear of it", lambda: organiser.heard(ev.TaskSetOffered))
         said = swarm.command(volunteer.folder, "tasks", "admit", name[:12], code=ExitCode.FAILED)
         assert "only the run's organiser admits tasks" in said
+        assert "letter 0: say a" in swarm.command(organiser.folder, "tasks", "show", name[:12])
         swarm.command(organiser.folder, "tasks", "admit", name[:12], "--percent", "80")
 
         swarm.until("it to be in force", lambda: amended(organiser) and amended(volunteer))

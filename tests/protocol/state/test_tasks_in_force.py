@@ -11,7 +11,7 @@ from protocol.run.rl_section import RlSection
 from protocol.state.tasks_in_force import OWN_PROBLEMS, TasksInForce, first_problem, place_of
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, hash_bytes
-from protocol.wire.identity import Identity
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Record, pack
 from protocol.wire.tasks import AdmittedSet, Amendment, TaskSet
 from tests.protocol.members import a_member
@@ -34,7 +34,7 @@ def amendment(number: int, *slots: int, by: Identity = ORGANISER, run: Hash = RU
     return pack(by, run, Amendment(number=number, percent=50, sets=[a_set(slot) for slot in slots])).raw
 
 
-def a_record(raw: bytes | None, against: dict[str, int] | None = None) -> Record:
+def a_record(raw: bytes | None, against: dict[PeerId, int] | None = None) -> Record:
     members = [a_member(peer, 10, TIP).model_copy(update={"against": (against or {}).get(peer)}) for peer in PEERS]
     return Record(
         round=0, fragment=0, previous=TIP, members=members, codec="int8", result_root=TIP, state_digest=TIP, amendment=raw
