@@ -32,7 +32,7 @@ from trainer.models.llama.model import Decoder
 from trainer.rl.calibration import proposed
 from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
-from trainer.rl.verification import Assignment, Judged, Measured, Tolerances, Verifier
+from trainer.rl.verification import Assignment, Judged, Measured, Verifier
 
 TOKENIZER = ByteTokenizer()
 CPU = torch.device("cpu")
@@ -202,16 +202,11 @@ def _replayed(rollouts: list[Rollout]) -> list[Rollout]:
     return changed
 
 
-def judge(
-    config: ModelConfig,
-    theta: np.ndarray,
-    rollouts: list[Rollout],
-    tolerances: Tolerances = Tolerances(),  # noqa: B008
-) -> list[Judged]:
+def judge(config: ModelConfig, theta: np.ndarray, rollouts: list[Rollout], rl: RlConfig = RL) -> list[Judged]:
     """By a validator with the right weights."""
     model = Decoder(config, CPU, torch.from_numpy(theta))
     problems = tuple(sorted({each.problem for each in rollouts}))
-    verifier = Verifier(model, Numbers(), TOKENIZER, RL, tolerances)
+    verifier = Verifier(model, Numbers(), TOKENIZER, rl)
     return verifier.verify(Assignment(RUN, VERSION, ME, problems, GROUP), rollouts)
 
 
@@ -239,10 +234,10 @@ def family(name: str, count: int, cheat_count: int) -> Iterator[dict[str, Any]]:
             "shortfall": max(one.shortfall for one in measured[-count:]),
             "verify_over_generate": verifying / peer.spent_s,
         }
-    tolerances = proposed(measured)
-    yield {"family": name, "who": "proposed", "tolerances": json.loads(json.dumps(tolerances, default=vars))}
+    tolerances = proposed(measured).fields()
+    yield {"family": name, "who": "proposed", "tolerances": tolerances}
     for variant, rollouts in cheats(config, theta, cheat_count):
-        usual, tight = judge(config, theta, rollouts), judge(config, theta, rollouts, tolerances)
+        usual, tight = judge(config, theta, rollouts), judge(config, theta, rollouts, replace(RL, **tolerances))
         yield _row(name, variant, usual, tight)
 
 
@@ -287,7 +282,8 @@ def main() -> None:
         for row in family(name, arguments.rollouts, arguments.cheats):
             rows.append(row)
             if "tolerances" in row:
-                print(f"{name:6} proposed thresholds: {row['tolerances']}", flush=True)
+                fields = ", ".join(f"{field} = {value:.6g}" for field, value in row["tolerances"].items())
+                print(f"{name:6} proposed for [rl]: {fields}", flush=True)
                 continue
             print(shown(row), flush=True)
     if arguments.json:

@@ -25,6 +25,7 @@ from protocol.consensus.planning import choose_members, plan_with, within_uses
 from protocol.consensus.terms import View
 from protocol.run.admission import verify_admission
 from protocol.state.base import Base, RoundSettings
+from protocol.state.chain import check_rollouts
 from protocol.state.electorate import quorum_size
 from protocol.wire.body import MAX_ELECTORS, MAX_MEMBERS
 from protocol.wire.canonical import Malformed
@@ -85,8 +86,10 @@ class ClosingPolicy:
             return False
         if (ready.against or 0).bit_length() > len(self.base.tasks.sets):
             return False  # a plan with it would be none
-        if (ready.rollouts is not None) != self.settings.manifest.learns_from_rollouts(self.base.round):
-            return False
+        try:
+            check_rollouts(self.settings.manifest, self.base.round, ready.rollouts)
+        except Malformed:
+            return False  # else no plan that it is in would be taken
         known = self.ready_of(peer)
         if known is not None and (ready.incarnation, ready.serial) <= (known.incarnation, known.serial):
             return ready == known

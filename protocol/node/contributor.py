@@ -16,11 +16,11 @@ from protocol.events import ComputeProgress, Notice
 from protocol.exchange.assignment import contribution_leaves
 from protocol.membership.activity import Activity
 from protocol.membership.pace import Pace
+from protocol.membership.pause import Pause
 from protocol.network.session import Session
-from protocol.node.pause import Pause
 from protocol.node.work import Work
 from protocol.offload import Offload
-from protocol.rollouts.rollouts import PHASES
+from protocol.rollouts.occupation import Occupation
 from protocol.rollouts.selection import Selection
 from protocol.run.settings import NodeSettings
 from protocol.state.base import Base
@@ -39,8 +39,11 @@ SPARE_STEPS = 1
 
 
 class Contributor:
-    """Trains in round after round.  trainer: None at a peer that does not train.  selection: of rollouts to learn from.
-    against: the sets of tasks that fall out by what we counted."""
+    """Trains in round after round.
+
+    trainer: None at a peer that does not train.  selection: of rollouts to learn from.  occupation: of a peer that generates
+    or verifies.  against: the sets of tasks that fall out by what we counted.
+    """
 
     def __init__(
         self,
@@ -52,11 +55,12 @@ class Contributor:
         pace: Pace,
         activity: Activity,
         selection: Selection | None = None,
+        occupation: Occupation | None = None,
         against: Callable[[TasksInForce], int | None] = lambda tasks: None,
     ) -> None:
         self._session, self._replica, self._settings = session, replica, settings
         self._trainer, self._offload, self._pace, self._activity = trainer, offload, pace, activity
-        self._selection, self._against = selection, against
+        self._selection, self._occupation, self._against = selection, occupation, against
         self._pause = Pause()
         self._rests: dict[WhyIdle, str] = {}
         """Reasons to compute nothing, each with its sentence; the person's own is shown, else the first."""
@@ -134,8 +138,8 @@ class Contributor:
         return None
 
     def _show_other_work(self) -> None:
-        if self._settings.role in PHASES:
-            self._activity.show(PHASES[self._settings.role], WhyIdle.BUSY, "")
+        if self._occupation is not None:
+            self._occupation.show()
             return
         text = "this peer keeps and serves the state, it does not train"
         self._activity.show(Phase.SEEDING, WhyIdle.NOT_A_TRAINER, text)
@@ -172,8 +176,7 @@ class Contributor:
             work.training.set()
             task = replace(task, rollouts=chosen.paths)
             contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
-        work.rollouts = chosen.root
-        selection.use(task.round, chosen, contribution)
+        work.rollouts = selection.use(task.round, chosen, contribution)
         return contribution
 
     def _lane(self, base: Base) -> int:

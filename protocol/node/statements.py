@@ -92,7 +92,7 @@ class Statements:
                 return self._versions.hear(forwarder, sender, body, envelope.raw)
             if isinstance(body, Amendment):  # the organiser's word counts by the manifest alone
                 return self._tasks.hear(sender, body, envelope.raw) if self._tasks is not None else Acceptance.IGNORE
-            if isinstance(body, Ready):
+            if isinstance(body, Ready | Heartbeat):
                 self._handshake.meet(sender, body)
             may_speak = self._handshake.may_speak(sender) and sender not in self._ejections
             if may_speak and isinstance(body, TaskSet):

@@ -18,7 +18,7 @@ from protocol.rollouts.turn import Turn
 from protocol.state.weight_files import WeightFiles
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import Contribution
-from protocol.wire.hashes import Hash, tree_root
+from protocol.wire.learned import Learned, UsedBatch, learned_from
 
 LOOK_S = 0.25
 
@@ -30,10 +30,9 @@ class Chosen:
     batches: Sequence[Batch]
     paths: tuple[Path, ...]
 
-    @property
-    def root(self) -> Hash:
-        """Over their names: what READY says, and so the record."""
-        return tree_root([batch.root for batch in self.batches])
+    def learned(self, reward: float | None) -> Learned:
+        """What READY says of them, and so the record.  reward: mean of the rollouts."""
+        return learned_from([UsedBatch(batch.author, batch.root, batch.body.tokens) for batch in self.batches], reward)
 
 
 class Selection:
@@ -71,13 +70,13 @@ class Selection:
         given, found = self.given, self._pool.usable(round)
         return [batch for batch in found if given is None or given.holds(batch.body.version)]
 
-    def use(self, round: int, chosen: Chosen, contribution: Contribution) -> None:
-        """A contribution was made of these batches, which are never learned from again, whatever becomes of it."""
+    def use(self, round: int, chosen: Chosen, contribution: Contribution) -> Learned:
+        """A contribution was made of these batches, which are never learned from again, whatever becomes of it; what READY
+        says of them."""
+        learned = chosen.learned(contribution.reward)
         for batch in chosen.batches:
             batch.used = True
         self._tasks.counting.note_solved(contribution.solved)
-        rollouts, names = (
-            sum(batch.body.rollouts for batch in chosen.batches),
-            [batch.root.hex() for batch in chosen.batches],
-        )
-        self._session.emit(RolloutsUsed(round, names, rollouts, contribution.reward, chosen.root.hex()))
+        names, rollouts = [batch.root.hex() for batch in chosen.batches], sum(each.body.rollouts for each in chosen.batches)
+        self._session.emit(RolloutsUsed(round, names, rollouts, contribution.reward, learned.root.hex()))
+        return learned

@@ -66,20 +66,27 @@ class Worker:
                     found.append((body, envelope))
         return found
 
+    def obstacle(self) -> str:
+        """Why no batch can be made now, as a sentence; empty where one can."""
+        newest, warm = self._versions.newest, self._rl.warm_rounds
+        if newest is None:
+            return "the trainer has not got the newest weights yet"
+        if newest[0] < warm:
+            return f"rollouts begin with round {warm}; until then the run reads text"
+        if missing := self._given.missing(newest[0]):
+            return missing
+        return "all batches of these weights are made" if self._next.get(newest[0], 0) >= MAX_BATCHES else ""
+
     async def make(self, on_progress: Callable[[int, int], None]) -> tuple[RolloutBatch, Envelope] | None:
         """The next batch, stated but not said yet; None while there are no weights to make it with.  Raises `TrainerDied`,
         `StoreFailed`."""
         begun, rl = trio.current_time(), self._rl
         async with self._turn.taken():
             newest = self._versions.newest
-            if newest is None:
+            if newest is None or self.obstacle():
                 return None
             version, tip = newest
-            if version < rl.warm_rounds or not self._given.holds(version):
-                return None
             number = self._next.get(version, 0)
-            if number >= MAX_BATCHES:
-                return None
             run, me, sets = self._session.run, self._session.me, self._tasks.at(version)
             problems = problems_of(run, tip, me, number, rl.prompts_per_batch, rl.problems, sets)
             task = GenerateTask(run, version, me, problems, rl.group_size)

@@ -19,7 +19,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from kernels.aggregate import Rule
 from kernels.codec import BLOCK
 from kernels.layout import chunk_count
-from kernels.outer_step import OuterStep, automatic
+from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.run.fitting import (
     MAX_CHECKPOINT_CHUNK_BYTES,
     MAX_CHUNK_PARAMETERS,
@@ -31,6 +31,7 @@ from protocol.run.fitting import (
     member_problems,
     refuse,
     schedule_problems,
+    used_problems,
 )
 from protocol.run.model_section import ModelSection
 from protocol.run.rl_section import RlSection
@@ -258,6 +259,8 @@ class RunManifest(Section):
                 'data.corpus is "examples", the solved problems of an environment, and no section [rl] names one; add it or '
                 'take "stdlib"',
             )
+        if self.rl is not None:
+            yield from used_problems(self.rounds.max_members, self.rl.batches_per_round)
         yield from fragment_problems(self.fragments)
         yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
         if self.allowlist != sorted(set(self.allowlist)):
@@ -308,11 +311,11 @@ class RunManifest(Section):
         """Bytes of the outer state, which every peer holds in memory."""
         return STATE_BYTES_PER_PARAMETER * self.parameters
 
-    def outer_step(self, tokens: Sequence[int]) -> OuterStep:
+    def outer_step(self, round: int, tokens: Sequence[int]) -> OuterStep:
         """Rate and momentum of a round whose record's members contributed so many tokens each, whatever chunks lack some."""
         if isinstance(self.outer, OuterSection):
             return OuterStep(self.outer.lr, self.outer.momentum)
-        return automatic(tokens, self.rounds.inner_steps)
+        return MEAN if self.learns_from_rollouts(round) else automatic(tokens, self.rounds.inner_steps)
 
     def trainer_sections(self) -> dict[str, Any]:
         """All that a trainer needs to know, as plain values."""

@@ -19,6 +19,7 @@ from protocol.wire.body import (
 )
 from protocol.wire.hashes import HASH_BYTES
 from protocol.wire.identity import PeerId
+from protocol.wire.learned import LaterLearned
 from protocol.wire.tasks import SlotMask
 
 
@@ -53,7 +54,7 @@ class Ready(OnState):
 
     fragment: of the state, which the contribution covers.  serial: grows with every READY of an incarnation; two different
     ones under one serial are a lie.  admission: proof that the sender was admitted; empty where the run asks for none.
-    rollouts: in a run of reinforcement learning, the root over the names of the batches that the contribution was made of.
+    rollouts: in a run of reinforcement learning, the batches that the contribution was made of.
     against: the sets of tasks that fall out by what the sender has counted.
     """
 
@@ -69,7 +70,7 @@ class Ready(OnState):
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     root: HashField
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
-    rollouts: LaterHash = None
+    rollouts: LaterLearned = None
     against: SlotMask = None
 
 
@@ -85,7 +86,7 @@ class Member(Body):
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     root: HashField
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
-    rollouts: LaterHash = None
+    rollouts: LaterLearned = None
     against: SlotMask = None
     signature: SignatureField
 

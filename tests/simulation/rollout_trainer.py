@@ -128,6 +128,7 @@ class RolloutTrainer(ArithmeticTrainer):
         self._alone()
         try:
             self._check_tasks(task.problems)
+            await self._resumed.wait()
             deaths, count = self._deaths, len(task.problems) * task.copies
             await trio.sleep(VERIFY_S * count)
             self._die_if_killed(deaths)
