@@ -34,7 +34,7 @@ from trainer.rl.verification import DEFAULT_TOLERANCES, Assignment, Judged, Reas
 F32 = npt.NDArray[np.float32]
 
 SLOTS = 32
-"""Sequences that are generated at a time."""
+"""Sequences that are generated at a time, where nobody says otherwise."""
 SPARE_VERSIONS = 2
 """Versions kept beside the `max_async` older ones that rollouts may be of: the newest, and one that is just going."""
 
@@ -60,7 +60,10 @@ class RolloutWorker:
         tasks: Tasks,
         device: torch.device,
         tolerances: Tolerances = DEFAULT_TOLERANCES,
+        slots: int = SLOTS,
     ) -> None:
+        """slots: sequences that are generated at a time."""
+        self._slots = slots
         self.config, self._model, self._tasks, self._device, self._tolerances = config, model, tasks, device, tolerances
         self.versions: dict[int, Tensor] = {}
         self._engine: tuple[int, Engine] | None = None
@@ -147,7 +150,7 @@ class RolloutWorker:
             engine = Engine(
                 self._model,
                 self._device,
-                slots=SLOTS,
+                slots=self._slots,
                 length=length,
                 temperature=self.config.temperature,
                 dtype=self._dtype,
