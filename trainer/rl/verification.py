@@ -236,17 +236,15 @@ class Verifier:
         ]
         keys_n = torch.tensor(keys).repeat_interleave(torch.tensor([len(each.output) for each in rollouts]))[made_n]
         device, rows = model.flat.device, max(1, CHOICES // model.config.vocab)
-        parts = [
-            part.to(device).split(rows)
-            for part in (torch.cat(list(own))[made_n.to(device)], tokens_n, keys_n, torch.cat(positions)[made_n])
-        ]
+        rows_of_all = (torch.cat(list(own))[made_n.to(device)], tokens_n, keys_n, torch.cat(positions)[made_n])
+        parts = [torch.split(each.to(device), rows) for each in rows_of_all]
         short, likely = [], []
         for hidden_nh, chosen_n, key_n, position_n in zip(*parts, strict=True):
             logits_nv = _logits(model, hidden_nh)
             short.append(shortfall(logits_nv, chosen_n, key_n, position_n, temperature).cpu())
             likely.append(probability(logits_nv, chosen_n, temperature).cpu())
         counts = [sum(each.made) for each in rollouts]
-        return [*zip(tokens_n.split(counts), torch.cat(short).split(counts), torch.cat(likely).split(counts), strict=True)]
+        return [*zip(*(torch.split(each, counts) for each in (tokens_n, torch.cat(short), torch.cat(likely))), strict=True)]
 
     def _measured(self, mismatches: Sequence[Mismatch], choices: tuple[Tensor, Tensor, Tensor]) -> Measured:
         tokens_n, short_n, probability_n = choices
