@@ -2,8 +2,8 @@
 
 Models of three families are built from seeds.  First honest peers: as the reference computes, with another batch size, with
 the prompt in other pieces, without a cache in padded rows, with other precision; and a validator that pads nothing, or
-computes in bf16 itself.  None may be rejected, and their worst figures give the thresholds for this model, for peers that
-all compute in fp32 and for those that may compute in bf16 (`trainer.rl.calibration`).  Then cheats: the share of their
+computes in bf16 itself.  None may be rejected, and their worst figures give the thresholds for this model, for runs in
+which all compute in fp32, or all in bf16, or each as it likes (`trainer.rl.calibration`).  Then cheats: the share of their
 rollouts that is rejected, with TOPLOC's usual thresholds and with those proposed, and after how many rollouts a cheat is
 found with 99 %.  A rollout says no reward, so an inflated one has to come from text that the model did not choose.
 """
@@ -34,6 +34,7 @@ from benchmarks.detection_peers import (
     VERSION,
     Numbers,
     cheats,
+    coarse_cheats,
     honest,
     parameters,
 )
@@ -75,14 +76,14 @@ def family(name: str, count: int, cheat_count: int) -> Iterator[dict[str, Any]]:
     """A row for each honest variant; the proposed thresholds, by precision; a row for each cheat."""
     config = FAMILIES[name]
     theta = parameters(config)
-    measured: dict[str, list[Measured]] = {"float32": [], "bfloat16": []}
+    measured: dict[str, list[Measured]] = {"float32": [], "bfloat16": [], "mixed": []}
     for variant in honest(config, theta, count):
         began = time.process_time()
         judged = judge(config, theta, variant.rollouts, **variant.validator)
         verifying = time.process_time() - began
         found = [each.measured for each in judged if each.measured is not None]
-        for dtype in measured if variant.dtype == "float32" else ["bfloat16"]:
-            measured[dtype] += found
+        for precision in {variant.precision, "mixed"}:
+            measured[precision] += found
         yield {
             "family": name,
             "who": f"honest: {variant.name}",
@@ -93,22 +94,31 @@ def family(name: str, count: int, cheat_count: int) -> Iterator[dict[str, Any]]:
             "shortfall": max(one.shortfall for one in found),
             "verify_over_generate": verifying / variant.spent_s if variant.spent_s else None,
         }
-    tolerances = {dtype: proposed(found) for dtype, found in measured.items()}
+    tolerances = {precision: proposed(found) for precision, found in measured.items()}
     yield {"family": name, "who": "proposed", "tolerances": json.loads(json.dumps(tolerances, default=vars))}
+    fine = {precision: tolerances[precision] for precision in ("float32", "mixed")}
     for cheat, rollouts in cheats(config, theta, cheat_count):
-        usual = judge(config, theta, rollouts)
-        tight = {dtype: judge(config, theta, rollouts, each) for dtype, each in tolerances.items()}
-        reasons = Counter(each.reason.value for each in tight["bfloat16"] if each.reason is not None)
-        yield {
-            "family": name,
-            "who": cheat,
-            "rollouts": len(usual),
-            "rejected": _share(usual),
-            "needed": needed(_share(usual)),
-            "rejected_proposed": {dtype: _share(judged) for dtype, judged in tight.items()},
-            "needed_proposed": {dtype: needed(_share(judged)) for dtype, judged in tight.items()},
-            "reasons": dict(reasons),
-        }
+        yield {"family": name, "who": cheat, **found_out(config, theta, rollouts, fine, torch.float32)}
+    coarse = {"bfloat16": tolerances["bfloat16"]}
+    for cheat, rollouts in coarse_cheats(config, theta, cheat_count):
+        yield {"family": name, "who": cheat, **found_out(config, theta, rollouts, coarse, torch.bfloat16)}
+
+
+def found_out(
+    config: ModelConfig, theta: np.ndarray, rollouts: list[Rollout], proposals: dict[str, Tolerances], dtype: torch.dtype
+) -> dict[str, Any]:
+    """How much of a cheat is rejected with the usual thresholds, and with each of those proposed."""
+    usual = judge(config, theta, rollouts, dtype=dtype)
+    tight = {name: judge(config, theta, rollouts, each, dtype=dtype) for name, each in proposals.items()}
+    reasons = Counter(each.reason.value for judged in tight.values() for each in judged if each.reason is not None)
+    return {
+        "rollouts": len(usual),
+        "rejected": _share(usual),
+        "needed": needed(_share(usual)),
+        "rejected_proposed": {name: _share(judged) for name, judged in tight.items()},
+        "needed_proposed": {name: needed(_share(judged)) for name, judged in tight.items()},
+        "reasons": dict(reasons),
+    }
 
 
 def _share(judged: Sequence[Judged]) -> float:

@@ -133,12 +133,12 @@ def quantised(theta: np.ndarray, levels: int, block: int = 128) -> np.ndarray:
 class Honest:
     """Rollouts of a peer that computes what it should, in its own way, and how the validator computes.
 
-    dtype: the coarser precision of the two.  spent_s: processor time of generating; None where another variant did it.
+    precision: of the products of both, or "mixed".  spent_s: processor time of generating; None where another did it.
     validator: options of `benchmarks.detection.judge`.
     """
 
     name: str
-    dtype: str
+    precision: str
     rollouts: list[Rollout]
     spent_s: float | None = None
     validator: dict[str, Any] = field(default_factory=dict)
@@ -147,19 +147,19 @@ class Honest:
 def honest(config: ModelConfig, theta: np.ndarray, count: int) -> Iterator[Honest]:
     """Each variant with `count` rollouts."""
     made: dict[str, list[Rollout]] = {}
-    for name, dtype, options in (
+    for name, precision, options in (
         ("as the reference", "float32", {}),
         ("batch of 5", "float32", {"slots": 5}),
         ("prompt in pieces of 7", "float32", {"prefill_tokens": 7}),
-        ("products in bf16", "bfloat16", {"dtype": torch.bfloat16}),
+        ("products in bf16", "mixed", {"dtype": torch.bfloat16}),
     ):
         peer = Peer(config, theta, **options)
         made[name] = peer.rollouts(count)
-        yield Honest(name, dtype, made[name], peer.spent_s)
+        yield Honest(name, precision, made[name], peer.spent_s)
     plain, coarse = made["as the reference"], made["products in bf16"]
     yield Honest("whole sequences in padded rows, no cache", "float32", with_proofs_of(config, theta, plain))
     yield Honest("validator without padding", "float32", plain, None, {"alone": True})
-    yield Honest("validator's products in bf16", "bfloat16", plain, None, {"dtype": torch.bfloat16})
+    yield Honest("validator's products in bf16", "mixed", plain, None, {"dtype": torch.bfloat16})
     yield Honest("products in bf16, of both", "bfloat16", coarse, None, {"dtype": torch.bfloat16})
 
 
@@ -174,6 +174,13 @@ def with_proofs_of(config: ModelConfig, theta: np.ndarray, rollouts: list[Rollou
         for each, proofs in zip(some, prove_all(states), strict=True):
             proven.append(replace(each, proofs=b"".join(proofs)))
     return proven
+
+
+def coarse_cheats(config: ModelConfig, theta: np.ndarray, count: int) -> Iterator[tuple[str, list[Rollout]]]:
+    """Those that a run in which everybody computes in bf16 could hide."""
+    for name, levels in (("int8", 127), ("int4", 7)):
+        peer = Peer(config, quantised(theta, levels), dtype=torch.bfloat16)
+        yield f"weights rounded to {name}, all in bf16", peer.rollouts(count)
 
 
 def cheats(config: ModelConfig, theta: np.ndarray, count: int) -> Iterator[tuple[str, list[Rollout]]]:
