@@ -41,8 +41,9 @@ from benchmarks.detection_peers import (
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.rl.calibration import proposed
+from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
-from trainer.rl.verification import DEFAULT_TOLERANCES, Assignment, Judged, Measured, Tolerances, Verifier
+from trainer.rl.verification import Assignment, Judged, Measured, Verifier
 
 CONFIDENCE = 0.99
 
@@ -51,7 +52,7 @@ def judge(
     config: ModelConfig,
     theta: np.ndarray,
     rollouts: list[Rollout],
-    tolerances: Tolerances = DEFAULT_TOLERANCES,
+    rl: RlConfig = RL,
     *,
     dtype: torch.dtype = torch.float32,
     alone: bool = False,
@@ -59,10 +60,8 @@ def judge(
     """By a validator with the right weights.  dtype: of its products.  alone: it computes one rollout at a time."""
     model = Decoder(config, CPU, torch.from_numpy(theta).to(dtype))
     problems = tuple(sorted({each.problem for each in rollouts}))
-    rl = replace(RL, micro_batch_tokens=1) if alone else RL
-    return Verifier(model, Numbers(), TOKENIZER, rl, tolerances).verify(
-        Assignment(RUN, VERSION, ME, problems, GROUP), rollouts
-    )
+    verifier = Verifier(model, Numbers(), TOKENIZER, replace(rl, micro_batch_tokens=1) if alone else rl)
+    return verifier.verify(Assignment(RUN, VERSION, ME, problems, GROUP), rollouts)
 
 
 def needed(share: float) -> int | None:
@@ -94,18 +93,18 @@ def family(name: str, count: int, cheat_count: int) -> Iterator[dict[str, Any]]:
             "shortfall": max(one.shortfall for one in found),
             "verify_over_generate": verifying / variant.spent_s if variant.spent_s else None,
         }
-    tolerances = {precision: proposed(found) for precision, found in measured.items()}
-    yield {"family": name, "who": "proposed", "tolerances": json.loads(json.dumps(tolerances, default=vars))}
-    fine = {precision: tolerances[precision] for precision in ("float32", "mixed")}
+    tolerances = {precision: proposed(found).fields() for precision, found in measured.items()}
+    yield {"family": name, "who": "proposed", "tolerances": tolerances}
+    fine = {precision: replace(RL, **tolerances[precision]) for precision in ("float32", "mixed")}
     for cheat, rollouts in cheats(config, theta, cheat_count):
         yield {"family": name, "who": cheat, **found_out(config, theta, rollouts, fine, torch.float32)}
-    coarse = {"bfloat16": tolerances["bfloat16"]}
+    coarse = {"bfloat16": replace(RL, **tolerances["bfloat16"])}
     for cheat, rollouts in coarse_cheats(config, theta, cheat_count):
         yield {"family": name, "who": cheat, **found_out(config, theta, rollouts, coarse, torch.bfloat16)}
 
 
 def found_out(
-    config: ModelConfig, theta: np.ndarray, rollouts: list[Rollout], proposals: dict[str, Tolerances], dtype: torch.dtype
+    config: ModelConfig, theta: np.ndarray, rollouts: list[Rollout], proposals: dict[str, RlConfig], dtype: torch.dtype
 ) -> dict[str, Any]:
     """How much of a cheat is rejected with the usual thresholds, and with each of those proposed."""
     usual = judge(config, theta, rollouts, dtype=dtype)
@@ -128,7 +127,11 @@ def _share(judged: Sequence[Judged]) -> float:
 def shown(row: dict[str, Any]) -> str:
     """A line for people."""
     if "tolerances" in row:
-        return "\n".join(f"{row['family']:6} proposed for {dtype}: {each}" for dtype, each in row["tolerances"].items())
+        told = {
+            precision: ", ".join(f"{field} = {value:.6g}" for field, value in each.items())
+            for precision, each in row["tolerances"].items()
+        }
+        return "\n".join(f"{row['family']:6} proposed for [rl], {precision}: {each}" for precision, each in told.items())
     line = f"{row['family']:6} {row['who']:50} {row['rollouts']:5}  rejected {row['rejected']:7.1%}"
     if "mean" in row:
         ratio = row["verify_over_generate"]

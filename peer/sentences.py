@@ -33,7 +33,7 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return _of_weights(event, name)
         case ev.TransferProgress() | ev.TransferEnded():
             return _of_a_transfer(event)
-        case ev.RolloutsGenerated() | ev.BatchJudged() | ev.BatchDecided() | ev.RolloutsUsed():
+        case ev.RolloutsGenerated() | ev.BatchJudged() | ev.BatchDecided() | ev.RolloutsUsed() | ev.RolloutsCounted():
             return _of_rollouts(event, name)
         case ev.RolloutPeerSetAside() | ev.ValidatorSetAside():
             return _of_rollouts(event, name)
@@ -75,6 +75,11 @@ def _of_rollouts(event: ev.Event, name: Naming) -> str:
         case ev.RolloutsUsed(round, batches, rollouts, reward, _):
             mean = f", mean reward {number(reward)}" if reward is not None else ""
             return f"round {round}: learned from {rollouts} rollouts in {len(batches)} batches{mean}"
+        case ev.RolloutsCounted(round, reward, batches, tokens, _, _, mine):
+            mean = f", mean reward {number(reward)}" if reward is not None else ""
+            ours = f"; {len(mine)} of them {'is' if len(mine) == 1 else 'are'} ours" if mine else ""
+            what = f"{batches} {'batch' if batches == 1 else 'batches'} of rollouts, {amount(tokens)} tokens"
+            return f"round {round}: the swarm learned from {what}{mean}{ours}"
         case ev.RolloutPeerSetAside(peer, reason):
             return f"rollouts of {name(peer)} are not used any more: {clean(reason, 200)}"
         case ev.ValidatorSetAside(peer, reason):

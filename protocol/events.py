@@ -19,6 +19,7 @@ from protocol.network_events import StrangersClosed as StrangersClosed
 from protocol.rollout_events import BatchDecided as BatchDecided
 from protocol.rollout_events import BatchJudged as BatchJudged
 from protocol.rollout_events import RolloutPeerSetAside as RolloutPeerSetAside
+from protocol.rollout_events import RolloutsCounted as RolloutsCounted
 from protocol.rollout_events import RolloutsGenerated as RolloutsGenerated
 from protocol.rollout_events import RolloutsUsed as RolloutsUsed
 from protocol.rollout_events import ValidatorSetAside as ValidatorSetAside

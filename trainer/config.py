@@ -44,7 +44,11 @@ class InnerConfig(Section):
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """All that a trainer needs to know of a run.  rl, environment: of an RL run; None and empty in others."""
+    """All that a trainer needs to know of a run.
+
+    rl, environment: of an RL run; None and empty in others.  environment: with its options, as the manifest names it.
+    tasks: the folder of the files that the environment reads.
+    """
 
     seed: int
     model: ModelConfig
@@ -55,12 +59,13 @@ class TrainingConfig:
     chunk_parameters: int
     rl: RlConfig | None = None
     environment: str = ""
+    tasks: str = ""
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
         """From `{seed, model, data, inner, inner_steps, max_members, chunk_parameters}` of a manifest.
 
-        In an RL run there are `{rl, environment}` too.
+        In an RL run there are `{rl, environment}` too; `tasks` is the peer's to say.
         """
         return cls(
             seed=int(sections["seed"]),
@@ -72,6 +77,7 @@ class TrainingConfig:
             chunk_parameters=int(sections["chunk_parameters"]),
             rl=RlConfig.from_mapping(sections["rl"]) if "rl" in sections else None,
             environment=str(sections.get("environment", "")),
+            tasks=str(sections.get("tasks", "")),
         )
 
     @property

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from trainer.contribution import NotFinite, encode_difference
 from trainer.data import corpus as corpora
 from trainer.data.schedule import Schedule
 from trainer.environments import examples
-from trainer.environments.registry import open_environment
+from trainer.environments.registry import open_named
 from trainer.evaluation import Evaluation, evaluation_tokens, load
 from trainer.models.llama.model import Decoder
 from trainer.optim.inner import InnerLoop
@@ -70,7 +71,8 @@ def pick_device(name: str) -> torch.device:
 def corpus_of(config: TrainingConfig) -> corpora.Corpus:
     """The text that a run reads; raises ValueError when this installation cannot provide it."""
     if config.data.corpus == "examples":
-        return examples.corpus_of(open_environment(config.environment), config.data.held_out_percent)
+        environment = open_named(config.environment, Path(config.tasks))
+        return examples.corpus_of(environment, config.data.held_out_percent)
     return corpora.load(config.data.corpus, config.data.held_out_percent)
 
 

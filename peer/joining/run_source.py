@@ -16,6 +16,7 @@ import psutil
 from peer.control.client import ControlClient, ControlError
 from peer.errors import ExitCode, PeerError
 from peer.files.atomic import write_atomically
+from peer.joining.environment import check_tasks, keep_tasks
 from peer.joining.mistaken_words import remedy_for
 from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
@@ -34,9 +35,10 @@ MAX_OWN_ADDRESSES = 8
 
 def create_run(path: Path, data: Path) -> SignedManifest:
     """Sign the run file with this peer's identity as organiser, and keep the manifest in the data directory, with the
-    weights that the run begins with."""
+    weights that the run begins with and the files of its tasks."""
     signed, start = _signed_run(path, data)
     store_manifest(signed, data)
+    keep_tasks(signed, path, data)
     if start is not None:
         start.keep(signed, data)
     return signed
@@ -45,7 +47,9 @@ def create_run(path: Path, data: Path) -> SignedManifest:
 def _signed_run(path: Path, data: Path) -> tuple[SignedManifest, FolderStart | None]:
     """The run of a run file as ours, and what it begins with, where that is a folder."""
     identity, start = load_or_create_identity(data), start_of(path)
-    return sign(identity, load_run_file(path, identity.peer_id, start)), start
+    manifest = load_run_file(path, identity.peer_id, start)
+    check_tasks(manifest, path)
+    return sign(identity, manifest), start
 
 
 def start_of(path: Path) -> FolderStart | None:
@@ -99,8 +103,10 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
     path = Path(word)
     if path.suffix == ".toml":
         signed, start = _signed_run(path, data)
-        if founding and start is not None:
-            start.keep(signed, data)
+        if founding:
+            keep_tasks(signed, path, data)
+            if start is not None:
+                start.keep(signed, data)
         return signed
     if path.is_file():
         return read_manifest(path)

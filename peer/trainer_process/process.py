@@ -20,6 +20,7 @@ from typing import Any
 import trio
 
 from kernels.layout import chunk_layout, payload_bytes
+from peer.paths import tasks_dir
 from peer.trainer_process.channel import Listener, TrainerChannel, unheard
 from peer.trainer_process.child import how_it_ended, reap
 from peer.trainer_process.log import TrainerLog
@@ -63,9 +64,10 @@ class TrainerSettings:
 
     @classmethod
     def for_run(cls, manifest: RunManifest, log_path: Path) -> TrainerSettings:
-        """For training `manifest`."""
+        """For training `manifest`, whose files of tasks lie beside its log."""
         size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
-        return cls(manifest.trainer_sections(), size, log_path)
+        sections = manifest.trainer_sections() | {"tasks": str(tasks_dir(log_path.parent))}
+        return cls(sections, size, log_path)
 
 
 class TrainerProcess:

@@ -25,6 +25,7 @@ from protocol.consensus.planning import choose_members, plan_with, within_uses
 from protocol.consensus.terms import View
 from protocol.run.admission import verify_admission
 from protocol.state.base import Base, RoundSettings
+from protocol.state.chain import check_rollouts
 from protocol.state.electorate import quorum_size
 from protocol.wire.body import MAX_ELECTORS, MAX_MEMBERS
 from protocol.wire.canonical import Malformed
@@ -81,6 +82,10 @@ class ClosingPolicy:
             return False
         if ready.fragment != self.base.fragment or ready.tokens > self.settings.max_tokens:
             return False
+        try:
+            check_rollouts(self.settings.manifest, self.base.round, ready.rollouts)
+        except Malformed:
+            return False  # else no plan that it is in would be taken
         known = self.ready_of(peer)
         if known is not None and (ready.incarnation, ready.serial) <= (known.incarnation, known.serial):
             return ready == known

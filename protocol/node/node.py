@@ -39,11 +39,12 @@ from protocol.node.statements import Statements
 from protocol.node.watch import Watch
 from protocol.node.work import Work
 from protocol.offload import Offload
+from protocol.rollouts.counting import Counting
 from protocol.rollouts.rollouts import Rollouts
 from protocol.rollouts.shelf import RolloutShelf
 from protocol.run.settings import NodeSettings, WeightSettings
 from protocol.state.replica import Replica
-from protocol.status import NodeStatus
+from protocol.status import NodeStatus, RolloutStatus
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.claims import Claims
 from protocol.sync.following import Following
@@ -73,17 +74,21 @@ class Node:
         settings: NodeSettings,
         offload: Offload = trio.to_thread.run_sync,
     ) -> None:
-        session = replace(session, emit=Thinned(session.emit))
+        self._counting = counting = Counting(session.me, Thinned(session.emit))
+        session = replace(session, emit=counting)
         self._guard = guard = Guard(session)
         self._session, self._replica, self._settings = session, replica, settings
         self._state, self._history = replica.state, replica.history
         self._trainer = trainer if settings.role is Role.TRAINER else None
+        self._process = trainer if settings.role is not Role.SEED else None
         self._membership = membership = Membership(session.me, trio.current_time(), self._history)
         self._activity = activity = Activity(session.emit)
         self._round = CurrentRound()
         self._pace = Pace(replica.manifest.data.sequences_per_step * replica.manifest.data.sequence_length)
         self._handshake = Handshake(replica.manifest, session.run, settings, self._history)
-        self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
+        self._heartbeats = Heartbeats(
+            session, settings, self._history, membership, self._pace, activity, self._round, self._generating
+        )
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
         standpoints = Standpoints(session.me, self._history, membership, activity, replica.rounds.listen_s)
         initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
@@ -107,7 +112,10 @@ class Node:
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
         self._rollouts = self._make_rollouts(trainer)
         selection = self._rollouts.selection if self._rollouts is not None else None
-        self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity, selection)
+        occupation = self._rollouts.occupation if self._rollouts is not None else None
+        self._contributor = Contributor(
+            session, replica, settings, self._trainer, offload, self._pace, activity, selection, occupation
+        )
         self._ratifier = Ratifier(
             session, guard, replica, offload, self._following, self._keeper.changing, is_copy=settings.is_copy
         )
@@ -130,8 +138,13 @@ class Node:
             self._ejections,
             self._keeper,
             self._settings,
+            self._activity,
             trainer if isinstance(trainer, RolloutLink) else None,
         )
+
+    def _generating(self) -> float:
+        """Tokens a second of a rollout peer."""
+        return self._counting.tokens_per_s if self._settings.role is Role.ROLLOUT else 0.0
 
     def _make_dispatcher(self, offload: Offload) -> Dispatcher:
         session, replica, guard, membership, current = (
@@ -252,7 +265,7 @@ class Node:
 
     def _choose_whether_to_serve(self) -> None:
         if self._rollouts is not None:
-            self._rollouts.rests = self._contributor.rests
+            self._rollouts.rest(self._contributor.rests)
         self._swarm.serves = self._settings.serve_while_paused or not self._contributor.rests
 
     @property
@@ -344,7 +357,11 @@ class Node:
             eval_percent=held_out.percent,
             up_bytes=traffic.up_bytes,
             down_bytes=traffic.down_bytes,
-            trainer_pid=self._trainer.pid if self._trainer else None,
+            trainer_pid=self._process.pid if self._process else None,
             version=self._settings.version,
             swarm=self._heartbeats.neighbours(),
+            rollouts=self._rollout_status(),
         )
+
+    def _rollout_status(self) -> RolloutStatus | None:
+        return self._counting.status(self._state.rounds, self._rollouts.waiting) if self._rollouts is not None else None

@@ -87,7 +87,7 @@ class Statements:
         with self._guard.watch(sender, envelope.kind):
             if isinstance(body, Version):
                 return self._versions.hear(forwarder, sender, body, envelope.raw)
-            if isinstance(body, Ready):
+            if isinstance(body, Ready | Heartbeat):
                 self._handshake.meet(sender, body)
             may_speak = self._handshake.may_speak(sender) and sender not in self._ejections
             if may_speak and self._is_news(forwarder, sender, body, envelope):

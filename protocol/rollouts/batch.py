@@ -10,8 +10,8 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.rollouts import CODES, Reason, RolloutBatch, Verdict
 
-RELATIVE = frozenset({Reason.WITHHELD, Reason.COPIED})
-"""Reasons that depend on what a validator could get or has seen before: nobody lied who says otherwise."""
+RELATIVE = frozenset({Reason.WITHHELD})
+"""Reasons that depend on what a validator could get: nobody lied who says otherwise."""
 WITHHELD = CODES.index((Verdict.REJECT, Reason.WITHHELD))
 
 

@@ -14,7 +14,9 @@ import trio
 
 from protocol.content.swarm import Swarm
 from protocol.events import Notice
+from protocol.membership.activity import Activity
 from protocol.membership.liveness import Membership
+from protocol.membership.pause import Pause
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.rollouts.batch import Batch
@@ -39,7 +41,9 @@ from protocol.rollouts.happenings import (
     Tell,
     Tick,
 )
+from protocol.rollouts.kept_standing import KeptStanding
 from protocol.rollouts.kept_versions import Keeping, KeptVersions
+from protocol.rollouts.occupation import WORK, Occupation
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.repeating import Repeating
 from protocol.rollouts.selection import Selection
@@ -55,7 +59,7 @@ from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
-from protocol.wire.presence import Role
+from protocol.wire.presence import Phase, Role, WhyIdle
 from protocol.wire.rollouts import CODES, Judgement, RolloutBatch, Verdict
 from protocol.wire.rollouts import Deal as DealBody
 
@@ -91,6 +95,7 @@ class Rollouts:
         liars: Liars,
         keeping: Keeping,
         settings: NodeSettings,
+        activity: Activity,
         link: RolloutLink | None,
     ) -> None:
         rl = replica.manifest.rl
@@ -98,7 +103,8 @@ class Rollouts:
         self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
         self._membership, self._liars, self._settings, self._rl, self._link = membership, liars, settings, rl, link
         self._files = replica.store.rollouts
-        self._pool = Pool(session.me, settings.role, rl, self._draw)
+        self._pool = pool = Pool(session.me, settings.role, rl, self._draw)
+        self._standing = KeptStanding(session, pool.standing, replica.store, offload)
         self._library = Library(session, self._files, swarm, offload)
         self._repeating = Repeating(session)
         self._unwanted: deque[Hash] = deque()
@@ -108,12 +114,23 @@ class Rollouts:
         self.selection = Selection(session, self._pool, self._files, self._turn, rl.batches_per_round)
         self._kept: KeptVersions | None = None
         self._worker: Worker | None = None
-        self.rests = False
-        """Whether this peer generates nothing, because its owner says so."""
+        self._pause = Pause()
+        self.occupation = Occupation(activity, settings.role) if settings.role in WORK and link is not None else None
+        """What is shown of a rollout peer's or a validator's work."""
         if link is not None:
             self._kept = kept = KeptVersions(replica, keeping, link, self._turn, rl.max_async)
             incarnation = settings.incarnation
             self._worker = Worker(session, rl, self._files, swarm, offload, link, self._turn, kept, incarnation)
+
+    @property
+    def waiting(self) -> int:
+        """Batches of our concern without a verdict: ours that nobody judged, those to be verified here, or to be decided."""
+        role, me = self._settings.role, self._session.me
+        if role is Role.ROLLOUT:
+            return sum(batch.author == me and not batch.judgements for batch in self._pool)
+        if role is Role.VALIDATOR:
+            return sum(batch.wanted for batch in self._pool)
+        return sum(batch.led and batch.decision is None for batch in self._pool)
 
     def _draw(self, root: Hash) -> float:
         signature = self._session.identity.sign(b"manyhands rollout check 1\n" + self._session.run + root)
@@ -137,6 +154,7 @@ class Rollouts:
     async def _begin(self) -> None:
         """What an earlier life made is said again; what it had from others is gone."""
         await self._offload(self._files.load)
+        await self._standing.recall()
         self._move()
         own: set[Hash] = set()
         for body, envelope in await self._worker.recall() if self._worker is not None else []:
@@ -161,6 +179,7 @@ class Rollouts:
                 if peer in self._liars and not self._pool.standing.aside(peer):
                     self._handle(Ejected(peer, self._liars.reason(peer)))
             self._handle(Tick(self._validators(), self._kept.tips if self._kept is not None else {}))
+            await self._standing.keep(trio.current_time())
             await self._repeating.turn()
             for _ in range(len(self._unwanted)):
                 root = self._unwanted.popleft()
@@ -169,9 +188,14 @@ class Rollouts:
             await trio.sleep(LOOK_S)
 
     def _validators(self) -> frozenset[PeerId]:
+        """Those that live and do not rest: nobody waits for who rests."""
         live = {*self._membership.live_peers()}
-        found = {peer for peer, known in self._membership if peer in live and known.heartbeat.role is Role.VALIDATOR}
-        if self._settings.role is Role.VALIDATOR:
+        found = {
+            peer
+            for peer, known in self._membership
+            if peer in live and known.heartbeat.role is Role.VALIDATOR and known.heartbeat.phase is not Phase.PAUSED
+        }
+        if self._settings.role is Role.VALIDATOR and not self._pause.on:
             found.add(self._session.me)
         return frozenset(peer for peer in found if peer not in self._liars)
 
@@ -184,6 +208,17 @@ class Rollouts:
         tips = {oldest + at: tip for at, tip in enumerate(history.tips(oldest, length + 1 - oldest))}
         roster, before = history.roster, history.roster_at(max(0, length - 1))
         self._handle(Moved(length, tips, roster.contributors, before.contributors, roster.electorate.electors))
+
+    def rest(self, on: bool) -> None:
+        """Whether to compute nothing, because its owner, or the computer, says so; what was made is served all the same."""
+        if on == self._pause.on:
+            return
+        if on:
+            self._pause.begin()
+        else:
+            self._pause.end()
+        if self._link is not None and self._settings.role is not Role.TRAINER:  # a trainer's process is told already
+            (self._link.pause if on else self._link.resume)()
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
@@ -258,13 +293,29 @@ class Rollouts:
 
     async def _check(self) -> None:
         while True:
+            await self._pause.wait()
             found = self._pool.handle(Idle(), trio.current_time())
             checks = [effect.batch for effect in found if isinstance(effect, Check)]
             for batch in checks:
+                self._show_work()
                 codes = await self._verify(batch)
                 self._handle(Checked(batch.author, batch.root, codes))
             if not checks:
+                self._show_idle(WhyIdle.NOTHING_TO_CHECK, "no batch that this peer is to check is here")
                 await trio.sleep(LOOK_S)
+
+    def _show_work(self) -> None:
+        if self.occupation is not None:
+            self.occupation.works()
+
+    def _show_idle(self, why: WhyIdle, detail: str) -> None:
+        """What keeps the trainer process from working comes first."""
+        if self._link is not None and self._link.pid is None:
+            why, detail = WhyIdle.TRAINER_RESTARTING, "the trainer process is not ready"
+        elif self._kept is not None and not self._kept.tips:
+            why, detail = WhyIdle.WAITING_FOR_WEIGHTS, "the trainer has no weights yet"
+        if self.occupation is not None:
+            self.occupation.idles(why, detail, trio.current_time())
 
     async def _verify(self, batch: Batch) -> bytes | None:
         """The codes of our verdicts; None where the trainer process died over it."""
@@ -292,8 +343,14 @@ class Rollouts:
         assert self._worker is not None
         forgotten = 0
         while True:
+            await self._pause.wait()
             made = None
-            if not self.rests and not self._has_many_pending():
+            if self._has_many_pending():
+                self._show_idle(WhyIdle.WAITING_FOR_VERDICTS, f"{MOST_PENDING} batches wait for a verdict")
+            elif obstacle := self._worker.obstacle():
+                self._show_idle(WhyIdle.WAITING_FOR_WEIGHTS, obstacle)
+            else:
+                self._show_work()
                 made = await self._make(self._worker)
             if made is None:
                 await trio.sleep(LOOK_S)
@@ -308,8 +365,7 @@ class Rollouts:
                 await self._worker.forget_before(forgotten - self._rl.max_async)
 
     def _has_many_pending(self) -> bool:
-        me = self._session.me
-        return sum(batch.author == me and not batch.judgements for batch in self._pool) >= MOST_PENDING
+        return self.waiting >= MOST_PENDING
 
     async def _make(self, worker: Worker) -> tuple[RolloutBatch, Envelope] | None:
         try:

@@ -68,7 +68,8 @@ class Scene:
         if batch.decision is not None:
             return []
         batch.decision, batch.wanted = decision, False
-        told: list[PoolEffect] = [Tell(decided(batch, reason))] if batch.led else []
+        is_for_us = batch.led or (batch.author == self.me and not batch.judgements)
+        told: list[PoolEffect] = [Tell(decided(batch, reason))] if is_for_us else []
         return told if decision is Decision.ACCEPTED else [*told, *discard(batch)]
 
     def say(self, batch: Batch, codes: bytes) -> list[PoolEffect]:

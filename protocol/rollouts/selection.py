@@ -15,7 +15,7 @@ from protocol.rollouts.batch import Batch
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.turn import Turn
 from protocol.state.weight_files import WeightFiles
-from protocol.wire.hashes import Hash, tree_root
+from protocol.wire.learned import Learned, UsedBatch, learned_from
 
 LOOK_S = 0.25
 
@@ -27,10 +27,9 @@ class Chosen:
     batches: Sequence[Batch]
     paths: tuple[Path, ...]
 
-    @property
-    def root(self) -> Hash:
-        """Over their names: what READY says, and so the record."""
-        return tree_root([batch.root for batch in self.batches])
+    def learned(self, reward: float | None) -> Learned:
+        """What READY says of them, and so the record.  reward: mean of the rollouts."""
+        return learned_from([UsedBatch(batch.author, batch.root, batch.body.tokens) for batch in self.batches], reward)
 
 
 class Selection:
@@ -60,12 +59,12 @@ class Selection:
             async with self._turn.taken():
                 yield Chosen(batches, tuple(self._files.path(root) for root in roots))
 
-    def use(self, round: int, chosen: Chosen, reward: float | None) -> None:
-        """A contribution was made of these batches, which are never learned from again, whatever becomes of it."""
+    def use(self, round: int, chosen: Chosen, reward: float | None) -> Learned:
+        """A contribution was made of these batches, which are never learned from again, whatever becomes of it; what READY
+        says of them."""
+        learned = chosen.learned(reward)
         for batch in chosen.batches:
             batch.used = True
-        rollouts, names = (
-            sum(batch.body.rollouts for batch in chosen.batches),
-            [batch.root.hex() for batch in chosen.batches],
-        )
-        self._session.emit(RolloutsUsed(round, names, rollouts, reward, chosen.root.hex()))
+        names, rollouts = [batch.root.hex() for batch in chosen.batches], sum(each.body.rollouts for each in chosen.batches)
+        self._session.emit(RolloutsUsed(round, names, rollouts, reward, learned.root.hex()))
+        return learned

@@ -61,20 +61,25 @@ class Worker:
                     found.append((body, envelope))
         return found
 
+    def obstacle(self) -> str:
+        """Why no batch can be made now, as a sentence; empty where one can."""
+        newest, warm = self._versions.newest, self._rl.warm_rounds
+        if newest is None:
+            return "the trainer has not got the newest weights yet"
+        if newest[0] < warm:
+            return f"rollouts begin with round {warm}; until then the run reads text"
+        return "all batches of these weights are made" if self._next.get(newest[0], 0) >= MAX_BATCHES else ""
+
     async def make(self, on_progress: Callable[[int, int], None]) -> tuple[RolloutBatch, Envelope] | None:
         """The next batch, stated but not said yet; None while there are no weights to make it with.  Raises `TrainerDied`,
         `StoreFailed`."""
         begun, rl = trio.current_time(), self._rl
         async with self._turn.taken():
             newest = self._versions.newest
-            if newest is None:
+            if newest is None or self.obstacle():
                 return None
             version, tip = newest
-            if version < rl.warm_rounds:
-                return None
             number = self._next.get(version, 0)
-            if number >= MAX_BATCHES:
-                return None
             problems = problems_of(self._session.run, tip, self._session.me, number, rl.prompts_per_batch, rl.problems)
             task = GenerateTask(self._session.run, version, self._session.me, problems, rl.group_size)
             path = self._files.folder / MADE

@@ -31,6 +31,7 @@ from protocol.run.fitting import (
     member_problems,
     refuse,
     schedule_problems,
+    used_problems,
 )
 from protocol.run.model_section import ModelSection
 from protocol.run.rl_section import RlSection
@@ -258,6 +259,8 @@ class RunManifest(Section):
                 'data.corpus is "examples", the solved problems of an environment, and no section [rl] names one; add it or '
                 'take "stdlib"',
             )
+        if self.rl is not None:
+            yield from used_problems(self.rounds.max_members, self.rl.batches_per_round)
         yield from fragment_problems(self.fragments)
         yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
         if self.allowlist != sorted(set(self.allowlist)):

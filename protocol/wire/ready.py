@@ -19,6 +19,7 @@ from protocol.wire.body import (
 )
 from protocol.wire.hashes import HASH_BYTES
 from protocol.wire.identity import PeerId
+from protocol.wire.learned import LaterLearned
 
 
 class OnState(Body):
@@ -52,7 +53,7 @@ class Ready(OnState):
 
     fragment: of the state, which the contribution covers.  serial: grows with every READY of an incarnation; two different
     ones under one serial are a lie.  admission: proof that the sender was admitted; empty where the run asks for none.
-    rollouts: in a run of reinforcement learning, the root over the names of the batches that the contribution was made of.
+    rollouts: in a run of reinforcement learning, the batches that the contribution was made of.
     """
 
     KIND: ClassVar[str] = "ready"
@@ -67,7 +68,7 @@ class Ready(OnState):
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     root: HashField
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
-    rollouts: LaterHash = None
+    rollouts: LaterLearned = None
 
 
 class Member(Body):
@@ -82,7 +83,7 @@ class Member(Body):
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     root: HashField
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
-    rollouts: LaterHash = None
+    rollouts: LaterLearned = None
     signature: SignatureField
 
 

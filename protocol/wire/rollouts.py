@@ -40,9 +40,6 @@ class Reason(str, Enum):
     WRONG_COMPUTATION = "wrong computation"
     BAD_SAMPLING = "bad sampling"
     BAD_TERMINATION = "bad termination"
-    COPIED = "copied"
-    OUT_OF_BOUNDS = "out of bounds"
-    WRONG_VERSION = "wrong version"
     WITHHELD = "withheld"
 
 

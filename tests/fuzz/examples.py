@@ -27,6 +27,7 @@ from protocol.wire.body import Body
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
+from protocol.wire.learned import UsedBatch, learned_from
 from protocol.wire.messages import (
     Accusation,
     Certificate,
@@ -118,6 +119,7 @@ BODIES: list[Body] = [
     ),
     Goodbye(incarnation=1, seq=2),
     a_first_ready(base=TIP, serial=1, root=TIP, state_digest=TIP, admission=b"proof"),
+    a_first_ready(base=TIP, root=TIP, state_digest=TIP, rollouts=learned_from([UsedBatch(ONE.peer_id, TIP, 9)], 0.5)),
     ROLL,
     Proposal(attempt=1, absent=[], plan=PLAN, rolls=[pack(ONE, RUN, ROLL).raw]),
     Report(round=1, base=TIP, plan=TIP, index=[ENTRY], provenance=PROVENANCE),

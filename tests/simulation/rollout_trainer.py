@@ -92,6 +92,7 @@ class RolloutTrainer(ArithmeticTrainer):
     async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
         self._alone()
         try:
+            await self._resumed.wait()
             deaths, count = self._deaths, len(task.problems) * task.copies
             await trio.sleep(VERIFY_S * count)
             self._die_if_killed(deaths)

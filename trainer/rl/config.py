@@ -88,6 +88,16 @@ class RlConfig(Section):
     """Tokens that share a proof."""
     min_end_probability: float = 0.1
     """An output shorter than `max_tokens` ends with an end token of at least this probability under the model."""
+    max_exponent_mismatches: int = 38
+    """Values of a chunk's proof whose exponents may differ from those that a validator computes."""
+    max_mantissa_mean: float = 10.0
+    """Mean by which the 7 bits of mantissa of the others may differ."""
+    max_mantissa_median: float = 8.0
+    """Median by which they may differ."""
+    max_shortfall: float = 0.5
+    """Units of logits over temperature by which a token may be behind the one that the sampling chooses.  Ours."""
+    max_share_beyond: float = 0.01
+    """Share of a rollout's tokens that may be farther behind.  Ours."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -96,10 +106,13 @@ class RlConfig(Section):
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("max_async", "warmup_steps", "length_weight", "entropy_weight", "kl_weight", "weight_decay"):
-            if getattr(self, name) < 0:
+        for name in (
+            "max_async", "warmup_steps", "length_weight", "entropy_weight", "kl_weight", "weight_decay",
+            "max_exponent_mismatches", "max_mantissa_mean", "max_mantissa_median",
+        ):  # fmt: skip
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")
-        for name in ("lr", "clip_norm", "adam_eps", "temperature"):
+        for name in ("lr", "clip_norm", "adam_eps", "temperature", "max_shortfall"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
         for name in ("beta1", "beta2", "eps"):
@@ -111,6 +124,8 @@ class RlConfig(Section):
             raise ValueError(
                 "solve rates and min_end_probability must be from 0 to 1, and the lower rate below the upper one"
             )
+        if not 0 <= self.max_share_beyond <= 1:
+            raise ValueError("max_share_beyond must be from 0 to 1")
         if self.row_tokens < self.max_tokens:
             raise ValueError("row_tokens must be at least max_tokens: a sequence is never cut")
         if any(target < 1 for target in self.length_targets):

@@ -15,9 +15,10 @@ The reward is computed here.  What a verdict leads to is decided elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -56,12 +57,28 @@ class Tolerances:
     share_beyond: of the tokens of a rollout that may be farther than that.
     """
 
-    proofs: Thresholds = Thresholds()
-    shortfall: float = 0.5
-    share_beyond: float = 0.01
+    proofs: Thresholds
+    shortfall: float
+    share_beyond: float
 
+    @classmethod
+    def of(cls, config: RlConfig) -> Self:
+        """Those of a run."""
+        return cls(
+            Thresholds(config.max_exponent_mismatches, config.max_mantissa_mean, config.max_mantissa_median),
+            config.max_shortfall,
+            config.max_share_beyond,
+        )
 
-DEFAULT_TOLERANCES = Tolerances()
+    def fields(self) -> dict[str, Any]:
+        """As the fields of a run's `[rl]`, which `RlConfig` has as well."""
+        return {
+            "max_exponent_mismatches": self.proofs.exponent_mismatches,
+            "max_mantissa_mean": self.proofs.mantissa_mean,
+            "max_mantissa_median": self.proofs.mantissa_median,
+            "max_shortfall": self.shortfall,
+            "max_share_beyond": self.share_beyond,
+        }
 
 
 @dataclass(frozen=True)
@@ -113,21 +130,19 @@ class _Refused(Exception):
 
 
 class Verifier:
-    """Judges rollouts of one version.  model: with that version's weights, in any precision."""
+    """Judges rollouts of one version, as tolerantly as the run says.  model: with its weights, in any precision."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        environment: Environment,
-        tokenizer: Tokenizer,
-        config: RlConfig,
-        tolerances: Tolerances = DEFAULT_TOLERANCES,
-    ) -> None:
+    def __init__(self, model: Decoder, environment: Environment, tokenizer: Tokenizer, config: RlConfig) -> None:
         self._model, self._environment, self._tokenizer = model, environment, tokenizer
-        self._config, self._tolerances = config, tolerances
+        self._config, self._tolerances = config, Tolerances.of(config)
 
-    def verify(self, assignment: Assignment, rollouts: Sequence[Rollout]) -> list[Judged]:
-        """A verdict for each rollout, in their order.  A batch that lacks some of what was assigned has these left out."""
+    def verify(
+        self, assignment: Assignment, rollouts: Sequence[Rollout], between: Callable[[], None] = lambda: None
+    ) -> list[Judged]:
+        """A verdict for each rollout, in their order.  A batch that lacks some of what was assigned has these left out.
+
+        between: called before each pass through the model; may wait, or raise.
+        """
         verdicts: list[Judged | None] = [None] * len(rollouts)
         turns: dict[int, tuple[Problem, tuple[str, ...]]] = {}
         seen: set[tuple[int, int]] = set()
@@ -137,6 +152,7 @@ class Verifier:
             except _Refused as refusal:
                 verdicts[index] = Judged(refusal.reason, refusal.detail)
         for indices in self._micro_batches(rollouts, list(turns)):
+            between()
             for index, measured in zip(
                 indices, self._measure(assignment, [rollouts[each] for each in indices]), strict=True
             ):

@@ -10,11 +10,11 @@ import torch
 
 from trainer.config import TrainingConfig
 from trainer.data.tokens import ByteTokenizer
-from trainer.environments.registry import open_environment
+from trainer.environments.registry import open_named
 from trainer.rl.config import RlConfig
 from trainer.rl.learner import AfterStep, Learner, LearnTask
 from trainer.rl.verification import Assignment, Judged
-from trainer.rl.worker import F32, OnProgress, RolloutWorker, Tasks
+from trainer.rl.worker import F32, Between, OnProgress, RolloutWorker, Tasks
 from trainer.worker import Done, Task, Worker
 
 VERDICTS_AT_ONCE = 32
@@ -27,7 +27,7 @@ class RolloutJobs:
 
     def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker, device: torch.device) -> None:
         self._config, self._rl, self._worker = config, rl, worker
-        tasks = Tasks(open_environment(config.environment), ByteTokenizer())
+        tasks = Tasks(open_named(config.environment, Path(config.tasks)), ByteTokenizer())
         self._rollouts = RolloutWorker(rl, config.model, tasks, device)
         self._learner: Learner | None = None
 
@@ -35,15 +35,23 @@ class RolloutJobs:
         """Copy the swarm's parameters as this version."""
         self._rollouts.keep_version(version, theta)
 
-    def generate(self, task: dict[str, Any], path: str, on_progress: OnProgress) -> dict[str, Any]:
+    def generate(
+        self, task: dict[str, Any], path: str, on_progress: OnProgress, between: Between = lambda: None
+    ) -> dict[str, Any]:
         """Make a batch; how many rollouts and tokens it has."""
         assignment = _assignment(task)
-        tokens = self._rollouts.generate(assignment, Path(path), on_progress)
+        tokens = self._rollouts.generate(assignment, Path(path), on_progress, between)
         return {"rollouts": len(assignment.problems) * assignment.copies, "tokens": tokens}
 
-    def verify(self, task: dict[str, Any], path: str, tell: Callable[[list[dict[str, Any]]], None]) -> dict[str, Any]:
+    def verify(
+        self,
+        task: dict[str, Any],
+        path: str,
+        tell: Callable[[list[dict[str, Any]]], None],
+        between: Between = lambda: None,
+    ) -> dict[str, Any]:
         """Judge a batch; `tell` gets the verdicts, some at a time, in their order."""
-        judged = self._rollouts.verify(_assignment(task), Path(path))
+        judged = self._rollouts.verify(_assignment(task), Path(path), between)
         for some in _parts(judged):
             tell([_fields(each) for each in some])
         return {}

@@ -81,10 +81,15 @@ class Service:
                 self._rollouts.keep_version(job.message["version"], self._map_theta())
                 return {}
             case "generate":
-                return self._rollouts.generate(job.message["task"], job.message["path"], self._between(job))
+                return self._rollouts.generate(
+                    job.message["task"], job.message["path"], self._after_each(job), lambda: self._rest(job)
+                )
             case "verify":
                 return self._rollouts.verify(
-                    job.message["task"], job.message["path"], lambda verdicts: self._send(job, "progress", verdicts=verdicts)
+                    job.message["task"],
+                    job.message["path"],
+                    lambda verdicts: self._send(job, "progress", verdicts=verdicts),
+                    lambda: self._rest(job),
                 )
             case other:
                 raise ValueError(f"unknown command {other!r}")
@@ -128,17 +133,24 @@ class Service:
         done = compute(task, self._map_theta(), self._contribution, after_step)
         return {**asdict(done), "threads": torch.get_num_threads()}
 
-    def _between(self, job: Job) -> Callable[[int, int], None]:
-        """What is done between the parts of a job that is no training."""
+    def _after_each(self, job: Job) -> Callable[[int, int], None]:
+        """What is done after each rollout."""
 
         def tell(done: int, total: int) -> None:
             self._send(job, "progress", done=done, total=total)
             self._keep_pace(job)
-            self._inbox.wait_while_paused(job)
             self._inbox.use_threads()
             self._pace.begin()
 
         return tell
+
+    def _rest(self, job: Job) -> None:
+        """Between the steps of a job that is no training: go no further while paused, and not at all when abandoned."""
+        if self._inbox.is_held(job):
+            self._keep_pace(job)
+            self._inbox.wait_while_paused(job)
+            self._inbox.use_threads()
+            self._pace.begin()
 
     def _evaluate_some(self, running: Job | None, opportunities: int) -> None:
         """Get on with the evaluation that is wanted, if one is, beside the `running` job.
