@@ -34,7 +34,7 @@ from trainer.rl.verification import Assignment, Judged, Reason, Verifier
 F32 = npt.NDArray[np.float32]
 
 SLOTS = 32
-"""Sequences that are generated at a time."""
+"""Sequences that are generated at a time, where nobody says otherwise."""
 SPARE_VERSIONS = 2
 """Versions kept beside the `max_async` older ones that rollouts may be of: the newest, and one that is just going."""
 
@@ -55,7 +55,9 @@ class Tasks:
 class RolloutWorker:
     """Of one run on one device.  versions: bf16 parameters (n) by number, the newest `max_async` + 2."""
 
-    def __init__(self, config: RlConfig, model: ModelConfig, tasks: Tasks, device: torch.device) -> None:
+    def __init__(self, config: RlConfig, model: ModelConfig, tasks: Tasks, device: torch.device, slots: int = SLOTS) -> None:
+        """slots: sequences that are generated at a time."""
+        self._slots = slots
         self.config, self._model, self._tasks, self._device = config, model, tasks, device
         self.versions: dict[int, Tensor] = {}
         self._engine: tuple[int, Engine] | None = None
@@ -148,7 +150,7 @@ class RolloutWorker:
             engine = Engine(
                 self._model,
                 self._device,
-                slots=SLOTS,
+                slots=self._slots,
                 length=length,
                 temperature=self.config.temperature,
                 dtype=self._dtype,
