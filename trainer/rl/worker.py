@@ -159,16 +159,16 @@ class RolloutWorker:
 
     def _requests(self, assignment: Assignment) -> Iterator[Request]:
         tokenizer = self._tasks.tokenizer
-        prompts = {index: tuple(tokenizer.encode(self._problem(index).prompt)) for index in assignment.problems}
+        prompts = {index: tuple(tokenizer.prompt(self._problem(index).prompt)) for index in assignment.problems}
         for number, (index, copy) in enumerate(_places(assignment)):
             key = stream_key(assignment.run, assignment.version, assignment.peer, index, copy)
-            yield Request(number, prompts[index], key, self.config.max_tokens, (tokenizer.end,))
+            yield Request(number, prompts[index], key, self.config.max_tokens, tokenizer.ends)
 
     def _reply(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
         """What the environment says after a turn of the batch that is being made."""
         tasks, problem = self._tasks, self._problem(self._problems[request.id])
         reply = tasks.environment.reply(problem, read_turns(tasks.environment, problem, output, made, tasks.tokenizer))
-        return None if reply is None else tasks.tokenizer.encode(reply)
+        return None if reply is None else tasks.tokenizer.reply(reply)
 
     def _problem(self, index: int) -> Problem:
         return self._tasks.environment.problem(index)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from trainer.config import TrainingConfig
-from trainer.data.tokens import ByteTokenizer
 from trainer.environments.registry import open_environment
 from trainer.rl.config import RlConfig
 from trainer.rl.learner import AfterStep, Learner, LearnTask
@@ -27,7 +26,7 @@ class RolloutJobs:
 
     def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker, device: torch.device) -> None:
         self._config, self._rl, self._worker = config, rl, worker
-        tasks = Tasks(open_environment(config.environment), ByteTokenizer())
+        tasks = Tasks(open_environment(config.environment), worker.tokenizer)
         self._rollouts = RolloutWorker(rl, config.model, tasks, device)
         self._learner: Learner | None = None
 

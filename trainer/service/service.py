@@ -99,7 +99,7 @@ class Service:
         return {
             "device": str(device),
             "parameters": self._worker.parameters,
-            "corpus": self._worker.corpus.digest,
+            "corpus": self._worker.reading.digest,
             "measures_power": self._pace.measures,
         }
 
