@@ -148,6 +148,7 @@ def blob(what: str, number: int) -> str:
         "result": f"result of round {number}",
         "weights": f"version {number}, whole",
         "patch": f"version {number}, patch",
+        "file": f"file {number + 1} of the run",
     }
     return names.get(what, f"{clean(what)} {number}")
 

@@ -62,6 +62,7 @@ from protocol.state.outer_state import OuterState
 from protocol.state.replica import Replica
 from protocol.state.store import Store
 from protocol.status import NodeStatus
+from protocol.sync.run_files import paths_of
 from protocol.version import version
 from protocol.wire.collector import spare_what_is_loaded
 from protocol.wire.identity import Identity, PeerId
@@ -304,9 +305,8 @@ class Participation:
         self, signed: SignedManifest, store: Store, state: OuterState, network: Network, nursery: trio.Nursery
     ) -> None:
         settings = self._settings
-        trainer = self._trainer = self._make_trainer(signed, state) if settings.role is not Role.SEED else None
+        trainer = self._trainer = self._make_trainer(signed, store, state) if settings.role is not Role.SEED else None
         if trainer is not None:
-            nursery.start_soon(self._keep_trainer, trainer)
             nursery.start_soon(keep_share, trainer, self._emit, lambda: chosen_threads(settings.live.now.threads or 0))
         is_copy = await self._find_out_whether_copied(store)
 
@@ -320,6 +320,7 @@ class Participation:
         node = Node(session, replica, trainer, self._node_settings(is_copy))
         self.node = node
         if trainer is not None:
+            nursery.start_soon(self._keep_trainer, trainer, node)
             self._keeper = RestKeeper(Judge(_limits(settings.live.now)), in_a_thread(Sensors().read), node)
             nursery.start_soon(self._keeper.run)
         if self._paused:
@@ -374,15 +375,20 @@ class Participation:
             serve_while_paused=settings.live.now.serve_while_paused,
         )
 
-    def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:
-        settings = TrainerSettings.for_run(signed.manifest, self._folder / "trainer.log")
+    def _make_trainer(self, signed: SignedManifest, store: Store, state: OuterState) -> TrainerProcess:
+        files = paths_of(signed.manifest, store.files)
+        settings = TrainerSettings.for_run(signed.manifest, self._folder / "trainer.log", files)
         kind = TrainerProcess if signed.manifest.rl is None else RolloutProcess
         trainer = kind(settings, state.region, self._emit)
         trainer.limit_power(self._settings.live.now.max_power)
         return trainer
 
-    async def _keep_trainer(self, trainer: TrainerProcess) -> None:
-        """Its end by itself means that it was given up: leave with the reason, instead of a peer that does nothing."""
+    async def _keep_trainer(self, trainer: TrainerProcess, node: Node) -> None:
+        """Start it when the run's files are here.
+
+        Its end by itself means that it was given up: leave with the reason, instead of a peer that does nothing.
+        """
+        await node.files.until_here()
         await trainer.run()
         if not self.leaving:
             log = self._folder / "trainer.log"

@@ -62,10 +62,11 @@ class TrainerSettings:
     silence_deadline_s: float = SILENCE_DEADLINE_S
 
     @classmethod
-    def for_run(cls, manifest: RunManifest, log_path: Path) -> TrainerSettings:
-        """For training `manifest`."""
+    def for_run(cls, manifest: RunManifest, log_path: Path, files: Mapping[str, Path] | None = None) -> TrainerSettings:
+        """For training `manifest`.  files: where the run's files will lie when the trainer is started, by name."""
         size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
-        return cls(manifest.trainer_sections(), size, log_path)
+        sections = manifest.trainer_sections() | {"files": {name: str(path) for name, path in (files or {}).items()}}
+        return cls(sections, size, log_path)
 
 
 class TrainerProcess:

@@ -8,6 +8,7 @@
     votes/00000012-<tip>        what binds this peer in the round on this tip
     evidence/<hash>             proofs that peers lied
     weights/                    versions of the weights (`protocol.state.weight_files`), once there is one
+    files/                      the run's files, likewise, in a run that has some
     rollouts/                   batches of rollouts, likewise, in a run of reinforcement learning
     chosen                      the record of an invitation to whose history this peer came over
 
@@ -75,6 +76,7 @@ class Store:
         self.evidence = EvidenceFiles(self.disk, evidence)
         self.weights = WeightFiles(self.disk, root / "weights")
         self.rollouts = WeightFiles(self.disk, root / "rollouts")
+        self.files = WeightFiles(self.disk, root / "files")
         self._records, self._branches, self._journal = records, branches, root / "switch"
         self._chosen = root / "chosen"
         begun = read_guarded(self.disk, self._journal)

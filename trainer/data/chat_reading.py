@@ -93,6 +93,13 @@ class ChatReading(Reading):
                 counts_bt[row, split.ends[chat] - begin] = False  # nothing before it tells what a chat begins with
         return Rows(tokens_bt, counts_bt[:, 1:], documents_bt[:, :-1])
 
+    def described(self) -> str:
+        """For a person: how many there are, and what is lost."""
+        chats, held = (len(split.ends) - 1 for split in (self._splits[False], self._splits[True]))
+        lost = f"; {self.cut} longer than a window are cut" if self.cut else ""
+        lost += f", {self.left_out} of them with nothing left to learn" if self.left_out else ""
+        return f"{chats} chats in {self.windows} windows to learn from, {held} held out{lost}"
+
     def _cut(self, chat: Chat) -> bool:
         """Make a chat fit into a row; whether anything of it counts then."""
         if len(chat.tokens) > self._length + 1:

@@ -113,6 +113,12 @@ class TokenizerFile(Tokenizer):
         return int(number)
 
 
+def special_in(path: Path) -> dict[str, int]:
+    """The special tokens of a `tokenizer.json` and their numbers.  Raises ValueError for a file that is none."""
+    added = _read(path).get_added_tokens_decoder()
+    return {token.content: number for number, token in added.items()}
+
+
 def _decoded(tokens: Sequence[int], known: Callable[[int], bool], decode: Callable[[list[int]], str]) -> str:
     """The text of the known tokens, each stretch by itself, with U+FFFD for each of the others."""
     if any(token < 0 for token in tokens):
