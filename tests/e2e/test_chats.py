@@ -1,4 +1,4 @@
-"""Chats and a tokenizer in runs of real peers: the organiser has the files, the others fetch them, and all learn from them."""
+"""Chats and a tokenizer in runs of real peers: the organiser has the files, the others fetch them and learn from them."""
 
 from __future__ import annotations
 
