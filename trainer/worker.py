@@ -76,7 +76,7 @@ class Worker:
         """corpus: a text in place of what the run reads.  Raises ValueError for what cannot be read here."""
         self.config = config
         self.model = Decoder(config.model, device)
-        self.inner = InnerLoop(self.model, config.inner)
+        self._inner: InnerLoop | None = None
         self.layout = chunk_layout(self.parameters, config.chunk_parameters)
         self.tokenizer = tokenizer_of(config)
         self.reading: Reading = (
@@ -85,6 +85,17 @@ class Worker:
             else corpora.TextReading(corpus, config.data.sequence_length)
         )
         self.schedule = Schedule(config.seed, self.reading.windows, config.lanes, config.windows_per_round)
+
+    @property
+    def inner(self) -> InnerLoop:
+        """The optimiser of what is read, from the first step on."""
+        if self._inner is None:
+            self._inner = InnerLoop(self.model, self.config.inner)
+        return self._inner
+
+    def end_reading(self) -> None:
+        """Nothing more is read: another optimiser needs the memory."""
+        self._inner = None
 
     @property
     def parameters(self) -> int:

@@ -49,7 +49,9 @@ def register(subparsers: Subparsers) -> None:
     invite.add_argument("peer", metavar="PEER_ID", nargs="?", help="the guest, the only peer that it is for")
     invite.add_argument("--bearer", action="store_true", help="let in whoever holds the invitation; keep it secret")
     invite.add_argument("--uses", type=int, metavar="N", help="how many peers --bearer lets in (default: 16, at most 4096)")
-    invite.add_argument("--role", choices=["trainer", "seed"], default="trainer", help="what the token is for")
+    invite.add_argument(
+        "--role", choices=["trainer", "rollout", "validator", "seed"], default="trainer", help="what the token is for"
+    )
     invite.add_argument(
         "--expires",
         metavar="TIME",

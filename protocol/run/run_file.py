@@ -121,7 +121,7 @@ def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[
         found["model"] = _begun_with(start.facts, fields, name)
     for section, more in (start.sections if start is not None else {}).items():
         said = fields.get(section, {})
-        found[section] = {key: value for key, value in said.items() if key != "from"} | more
+        found[section] = {key: value for key, value in said.items() if key != "from"} | dict(more)
     for section, kind in (("model", "folder"), ("data", "file of chats"), ("tokenizer", "tokenizer.json")):
         given = found.get(section, fields.get(section))
         if isinstance(given, dict) and "from" in given:

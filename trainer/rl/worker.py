@@ -26,17 +26,12 @@ from trainer.generate.sampling import stream_key
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.rl.batch import decode_batch, encode_batch
-from trainer.rl.config import RlConfig
+from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
 from trainer.rl.groups import Group, grouped, scored
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import DEFAULT_TOLERANCES, Assignment, Judged, Reason, Tolerances, Verifier
 
 F32 = npt.NDArray[np.float32]
-
-SLOTS = 32
-"""Sequences that are generated at a time."""
-SPARE_VERSIONS = 2
-"""Versions kept beside the `max_async` older ones that rollouts may be of: the newest, and one that is just going."""
 
 OnProgress = Callable[[int, int], None]
 """Told what is done, of how much; may raise to end the work."""

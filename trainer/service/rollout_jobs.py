@@ -10,6 +10,7 @@ import torch
 
 from trainer.config import TrainingConfig
 from trainer.environments.registry import open_environment
+from trainer.reading import tokenizer_of
 from trainer.rl.config import RlConfig
 from trainer.rl.learner import AfterStep, Learner, LearnTask
 from trainer.rl.verification import Assignment, Judged
@@ -22,11 +23,12 @@ MAX_DETAIL = 200
 
 
 class RolloutJobs:
-    """Of one run.  worker: has the model that learns."""
+    """Of one run.  worker: has the model that learns; None in a process that only makes and judges rollouts."""
 
-    def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker, device: torch.device) -> None:
+    def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker | None, device: torch.device) -> None:
         self._config, self._rl, self._worker = config, rl, worker
-        tasks = Tasks(open_environment(config.environment), worker.tokenizer)
+        tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
+        tasks = Tasks(open_environment(config.environment), tokenizer)
         self._rollouts = RolloutWorker(rl, config.model, tasks, device)
         self._learner: Learner | None = None
 
@@ -49,7 +51,9 @@ class RolloutJobs:
 
     def learn(self, task: Task, theta: F32, out: memoryview, after_step: AfterStep) -> Done:
         """Learn from the batches of a round and encode the difference into `out`."""
+        assert self._worker is not None, "asked of a process that trains"
         if self._learner is None:
+            self._worker.end_reading()
             self._learner = Learner(self._rl, self._worker.model, self._config.chunk_parameters)
         groups = self._rollouts.groups([Path(task.rollouts_in) / name for name in task.rollouts])
         learnt = self._learner.compute(LearnTask(task.round, task.first_step), groups, theta, out, after_step)

@@ -16,6 +16,7 @@ from protocol.run.run_file import RunFileError, dump, parse_run_file
 from protocol.state.disk import Disk
 from protocol.state.weight_files import WeightFiles
 from protocol.sync.run_files import is_right
+from protocol.wire.identity import PeerId
 from tests.trainer.made_tokenizer import ENDS, TURN_END, VOCAB, make_tokenizer
 
 CHAT = '{"prompt": "2 + 2?", "completion": "4"}\n'
@@ -76,7 +77,7 @@ def test_a_damaged_file_counts_as_absent(tmp_path: Path) -> None:
 def test_a_manifest_written_out_is_the_same_run(tmp_path: Path) -> None:
     signed = create_run(a_place(tmp_path), tmp_path / "data")
     manifest = signed.manifest
-    assert parse_run_file(dump(manifest), manifest.organiser) == manifest
+    assert parse_run_file(dump(manifest), PeerId(manifest.organiser)) == manifest
 
 
 def test_what_a_person_says_of_the_tokenizer_goes_first(tmp_path: Path) -> None:
