@@ -1,0 +1,61 @@
+"""`peer`, whose trainer process takes as long over its work as some other computer would: `PACE_` seconds at least.
+
+What is asked of the process is really done; then the peer waits until the time is over, as if it were done only now.  Every
+piece of work becomes a line of the file `BUSY_FILE`: {what, begun, ended}, in seconds of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from peer.cli import main
+from peer.trainer_process.process import TrainerProcess
+from peer.trainer_process.rollouts import RolloutProcess
+from protocol.trainer_link import ComputeTask, Contribution, Generated, GenerateTask, Progress, RolloutVerdict, VerifyTask
+
+GENERATE, VERIFY, LEARN, READ = "generate", "verify", "learn", "read"
+BUSY_FILE = "BUSY_FILE"
+_compute, _generate, _verify = TrainerProcess.compute, RolloutProcess.generate, RolloutProcess.verify
+
+
+@asynccontextmanager
+async def paced(what: str) -> AsyncIterator[None]:
+    """A piece of work, which takes as long as it should."""
+    begun = time.monotonic()
+    yield
+    await trio.sleep(max(0.0, begun + float(os.environ.get(f"PACE_{what.upper()}", "0")) - time.monotonic()))
+    with open(os.environ[BUSY_FILE], "a") as file:
+        print(json.dumps({"what": what, "begun": begun, "ended": time.monotonic()}), file=file)
+
+
+async def _paced_compute(
+    process: TrainerProcess, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]
+) -> Contribution:
+    async with paced(LEARN if task.rollouts else READ):
+        return await _compute(process, task, theta, on_progress)
+
+
+async def _paced_generate(process: RolloutProcess, task: GenerateTask, path: Path, on_progress: Any) -> Generated:
+    async with paced(GENERATE):
+        return await _generate(process, task, path, on_progress)
+
+
+async def _paced_verify(process: RolloutProcess, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
+    async with paced(VERIFY):
+        return await _verify(process, task, path)
+
+
+if __name__ == "__main__":
+    TrainerProcess.compute = _paced_compute  # type: ignore[method-assign,assignment]
+    RolloutProcess.generate = _paced_generate  # type: ignore[method-assign,assignment]
+    RolloutProcess.verify = _paced_verify  # type: ignore[method-assign,assignment]
+    sys.exit(main())
