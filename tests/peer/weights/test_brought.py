@@ -121,6 +121,15 @@ def test_a_mistake_is_told_in_a_sentence(run: str, chats: str, part: str, tmp_pa
     assert part in str(caught.value)
 
 
+def test_a_peer_that_fetched_the_tokenizer_exports_it(tmp_path: Path) -> None:
+    signed = create_run(a_place(tmp_path), tmp_path / "data")
+    assert not (run_dir(tmp_path / "data", signed.run) / "tokenizer").exists(), "as at a peer that is not the organiser's"
+    assert main(["export", str(tmp_path / "out"), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
+    made = (tmp_path / "tokens" / "tokenizer.json").read_bytes()
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == made
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == ENDS[0]
+
+
 def test_the_command_tells_how_many_chats_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "create", str(a_place(tmp_path)), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
     assert "chats       38 chats in" in capsys.readouterr().out
