@@ -1,7 +1,7 @@
 """What a peer does in a run where its owner leaves that open: what the manifest wants of it and this computer can carry.
 
 A run without rollouts is trained.  In one with rollouts, a founder trains, as the run waits for its founders; where anybody
-may begin, whoever has a GPU for it trains.  Others generate, but for one in eight, drawn by run and peer, that verifies.
+may begin, the organiser and whoever has a GPU for it train.  Others generate, but for one in eight, drawn by run and peer, that verifies.
 Where memory does not suffice for that, a peer takes the first of generating, verifying and serving that it does suffice for.
 The choice follows from the manifest, the peer's ID and free memory alone.
 """
@@ -49,6 +49,8 @@ def choose_role(manifest: RunManifest, run: Hash, peer: PeerId, available: int, 
 def _wanted(manifest: RunManifest, run: Hash, peer: PeerId, gpu: int | None) -> tuple[Role, str]:
     if manifest.founders != "anyone" and peer in manifest.founders:
         return Role.TRAINER, "this peer is a founder, and the run waits for its founders to train"
+    if manifest.founders == "anyone" and peer == manifest.organiser:
+        return Role.TRAINER, "anybody may begin the run, and this peer is its organiser"
     if manifest.founders == "anyone" and gpu is not None and memory_problem(manifest, Role.TRAINER, 1 << 62, gpu) is None:
         return Role.TRAINER, "anybody may begin the run, and this computer has a GPU that can train it"
     if hash_bytes("role", run + peer.encode())[0] % VALIDATE_ONE_IN == 0:

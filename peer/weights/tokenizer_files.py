@@ -1,6 +1,6 @@
 """The tokenizer files of the folder that a run began with, kept in the run's folder for what is exported from it.
 
-Only the organiser's data directory has all of them.  Other peers have the run's tokenizer.json, which they fetch from others.
+Only the organiser's data directory has all of them.  Other peers have the run's tokenizer.json, fetched from its peers.
 """
 
 from __future__ import annotations

@@ -47,11 +47,11 @@ def test_founders_train_and_of_the_others_one_in_eight_verifies(gpu: int | None)
     assert roles == [role_of(RUN, peer, gpu=gpu) for peer in OTHERS], "the same again"
 
 
-def test_where_anybody_begins_a_gpu_trains() -> None:
+def test_where_anybody_begins_the_organiser_and_gpus_train() -> None:
     assert {role_of(ANYBODYS, peer, gpu=80 * GB) for peer in PEERS} == {Role.TRAINER}
-    assert Role.TRAINER not in {role_of(ANYBODYS, peer) for peer in PEERS}
+    assert [peer for peer in PEERS if role_of(ANYBODYS, peer) is Role.TRAINER] == [FOUNDER], "the organiser"
     enough_for_rollouts = memory_need(ANYBODYS, Role.ROLLOUT, "cuda").gpu
-    assert Role.TRAINER not in {role_of(ANYBODYS, peer, gpu=enough_for_rollouts) for peer in PEERS}
+    assert Role.TRAINER not in {role_of(ANYBODYS, peer, gpu=enough_for_rollouts) for peer in OTHERS}
 
 
 def test_less_memory_takes_a_lesser_role() -> None:
