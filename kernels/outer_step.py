@@ -44,6 +44,11 @@ class OuterStep(NamedTuple):
     momentum: float
 
 
+MEAN = OuterStep(1.0, 0.0)
+"""The parameters become the mean of the members': in rounds that learn from rollouts, which are some versions old, momentum
+takes the policy too far (`python -m benchmarks.rl_trainers`)."""
+
+
 def automatic(tokens: Sequence[int], inner_steps: int) -> OuterStep:
     """The outer step after a round of H = `inner_steps`, to which the members contributed so many tokens each."""
     members, several = effective_members(tokens), rate_of_several(inner_steps)

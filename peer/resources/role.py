@@ -1,9 +1,9 @@
 """What a peer does in a run where its owner leaves that open: what the manifest wants of it and this computer can carry.
 
 A run without rollouts is trained.  In one with rollouts, a founder trains, as the run waits for its founders; where anybody
-may begin, the organiser and whoever has a GPU for it train.  Others generate, but for one in eight, drawn by run and peer, that verifies.
-Where memory does not suffice for that, a peer takes the first of generating, verifying and serving that it does suffice for.
-The choice follows from the manifest, the peer's ID and free memory alone.
+may begin, the organiser and whoever has a GPU for it train.  Others generate, but for one in eight, drawn by run and peer,
+that verifies.  Where memory does not suffice for that, a peer takes the first of generating, verifying and serving that it
+does suffice for.  The choice follows from the manifest, the peer's ID and free memory alone.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from kernels.aggregate import Rule
 from kernels.codec import BLOCK
 from kernels.layout import chunk_count
-from kernels.outer_step import OuterStep, automatic
+from kernels.outer_step import MEAN, OuterStep, automatic
 from protocol.run.data_section import CHATS, TOKENIZER, DataSection, FileSection, TokenizerSection
 from protocol.run.fitting import (
     MAX_CHECKPOINT_CHUNK_BYTES,
@@ -304,11 +304,11 @@ class RunManifest(Section):
         """Bytes of the outer state, which every peer holds in memory."""
         return STATE_BYTES_PER_PARAMETER * self.parameters
 
-    def outer_step(self, tokens: Sequence[int]) -> OuterStep:
+    def outer_step(self, round: int, tokens: Sequence[int]) -> OuterStep:
         """Rate and momentum of a round whose record's members contributed so many tokens each, whatever chunks lack some."""
         if isinstance(self.outer, OuterSection):
             return OuterStep(self.outer.lr, self.outer.momentum)
-        return automatic(tokens, self.rounds.inner_steps)
+        return MEAN if self.learns_from_rollouts(round) else automatic(tokens, self.rounds.inner_steps)
 
     def trainer_sections(self) -> dict[str, Any]:
         """All that a trainer needs to know, as plain values."""

@@ -177,7 +177,7 @@ class StoredRun:
             result = self._results.open(round, record.fragment, Hash(record.result_root))
             if result is None or len(result) != payload_bytes(self._layout):
                 break
-            outer = self._manifest.outer_step([member.tokens for member in record.members])
+            outer = self._manifest.outer_step(round, [member.tokens for member in record.members])
             steps.append(_Step(commit, result, outer))
         return tuple(steps)
 

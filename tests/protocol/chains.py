@@ -107,4 +107,6 @@ def grow(replica: Replica, rounds: int, members: Sequence[Identity], *, with_res
         if with_results:
             store_result(replica, commit, result)
         replica.history.append(commit)
-        replica.state.apply(memoryview(result), replica.manifest.outer_step([m.tokens for m in commit.record.members]))
+        record = commit.record
+        step = replica.manifest.outer_step(record.round, [member.tokens for member in record.members])
+        replica.state.apply(memoryview(result), step)

@@ -96,10 +96,11 @@ def _applied_twice() -> Sequence[Any]:
             history, state, manifest = self.replica.history, self.replica.state, self.replica.manifest
             if history.length and state.rounds == history.length:
                 newest = history.commit_at(state.rounds - 1)
+                round, members = newest.record.round, newest.record.members
                 result = self.stored_result(newest)
                 if result is not None:
                     state.rounds -= 1
-                    state.apply(result, manifest.outer_step([member.tokens for member in newest.record.members]))
+                    state.apply(result, manifest.outer_step(round, [member.tokens for member in members]))
 
         return restores
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kernels.outer_step import automatic
+from kernels.outer_step import MEAN, automatic
 from protocol.run.data_section import DataSection
 from protocol.run.manifest import OuterSection, RunManifest, demo_manifest, open_manifest, sign
 from protocol.run.model_section import ModelSection
@@ -140,9 +140,9 @@ def test_the_outer_step_follows_from_the_members_unless_the_run_says_otherwise()
     for inner_steps in (10, 100):
         manifest = a_manifest(rounds={"inner_steps": inner_steps})
         for tokens in ([4096], [4096] * 4, [4096, 100]):
-            assert manifest.outer_step(tokens) == automatic(tokens, inner_steps)
+            assert manifest.outer_step(0, tokens) == automatic(tokens, inner_steps)
     fixed = a_manifest(outer=OuterSection(lr=0.5, momentum=0.8))
-    assert fixed.outer_step([4096]) == fixed.outer_step([4096] * 8) == (0.5, 0.8)
+    assert fixed.outer_step(0, [4096]) == fixed.outer_step(0, [4096] * 8) == (0.5, 0.8)
 
 
 @pytest.mark.parametrize("form", ["auto", OuterSection(), OuterSection(lr=1.0, momentum=0.0)])
@@ -292,6 +292,9 @@ def test_the_first_rounds_of_a_run_with_rollouts_may_read_text() -> None:
     manifest = a_manifest(rl=RL)
     assert [manifest.learns_from_rollouts(round) for round in (0, 2, 3, 4)] == [False, False, True, True]
     assert manifest.steps_of(2) == manifest.rounds.inner_steps and manifest.steps_of(3) == 2
+    tokens = [4096, 4096]
+    assert manifest.outer_step(2, tokens) == automatic(tokens, manifest.rounds.inner_steps)
+    assert manifest.outer_step(3, tokens) == MEAN, "rollouts are old: no momentum"
     assert parse_run_file(dump(manifest), ONE.peer_id) == manifest
     without = a_manifest()
     assert not without.learns_from_rollouts(10) and without.steps_of(10) == without.rounds.inner_steps
