@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import trio
+
 from peer.errors import ExitCode, PeerError
 from peer.formatting import size
 from peer.resources.computer import available_memory
@@ -28,9 +30,10 @@ def check_together(manifest: RunManifest, peers: int) -> None:
         )
 
 
-def chosen_role(manifest: RunManifest, run: Hash, peer: PeerId, emit: Callable[[Event], None]) -> Role:
-    """The role of a peer whose owner leaves it open; in a run with rollouts it is told why it is that one.  Blocking."""
-    role, reason = choose_role(manifest, run, peer, available_memory(), free_gpu_memory())
+async def chosen_role(manifest: RunManifest, run: Hash, peer: PeerId, emit: Callable[[Event], None]) -> Role:
+    """The role of a peer whose owner leaves it open; in a run with rollouts it is told why it is that one."""
+    available, gpu = await trio.to_thread.run_sync(available_memory), await trio.to_thread.run_sync(free_gpu_memory)
+    role, reason = choose_role(manifest, run, peer, available, gpu)
     if manifest.rl is not None:
         emit(RoleChosen(role.value, reason))
     return role

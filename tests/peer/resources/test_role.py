@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
 from peer.resources import check
 from peer.resources.memory import memory_line, memory_need
@@ -76,8 +77,8 @@ def test_it_is_told_in_a_run_with_rollouts(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(check, "available_memory", lambda: 1 << 50)
     monkeypatch.setattr(check, "free_gpu_memory", lambda: None)
     told: list[Event] = []
-    assert check.chosen_role(RUN, run_id(RUN), FOUNDER, told.append) is Role.TRAINER
+    assert trio.run(check.chosen_role, RUN, run_id(RUN), FOUNDER, told.append) is Role.TRAINER
     (event,) = told
     assert isinstance(event, RoleChosen) and event.role == "trainer" and "founder" in event.reason
     plain = parse_run_file('name = "plain"', FOUNDER)
-    assert check.chosen_role(plain, run_id(plain), FOUNDER, told.append) is Role.TRAINER and len(told) == 1
+    assert trio.run(check.chosen_role, plain, run_id(plain), FOUNDER, told.append) is Role.TRAINER and len(told) == 1
