@@ -25,6 +25,8 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
                 f"closed {silent + crowded} connections from outside ({silent} that did not greet in time, "
                 f"{crowded} for want of room), most of them from {clean(busiest)}"
             )
+        case ev.RoleChosen(role, reason):
+            return f"role {clean(role)}: {clean(reason, 300)}"
         case ev.TrainerStarted(pid):
             return f"trainer started (process {pid})"
         case ev.TrainerStopped(reason):
@@ -170,6 +172,7 @@ def blob(what: str, number: int) -> str:
         "result": f"result of round {number}",
         "weights": f"version {number}, whole",
         "patch": f"version {number}, patch",
+        "file": f"file {number + 1} of the run",
     }
     return names.get(what, f"{clean(what)} {number}")
 

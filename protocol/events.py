@@ -125,6 +125,14 @@ class PeerBanned(Event):
 
 
 @dataclass(frozen=True)
+class RoleChosen(Event):
+    """What this peer does in a run with rollouts, where its owner left that open.  reason: a sentence."""
+
+    role: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class TrainerStarted(Event):
     """The trainer is ready for work, as the process `pid`."""
 

@@ -49,6 +49,7 @@ class TrainerSettings:
     """How to start a trainer.
 
     sections: what `trainer.config.TrainingConfig.from_sections` wants.
+    trains: whether it learns; else it only makes and judges rollouts, and has no optimiser.
     threads: CPU threads at first, 0 for torch's choice.
     device: "auto" (CUDA where there is one), or a name that torch knows.
     """
@@ -56,6 +57,7 @@ class TrainerSettings:
     sections: Mapping[str, Any]
     contribution_bytes: int
     log_path: Path
+    trains: bool = True
     threads: int = 0
     device: str = "auto"
     first_backoff_s: float = FIRST_BACKOFF_S
@@ -63,11 +65,17 @@ class TrainerSettings:
     silence_deadline_s: float = SILENCE_DEADLINE_S
 
     @classmethod
-    def for_run(cls, manifest: RunManifest, log_path: Path) -> TrainerSettings:
-        """For training `manifest`, whose files of tasks lie beside its log."""
+    def for_run(
+        cls, manifest: RunManifest, log_path: Path, files: Mapping[str, Path] | None = None, *, trains: bool = True
+    ) -> TrainerSettings:
+        """For the work of `manifest`, whose files of tasks lie beside its log.
+
+        files: where the run's files will lie when the trainer is started, by name.
+        """
         size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
-        sections = manifest.trainer_sections() | {"tasks": str(tasks_dir(log_path.parent))}
-        return cls(sections, size, log_path)
+        places = {name: str(path) for name, path in (files or {}).items()}
+        sections = manifest.trainer_sections() | {"files": places, "tasks": str(tasks_dir(log_path.parent))}
+        return cls(sections, size, log_path, trains)
 
 
 class TrainerProcess:
@@ -281,7 +289,9 @@ class TrainerProcess:
             channel.send({"do": "threads", "threads": self._threads})
         if self._watts:
             channel.send({"do": "power", "watts": self._watts})
-        answer = await channel.ask("configure", sections=dict(settings.sections), device=settings.device)
+        answer = await channel.ask(
+            "configure", sections=dict(settings.sections), device=settings.device, trains=settings.trains
+        )
         if 4 * answer["parameters"] > self._theta.size:
             channel.kill(f"the trainer's model has {answer['parameters']} parameters, more than fit into the state")
             return

@@ -7,6 +7,7 @@ late, miss the exchange, have to fetch the next results as well, and stay behind
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -159,9 +160,10 @@ class Contributor:
         )
         if self._selection is not None and manifest.learns_from_rollouts(base.round):
             return await self._learn(trainer, task, work, self._selection)
-        self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
-        work.training.set()
-        return await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
+        async with self._selection.alone() if self._selection is not None else nullcontext():
+            self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
+            work.training.set()
+            return await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
 
     async def _learn(self, trainer: TrainerLink, task: ComputeTask, work: Work, selection: Selection) -> Contribution:
         """As `_train`, from accepted rollouts, once there are enough."""

@@ -20,6 +20,7 @@ from protocol.node.state_keeper import StateKeeper
 from protocol.node.watch import Watch
 from protocol.rollouts.rollouts import Rollouts
 from protocol.state.history import History
+from protocol.sync.run_files import RunFiles
 from protocol.tasks.task_sets import TaskSets
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.messages import Commit
@@ -46,6 +47,7 @@ class Life:
         ratifier: Ratifier,
         swarm: Swarm,
         versions: WeightVersions,
+        files: RunFiles,
         gathering: Gathering,
         rounds: Rounds,
         evaluator: Evaluator,
@@ -57,7 +59,7 @@ class Life:
         self._dispatcher, self._heartbeats, self._ejections, self._watch = dispatcher, heartbeats, ejections, watch
         self._keeper, self._gathering, self._rounds, self._evaluator = keeper, gathering, rounds, evaluator
         self._activity, self._ratifier, self._swarm, self._versions = activity, ratifier, swarm, versions
-        self._rollouts, self._tasks = rollouts, tasks
+        self._rollouts, self._tasks, self._files = rollouts, tasks, files
         self._leaving = trio.Event()
         self._finishing = False
 
@@ -73,6 +75,7 @@ class Life:
             nursery.start_soon(self._watch.run, nursery)
             nursery.start_soon(self._ratifier.run)
             nursery.start_soon(self._swarm.run)
+            nursery.start_soon(self._files.run)
             self._versions.resume()
             if self._tasks is not None:
                 nursery.start_soon(self._tasks.run)
@@ -99,6 +102,9 @@ class Life:
         self._evaluator.stop()
 
     async def _live(self, outlasting: Outlasting) -> None:
+        if not self._files.are_here:
+            self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "fetching the run's files from its peers")
+            await self._files.until_here()
         self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "reading the state from disk")
         await self._keeper.restore()
         await self._gathering.listen()

@@ -48,6 +48,7 @@ from protocol.sync.catch_up import CatchUp
 from protocol.sync.claims import Claims
 from protocol.sync.following import Following
 from protocol.sync.fork_choice import YOUNG_ROUNDS
+from protocol.sync.run_files import FileShelf, RunFiles
 from protocol.sync.standpoints import Standpoints
 from protocol.sync.supplies import Supplies
 from protocol.tasks.desk import TaskDesk
@@ -67,8 +68,8 @@ from protocol.wire.tasks import TASK_CHUNK_BYTES
 class Node:
     """`run` it; what the session's network hears goes to `dispatcher`.
 
-    versions: of the weights, and publishing them.  tasks: of the crowd, in a run with rollouts.  line_probe: measures its
-    lines.
+    versions: of the weights, and publishing them.  files: of the run.  tasks: of the crowd, in a run with rollouts.
+    line_probe: measures its lines.
     """
 
     def __init__(
@@ -99,13 +100,16 @@ class Node:
         initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         catalogue = Catalogue(replica.manifest)
+        file_shelf = FileShelf(replica.manifest.files, replica.store.files)
         self._shelves = Shelves(
             ReplicaShelf(replica),
             VersionShelf(catalogue, replica.store.weights),
             FolderShelf(replica.store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
             FolderShelf(replica.store.tasks, "tasks", TASK_CHUNK_BYTES),
+            file_shelf,
         )
         self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
+        self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)
         self._background = Background()
         self.versions = WeightVersions(
             session, guard, self._background, replica, catalogue, offload, self._swarm, settings.weights
@@ -241,6 +245,7 @@ class Node:
             ratifier=self._ratifier,
             swarm=self._swarm,
             versions=self.versions,
+            files=self.files,
             rollouts=self._rollouts,
             tasks=self._tasks,
             gathering=Gathering(session, replica, settings, membership, self._claims, activity),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,10 @@ class Selection:
     def hurry(self) -> None:
         """The others wait for us: begin with what there is, if there is anything."""
         self._hurried = True
+
+    def alone(self) -> AbstractAsyncContextManager[None]:
+        """Within, nobody else asks the trainer process for anything that takes it whole: of a round that reads text."""
+        return self._turn.taken()
 
     @asynccontextmanager
     async def chosen(self, round: int, on_wait: Callable[[int, str], None]) -> AsyncIterator[Chosen]:

@@ -37,7 +37,7 @@ VERSIONS = 3
 def test_versions_come_of_rollouts_that_were_generated_proved_and_verified(tmp_path: Path) -> None:
     with Swarm(tmp_path, RUN) as swarm:
         swarm.create_run()
-        trainer = swarm.peer("trainer").start()
+        trainer = swarm.peer("trainer").start("--role", "trainer")
         writer, validator = (
             swarm.peer("writer").start("--role", "rollout"),
             swarm.peer("validator").start("--role", "validator"),

@@ -15,6 +15,11 @@ from typing import Any, Self
 
 from trainer.section import Section
 
+SLOTS = 32
+"""Sequences that are generated at a time."""
+SPARE_VERSIONS = 2
+"""Versions kept beside the `max_async` older ones that rollouts may be of: the newest, and one that is just going."""
+
 
 @dataclass(frozen=True)
 class RlConfig(Section):

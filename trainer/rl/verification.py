@@ -173,7 +173,7 @@ class Verifier:
             raise _Refused(Reason.MALFORMED, f"copy {rollout.copy} of problem {rollout.problem} is there twice")
         seen.add(place)
         problem = self._environment.problem(rollout.problem)
-        if list(rollout.prompt) != self._tokenizer.encode(problem.prompt):
+        if list(rollout.prompt) != self._tokenizer.prompt(problem.prompt):
             raise _Refused(Reason.WRONG_PROMPT, f"the prompt is not that of problem {rollout.problem}")
         self._check_bounds(rollout)
         try:
@@ -265,7 +265,7 @@ class Verifier:
     def _measured(self, mismatches: Sequence[Mismatch], choices: tuple[Tensor, Tensor, Tensor]) -> Measured:
         tokens_n, short_n, probability_n = choices
         beyond_n = short_n > self._tolerances.shortfall
-        ends_n = probability_n[beyond_n & (tokens_n == self._tokenizer.end)]
+        ends_n = probability_n[beyond_n & torch.isin(tokens_n, torch.tensor(self._tokenizer.ends))]
         return Measured(
             tuple(mismatches),
             float(short_n.max()),
@@ -291,7 +291,7 @@ class Verifier:
     def _termination(self, rollout: Rollout, measured: Measured, problem: Problem, turns: tuple[str, ...]) -> str:
         """What is wrong with where the output ends; empty for nothing."""
         left = self._config.max_tokens - len(rollout.output)
-        ended = rollout.made[-1] and rollout.output[-1] == self._tokenizer.end
+        ended = rollout.made[-1] and rollout.output[-1] in self._tokenizer.ends
         if left and not (ended and self._is_over(problem, turns, left)):
             return f"the output stops after {len(rollout.output)} tokens without an end"
         if measured.end_probability < self._config.min_end_probability:
@@ -303,7 +303,7 @@ class Verifier:
     def _is_over(self, problem: Problem, turns: tuple[str, ...], left: int) -> bool:
         """Whether the model has no further turn: nothing is replied, or no token is left for an answer to it."""
         reply = self._environment.reply(problem, turns)
-        return reply is None or len(self._tokenizer.encode(reply)) >= left
+        return reply is None or len(self._tokenizer.reply(reply)) >= left
 
 
 def _length(rollout: Rollout) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from trainer.config import TrainingConfig
-from trainer.data.tokens import ByteTokenizer
 from trainer.environments.extended import Extended, TaskFile
 from trainer.environments.registry import open_named
+from trainer.reading import tokenizer_of
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group
 from trainer.rl.learner import AfterStep, Learner, LearnTask
@@ -29,12 +29,12 @@ Solved = tuple[int, int, int]
 
 
 class RolloutJobs:
-    """Of one run.  worker: has the model that learns."""
+    """Of one run.  worker: has the model that learns; None in a process that only makes and judges rollouts."""
 
-    def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker, device: torch.device) -> None:
+    def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker | None, device: torch.device) -> None:
         self._config, self._rl, self._worker = config, rl, worker
         self._environment = Extended(open_named(config.environment, Path(config.tasks)))
-        tasks = Tasks(self._environment, ByteTokenizer())
+        tasks = Tasks(self._environment, worker.tokenizer if worker is not None else tokenizer_of(config))
         self._rollouts = RolloutWorker(rl, config.model, tasks, device)
         self._learner: Learner | None = None
 
@@ -75,7 +75,9 @@ class RolloutJobs:
 
         tell: gets how many rollouts solved the problems of sets of tasks, some problems at a time.
         """
+        assert self._worker is not None, "asked of a process that trains"
         if self._learner is None:
+            self._worker.end_reading()
             self._learner = Learner(self._rl, self._worker.model, self._config.chunk_parameters)
         groups = self._rollouts.groups([Path(task.rollouts_in) / name for name in task.rollouts])
         solved = [_solved(group) for group in groups if group.members[0].rollout.problem >= self._environment.size]
