@@ -35,10 +35,12 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return _of_weights(event, name)
         case ev.TransferProgress() | ev.TransferEnded():
             return _of_a_transfer(event)
-        case ev.RolloutsGenerated() | ev.BatchJudged() | ev.BatchDecided() | ev.RolloutsUsed():
+        case ev.RolloutsGenerated() | ev.BatchJudged() | ev.BatchDecided() | ev.RolloutsUsed() | ev.RolloutsCounted():
             return _of_rollouts(event, name)
         case ev.RolloutPeerSetAside() | ev.ValidatorSetAside():
             return _of_rollouts(event, name)
+        case ev.TaskSetOffered() | ev.TasksAmended() | ev.TaskSetFellOut():
+            return _of_tasks(event, name)
         case ev.CheckpointWritten() | ev.StateLoaded() | ev.RolledBack() | ev.SecondHistory() | ev.Desynced():
             return _of_the_state(event, name)
         case ev.Dropped(peer, what, reason, times):
@@ -77,10 +79,30 @@ def _of_rollouts(event: ev.Event, name: Naming) -> str:
         case ev.RolloutsUsed(round, batches, rollouts, reward, _):
             mean = f", mean reward {number(reward)}" if reward is not None else ""
             return f"round {round}: learned from {rollouts} rollouts in {len(batches)} batches{mean}"
+        case ev.RolloutsCounted(round, reward, batches, tokens, _, _, mine):
+            mean = f", mean reward {number(reward)}" if reward is not None else ""
+            ours = f"; {len(mine)} of them {'is' if len(mine) == 1 else 'are'} ours" if mine else ""
+            what = f"{batches} {'batch' if batches == 1 else 'batches'} of rollouts, {amount(tokens)} tokens"
+            return f"round {round}: the swarm learned from {what}{mean}{ours}"
         case ev.RolloutPeerSetAside(peer, reason):
             return f"rollouts of {name(peer)} are not used any more: {clean(reason, 200)}"
         case ev.ValidatorSetAside(peer, reason):
             return f"verdicts of {name(peer)} do not count any more: {clean(reason, 200)}"
+        case _:
+            return ""
+
+
+def _of_tasks(event: ev.Event, name: Naming) -> str:
+    match event:
+        case ev.TaskSetOffered(publisher, root, called, tasks, size_bytes):
+            return f"{name(publisher)} offers {tasks} tasks ({size(size_bytes)}), {clean(called, 64)}: set {root[:12]}"
+        case ev.TasksAmended(number, version, sets, percent):
+            share = f", of which {percent} % of the problems are" if sets else ""
+            return f"from version {version} on {len(sets)} sets of tasks are in force (amendment {number}){share}"
+        case ev.TaskSetFellOut(root, called, version):
+            return (
+                f"the set of tasks {clean(called, 64)} ({root[:12]}) fell out at version {version}, as the trainers counted"
+            )
         case _:
             return ""
 

@@ -19,8 +19,12 @@ from protocol.network_events import StrangersClosed as StrangersClosed
 from protocol.rollout_events import BatchDecided as BatchDecided
 from protocol.rollout_events import BatchJudged as BatchJudged
 from protocol.rollout_events import RolloutPeerSetAside as RolloutPeerSetAside
+from protocol.rollout_events import RolloutsCounted as RolloutsCounted
 from protocol.rollout_events import RolloutsGenerated as RolloutsGenerated
 from protocol.rollout_events import RolloutsUsed as RolloutsUsed
+from protocol.rollout_events import TasksAmended as TasksAmended
+from protocol.rollout_events import TaskSetFellOut as TaskSetFellOut
+from protocol.rollout_events import TaskSetOffered as TaskSetOffered
 from protocol.rollout_events import ValidatorSetAside as ValidatorSetAside
 from protocol.transfer_events import TransferEnded as TransferEnded
 from protocol.transfer_events import TransferProgress as TransferProgress

@@ -45,6 +45,7 @@ class BatchJudged(Event):
 class BatchDecided(Event):
     """The final verdict of this trainer on a batch that is for it: accepted, rejected, or stale.
 
+    Also of a batch of this peer's own that got stale before anybody had judged it.
     reason: of a rejection.  checked: whether this peer verified it itself.
     """
 
@@ -70,6 +71,56 @@ class RolloutsUsed(Event):
     rollouts: int
     reward: float | None
     root: str
+
+
+@dataclass(frozen=True)
+class TaskSetOffered(Event):
+    """A peer, or this one, offers a set of tasks.  root: its ID."""
+
+    publisher: str
+    root: str
+    name: str
+    tasks: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class TasksAmended(Event):
+    """From the version `version` on these sets of tasks are in force, and `percent` of the problems are of them.
+
+    number: of the organiser's amendment.  sets: their IDs.
+    """
+
+    number: int
+    version: int
+    sets: list[str]
+    percent: int
+
+
+@dataclass(frozen=True)
+class TaskSetFellOut(Event):
+    """By what the trainers counted no more problems are of this set, from the version `version` on."""
+
+    root: str
+    name: str
+    version: int
+
+
+@dataclass(frozen=True)
+class RolloutsCounted(Event):
+    """A record is on disk whose members learned from rollouts: as they say, with this mean reward, from so many batches.
+
+    tokens: of the batches' outputs.  authors: accepted tokens of each rollout peer: of this one if it is one, then of those
+    with the most, 64 at most.  others: rollout peers that are not told.  mine: the roots of this peer's batches.
+    """
+
+    round: int
+    reward: float | None
+    batches: int
+    tokens: int
+    authors: dict[str, int]
+    others: int
+    mine: list[str]
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,32 @@ class HeldOutStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RolloutStatus:
+    """What this peer does with rollouts, in a run with them; counts are of this life.
+
+    version: the newest weights.  reward: mean of the rollouts of the last round here that learned from any, 0 to 1, as its
+    members say; None before.  generated: batches made here.  accepted, rejected, stale: verdicts on batches: of a rollout
+    peer its own, of a validator those it judged, of a trainer those that were for it.  waiting: such batches without one.
+    used: batches that this trainer learned from.  accepted_tokens: of this peer's rollouts, that records name.
+    generated_tokens_per_s: of outputs, in the last batches made here.  verified_per_s: rollouts, over the last minute.
+    set_aside: peers of which nothing is used any more.
+    """
+
+    version: int = 0
+    reward: float | None = None
+    generated: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    stale: int = 0
+    waiting: int = 0
+    used: int = 0
+    accepted_tokens: int = 0
+    generated_tokens_per_s: float = 0.0
+    verified_per_s: float = 0.0
+    set_aside: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeStatus:
     """A peer as its node knows it.  The defaults are those of a peer whose node does not run yet.
 
@@ -62,7 +88,7 @@ class NodeStatus:
     has applied, and its digest.  peers: live peers of the run besides this one; before the node runs, those connected.
     members, tokens, loss: of the last committed round; `loss` is the running round's once it has a step.
     steps, inner_steps: done and wanted in the running round.  round_left_s: until the last one; None when not training.
-    eval_*: as `HeldOutStatus`.  trainer_pid: None while no trainer is ready.
+    eval_*: as `HeldOutStatus`.  rollouts: None in a run without them.  trainer_pid: None while no trainer is ready.
     """
 
     peer: str
@@ -99,6 +125,7 @@ class NodeStatus:
     trainer_pid: int | None = None
     version: str
     swarm: list[SwarmPeer] = field(default_factory=list)
+    rollouts: RolloutStatus | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "why_remedy", remedy(self.why_idle))
@@ -141,12 +168,14 @@ class PeerStatus(NodeStatus):
         """The status in a map, without what only a newer version knows; ValueError when something is missing."""
         try:
             swarm = [SwarmPeer(**_known(SwarmPeer, each)) for each in given.get("swarm", ())]
-            return cls(**{**_known(cls, given), "swarm": swarm})
+            told = given.get("rollouts")
+            rollouts = RolloutStatus(**_known(RolloutStatus, told)) if told is not None else None
+            return cls(**{**_known(cls, given), "swarm": swarm, "rollouts": rollouts})
         except (TypeError, AttributeError) as error:
             raise ValueError(f"no status of a peer: {error}") from error
 
 
-def _known(cls: type[NodeStatus] | type[SwarmPeer], given: Mapping[str, Any]) -> dict[str, Any]:
+def _known(cls: type[NodeStatus] | type[SwarmPeer] | type[RolloutStatus], given: Mapping[str, Any]) -> dict[str, Any]:
     """Of `given` what `cls` is made from."""
     names = {each.name for each in fields(cls) if each.init}
     return {name: value for name, value in given.items() if name in names}

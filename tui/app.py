@@ -31,7 +31,7 @@ from tui.dialogs import Confirm, Help
 from tui.feed import Found, Source, Stopped
 from tui.own_peer import OwnPeer
 from tui.panel import Draw, Panel
-from tui.panels import header, log, me, round, swarm, training, transfers
+from tui.panels import header, log, me, rollouts, round, swarm, training, transfers
 from tui.panels.look import Look
 from tui.picture import Picture
 
@@ -48,8 +48,11 @@ PANELS: tuple[tuple[str, str, Draw], ...] = (
     ("4", transfers.TITLE, transfers.draw),
     ("5", log.TITLE, log.draw),
     ("6", me.TITLE, me.draw),
+    ("7", rollouts.TITLE, rollouts.draw),
 )
-SMALL = ("1", "2", "3", "5")
+ROLLOUTS = "7"
+"""Only in a run with rollouts."""
+SMALL, SMALL_WITH_ROLLOUTS = ("1", "2", "3", "5"), ("1", "2", "5", "7")
 """What is shown together where there is little room."""
 
 
@@ -75,6 +78,9 @@ class PeerView(App[None]):
     .small #training { height: 6fr; }
     .small #log { height: 6fr; }
     .large #panels { layout: grid; grid-size: 2 3; grid-columns: 1fr 1fr; }
+    .large.with-rollouts #panels { grid-size: 2 4; grid-rows: 1fr 1fr 1fr 1.4fr; }
+    .large.with-rollouts #rollouts { column-span: 2; }
+    .small #rollouts { height: 7fr; }
     .alone #panels { layout: vertical; }
     """
     BINDINGS = [
@@ -157,6 +163,8 @@ class PeerView(App[None]):
             self._draw()
 
     def _draw(self) -> None:
+        if self.picture.has_rollouts != self.screen_stack[0].has_class("with-rollouts"):
+            return self._arrange(self.size)  # which draws
         head = self.query_one("#head", Static)
         lines = header.draw(self.picture, self._stopped, max(1, self.size.width - 2), self._unicode)
         head.update(Text("\n").join(lines))
@@ -166,12 +174,19 @@ class PeerView(App[None]):
 
     def _arrange(self, size: Size) -> None:
         """Which panels are shown, and how they stand."""
+        below = self.screen_stack[0]  # of a dialog, if there is one
         wide = size.width >= WIDE and size.height >= HIGH
-        self.screen.set_class(wide, "large")
-        self.screen.set_class(not wide, "small")
-        self.screen.set_class(bool(self._alone), "alone")
+        below.set_class(wide, "large")
+        below.set_class(not wide, "small")
+        below.set_class(bool(self._alone), "alone")
+        some = self.picture.has_rollouts
+        below.set_class(some, "with-rollouts")
+        self.query_one("#keys", Static).update(self._keys.replace("1-6", "1-7") if some else self._keys)
+        shown = {key for key, _, _ in PANELS} if wide else {*(SMALL_WITH_ROLLOUTS if some else SMALL)}
+        if not some:
+            shown -= {ROLLOUTS}
         for (key, _, _), panel in zip(PANELS, self.query(Panel), strict=True):
-            panel.display = key == self._alone if self._alone else wide or key in SMALL
+            panel.display = key == self._alone if self._alone else key in shown
         self._draw()
 
     # -- what the person types ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 KEYS = """\
-1 to 6    one panel alone, the same key or 0 for all of them
+1 to 7    one panel alone (7: rollouts), the same key or 0 for all
 up, down  scroll (also page up, page down, home)
 s         order of the swarm        l  what the log shows
 p         pause; p again resumes    P  pause for an hour

@@ -14,6 +14,7 @@ from peer.control.client import Stamped
 from peer.formatting import naming
 from peer.sentences import level, sentence
 from protocol import events as ev
+from protocol.rollout_tally import RolloutTally
 from protocol.status import PeerStatus
 
 KEPT_LINES = 10_000
@@ -26,6 +27,14 @@ KEPT_ENDED = 20
 TRAINING, EXCHANGE, COMMIT = "training", "exchange", "commit"
 PARTS = (TRAINING, EXCHANGE, COMMIT)
 """Of a round, in their order."""
+ALARMS = (
+    ev.Desynced,
+    ev.SecondHistory,
+    ev.PeerEjected,
+    ev.HandlerFailed,
+    ev.RolloutPeerSetAside,
+    ev.ValidatorSetAside,
+)
 PART_OF_PHASE = {
     "computing": TRAINING,
     "ready": EXCHANGE,
@@ -77,6 +86,7 @@ class Picture:
     """Bytes a second up and down, a pair a status."""
     alarms: deque[Line] = field(default_factory=lambda: deque(maxlen=KEPT_ALARMS))
     """What a person must not overlook, until acknowledged."""
+    rollouts: RolloutTally = field(default_factory=RolloutTally)
     tokens: int = 0
     """Of the rounds seen."""
     counted: int = 0
@@ -93,12 +103,19 @@ class Picture:
         if self._moved is None or moved[0] != self._moved[0]:
             self._moved = moved
         self.status = status
+        self.rollouts.me = status.peer
+
+    @property
+    def has_rollouts(self) -> bool:
+        """Whether the run has any, as the status says or events told."""
+        return self.rollouts.seen or (self.status is not None and self.status.rollouts is not None)
 
     def apply(self, stamped: Stamped) -> None:
         """Take note of an event."""
         event = stamped.event
         match event:
-            case ev.Started():
+            case ev.Started(peer):
+                self.rollouts.me = peer
                 self.chunks, self._moved, self._phase = None, None, ("", 0.0)
                 self.coming.clear()
             case ev.TransferProgress(blob=blob):
@@ -113,6 +130,7 @@ class Picture:
                 self.names[peer] = name
             case _:
                 self._apply_of_a_round(stamped)
+        self.rollouts.apply(event, stamped.at)
         self._take_line(stamped)
 
     def copy(self) -> Picture:
@@ -122,6 +140,7 @@ class Picture:
             value = getattr(self, each.name)
             if isinstance(value, deque | dict):
                 setattr(other, each.name, value.copy())
+        other.rollouts = self.rollouts.copy()
         other.rounds = deque((replace(each, seconds=dict(each.seconds)) for each in self.rounds), maxlen=KEPT_ROUNDS)
         return other
 
@@ -181,5 +200,5 @@ class Picture:
             return
         line = Line(stamped.at, kind, text)
         self.lines.append(line)
-        if isinstance(event, ev.Desynced | ev.SecondHistory | ev.PeerEjected | ev.HandlerFailed):
+        if isinstance(event, ALARMS):
             self.alarms.append(line)

@@ -26,7 +26,7 @@ left, right    10 seconds back, on; with shift a minute
 n, N           the next committed round or alarm, the one before
 home, end      the beginning, the end
 +, -           faster, slower
-1 to 6         one panel alone, the same key or 0 for all of them
+1 to 7         one panel alone (7: rollouts), the same key or 0 for all
 up, down       scroll (also page up, page down)
 s              order of the swarm        l  what the log shows
 a              the alarm was seen        t  light or dark

@@ -12,6 +12,8 @@ from protocol import events as ev
 from protocol.status import PeerStatus, SwarmPeer
 
 MOST_PEERS = 2048
+ROLES = {"generating": "rollout", "verifying": "validator", "seeding": "seed"}
+"""What a phase says of the role of who is in it."""
 
 
 class ToldStatus:
@@ -97,7 +99,8 @@ def _applied(status: PeerStatus, event: object) -> PeerStatus:
     """The status after an event about this peer itself."""
     match event:
         case ev.PhaseChanged(phase, why, detail):
-            return replace(status, phase=phase, why_idle=why, why_detail=detail)
+            role = ROLES.get(phase, status.role)
+            return replace(status, role=role, phase=phase, why_idle=why, why_detail=detail)
         case ev.RoundCommitted(number, tip, members, tokens, loss):
             return replace(status, round=number + 1, tip=tip, members=list(members), tokens=tokens, loss=loss)
         case ev.RecordRatified(_, record, final):
@@ -107,7 +110,7 @@ def _applied(status: PeerStatus, event: object) -> PeerStatus:
         case ev.EvalLoss(rounds, loss, by):
             return replace(status, eval_loss=loss, eval_rounds=rounds, eval_by=by)
         case ev.TrainerStarted(pid):
-            return replace(status, trainer_pid=pid, role="trainer")
+            return replace(status, trainer_pid=pid, role=status.role or "trainer")
         case ev.TrainerStopped():
             return replace(status, trainer_pid=None)
         case ev.ReachabilityChanged(reachable, addresses):

@@ -38,9 +38,16 @@ def run(args: argparse.Namespace) -> int:
     from peer.formatting import amount
 
     print(f"run {found['run']}: {found['rounds']} rounds, {amount(found['tokens'])} tokens")
-    print(f"{'PEER':<54}{'ROUNDS':>8}{'TOKENS':>10}{'SHARE':>9}")
+    has_rollouts = any(member["batches"] for member in found["members"])
+    if has_rollouts:
+        print(f"learned from {amount(found['accepted_tokens'])} tokens of rollouts, each credited to the peer that made it")
+    print(
+        f"{'PEER':<54}{'ROUNDS':>8}{'TOKENS':>10}{'SHARE':>9}" + (f"{'BATCHES':>9}{'ACCEPTED':>10}" if has_rollouts else "")
+    )
     for member in found["members"]:
-        print(f"{member['peer']:<54}{member['rounds']:>8}{amount(member['tokens']):>10}{100 * member['share']:>7.1f} %")
+        row = f"{member['peer']:<54}{member['rounds']:>8}{amount(member['tokens']):>10}{100 * member['share']:>7.1f} %"
+        made = f"{member['batches']:>9}{amount(member['accepted_tokens']):>10}" if has_rollouts else ""
+        print(row + made)
     if found["untold"]:
         print(f"and {found['untold']} more; all of them are told while the peer does not run")
     return ExitCode.OK

@@ -10,7 +10,7 @@ from peer.errors import ExitCode
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
-    from protocol.status import PeerStatus
+    from protocol.status import PeerStatus, RolloutStatus
 
 
 def register(subparsers: Subparsers) -> None:
@@ -60,6 +60,22 @@ def _reachable(status: PeerStatus) -> str:
     return f"yes, at {', '.join(there)}" if there else "no; this peer reaches others, who cannot reach it"
 
 
+def _rollouts(role: str, told: RolloutStatus) -> str:
+    """What it does with rollouts, by its role, and what became of them."""
+    from peer.formatting import amount, number
+
+    if role == "rollout":
+        did = f"{told.generated} batches made at {amount(told.generated_tokens_per_s)} tokens/s"
+    elif role == "validator":
+        did = f"verifying {told.verified_per_s:.1f} rollouts/s"
+    else:
+        did = f"learned from {told.used} batches"
+    verdicts = f"{told.accepted} accepted, {told.rejected} rejected, {told.waiting} waiting"
+    earned = f", {amount(told.accepted_tokens)} tokens learned from" if role == "rollout" else ""
+    aside = f"; {told.set_aside} peers set aside" if told.set_aside else ""
+    return f"version {told.version}, reward {number(told.reward)}; {did}: {verdicts}{earned}{aside}"
+
+
 def describe(status: PeerStatus) -> list[str]:
     """The status as lines for a person."""
     from peer.formatting import amount, clean, duration, number, short, size, to_go
@@ -67,6 +83,7 @@ def describe(status: PeerStatus) -> list[str]:
     why = clean(status.why_detail or status.why_idle, 200)
     left = to_go(status.round_left_s)
     todo = [f"to do     {status.why_remedy}"] if status.why_remedy else []
+    rollouts = [f"rollouts  {_rollouts(status.role, status.rollouts)}"] if status.rollouts is not None else []
     lines = [
         f"peer      {clean(status.name)} {status.peer}",
         f"run       {clean(status.run_name)} {status.run}",
@@ -77,6 +94,7 @@ def describe(status: PeerStatus) -> list[str]:
         f"state     after {status.state_rounds} rounds, digest {status.state_digest[:32] or '-'}",
         f"loss      {number(status.loss)}, {_held_out(status)}",
         f"speed     {amount(status.tokens_per_s)} tokens/s",
+        *rollouts,
         f"traffic   {size(status.up_bytes)} up, {size(status.down_bytes)} down",
         f"trainer   {f'process {status.trainer_pid}' if status.trainer_pid else 'not running'}",
         f"running   for {duration(status.uptime_s)}, version {status.version}",

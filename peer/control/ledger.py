@@ -1,6 +1,6 @@
 """Who contributed what, as the record chain says it: for `peer ledger` and the control socket.
 
-The counting is `protocol.state.chain.ledger`'s, so that every peer counts alike; here are the table and the shares.
+The counting is `protocol.state.credit.ledger`'s, so that every peer counts alike; here are the table and the shares.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from protocol.state import chain
+from protocol.state import credit
 from protocol.state.store import Store
 from protocol.wire.messages import Commit
 
@@ -17,19 +17,25 @@ MAX_MEMBERS_TOLD = 10_000
 
 
 def ledger(store: Store, most: int | None = None) -> dict[str, Any]:
-    """`{rounds, tokens, members: [{peer, rounds, tokens, share}], untold}`, the greatest share first.
+    """`{rounds, tokens, accepted_tokens, members: [{peer, rounds, tokens, share, batches, accepted_tokens}], untold}`.
+
+    Who trained the most comes first, then whose rollouts were learned from the most.  A share is one of the tokens trained.
 
     most: members told; `untold` says how many more there are.
     """
     length = store.records.length()
-    credits = chain.ledger(_commits(store, length))
-    total = sum(credit.tokens for credit in credits.values())
-    members = [
-        {"peer": peer, "rounds": credit.rounds, "tokens": credit.tokens, "share": credit.tokens / max(total, 1)}
-        for peer, credit in sorted(credits.items(), key=lambda item: (-item[1].tokens, item[0]))
-    ]
+    credits = credit.ledger(_commits(store, length))
+    total = sum(each.tokens for each in credits.values())
+    ranked = sorted(credits.items(), key=lambda item: (-item[1].tokens, -item[1].accepted_tokens, item[0]))
+    members = [{"peer": peer, "share": each.tokens / max(total, 1), **vars(each)} for peer, each in ranked]
     told = members[:most]
-    return {"rounds": length, "tokens": total, "members": told, "untold": len(members) - len(told)}
+    return {
+        "rounds": length,
+        "tokens": total,
+        "accepted_tokens": sum(each.accepted_tokens for each in credits.values()),
+        "members": told,
+        "untold": len(members) - len(told),
+    }
 
 
 def _commits(store: Store, length: int) -> Iterator[Commit]:

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from peer.errors import ExitCode, PeerError
-from protocol.status import PeerStatus
+from protocol.status import PeerStatus, RolloutStatus
 from protocol.wire.presence import Phase
 
 HOST = "127.0.0.1"
@@ -41,8 +41,35 @@ def families(status: PeerStatus) -> Iterator[Metric]:
     for name, text, value in _gauges(status):
         if value is not None:
             yield GaugeMetricFamily(f"manyhands_{name}", text, value=value)
+    if status.rollouts is not None:
+        yield from _of_rollouts(status.rollouts)
     for way, count in (("up", status.up_bytes), ("down", status.down_bytes)):
         yield CounterMetricFamily(f"manyhands_{way}_bytes", f"Bytes {way} since the start, all channels.", value=count)
+
+
+def _of_rollouts(told: RolloutStatus) -> Iterator[Metric]:
+    batches = CounterMetricFamily(
+        "manyhands_rollout_batches", "Batches of rollouts of this life, by what became of them.", labels=["verdict"]
+    )
+    for verdict, count in (("accepted", told.accepted), ("rejected", told.rejected), ("stale", told.stale)):
+        batches.add_metric([verdict], count)
+    yield batches
+    for name, text, value in (
+        ("rollout_version", "Version of the weights.", told.version),
+        ("reward", "Mean reward of the last round's rollouts, 0 to 1.", told.reward),
+        ("rollout_batches_waiting", "Batches that wait for a verdict.", told.waiting),
+        ("generated_tokens_per_second", "Tokens of rollouts that this peer makes a second.", told.generated_tokens_per_s),
+        ("verified_rollouts_per_second", "Rollouts that this peer verifies a second.", told.verified_per_s),
+        ("rollout_peers_set_aside", "Peers of which nothing is used any more.", told.set_aside),
+    ):
+        if value is not None:
+            yield GaugeMetricFamily(f"manyhands_{name}", text, value=value)
+    for name, text, value in (
+        ("rollout_batches_generated", "Batches made here.", told.generated),
+        ("rollout_batches_used", "Batches that this trainer learned from.", told.used),
+        ("accepted_tokens", "Tokens of this peer's rollouts that records name.", told.accepted_tokens),
+    ):
+        yield CounterMetricFamily(f"manyhands_{name}", text, value=value)
 
 
 def _gauges(status: PeerStatus) -> list[tuple[str, str, float | None]]:

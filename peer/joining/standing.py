@@ -12,6 +12,7 @@ from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
 from peer.files.atomic import write_atomically
+from peer.joining.environment import environment_problem
 from protocol.run.admission import needs_proof, verify_admission
 from protocol.run.anchor import Anchor
 from protocol.run.greeting import admit_at_door, version_problem
@@ -37,6 +38,9 @@ class Standing:
 
 
 def _role_problem(manifest: RunManifest, role: Role) -> str | None:
+    unknown = environment_problem(manifest) if role is not Role.SEED else None
+    if unknown is not None:
+        return f"this software cannot open the run's tasks ({unknown}); install the version of the run's organiser"
     if manifest.rl is None and role in (Role.ROLLOUT, Role.VALIDATOR):
         return f"the run has no rollouts, so there is nothing to do for the role {role.value}; join with --role trainer"
     return None

@@ -20,6 +20,7 @@ from typing import Any
 import trio
 
 from kernels.layout import chunk_layout, payload_bytes
+from peer.paths import tasks_dir
 from peer.trainer_process.channel import Listener, TrainerChannel, unheard
 from peer.trainer_process.child import how_it_ended, reap
 from peer.trainer_process.log import TrainerLog
@@ -67,9 +68,13 @@ class TrainerSettings:
     def for_run(
         cls, manifest: RunManifest, log_path: Path, files: Mapping[str, Path] | None = None, *, trains: bool = True
     ) -> TrainerSettings:
-        """For the work of `manifest`.  files: where the run's files will lie when the trainer is started, by name."""
+        """For the work of `manifest`, whose files of tasks lie beside its log.
+
+        files: where the run's other files will lie when the trainer is started, by name.
+        """
         size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
-        sections = manifest.trainer_sections() | {"files": {name: str(path) for name, path in (files or {}).items()}}
+        here = {name: str(path) for name, path in (files or {}).items()}
+        sections = manifest.trainer_sections() | {"tasks": str(tasks_dir(log_path.parent)), "files": here}
         return cls(sections, size, log_path, trains)
 
 
@@ -141,11 +146,26 @@ class TrainerProcess:
         folders = {str(path.parent) for path in task.rollouts} or {""}
         assert len(folders) == 1, "all batches lie in one folder"
         fields = {**vars(task), "rollouts": [path.name for path in task.rollouts], "rollouts_in": folders.pop()}
-        answer = await self._ask_alone("compute", progress, task=fields)
+        solved: list[tuple[int, int, int]] = []
+
+        def hear(message: dict[str, Any]) -> None:
+            if "solved" in message:
+                solved.extend((problem, tried, right) for problem, tried, right in message["solved"])
+            else:
+                progress(message)
+
+        answer = await self._ask_alone("compute", hear, task=fields)
         self._failures, self.threads = 0, answer["threads"]
         data = self._contribution.view.toreadonly()
         return Contribution(
-            task.round, answer["tokens"], answer["steps"], answer["loss"], answer["norm"], data, answer["reward"]
+            task.round,
+            answer["tokens"],
+            answer["steps"],
+            answer["loss"],
+            answer["norm"],
+            data,
+            answer["reward"],
+            tuple(solved),
         )
 
     async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:

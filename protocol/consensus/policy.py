@@ -25,6 +25,7 @@ from protocol.consensus.planning import choose_members, plan_with, within_uses
 from protocol.consensus.terms import View
 from protocol.run.admission import verify_admission
 from protocol.state.base import Base, RoundSettings
+from protocol.state.chain import check_rollouts
 from protocol.state.electorate import quorum_size
 from protocol.wire.body import MAX_ELECTORS, MAX_MEMBERS
 from protocol.wire.canonical import Malformed
@@ -65,6 +66,8 @@ class ClosingPolicy:
     def __init__(self, me: PeerId, settings: RoundSettings, base: Base, patience: Patience, now: float = 0.0) -> None:
         self.me, self.settings, self.base, self.patience = me, settings, base, patience
         self.readys: dict[PeerId, SignedReady] = {}
+        self.amendment: bytes | None = None
+        """Of the sets of tasks, that is to go into our plans."""
         self._states: Counter[bytes] = Counter()
         """How many electors, or peers where there is none, are ready on each state."""
         self._begun, self._fair_s = now, 0.0
@@ -81,6 +84,12 @@ class ClosingPolicy:
             return False
         if ready.fragment != self.base.fragment or ready.tokens > self.settings.max_tokens:
             return False
+        if (ready.against or 0).bit_length() > len(self.base.tasks.sets):
+            return False  # a plan with it would be none
+        try:
+            check_rollouts(self.settings.manifest, self.base.round, ready.rollouts)
+        except Malformed:
+            return False  # else no plan that it is in would be taken
         known = self.ready_of(peer)
         if known is not None and (ready.incarnation, ready.serial) <= (known.incarnation, known.serial):
             return ready == known
@@ -196,7 +205,7 @@ class ClosingPolicy:
         if len(places) < self.settings.min_members:
             return None
         bandwidths = {peer: seen.bytes_per_s for peer, seen in view.items()}
-        return plan_with(self.settings, self.base, self.patience.members, places, bandwidths, digest)
+        return plan_with(self.settings, self.base, self.patience.members, places, bandwidths, digest, self.amendment)
 
     def planned(self, view: View, digest: bytes | None) -> tuple[PeerId, ...]:
         """Who votes where no elector is left: those that a plan made now would name, sorted.

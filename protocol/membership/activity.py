@@ -29,6 +29,11 @@ class Activity:
         """Whether we were restarted, frozen or suspended, with no record made since: others may have gone on without us."""
         self._urgent = trio.Event()
 
+    @property
+    def beneath(self) -> Phase:
+        """What it does, or would be doing if it were not paused."""
+        return self._beneath[0]
+
     def show(self, phase: Phase, why: WhyIdle, detail: str) -> None:
         """From now on this is what we do.  While paused only other reasons for it and `STOPPING` are shown at once."""
         if self.phase is Phase.STOPPING:

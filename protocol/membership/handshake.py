@@ -2,7 +2,8 @@
 
 What a greeting must contain is `protocol.run.greeting`'s business.  In an open run every peer may speak at once; otherwise
 a peer may once it is listed, is a member of a record of our chain, or has shown a good admission proof: in its greeting to
-us, or in a READY for our tip, which others forward to those that have not met it.
+us, or in a statement for our tip, which others forward to those that have not met it: a READY, or a heartbeat, for rollout
+peers and validators are in no record and say no READY.
 
 Being named in a record is admission for good, so a voter must know that the members of a record were admitted.
 """
@@ -21,7 +22,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Ready
-from protocol.wire.presence import Role
+from protocol.wire.presence import Heartbeat, Role
 
 GREET_TIMEOUT_S = 10.0
 MAX_HELLO_BYTES = 8192
@@ -118,18 +119,22 @@ class Handshake:
             return None
         return None
 
-    # -- READYs -------------------------------------------------------------------------------------------------------
+    # -- READYs and heartbeats ----------------------------------------------------------------------------------------
 
-    def meet(self, sender: PeerId, ready: Ready) -> None:
-        """Let a peer in that shows a good proof in a READY for our tip: it had to be let in by others to know that.
+    def meet(self, sender: PeerId, said: Ready | Heartbeat) -> None:
+        """Let a peer in that shows a good proof in a statement for our tip: it had to be let in by others to know that.
 
         `COMING_IN_S` after its token expired is not too late, as for those that have come in by our own door.
         """
-        if not ready.admission or ready.base != self._history.tip or self.may_contribute(sender):
+        tip, role = (said.base, Role.TRAINER) if isinstance(said, Ready) else (said.tip, said.role)
+        if not said.admission or tip != self._history.tip or self.may_contribute(sender):
             return
-        admitted = self._admitted_by(sender, ready.admission)
+        guest = self._guests.get(sender)
+        if guest is not None and guest.proof == said.admission:
+            return
+        admitted = self._admitted_by(sender, said.admission, role)
         if admitted is not None and admitted.token is not None:
-            self._guests.add(sender, ready.admission, admitted)
+            self._guests.add(sender, said.admission, admitted)
 
     def may_be_named(self, sender: PeerId, ready: Ready) -> bool:
         """Whether a record may name the sender of a READY, by what everybody sees: the proof in it, and the chain."""
@@ -142,12 +147,12 @@ class Handshake:
             self._admitted_by(sender, ready.admission) is not None
         )
 
-    def _admitted_by(self, peer: PeerId, proof: bytes) -> AdmittedBy | None:
-        """What lets the next record name `peer`; a member's proof may be out of date."""
+    def _admitted_by(self, peer: PeerId, proof: bytes, role: Role = Role.TRAINER) -> AdmittedBy | None:
+        """What lets `peer` in as `role`, a trainer in the next record; a member's proof may be out of date."""
         is_member = self._history.has_member(peer)
         try:
             round = None if is_member else self._history.length
-            admitted = verify_admission(self._manifest, self._run, peer, proof, round)
+            admitted = verify_admission(self._manifest, self._run, peer, proof, round, role=role)
         except Malformed:
             return None
         expired = has_expired(admitted, self._settings.wall_clock() - COMING_IN_S)

@@ -6,6 +6,7 @@ everybody reads each, and who greets us a hundred times must not make us speak a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -48,7 +49,7 @@ class RoundProgress(Protocol):
 
 
 class Heartbeats:
-    """Speaks for this peer."""
+    """Speaks for this peer.  generating: tokens a second of a rollout peer, which trains none."""
 
     def __init__(
         self,
@@ -59,10 +60,11 @@ class Heartbeats:
         pace: Pace,
         activity: Activity,
         progress: RoundProgress,
+        generating: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._session, self._settings, self._history = session, settings, history
         self._membership, self._pace, self._activity, self._progress = membership, pace, activity, progress
-        self._seq = 0
+        self._generating, self._seq = generating, 0
 
     async def run(self) -> None:
         """Until cancelled.  A READY is said again with every beat: gossip may lose it."""
@@ -96,7 +98,7 @@ class Heartbeats:
     @property
     def tokens_per_s(self) -> float:
         """The last known rate: a round that has just begun has none of its own.  0 while paused."""
-        return 0.0 if self._activity.phase is Phase.PAUSED else self._pace.tokens_per_s
+        return 0.0 if self._activity.phase is Phase.PAUSED else self._pace.tokens_per_s + self._generating()
 
     def _heartbeat(self) -> Heartbeat:
         settings, history, activity = self._settings, self._history, self._activity
@@ -122,6 +124,7 @@ class Heartbeats:
             version=settings.version[:40],
             was_away=activity.was_away,
             measured=activity.measured,
+            admission=b"" if history.has_member(self._session.me) else settings.admission,
         )
 
     def neighbours(self) -> list[SwarmPeer]:

@@ -17,30 +17,34 @@ from protocol.events import ComputeProgress, Notice
 from protocol.exchange.assignment import contribution_leaves
 from protocol.membership.activity import Activity
 from protocol.membership.pace import Pace
+from protocol.membership.pause import Pause
 from protocol.network.session import Session
-from protocol.node.pause import Pause
 from protocol.node.work import Work
 from protocol.offload import Offload
+from protocol.rollouts.occupation import Occupation
 from protocol.rollouts.selection import Selection
 from protocol.run.settings import NodeSettings
 from protocol.state.base import Base
 from protocol.state.replica import Replica
+from protocol.state.tasks_in_force import TasksInForce
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.wire.body import MAX_NUMBER
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import hash_bytes, tree_root
 from protocol.wire.messages import Ready
-from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.presence import Phase, WhyIdle
 from protocol.wire.ready import digest_in, weights_in
 
-OTHER_WORK = {Role.ROLLOUT: Phase.GENERATING, Role.VALIDATOR: Phase.VERIFYING}
-"""What peers do that do not train."""
 SPARE_STEPS = 1
 """A latecomer does so many steps fewer than the others have left: better ready before them than after."""
 
 
 class Contributor:
-    """Trains in round after round.  trainer: None at a peer that does not train.  selection: of rollouts to learn from."""
+    """Trains in round after round.
+
+    trainer: None at a peer that does not train.  selection: of rollouts to learn from.  occupation: of a peer that generates
+    or verifies.  against: the sets of tasks that fall out by what we counted.
+    """
 
     def __init__(
         self,
@@ -52,10 +56,12 @@ class Contributor:
         pace: Pace,
         activity: Activity,
         selection: Selection | None = None,
+        occupation: Occupation | None = None,
+        against: Callable[[TasksInForce], int | None] = lambda tasks: None,
     ) -> None:
         self._session, self._replica, self._settings = session, replica, settings
         self._trainer, self._offload, self._pace, self._activity = trainer, offload, pace, activity
-        self._selection = selection
+        self._selection, self._occupation, self._against = selection, occupation, against
         self._pause = Pause()
         self._rests: dict[WhyIdle, str] = {}
         """Reasons to compute nothing, each with its sentence; the person's own is shown, else the first."""
@@ -133,8 +139,8 @@ class Contributor:
         return None
 
     def _show_other_work(self) -> None:
-        if self._settings.role in OTHER_WORK:
-            self._activity.show(OTHER_WORK[self._settings.role], WhyIdle.BUSY, "")
+        if self._occupation is not None:
+            self._occupation.show()
             return
         text = "this peer keeps and serves the state, it does not train"
         self._activity.show(Phase.SEEDING, WhyIdle.NOT_A_TRAINER, text)
@@ -162,17 +168,17 @@ class Contributor:
     async def _learn(self, trainer: TrainerLink, task: ComputeTask, work: Work, selection: Selection) -> Contribution:
         """As `_train`, from accepted rollouts, once there are enough."""
 
-        def show(found: int) -> None:
+        def show(found: int, missing: str) -> None:
             text = f"{found} of {selection.wanted} accepted batches of rollouts are here"
-            self._activity.show(Phase.COMPUTING, WhyIdle.WAITING_FOR_ROLLOUTS, text)
+            why = WhyIdle.FETCHING_TASKS if missing else WhyIdle.WAITING_FOR_ROLLOUTS
+            self._activity.show(Phase.COMPUTING, why, (missing or text)[:200])
 
         async with selection.chosen(task.round, show) as chosen:
             self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()
             task = replace(task, rollouts=chosen.paths)
             contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
-        work.rollouts = chosen.root
-        selection.use(task.round, chosen, contribution.reward)
+        work.rollouts = selection.use(task.round, chosen, contribution)
         return contribution
 
     def _lane(self, base: Base) -> int:
@@ -216,6 +222,7 @@ class Contributor:
             weights=weights_in(state),
             admission=self._settings.admission,
             rollouts=work.rollouts,
+            against=self._against(base.tasks),
         )
         envelope = self._session.seal(ready)
         work.leaves = leaves

@@ -21,6 +21,7 @@ from protocol.node.watch import Watch
 from protocol.rollouts.rollouts import Rollouts
 from protocol.state.history import History
 from protocol.sync.run_files import RunFiles
+from protocol.tasks.task_sets import TaskSets
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, WhyIdle
@@ -52,12 +53,13 @@ class Life:
         evaluator: Evaluator,
         activity: Activity,
         rollouts: Rollouts | None = None,
+        tasks: TaskSets | None = None,
     ) -> None:
         self._session, self._history, self._stop_after = session, history, stop_after
         self._dispatcher, self._heartbeats, self._ejections, self._watch = dispatcher, heartbeats, ejections, watch
         self._keeper, self._gathering, self._rounds, self._evaluator = keeper, gathering, rounds, evaluator
         self._activity, self._ratifier, self._swarm, self._versions = activity, ratifier, swarm, versions
-        self._rollouts, self._files = rollouts, files
+        self._rollouts, self._tasks, self._files = rollouts, tasks, files
         self._leaving = trio.Event()
         self._finishing = False
 
@@ -75,6 +77,8 @@ class Life:
             nursery.start_soon(self._swarm.run)
             nursery.start_soon(self._files.run)
             self._versions.resume()
+            if self._tasks is not None:
+                nursery.start_soon(self._tasks.run)
             if self._rollouts is not None:
                 nursery.start_soon(self._rollouts.run)
             outlasting = Outlasting(nursery)

@@ -39,18 +39,22 @@ from protocol.node.statements import Statements
 from protocol.node.watch import Watch
 from protocol.node.work import Work
 from protocol.offload import Offload
+from protocol.rollouts.counting import Counting
 from protocol.rollouts.rollouts import Rollouts
-from protocol.rollouts.shelf import RolloutShelf
+from protocol.run.data_section import FILE_CHUNK_BYTES
 from protocol.run.settings import NodeSettings, WeightSettings
 from protocol.state.replica import Replica
-from protocol.status import NodeStatus
+from protocol.status import NodeStatus, RolloutStatus
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.claims import Claims
 from protocol.sync.following import Following
 from protocol.sync.fork_choice import YOUNG_ROUNDS
-from protocol.sync.run_files import FileShelf, RunFiles
+from protocol.sync.run_files import RunFiles
 from protocol.sync.standpoints import Standpoints
 from protocol.sync.supplies import Supplies
+from protocol.tasks.desk import TaskDesk
+from protocol.tasks.library import FolderShelf
+from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, StateMark, TrainerLink
 from protocol.versions.catalogue import Catalogue
 from protocol.versions.shelf import Shelves, VersionShelf
@@ -58,12 +62,15 @@ from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES
+from protocol.wire.tasks import TASK_CHUNK_BYTES
 
 
 class Node:
     """`run` it; what the session's network hears goes to `dispatcher`.
 
-    versions: of the weights, and publishing them.  files: of the run.  line_probe: measures its lines.
+    versions: of the weights, and publishing them.  files: of the run.  tasks: of the crowd, in a run with rollouts.
+    line_probe: measures its lines.
     """
 
     def __init__(
@@ -74,28 +81,32 @@ class Node:
         settings: NodeSettings,
         offload: Offload = trio.to_thread.run_sync,
     ) -> None:
-        session = replace(session, emit=Thinned(session.emit))
+        self._counting = counting = Counting(session.me, Thinned(session.emit))
+        session = replace(session, emit=counting)
         self._guard = guard = Guard(session)
         self._session, self._replica, self._settings = session, replica, settings
         self._state, self._history = replica.state, replica.history
         self._trainer = trainer if settings.role is Role.TRAINER else None
+        self._process = trainer if settings.role is not Role.SEED else None
         self._membership = membership = Membership(session.me, trio.current_time(), self._history)
         self._activity = activity = Activity(session.emit)
         self._round = CurrentRound()
         self._pace = Pace(replica.manifest.data.sequences_per_step * replica.manifest.data.sequence_length)
         self._handshake = Handshake(replica.manifest, session.run, settings, self._history)
-        self._heartbeats = Heartbeats(session, settings, self._history, membership, self._pace, activity, self._round)
+        self._heartbeats = Heartbeats(
+            session, settings, self._history, membership, self._pace, activity, self._round, self._generating
+        )
         self._evaluator = Evaluator(session, replica, membership, self._trainer, activity)
         standpoints = Standpoints(session.me, self._history, membership, activity, replica.rounds.listen_s)
         initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         catalogue = Catalogue(replica.manifest)
-        file_shelf = FileShelf(replica.manifest.files, replica.store.files)
         self._shelves = Shelves(
             ReplicaShelf(replica),
             VersionShelf(catalogue, replica.store.weights),
-            RolloutShelf(replica.store.rollouts),
-            file_shelf,
+            FolderShelf(replica.store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
+            FolderShelf(replica.store.tasks, "tasks", TASK_CHUNK_BYTES),
+            FolderShelf(replica.store.files, "file", FILE_CHUNK_BYTES),
         )
         self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
         self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)
@@ -111,9 +122,17 @@ class Node:
         self._ejections = Ejections(session, replica, membership, offload)
         self._readys = Readys(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
+        self._tasks: TaskSets | None = None
+        if replica.manifest.rl is not None:
+            self._tasks = TaskSets(session, guard, replica, offload, self._swarm)
+        self.tasks = TaskDesk(session, self._tasks) if self._tasks is not None else None
         self._rollouts = self._make_rollouts(trainer)
         selection = self._rollouts.selection if self._rollouts is not None else None
-        self._contributor = Contributor(session, replica, settings, self._trainer, offload, self._pace, activity, selection)
+        occupation = self._rollouts.occupation if self._rollouts is not None else None
+        against = self._tasks.against if self._tasks is not None else lambda tasks: None
+        self._contributor = Contributor(
+            session, replica, settings, self._trainer, offload, self._pace, activity, selection, occupation, against
+        )
         self._ratifier = Ratifier(
             session, guard, replica, offload, self._following, self._keeper.changing, is_copy=settings.is_copy
         )
@@ -124,7 +143,7 @@ class Node:
 
     def _make_rollouts(self, trainer: TrainerLink | None) -> Rollouts | None:
         """What this peer does with rollouts; None in a run without."""
-        if self._replica.manifest.rl is None:
+        if self._tasks is None:
             return None
         return Rollouts(
             self._session,
@@ -136,8 +155,14 @@ class Node:
             self._ejections,
             self._keeper,
             self._settings,
+            self._activity,
             trainer if isinstance(trainer, RolloutLink) else None,
+            self._tasks,
         )
+
+    def _generating(self) -> float:
+        """Tokens a second of a rollout peer."""
+        return self._counting.tokens_per_s if self._settings.role is Role.ROLLOUT else 0.0
 
     def _make_dispatcher(self, offload: Offload) -> Dispatcher:
         session, replica, guard, membership, current = (
@@ -160,6 +185,7 @@ class Node:
             self._readys,
             self.versions,
             self._rollouts,
+            self._tasks,
             current,
         )
         serving = Serving(replica, offload)
@@ -205,6 +231,7 @@ class Node:
             self._readys,
             current,
             is_copy=settings.is_copy,
+            amendment=self._tasks.amendment if self._tasks is not None else lambda: None,
         )
         return Life(
             session,
@@ -220,6 +247,7 @@ class Node:
             versions=self.versions,
             files=self.files,
             rollouts=self._rollouts,
+            tasks=self._tasks,
             gathering=Gathering(session, replica, settings, membership, self._claims, activity),
             rounds=rounds,
             evaluator=self._evaluator,
@@ -259,7 +287,7 @@ class Node:
 
     def _choose_whether_to_serve(self) -> None:
         if self._rollouts is not None:
-            self._rollouts.rests = self._contributor.rests
+            self._rollouts.rest(self._contributor.rests)
         self._swarm.serves = self._settings.serve_while_paused or not self._contributor.rests
 
     @property
@@ -351,7 +379,11 @@ class Node:
             eval_percent=held_out.percent,
             up_bytes=traffic.up_bytes,
             down_bytes=traffic.down_bytes,
-            trainer_pid=self._trainer.pid if self._trainer else None,
+            trainer_pid=self._process.pid if self._process else None,
             version=self._settings.version,
             swarm=self._heartbeats.neighbours(),
+            rollouts=self._rollout_status(),
         )
+
+    def _rollout_status(self) -> RolloutStatus | None:
+        return self._counting.status(self._state.rounds, self._rollouts.waiting) if self._rollouts is not None else None

@@ -10,6 +10,7 @@ import trio
 from kernels.layout import ChunkSpan
 from protocol.trainer_link import Contribution
 from protocol.wire.hashes import Hash, tree_proof
+from protocol.wire.learned import Learned
 from protocol.wire.messages import Ready
 
 
@@ -29,8 +30,8 @@ class Work:
     ready_raw: bytes = b""
     contribution: Contribution | None = None
     leaves: list[Hash] = field(default_factory=list)
-    rollouts: Hash | None = None
-    """Over the names of the batches that the contribution was made of, in a run with rollouts."""
+    rollouts: Learned | None = None
+    """The batches that the contribution was made of, in a run with rollouts."""
     training: trio.Event = field(default_factory=trio.Event)
     """Set once the trainer has been told to train."""
 

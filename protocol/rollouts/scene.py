@@ -68,14 +68,15 @@ class Scene:
         if batch.decision is not None:
             return []
         batch.decision, batch.wanted = decision, False
-        told: list[PoolEffect] = [Tell(decided(batch, reason))] if batch.led else []
+        is_for_us = batch.led or (batch.author == self.me and not batch.judgements)
+        told: list[PoolEffect] = [Tell(decided(batch, reason))] if is_for_us else []
         return told if decision is Decision.ACCEPTED else [*told, *discard(batch)]
 
     def say(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
         """Our verdicts, to everybody."""
         batch.own, batch.wanted = codes, False
-        batch.judgements[self.me] = found_in(codes)
-        said = Judgement(author=batch.author, root=batch.root, codes=codes)
+        batch.judgements[self.me] = found_in(codes, batch.scores)
+        said = Judgement(author=batch.author, root=batch.root, codes=codes, scores=batch.scores)
         return [Judge(said), Tell(judged(batch, self.me, codes)), *self.accuse(batch)]
 
     def accuse(self, batch: Batch) -> list[PoolEffect]:

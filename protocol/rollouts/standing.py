@@ -5,6 +5,8 @@ right makes the next one rarer, down to `RARELY`; one anomaly, and all is checke
 own check is set aside: validators for a verdict that is not so, rollout peers for a rollout that no honest one makes.
 
 What others found out counts as well, where so many electors have reproduced it that one of them is honest.
+
+Histories outlive us (`protocol.rollouts.kept_standing`); what others said of a peer is heard again.
 """
 
 from __future__ import annotations
@@ -36,6 +38,20 @@ class Standing:
 
     def __init__(self) -> None:
         self._known: OrderedDict[PeerId, _Known] = OrderedDict()
+        self.raised = 0
+        """How often a peer was found to be right."""
+        self.lowered = 0
+        """How often one was found to be wrong."""
+
+    def histories(self) -> list[tuple[PeerId, int, str]]:
+        """Checks in a row that came out right, and why it is set aside, of each peer that has either."""
+        found = [(peer, known.clean, known.aside) for peer, known in self._known.items()]
+        return [each for each in found if each[1] or each[2]]
+
+    def recall(self, peer: PeerId, clean: int, aside: str) -> None:
+        """What an earlier life knew of a peer."""
+        known = self._of(peer)
+        known.clean, known.aside = clean, aside
 
     def chance(self, peer: PeerId) -> float:
         """The chance with which what this peer says or makes is checked."""
@@ -55,10 +71,12 @@ class Standing:
     def right(self, peer: PeerId) -> None:
         """A check of ours came out right."""
         self._of(peer).clean += 1
+        self.raised += 1
 
     def anomaly(self, peer: PeerId) -> None:
         """Something was wrong that proves nothing: all is checked again."""
         self._of(peer).clean = 0
+        self.lowered += 1
 
     def set_aside(self, peer: PeerId, reason: str) -> bool:
         """Our own check proves it: use nothing of this peer any more.  Whether that is new."""
@@ -67,6 +85,7 @@ class Standing:
         if known.aside:
             return False
         known.aside = reason
+        self.lowered += 1
         return True
 
     def reproduced(self, author: PeerId, accuser: PeerId, elector: PeerId, liars: int) -> bool:

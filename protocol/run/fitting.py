@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from kernels.layout import chunk_count
 from protocol.wire.body import MAX_CHUNKS
+from protocol.wire.learned import MAX_USED_BY_ALL
 
 MAX_CHUNK_PARAMETERS = 1 << 22
 MAX_PARAMETERS = MAX_CHUNKS * MAX_CHUNK_PARAMETERS
@@ -227,6 +228,16 @@ def member_problems(min_members: int, max_members: int) -> Iterator[Problem]:
         yield Problem(
             ("min_members", "max_members"),
             f"min_members ({min_members}) is more than max_members ({max_members}); max_members = {min_members} would do",
+        )
+
+
+def used_problems(max_members: int, batches_per_round: int) -> Iterator[Problem]:
+    """Where a record does not have room for the batches that all members learn from, a sentence."""
+    if max_members * batches_per_round > MAX_USED_BY_ALL:
+        yield Problem(
+            ("rl.batches_per_round", "rounds.max_members"),
+            f"a record names the batches that its members learn from, {MAX_USED_BY_ALL} at most, and {max_members} members "
+            f"with {batches_per_round} each have more; max_members = {MAX_USED_BY_ALL // batches_per_round} would do",
         )
 
 

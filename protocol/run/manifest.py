@@ -31,6 +31,7 @@ from protocol.run.fitting import (
     member_problems,
     refuse,
     schedule_problems,
+    used_problems,
 )
 from protocol.run.model_section import ModelSection
 from protocol.run.rl_section import RlSection
@@ -248,6 +249,8 @@ class RunManifest(Section):
                 f"a token that ends a turn has the number {max(self.tokenizer.ends)}, and the model has {self.model.vocab} "
                 "tokens; take the tokenizer of the model",
             )
+        if self.rl is not None:
+            yield from used_problems(self.rounds.max_members, self.rl.batches_per_round)
         yield from fragment_problems(self.fragments)
         yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
         if self.allowlist != sorted(set(self.allowlist)):

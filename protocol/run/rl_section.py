@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from protocol.run.fitting import Problem, refuse
 from protocol.run.section import Section
+from protocol.wire.learned import MAX_USED
 from protocol.wire.rollouts import MAX_ROLLOUTS
 
 OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_round", "judge_s", "warm_rounds"})
@@ -20,6 +21,7 @@ OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_r
 Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Above = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]
+Mantissa = Annotated[float, Field(ge=0, le=127, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
 
@@ -27,13 +29,13 @@ Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
 class RlSection(Section):
     """Rollouts and their learning; left out of a run that only reads text."""
 
-    environment: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[\x20-\x7e]+$")]
-    """Name of the tasks that rollouts solve."""
+    environment: Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[\x20-\x7e]+$")]
+    """Name of the tasks that rollouts solve, with its options: "add", "add(digits=3)", "mixture(add(digits=3), sort)"."""
     problems: Annotated[int, Field(ge=1, le=1 << 40)] = 1 << 16
     """Problems of the environment that are drawn from: those numbered 0 to problems - 1."""
     prompts_per_batch: Annotated[int, Field(ge=1, le=MAX_ROLLOUTS)] = 8
     """Prompts of a batch, which a rollout peer makes at a time."""
-    batches_per_round: Annotated[int, Field(ge=1, le=512)] = 32
+    batches_per_round: Annotated[int, Field(ge=1, le=MAX_USED)] = 32
     """Accepted batches that a trainer waits for before it learns from them."""
     warm_rounds: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Rounds of ordinary training, on the text of the data section, before the first one that learns from rollouts."""
@@ -93,6 +95,16 @@ class RlSection(Section):
     """Tokens that share a proof."""
     min_end_probability: Share = 0.1
     """An output shorter than `max_tokens` ends with an end token of at least this probability under the model."""
+    max_exponent_mismatches: Annotated[int, Field(ge=0, le=65_497)] = 38
+    """Values of a chunk's proof whose exponents may differ from those that a validator computes."""
+    max_mantissa_mean: Mantissa = 10.0
+    """Mean by which the 7 bits of mantissa of the others may differ."""
+    max_mantissa_median: Mantissa = 8.0
+    """Median by which they may differ."""
+    max_shortfall: Above = 0.5
+    """Units of logits over temperature by which a token may be behind the one that the sampling chooses."""
+    max_share_beyond: Share = 0.01
+    """Share of a rollout's tokens that may be farther behind."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -132,6 +144,11 @@ class RlSection(Section):
     def rollouts_per_batch(self) -> int:
         """Rollouts of a batch."""
         return self.prompts_per_batch * self.group_size
+
+    @property
+    def tokens_per_batch(self) -> int:
+        """Tokens of a batch's outputs at most."""
+        return self.rollouts_per_batch * self.max_tokens
 
     @property
     def tokens_per_round(self) -> int:

@@ -6,10 +6,10 @@ the tip it stands on, and its hash is the next tip.  Certificates are verified h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from protocol.run.manifest import RunManifest
 from protocol.state.base import Base, RoundSettings
 from protocol.state.electorate import quorum_size
 from protocol.state.roster import check_admissions
@@ -18,6 +18,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import is_authentic, rebuild
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
+from protocol.wire.learned import Learned, check_learned
 from protocol.wire.masks import members_in
 from protocol.wire.messages import Certificate, ChunkEntry, Commit, Member, Ready, Record, Signature, Step, Vote, ready_of
 from protocol.wire.ready import weights_in
@@ -49,6 +50,7 @@ def verify_record(settings: RoundSettings, record: Record, index: Sequence[Chunk
     for entry in index:
         members_in(entry.mask, len(record.members))
     verify_members(settings, record.members, base, record.state)
+    base.tasks.check(settings.run, settings.manifest, record.amendment)
 
 
 def verify_members(settings: RoundSettings, members: Sequence[Member], base: Base, state: bytes) -> None:
@@ -60,16 +62,26 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
         raise Malformed("members that are not sorted, too few or too many")
     if any(member.tokens > settings.max_tokens for member in members):
         raise Malformed("a member with more tokens than a round has")
-    if any((member.rollouts is not None) != settings.manifest.learns_from_rollouts(base.round) for member in members):
-        raise Malformed("a member that names rollouts in a round without, or none in a round with them")
+    for member in members:
+        check_rollouts(settings.manifest, base.round, member.rollouts)
     if (weights_in(state) is not None) != (settings.manifest.rl is not None):
         raise Malformed("the root of bf16 weights in a run without rollouts, or none in a run with them")
+    if any((member.against or 0).bit_length() > len(base.tasks.sets) for member in members):
+        raise Malformed("a member that is against a set of tasks that there is not")
     for member in members:
         ready = ready_of(member, base.round, base.fragment, base.tip, state)
         statement = rebuild(settings.run, Ready.KIND, PeerId(member.peer), ready.encode(), member.signature)
         if not is_authentic(statement):
             raise Malformed("a member that did not say READY")
     check_admissions(settings.manifest, settings.run, base.round, members, base.known, base.uses)
+
+
+def check_rollouts(manifest: RunManifest, round: int, learned: Learned | None) -> None:
+    """Whether a member of a round may name this as what it learned from; raises `Malformed` with the reason."""
+    if (learned is not None) != manifest.learns_from_rollouts(round):
+        raise Malformed("a member that names rollouts in a round without, or none in a round with them")
+    if learned is not None and manifest.rl is not None:
+        check_learned(learned, manifest.rl.batches_per_round, manifest.rl.tokens_per_batch)
 
 
 def voters_of(base: Base, members: Iterable[Member], absent: Sequence[str]) -> tuple[PeerId, ...]:
@@ -151,28 +163,3 @@ def prefer(electors: Sequence[PeerId], ours: Commit, theirs: Commit) -> bool:
     these electors; then the lower hash.  Claimed tokens decide nothing.  Total and antisymmetric.
     """
     return rank(electors, theirs) < rank(electors, ours)
-
-
-@dataclass(frozen=True)
-class Credit:
-    """What the chain credits a peer with.  tokens: weighted by the share of its chunks that were averaged."""
-
-    rounds: int
-    tokens: int
-
-
-def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
-    """Tokens and rounds of every member over these rounds; everybody who holds the chain gets the same."""
-    credits: dict[PeerId, Credit] = {}
-    for commit in commits:
-        members = commit.record.members
-        included = [0] * len(members)
-        for entry in commit.index:
-            for index in members_in(entry.mask, len(members)):
-                included[index] += 1
-        for member, chunks in zip(members, included, strict=True):
-            peer = PeerId(member.peer)
-            old = credits.get(peer, Credit(0, 0))
-            share = member.tokens * chunks // len(commit.index)
-            credits[peer] = Credit(old.rounds + (chunks > 0), old.tokens + share)
-    return credits

@@ -10,6 +10,8 @@
     weights/                    versions of the weights (`protocol.state.weight_files`), once there is one
     files/                      the run's files, likewise, in a run that has some
     rollouts/                   batches of rollouts, likewise, in a run of reinforcement learning
+    tasks/                      sets of tasks, likewise, what was signed about them, and what was counted
+    standing                    how rollout peers and validators stand with us, likewise
     chosen                      the record of an invitation to whose history this peer came over
 
 Write, fsync, rename; then act.  A file that is torn or altered counts as absent and is moved out of the way.
@@ -77,8 +79,9 @@ class Store:
         self.weights = WeightFiles(self.disk, root / "weights")
         self.rollouts = WeightFiles(self.disk, root / "rollouts")
         self.files = WeightFiles(self.disk, root / "files")
+        self.tasks = WeightFiles(self.disk, root / "tasks")
         self._records, self._branches, self._journal = records, branches, root / "switch"
-        self._chosen = root / "chosen"
+        self._chosen, self._standing = root / "chosen", root / "standing"
         begun = read_guarded(self.disk, self._journal)
         if begun is not None:
             self._carry_out(_Switch(*canonical.decode(begun, max_bytes=JOURNAL_BYTES)))
@@ -92,6 +95,14 @@ class Store:
         """The record to whose history we came over last."""
         raw = read_guarded(self.disk, self._chosen)
         return decode_body(Anchor, raw) if raw is not None else None
+
+    def keep_standing(self, raw: bytes) -> None:
+        """Replace what is known of rollout peers and validators.  Raises `StoreFailed`."""
+        write_guarded(self.disk, self._standing, raw)
+
+    def standing(self) -> bytes | None:
+        """What an earlier life knew of them."""
+        return read_guarded(self.disk, self._standing)
 
     def switch(self, common: int, slot: str, length: int, kept: str) -> None:
         """Exchange our records from `common` on for those in `slot` up to `length`; ours are in the slot `kept` then.

@@ -16,12 +16,16 @@ from protocol.events import Desynced, RolledBack, StateApplied, StateLoaded
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.state.branch import Branch
+from protocol.state.credit import counted
 from protocol.state.genesis import certified_digest
 from protocol.state.replica import Replica
 from protocol.sync.supplies import Supplies
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit
+
+MOST_COUNTED = 500
+"""Rounds of a move of which it is told whose rollouts they were made of: the last ones."""
 
 
 class WrongState(Exception):
@@ -84,7 +88,16 @@ class CatchUp:
             if not complete:
                 with trio.CancelScope(shield=True):
                     await self.offload(history.switch, common, kept if abandoned else "", common + abandoned)
+        if complete and self.replica.manifest.rl is not None:
+            await self._tell_rollouts(max(common, history.length - MOST_COUNTED))
         return complete
+
+    async def _tell_rollouts(self, start: int) -> None:
+        """Whose rollouts the rounds from `start` on were made of: peers that train in none hear of it only here."""
+        for round in range(start, self.replica.history.length):
+            commit = await self.offload(self.replica.history.commit_at, round)
+            for event in counted(commit.record, self.session.me):
+                self.session.emit(event)
 
     async def _load(self, shared: int) -> None:
         """The state at the end of our chain, as far as the disk leads.  The present one is used if it is of no more than

@@ -17,7 +17,8 @@ from protocol.wire.identity import SIGNATURE_BYTES, Identity, PeerId, public_key
 
 VERSION = 1
 FIELDS = {"v", "run", "kind", "from", "body", "sig"}
-MAX_ENVELOPE_BYTES = 3 << 19
+MAX_ENVELOPE_BYTES = 7 << 18
+"""The largest motion: of all members with all their batches of rollouts, of all chunks, with all rolls."""
 MAX_GOSSIP_BYTES = 60_000
 _DOMAIN = b"manyhands envelope 1\n"
 

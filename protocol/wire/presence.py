@@ -9,6 +9,7 @@ from pydantic import Field
 
 from protocol.why_idle import WhyIdle as WhyIdle
 from protocol.wire.body import (
+    MAX_ADMISSION_BYTES,
     MAX_LOSS,
     Body,
     Count,
@@ -76,6 +77,8 @@ class Heartbeat(Body):
     """Whether it was restarted, frozen or suspended, and has made no record since."""
     measured: Measurement | None = None
     """The newest state that this peer measured, while others may want to know."""
+    admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES, exclude_if=lambda proof: not proof)] = b""
+    """Proof that the sender was admitted, of a peer that no record names; left out where there is none."""
 
 
 class Goodbye(Body):

@@ -19,6 +19,8 @@ from protocol.wire.body import (
 )
 from protocol.wire.hashes import HASH_BYTES
 from protocol.wire.identity import PeerId
+from protocol.wire.learned import LaterLearned
+from protocol.wire.tasks import SlotMask
 
 
 class OnState(Body):
@@ -52,7 +54,8 @@ class Ready(OnState):
 
     fragment: of the state, which the contribution covers.  serial: grows with every READY of an incarnation; two different
     ones under one serial are a lie.  admission: proof that the sender was admitted; empty where the run asks for none.
-    rollouts: in a run of reinforcement learning, the root over the names of the batches that the contribution was made of.
+    rollouts: in a run of reinforcement learning, the batches that the contribution was made of.
+    against: the sets of tasks that fall out by what the sender has counted.
     """
 
     KIND: ClassVar[str] = "ready"
@@ -67,7 +70,8 @@ class Ready(OnState):
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     root: HashField
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
-    rollouts: LaterHash = None
+    rollouts: LaterLearned = None
+    against: SlotMask = None
 
 
 class Member(Body):
@@ -82,7 +86,8 @@ class Member(Body):
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     root: HashField
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
-    rollouts: LaterHash = None
+    rollouts: LaterLearned = None
+    against: SlotMask = None
     signature: SignatureField
 
 
@@ -99,6 +104,7 @@ def member_of(peer: PeerId, ready: Ready, signature: bytes) -> Member:
         root=ready.root,
         admission=ready.admission,
         rollouts=ready.rollouts,
+        against=ready.against,
         signature=signature,
     )
 
@@ -120,4 +126,5 @@ def ready_of(member: Member, round: int, fragment: int, base: bytes, state: byte
         weights=weights_in(state),
         admission=member.admission,
         rollouts=member.rollouts,
+        against=member.against,
     )

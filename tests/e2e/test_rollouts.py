@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from protocol import events as ev
@@ -16,7 +17,7 @@ grace_s = 3.0
 eviction_s = 8.0
 stall_s = 4.0
 [rl]
-environment = "sort"
+environment = "mixture(sort(digits=4), reverse)"
 warm_rounds = 1
 prompts_per_batch = 2
 group_size = 4
@@ -55,3 +56,16 @@ def test_versions_come_of_rollouts_that_were_generated_proved_and_verified(tmp_p
         assert all(event.rejected == 0 for event in validator.heard(ev.BatchJudged))
         assert not trainer.heard(ev.RolloutPeerSetAside) and not trainer.heard(ev.ValidatorSetAside)
         assert len({peer.digests[last + 1] for peer in (trainer, writer, validator)}) == 1
+
+        swarm.until("all to hear of rewards", lambda: all(p.heard(ev.RolloutsCounted) for p in (writer, validator, trainer)))
+        kept = json.loads(swarm.command(validator.folder, "ledger", "--json"))
+        (credited,) = (each for each in kept["members"] if each["peer"] == writer.peer_id)
+        assert credited["accepted_tokens"] == kept["accepted_tokens"] > 0 == credited["tokens"]
+        for peer, text in (
+            (writer, "this peer made "),
+            (validator, "this peer judged "),
+            (trainer, "this trainer learned from "),
+        ):
+            assert text in swarm.command(peer.folder, "rollouts")
+            told = peer.status()["rollouts"]
+            assert told["accepted"] > 0 == told["rejected"] and told["version"] > 1

@@ -39,6 +39,7 @@ def test_every_event_has_a_sentence_and_a_level() -> None:
         "list[str]": [OTHER],
         "int | None": 1,
         "float | None": 1.0,
+        "dict[str, int]": {OTHER: 1},
         "dict[str, str]": {"/ip4/192.0.2.1/tcp/1": "reachable"},
         "list[dict[str, Any]]": [{"address": "/ip4/192.0.2.1/tcp/1", "times": 1, "problem": "x"}],
     }
@@ -50,3 +51,14 @@ def test_every_event_has_a_sentence_and_a_level() -> None:
 def test_a_name_in_a_phase_moves_no_cursor() -> None:
     text = sentence(ev.PhaseChanged("ready", "waiting", "waiting for \x1b]0;owned\x07\x1b[2J\n12:00 error"))
     assert text.isprintable() and text.startswith("ready: waiting for")
+
+
+def test_what_a_round_learned_from_is_said_with_what_of_it_is_ours() -> None:
+    told = ev.RolloutsCounted(4, 0.25, 3, 1500, {OTHER: 1500}, 0, ["aa"])
+    assert sentence(told) == (
+        "round 4: the swarm learned from 3 batches of rollouts, 1.5 k tokens, mean reward 0.250; 1 of them is ours"
+    )
+    assert (
+        sentence(ev.RolloutsCounted(4, None, 1, 10, {}, 0, []))
+        == "round 4: the swarm learned from 1 batch of rollouts, 10 tokens"
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from peer.commands.status import describe
-from protocol.status import NodeStatus, PeerStatus, SwarmPeer
+from protocol.status import NodeStatus, PeerStatus, RolloutStatus, SwarmPeer
 from protocol.why_idle import REMEDIES, WhyIdle
 from tests.protocol.example_status import NEIGHBOUR, TRAINING, status
 from tui.panels import round
@@ -30,6 +30,7 @@ def documented(heading: str) -> list[str]:
 def test_the_document_lists_every_key_in_its_order() -> None:
     assert documented("`peer status --json`") == ["running", *(each.name for each in fields(PeerStatus))]
     assert documented("`swarm` of `peer status --json`") == [each.name for each in fields(SwarmPeer)]
+    assert documented("`rollouts` of `peer status --json`") == [each.name for each in fields(RolloutStatus)]
 
 
 def test_every_reason_to_be_idle_is_explained_and_has_a_remedy() -> None:
@@ -84,6 +85,7 @@ NEIGHBOUR_FIELDS = TRAINING.to_fields()["swarm"][0]
         {**TRAINING.to_fields(), "swarm": [NEIGHBOUR]},
         {**TRAINING.to_fields(), "swarm": [{"peer": "x"}]},
         {**TRAINING.to_fields(), "swarm": 3},
+        {**TRAINING.to_fields(), "rollouts": 3},
     ],
 )
 def test_what_is_no_status_is_a_value_error(given: object) -> None:
@@ -126,6 +128,7 @@ EARLY = {
     "trainer_pid": None,
     "version": "1",
     "swarm": [],
+    "rollouts": None,
     "pid": 1,
     "uptime_s": 0.5,
     "addresses": ["/ip4/127.0.0.1/tcp/1"],
@@ -153,3 +156,31 @@ def test_a_node_that_does_not_run_yet_has_done_nothing() -> None:
         early, pid=1, uptime_s=0.5, addresses=["/ip4/127.0.0.1/tcp/1"], invitation="", invite_command=""
     )
     assert around.to_fields() == EARLY
+
+
+@pytest.mark.parametrize(
+    "role, text",
+    [
+        ("rollout", "3 batches made at 50 tokens/s: 2 accepted, 1 rejected, 4 waiting, 90 tokens learned from"),
+        ("validator", "verifying 1.5 rollouts/s: 2 accepted, 1 rejected, 4 waiting"),
+        ("trainer", "learned from 5 batches: 2 accepted, 1 rejected, 4 waiting"),
+    ],
+)
+def test_a_status_says_what_a_peer_does_with_rollouts(role: str, text: str) -> None:
+    told = RolloutStatus(
+        version=7,
+        reward=0.5,
+        generated=3,
+        accepted=2,
+        rejected=1,
+        waiting=4,
+        used=5,
+        accepted_tokens=90,
+        generated_tokens_per_s=50,
+        verified_per_s=1.5,
+    )
+    shown = status(role=role, rollouts=told)
+    assert f"rollouts  version 7, reward 0.500; {text}" in describe(shown)
+    assert PeerStatus.from_fields(shown.to_fields()) == shown
+    newer = {**shown.to_fields(), "rollouts": {**shown.to_fields()["rollouts"], "heat": 3}}
+    assert PeerStatus.from_fields(newer) == shown, "what only a newer version knows is left out"

@@ -134,7 +134,7 @@ class RolloutJudge:
     def _committed(self, seat: Seat, round: int) -> None:
         assert seat.node is not None
         for member in seat.node.commit_at(round).record.members:
-            name = (member.rollouts or b"").hex()
+            name = member.rollouts.root.hex() if member.rollouts is not None else ""
             if member.peer not in self._world.judge.liars and name not in self.used[member.peer, round]:
                 raise Violation(f"committed: round {round} names other rollouts than {member.peer} learned from")
 

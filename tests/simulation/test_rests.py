@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
 
-from protocol.wire.presence import WhyIdle
+import pytest
+import trio
+
+from protocol.events import BatchJudged, Event, RolloutsGenerated
+from protocol.wire.presence import Phase, Role, WhyIdle
+from tests.simulation.rollouts import ROLES, cast, rl_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
@@ -38,3 +43,55 @@ def test_a_peer_that_rests_serves_a_newcomer_unless_its_owner_said_no(serves: bo
         assert served(first[0]) > before, "who trains serves, too"
 
     holds(simulate(4, scenario))
+
+
+@pytest.mark.parametrize("role", [Role.ROLLOUT, Role.VALIDATOR])
+def test_a_paused_peer_makes_and_judges_nothing_serves_what_it_made_and_goes_on(role: Role) -> None:
+    made: Counter[str] = Counter()
+
+    def count(seat: Seat, event: Event) -> None:
+        if isinstance(event, RolloutsGenerated) or (isinstance(event, BatchJudged) and event.validator == seat.peer):
+            made[seat.peer] += 1
+
+    async def scenario(world: World) -> None:
+        judge, seats = cast(world, ROLES)
+        world.listeners.append(count)
+        for seat in world.seats:
+            world.start(seat)
+        rests = seats[role][0]
+        await world.until("it works", lambda: made[rests.peer] >= 2, within_s=240)
+        assert rests.node is not None
+        rests.node.rest(WhyIdle.PAUSED, "paused")
+        assert (rests.node.phase, rests.node.status().why_idle) == (Phase.PAUSED, "paused")
+        await trio.sleep(1)  # a judgement that was made by then is still said
+        before, round = made[rests.peer], max(world.rounds())
+        await world.until_round(round + 3, within_s=240)
+        assert made[rests.peer] == before and rests.node.status().why_idle == "paused"
+        assert rests.node._swarm.serves and not judge.aside
+        rests.node.go_on(WhyIdle.PAUSED)
+        await world.until("it works again", lambda: made[rests.peer] > before, within_s=240)
+        assert rests.node.phase is not Phase.PAUSED
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+
+
+def test_who_generates_or_verifies_says_the_one_reason_why_it_does_not() -> None:
+    """A rollout peer whose batches nobody judges, and a validator that is dealt nothing."""
+
+    async def scenario(world: World) -> None:
+        _, seats = cast(world, {Role.TRAINER: 1, Role.ROLLOUT: 1, Role.VALIDATOR: 1})
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(2, within_s=240)
+        (trainer,), (worker,), (validator,) = seats[Role.TRAINER], seats[Role.ROLLOUT], seats[Role.VALIDATOR]
+        world.faults.kill(trainer)
+
+        def says(seat: Seat, why: WhyIdle) -> bool:
+            return seat.node is not None and seat.node.status().why_idle == why.value
+
+        await world.until("batches wait", lambda: says(worker, WhyIdle.WAITING_FOR_VERDICTS), within_s=240)
+        await world.until("it has nothing", lambda: says(validator, WhyIdle.NOTHING_TO_CHECK), within_s=240)
+        assert worker.node is not None and validator.node is not None
+        assert (worker.node.phase, validator.node.phase) == (Phase.GENERATING, Phase.VERIFYING)
+
+    holds(simulate(3, scenario, signed=rl_run()))

@@ -17,7 +17,9 @@ from protocol.rollouts.pool import Pool
 from protocol.rollouts.scene import Scene
 from protocol.rollouts.selection import Chosen, Selection
 from protocol.rollouts.standing import Standing
+from protocol.trainer_link import Contribution
 from protocol.wire.hashes import hash_bytes
+from protocol.wire.learned import Learned, UsedBatch, learned_from
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import Reason
 from tests.simulation.rollout_liars import OneBad, Turncoat
@@ -76,10 +78,11 @@ def _used_again() -> Any:
     """Nothing is remembered of what was learned from."""
     use = Selection.use
 
-    def forgetful(self: Selection, round: int, chosen: Chosen, reward: float | None) -> None:
-        use(self, round, chosen, reward)
+    def forgetful(self: Selection, round: int, chosen: Chosen, contribution: Contribution) -> Learned:
+        learned = use(self, round, chosen, contribution)
         for batch in chosen.batches:
             batch.used = False
+        return learned
 
     return patch.object(Selection, "use", forgetful)
 
@@ -104,7 +107,7 @@ def _other_root() -> Any:
     commit = Contributor.commit
 
     async def lying(self: Contributor, base: Any, work: Any, contribution: Any, state_digest: Any) -> Any:
-        work.rollouts = hash_bytes("other", b"")
+        work.rollouts = learned_from([UsedBatch(self._session.me, hash_bytes("other", b""), 1)], None)
         return await commit(self, base, work, contribution, state_digest)
 
     return patch.object(Contributor, "commit", lying)

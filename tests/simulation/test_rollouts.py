@@ -6,6 +6,10 @@ import pytest
 import trio
 
 from protocol.network.simulated.weather import Weather
+from protocol.run.admission import make_proof
+from protocol.run.manifest import Admission, sign
+from protocol.run.tokens import bound_token
+from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
 from tests.simulation.rollout_liars import (
     AcceptsAll,
@@ -113,6 +117,65 @@ def test_a_rollout_peer_that_cheats_is_told_why_and_learned_from_by_nobody(cheat
         await world.until_round(max(world.rounds()) + 2, within_s=240)
 
     holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+
+
+def test_a_cheat_stays_set_aside_when_trainers_start_again() -> None:
+    async def scenario(world: World) -> None:
+        judge, seats = cast(world, ROLES, {(Role.ROLLOUT, 0): OneBad})
+        for seat in world.seats:
+            world.start(seat)
+        cheater, trainers = seats[Role.ROLLOUT][0], seats[Role.TRAINER]
+        await until_aside(world, judge, cheater, trainers)
+        await trio.sleep(1)
+        rejected = judge.decisions["rejected"]
+        for trainer in trainers:
+            world.faults.kill(trainer)
+        for trainer in trainers:
+            world.start(trainer)
+        await world.until_round(max(world.rounds()) + 2, within_s=240)
+        assert judge.decisions["rejected"] == rejected, "nothing of it was looked at again"
+        for trainer in trainers:
+            assert trainer.node is not None and trainer.node._rollouts is not None
+            assert trainer.node._rollouts._pool.standing.aside(cheater.peer) == judge.aside[cheater.peer][trainer.peer]
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+
+
+def test_by_invitation_peers_that_have_never_met_hear_each_others_rollouts_and_verdicts() -> None:
+    """Between rollout peers, validators and two of three trainers only gossip passes, by way of the third."""
+    open_run = rl_run()
+    organiser = Identity.from_seed(b"\x2a" * 32)
+    signed = sign(organiser, open_run.manifest.model_copy(update={"admission": Admission.INVITE}))
+
+    async def scenario(world: World) -> None:
+        judge, seats = cast(world, ROLES)
+        for seat in world.seats:
+            token = bound_token(organiser, signed.run, seat.peer, expires=1_000_000)
+            seat.admission = make_proof(token, signed.run, seat.peer)
+        trainers = seats[Role.TRAINER]
+        strangers = [*seats[Role.ROLLOUT], *seats[Role.VALIDATOR]]
+        for trainer in trainers[1:]:
+            for stranger in strangers:
+                world.faults.cut(trainer, stranger)
+                world.faults.cut(stranger, trainer)
+        for seat in world.seats:
+            world.start(seat)
+
+        def has_heard(trainer: Seat) -> bool:
+            node = trainer.node
+            if node is None or node._rollouts is None:
+                return False
+            authors = {batch.author for batch in node._rollouts._pool}
+            judges = {peer for batch in node._rollouts._pool for peer in batch.judgements}
+            return {seat.peer for seat in seats[Role.ROLLOUT]} <= authors and bool(
+                {seat.peer for seat in seats[Role.VALIDATOR]} & judges
+            )
+
+        await world.until("all are heard", lambda: all(map(has_heard, trainers)), within_s=240)
+        await world.until_round(3, within_s=240)
+        assert not judge.aside
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=signed))
 
 
 def test_rollouts_that_nobody_serves_are_rejected_and_their_maker_is_not_blamed() -> None:

@@ -62,7 +62,8 @@ class Recorded:
         self.closed = True
 
 
-def _line(told: Told) -> str:
+def line_of(told: Told) -> str:
+    """As it is kept."""
     match told:
         case Found():
             return json.dumps({"found": True})
@@ -84,7 +85,7 @@ def main() -> int:
             for told in feed.take():
                 statuses += isinstance(told, PeerStatus)
                 if not isinstance(told, PeerStatus) or statuses % STATUS_EVERY == 1:
-                    file.write(_line(told) + "\n")
+                    file.write(line_of(told) + "\n")
     feed.close()
     return 0
 

@@ -77,13 +77,42 @@ async def test_the_number_of_a_panel_shows_it_alone_and_once_more_all() -> None:
 async def test_a_large_terminal_shows_every_panel_and_a_resize_arranges_them_anew() -> None:
     view, _ = view_of()
     async with view.run_test(size=(120, 40)) as pilot:
-        assert len(shown(view)) == len(PANELS)
+        assert len(shown(view)) == len(PANELS) - 1, "there are no rollouts"
         await pilot.resize_terminal(80, 24)
         await pilot.pause()
-        assert len(shown(view)) < len(PANELS)
+        assert len(shown(view)) < len(PANELS) - 1
         await pilot.resize_terminal(200, 60)
         await pilot.pause()
-        assert len(shown(view)) == len(PANELS)
+        assert len(shown(view)) == len(PANELS) - 1
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@with_textual
+async def test_the_panel_of_rollouts_comes_with_the_first_of_them(size: tuple[int, int]) -> None:
+    view, source = view_of()
+    async with view.run_test(size=size) as pilot:
+        await ready(pilot)
+        assert "rollouts" not in shown(view)
+        source.told = [Stamped(1.0, 1.0, ev.RolloutsCounted(3, 0.5, 2, 90, {OTHER: 90}, 0, []))]
+        await ready(pilot)
+        assert "rollouts" in shown(view)
+        await pilot.press("7")
+        assert shown(view) == ["rollouts"]
+
+
+@pytest.mark.parametrize(
+    "event", [ev.RolloutPeerSetAside(OTHER, "wrong computation"), ev.ValidatorSetAside(OTHER, "it lied")]
+)
+@with_textual
+async def test_who_is_set_aside_is_an_alarm_until_it_was_seen(event: ev.Event) -> None:
+    view, _ = view_of(Stamped(1.0, 1.0, event))
+    async with view.run_test(size=(80, 24)) as pilot:
+        await ready(pilot)
+        assert [line.level for line in view.picture.alarms] == ["warning"]
+        rollouts = next(panel for panel in view.query(Panel) if panel.id == "rollouts")
+        assert "! set aside:" in rollouts.text
+        await pilot.press("a")
+        assert not view.picture.alarms and "! set aside:" in rollouts.text, "the panel goes on saying it"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +177,7 @@ async def test_the_help_names_every_key_and_closes() -> None:
         assert isinstance(view.screen, Help)
         await pilot.press("escape")
         assert not isinstance(view.screen, Help)
-    for key in ("1 to 6", "s ", "l ", "p ", "P ", "c ", "f ", "x ", "a ", "t ", "q "):
+    for key in ("1 to 7", "s ", "l ", "p ", "P ", "c ", "f ", "x ", "a ", "t ", "q "):
         assert key in KEYS + OF_A_VIEW + OF_OWN
 
 

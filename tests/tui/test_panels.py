@@ -37,6 +37,13 @@ def evil() -> Picture:
             ev.RoundCommitted(2, "aa" * 32, [OTHER], 1, 2.0, False),
             ev.RoundCommitted(3, "aa" * 32, [OTHER], 1, 3.0, False),
             ev.ExchangeProgress(4, 1, 9, [OTHER, EVIL]),
+            ev.RolloutsGenerated(3, 1, "aa", 4, 90, 900, float("nan")),
+            ev.BatchJudged(OTHER, 3, 1, "bb", EVIL, 0, 4, 0, [EVIL]),
+            ev.BatchDecided(EVIL, 3, 2, "cc", EVIL, EVIL, 4, True),
+            ev.RolloutsCounted(3, float("nan"), 2, 90, {EVIL: 90}, 0, ["aa"]),
+            ev.RolloutsCounted(4, 0.5, 2, 90, {OTHER: 90}, 0, ["aa"]),
+            ev.RolloutPeerSetAside(OTHER, EVIL),
+            ev.ValidatorSetAside(EVIL, EVIL),
         )
     ):
         picture.apply(Stamped(float(number), float(number), event))

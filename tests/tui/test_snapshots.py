@@ -9,9 +9,12 @@ import pytest
 from textual.pilot import Pilot
 
 from tests.tui.recording import Recorded, read
-from tui.app import PANELS, PeerView
+from tui.app import PANELS, ROLLOUTS, PeerView
 
-NEWCOMER = Path(__file__).parent / "recorded" / "newcomer.jsonl"
+RECORDED = Path(__file__).parent / "recorded"
+NEWCOMER = RECORDED / "newcomer.jsonl"
+ROLES = ("trainer", "writer", "validator")
+"""Peers of a run with rollouts (`tests.tui.rollout_swarm`); another one cheated there."""
 SIZES = ((80, 24), (120, 40))
 
 
@@ -44,7 +47,9 @@ def test_all_panels_together(snap_compare: Compare, size: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("key, title", [(key, title) for key, title, _ in PANELS], ids=lambda text: text.lower())
+@pytest.mark.parametrize(
+    "key, title", [(key, title) for key, title, _ in PANELS if key != ROLLOUTS], ids=lambda text: text.lower()
+)
 def test_a_panel_alone(snap_compare: Compare, key: str, title: str, size: tuple[int, int]) -> None:
     assert snap_compare(watched(), terminal_size=size, run_before=drawn(key))
 
@@ -59,3 +64,28 @@ def test_the_beginning_of_a_newcomer(snap_compare: Compare) -> None:
 
 def test_the_help(snap_compare: Compare) -> None:
     assert snap_compare(watched(), terminal_size=(80, 24), run_before=drawn("?"))
+
+
+def of_rollouts(role: str, *, unicode: bool = True) -> PeerView:
+    """A view of a peer of a run with rollouts, at the end of its recording."""
+    return PeerView(Recorded(read(RECORDED / f"rl_{role}.jsonl")), unicode=unicode)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("role", ROLES)
+def test_a_run_with_rollouts(snap_compare: Compare, role: str, size: tuple[int, int]) -> None:
+    assert snap_compare(of_rollouts(role), terminal_size=size, run_before=drawn(""))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("role", ROLES)
+def test_the_rollouts_alone(snap_compare: Compare, role: str, size: tuple[int, int]) -> None:
+    assert snap_compare(of_rollouts(role), terminal_size=size, run_before=drawn(ROLLOUTS))
+
+
+def test_rollouts_on_a_light_terminal(snap_compare: Compare) -> None:
+    assert snap_compare(of_rollouts("trainer"), terminal_size=(80, 24), run_before=drawn("t"))
+
+
+def test_rollouts_on_a_terminal_with_plain_characters(snap_compare: Compare) -> None:
+    assert snap_compare(of_rollouts("trainer", unicode=False), terminal_size=(80, 24), run_before=drawn(ROLLOUTS))

@@ -47,7 +47,18 @@ def open_file(path: str, digest: str | None = None) -> RecordedTasks:
 
     Raises ValueError with one sentence, with the line's number where a line is at fault, and SandboxUnavailable.
     """
+    data = read_file(path, digest)
     try:
+        return RecordedTasks(read_tasks(io.BytesIO(data)), digest_of(data))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_file(path: str, digest: str | None = None) -> bytes:
+    """The bytes of a file of tasks; raises ValueError with one sentence where there is none with this digest."""
+    try:
+        if not Path(path).is_file():
+            raise ValueError(f"there is no file {path}; put the tasks there")
         size = Path(path).stat().st_size
         if size > MAX_FILE_BYTES:
             raise ValueError(f"{path} has {size} bytes, and {MAX_FILE_BYTES} are read at most; split it")
@@ -57,10 +68,7 @@ def open_file(path: str, digest: str | None = None) -> RecordedTasks:
     found = digest_of(data)
     if digest not in (None, found):
         raise ValueError(f"{path} has other tasks than this run's: its digest is {found}, not {digest}")
-    try:
-        return RecordedTasks(read_tasks(io.BytesIO(data)), found)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    return data
 
 
 def digest_of(data: bytes) -> str:

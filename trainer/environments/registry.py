@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from trainer.environments import builtin, conversations, jsonl
 from trainer.environments.environment import Environment
 from trainer.environments.mixture import Mixture
+from trainer.environments.naming import read_name
 from trainer.environments.reasoning_gym import ReasoningGym
 from trainer.environments.verifiers_tasks import VerifiersTasks
 
 
 def _mixture(of: list[dict[str, Any]]) -> Environment:
+    return Mixture([open_environment(**part) for part in _parts(of)])
+
+
+def _parts(of: Any) -> list[dict[str, Any]]:
     if not isinstance(of, list) or not all(isinstance(part, dict) and isinstance(part.get("name"), str) for part in of):
         raise ValueError("a mixture is of a list of environments, each with its name and options")
-    return Mixture([open_environment(**part) for part in of])
+    return of
 
 
 ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
@@ -35,6 +42,9 @@ ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
     "reasoning-gym": ReasoningGym,
     "verifiers": VerifiersTasks,
 }
+MIXTURE, FILE = "mixture", "jsonl"
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 BUILT_IN = ("reverse", "sort", "add", "shift", "count", "close", "guess", "lookup", "calculate")
 """Those that need nothing but this package."""
 
@@ -45,6 +55,39 @@ def open_environment(name: str, **options: Any) -> Environment:
     Raises ValueError with one sentence for an unknown name or option, and for whatever else is missing here; and
     SandboxUnavailable where programs would have to be run that this computer cannot confine.
     """
+    return _opener(name, options)(**options)
+
+
+def open_named(text: str, folder: Path | None = None) -> Environment:
+    """The environment that a run's manifest names (`trainer.environments.naming`); raises as `open_environment`.
+
+    folder: where the files lie that it names.
+    """
+    name, options = read_name(text)
+    _check(name, options)
+    return open_environment(name, **_located(name, options, folder))
+
+
+def check_named(text: str, problems: int) -> None:
+    """Raise ValueError with one sentence where no peer could open what a manifest names, or it has fewer problems.
+
+    Opens what needs nothing but this package.  Packages, files and sandboxes are each computer's own.
+    """
+    size = _check(*read_name(text))
+    if size is not None and size < problems:
+        raise ValueError(f"it has {size} problems, not {problems}; problems = {size} would do")
+
+
+def files_of(text: str) -> list[tuple[str, str]]:
+    """Names and digests of the files that a run's environment reads, which lie in one folder.  Raises ValueError."""
+    name, options = read_name(text)
+    _check(name, options)
+    parts = options["of"] if name == MIXTURE else [{"name": name, **options}]
+    return sorted({(part["path"], part["digest"]) for part in parts if part["name"] == FILE})
+
+
+def _opener(name: str, options: Mapping[str, Any]) -> Callable[..., Environment]:
+    """What opens it with these options.  Raises ValueError for a name or an option that is none."""
     opener = ENVIRONMENTS.get(name)
     if opener is None:
         near = difflib.get_close_matches(name, ENVIRONMENTS, n=1)
@@ -55,4 +98,39 @@ def open_environment(name: str, **options: Any) -> Environment:
     except TypeError as error:
         takes = ", ".join(inspect.signature(opener).parameters) or "none"
         raise ValueError(f"the environment {name!r} has other options ({error}); it takes: {takes}") from error
-    return opener(**options)
+    return opener
+
+
+def _check(name: str, options: Mapping[str, Any]) -> int | None:
+    """How many problems it has, where that can be told here.  Raises ValueError."""
+    _opener(name, options)
+    if name == MIXTURE:
+        parts = _parts(options["of"])
+        if not parts or any(part["name"] == MIXTURE for part in parts):
+            raise ValueError("a mixture is of environments that are no mixtures, as in mixture(add(digits=3), sort)")
+        sizes = [_check(part["name"], {key: part[key] for key in part if key != "name"}) for part in parts]
+        known = [size for size in sizes if size is not None]
+        return len(sizes) * min(known) if len(known) == len(sizes) else None
+    if name == FILE:
+        _check_file(options)
+    return open_environment(name, **options).size if name in BUILT_IN else None
+
+
+def _check_file(options: Mapping[str, Any]) -> None:
+    """All peers have to have the same tasks, and a manifest comes from a stranger: it names no place on this computer."""
+    path, digest = options["path"], options.get("digest")
+    if not isinstance(path, str) or not _FILE_NAME.fullmatch(path):
+        raise ValueError("the path of a run's tasks is the name of a file, without folders")
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise ValueError("a file of tasks needs its digest, so that all peers have the same; add digest (b2sum -l 128)")
+
+
+def _located(name: str, options: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    """The options with the paths of files in `folder`."""
+    if name == MIXTURE:
+        return {"of": [{"name": part["name"], **_located(part["name"], part, folder)} for part in options["of"]]}
+    if name != FILE:
+        return options
+    if folder is None:
+        raise ValueError("a run's tasks in a file need a folder")
+    return {**options, "path": str(folder / options["path"])}

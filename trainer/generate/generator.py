@@ -84,8 +84,13 @@ class Generator(Protocol):
         """Forget the requests that have not begun; they are returned."""
 
 
-def complete(generator: Generator, requests: Iterable[Request]) -> Iterator[Completion]:
-    """The completions in the order in which they end.  Requests are taken when there is room for them."""
+def complete(
+    generator: Generator, requests: Iterable[Request], between: Callable[[], None] = lambda: None
+) -> Iterator[Completion]:
+    """The completions in the order in which they end.  Requests are taken when there is room for them.
+
+    between: called before each turn of the generator; may wait, or raise.
+    """
     left = iter(requests)
     while True:
         for _ in range(generator.room):
@@ -94,6 +99,7 @@ def complete(generator: Generator, requests: Iterable[Request]) -> Iterator[Comp
             generator.submit(request)
         if not generator.busy:
             return
+        between()
         yield from generator.advance()
 
 

@@ -2,7 +2,8 @@
 
 A report is made once a run, or for a new kind of device: rollouts are generated in the ways that honest peers may (other
 batch, other precision, other pieces of the prompt), judged with the reference, and the worst that was seen, times a margin,
-is proposed.  Tighter thresholds tell roundings of the weights from roundings of the arithmetic.
+is proposed, as fields of the manifest's `[rl]`.  Tighter thresholds tell roundings of the weights from roundings of the
+arithmetic.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Iterable
 
 from kernels.toploc import Mismatch, Thresholds
+from trainer.rl.config import RlConfig
 from trainer.rl.verification import Measured, Tolerances
 
 MARGIN = 1.5
@@ -25,7 +27,7 @@ def proposed(honest: Iterable[Measured], margin: float = MARGIN) -> Tolerances:
 
     Raises ValueError where an honest rollout is beyond the defaults: such a device cannot take part.
     """
-    widest = Tolerances()
+    widest = Tolerances.of(RlConfig())
     exponents, mean, median, shortfall = 0, 0.0, 0.0, 0.0
     for measured in honest:
         shortfall = max(shortfall, measured.shortfall)

@@ -1,6 +1,9 @@
 """The numbers of a reinforcement-learning run, as its manifest says them.
 
-The defaults follow INTELLECT-2's run of a 32B model (Prime Intellect 2025, section 4), but where a field says "ours".
+The defaults follow INTELLECT-2's run of a 32B model, but where a field says "ours".  Sources: section 4.1 of its report
+(arXiv 2505.07291), as TRL's documentation quotes it, for lr, eps, delta, the group's size and the KL weight; for the rest
+PRIME-RL at commit c512d4af (26 May 2025), `configs/{training,inference}/intellect2_qwq.toml` (8 steps a version of 512
+rollouts each, warm-up, clipping of gradients, lengths, solve rates), or its defaults (asynchrony, length reward).
 Imports nothing outside the standard library, so that the peer process can read it without loading torch.
 """
 
@@ -13,7 +16,7 @@ from typing import Any, Self
 from trainer.section import Section
 
 SLOTS = 32
-"""Sequences that are generated at a time."""
+"""Sequences that are generated at a time, where nobody says otherwise."""
 SPARE_VERSIONS = 2
 """Versions kept beside the `max_async` older ones that rollouts may be of: the newest, and one that is just going."""
 
@@ -28,9 +31,9 @@ class RlConfig(Section):
     group_size: int = 16
     """Completions of each prompt (G)."""
     max_tokens: int = 32_768
-    """Tokens of an output at most."""
+    """Tokens of an output at most.  The reference run trained on sequences of so many."""
     temperature: float = 1.0
-    """What logits are divided by, in sampling and in the loss."""
+    """What logits are divided by, in sampling and in the loss.  Ours: PRIME-RL's default is 0.6."""
     max_async: int = 2
     """Versions by which a rollout may be older than the one that is trained."""
 
@@ -38,7 +41,8 @@ class RlConfig(Section):
     length_weight: float = 0.0003
     """Reward taken away for each token between an output's length and the one that its prompt names."""
     length_targets: tuple[int, ...] = ()
-    """Lengths in tokens of which each prompt names one; none is no length reward."""
+    """Lengths in tokens of which each prompt names one; none is no length reward.  Ours: the reference run had 2000, 4000,
+    6000, 8000 and 10000."""
     min_solve_rate: float = 0.1
     """Mean reward of a problem, from 0 to 1, below which it is too hard to learn from."""
     max_solve_rate: float = 0.8
@@ -54,9 +58,11 @@ class RlConfig(Section):
     delta: float = 4.0
     """Ratios of tokens with a negative advantage count up to this."""
     entropy_weight: float = 1e-4
-    """Of the entropy bonus: a nat is worth so much loss."""
+    """Of the entropy bonus: a nat is worth so much loss.  Ours: PRIME-RL's default, which the run's file leaves,
+    is 0.001."""
     kl_weight: float = 0.0
-    """Of the divergence from the run's first weights: a nat costs so much.  Ours: the reference run had 0.001."""
+    """Of the divergence from the run's first weights: a nat costs so much.  Ours: the report says 0.001, and the
+    run's file nothing, which is none."""
 
     # -- the optimiser --
     optimizer_steps: int = 8
@@ -68,13 +74,13 @@ class RlConfig(Section):
     clip_norm: float = 0.1
     """Gradients are scaled down to this global norm."""
     beta1: float = 0.9
-    """AdamW's decay of the mean of gradients.  Ours."""
+    """AdamW's decay of the mean of gradients, PRIME-RL's default."""
     beta2: float = 0.95
-    """AdamW's decay of the mean of their squares.  Ours."""
+    """AdamW's decay of the mean of their squares.  Ours: PRIME-RL's default is 0.99."""
     adam_eps: float = 1e-8
     """What AdamW adds to the root of the mean square.  Ours."""
     weight_decay: float = 0.0
-    """AdamW's, of matrices: by so much times the rate a step.  Ours."""
+    """AdamW's, of matrices: by so much times the rate a step.  Ours: PRIME-RL's default is 0.01."""
     row_tokens: int = 40_960
     """Tokens of a row into which sequences are packed: no fewer than a prompt and output together have, less one.  Ours."""
     micro_batch_tokens: int = 40_960
@@ -87,6 +93,16 @@ class RlConfig(Section):
     """Tokens that share a proof."""
     min_end_probability: float = 0.1
     """An output shorter than `max_tokens` ends with an end token of at least this probability under the model."""
+    max_exponent_mismatches: int = 38
+    """Values of a chunk's proof whose exponents may differ from those that a validator computes."""
+    max_mantissa_mean: float = 10.0
+    """Mean by which the 7 bits of mantissa of the others may differ."""
+    max_mantissa_median: float = 8.0
+    """Median by which they may differ."""
+    max_shortfall: float = 0.5
+    """Units of logits over temperature by which a token may be behind the one that the sampling chooses.  Ours."""
+    max_share_beyond: float = 0.01
+    """Share of a rollout's tokens that may be farther behind.  Ours."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -95,10 +111,13 @@ class RlConfig(Section):
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("max_async", "warmup_steps", "length_weight", "entropy_weight", "kl_weight", "weight_decay"):
-            if getattr(self, name) < 0:
+        for name in (
+            "max_async", "warmup_steps", "length_weight", "entropy_weight", "kl_weight", "weight_decay",
+            "max_exponent_mismatches", "max_mantissa_mean", "max_mantissa_median",
+        ):  # fmt: skip
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")
-        for name in ("lr", "clip_norm", "adam_eps", "temperature"):
+        for name in ("lr", "clip_norm", "adam_eps", "temperature", "max_shortfall"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
         for name in ("beta1", "beta2", "eps"):
@@ -110,6 +129,8 @@ class RlConfig(Section):
             raise ValueError(
                 "solve rates and min_end_probability must be from 0 to 1, and the lower rate below the upper one"
             )
+        if not 0 <= self.max_share_beyond <= 1:
+            raise ValueError("max_share_beyond must be from 0 to 1")
         if self.row_tokens < self.max_tokens:
             raise ValueError("row_tokens must be at least max_tokens: a sequence is never cut")
         if any(target < 1 for target in self.length_targets):

@@ -15,9 +15,10 @@ The reward is computed here.  What a verdict leads to is decided elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -30,6 +31,11 @@ from trainer.generate.sampling import probability, shortfall, stream_key
 from trainer.models.llama.model import Decoder
 from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
+
+CPU_TOKENS = 2048
+"""Tokens that a CPU computes at once: what a layer makes of more does not fit its caches."""
+CHOICES = 1 << 22
+"""Logits that are looked at together, each with some 40 bytes of noise and sums."""
 
 
 class Reason(StrEnum):
@@ -51,12 +57,28 @@ class Tolerances:
     share_beyond: of the tokens of a rollout that may be farther than that.
     """
 
-    proofs: Thresholds = Thresholds()
-    shortfall: float = 0.5
-    share_beyond: float = 0.01
+    proofs: Thresholds
+    shortfall: float
+    share_beyond: float
 
+    @classmethod
+    def of(cls, config: RlConfig) -> Self:
+        """Those of a run."""
+        return cls(
+            Thresholds(config.max_exponent_mismatches, config.max_mantissa_mean, config.max_mantissa_median),
+            config.max_shortfall,
+            config.max_share_beyond,
+        )
 
-DEFAULT_TOLERANCES = Tolerances()
+    def fields(self) -> dict[str, Any]:
+        """As the fields of a run's `[rl]`, which `RlConfig` has as well."""
+        return {
+            "max_exponent_mismatches": self.proofs.exponent_mismatches,
+            "max_mantissa_mean": self.proofs.mantissa_mean,
+            "max_mantissa_median": self.proofs.mantissa_median,
+            "max_shortfall": self.shortfall,
+            "max_share_beyond": self.share_beyond,
+        }
 
 
 @dataclass(frozen=True)
@@ -108,21 +130,19 @@ class _Refused(Exception):
 
 
 class Verifier:
-    """Judges rollouts of one version.  model: with that version's weights, in any precision."""
+    """Judges rollouts of one version, as tolerantly as the run says.  model: with its weights, in any precision."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        environment: Environment,
-        tokenizer: Tokenizer,
-        config: RlConfig,
-        tolerances: Tolerances = DEFAULT_TOLERANCES,
-    ) -> None:
+    def __init__(self, model: Decoder, environment: Environment, tokenizer: Tokenizer, config: RlConfig) -> None:
         self._model, self._environment, self._tokenizer = model, environment, tokenizer
-        self._config, self._tolerances = config, tolerances
+        self._config, self._tolerances = config, Tolerances.of(config)
 
-    def verify(self, assignment: Assignment, rollouts: Sequence[Rollout]) -> list[Judged]:
-        """A verdict for each rollout, in their order.  A batch that lacks some of what was assigned has these left out."""
+    def verify(
+        self, assignment: Assignment, rollouts: Sequence[Rollout], between: Callable[[], None] = lambda: None
+    ) -> list[Judged]:
+        """A verdict for each rollout, in their order.  A batch that lacks some of what was assigned has these left out.
+
+        between: called before each pass through the model; may wait, or raise.
+        """
         verdicts: list[Judged | None] = [None] * len(rollouts)
         turns: dict[int, tuple[Problem, tuple[str, ...]]] = {}
         seen: set[tuple[int, int]] = set()
@@ -132,6 +152,7 @@ class Verifier:
             except _Refused as refusal:
                 verdicts[index] = Judged(refusal.reason, refusal.detail)
         for indices in self._micro_batches(rollouts, list(turns)):
+            between()
             for index, measured in zip(
                 indices, self._measure(assignment, [rollouts[each] for each in indices]), strict=True
             ):
@@ -184,10 +205,13 @@ class Verifier:
 
     def _micro_batches(self, rollouts: Sequence[Rollout], indices: list[int]) -> list[list[int]]:
         """Those of like length together, as many as fit."""
+        most = self._config.micro_batch_tokens
+        if self._model.flat.device.type == "cpu":
+            most = min(most, CPU_TOKENS)
         indices = sorted(indices, key=lambda index: _length(rollouts[index]))
         batches: list[list[int]] = []
         for index in indices:
-            if not batches or (len(batches[-1]) + 1) * _length(rollouts[index]) > self._config.micro_batch_tokens:
+            if not batches or (len(batches[-1]) + 1) * _length(rollouts[index]) > most:
                 batches.append([])
             batches[-1].append(index)
         return batches
@@ -208,21 +232,40 @@ class Verifier:
             self._config.top_k,
             self._config.chunk_tokens,
         )
-        return [self._measured(assignment, *each) for each in zip(rollouts, own, mismatches, strict=True)]
+        choices = self._choices(assignment, rollouts, own)
+        return [self._measured(*each) for each in zip(mismatches, choices, strict=True)]
 
-    def _measured(
-        self, assignment: Assignment, rollout: Rollout, hidden_nh: Tensor, mismatches: Sequence[Mismatch]
-    ) -> Measured:
-        device, temperature = hidden_nh.device, self._config.temperature
-        made_n = torch.tensor(rollout.made, device=device)
-        tokens_n = torch.tensor(rollout.output, device=device)[made_n]
-        positions_n = torch.arange(len(rollout.prompt), _length(rollout) + 1, device=device)[made_n]
-        logits_nv = _logits(self._model, hidden_nh[made_n])
-        key = stream_key(assignment.run, assignment.version, assignment.peer, rollout.problem, rollout.copy)
-        short_n = shortfall(logits_nv, tokens_n, key, positions_n, temperature)
-        probability_n = probability(logits_nv, tokens_n, temperature)
+    def _choices(
+        self, assignment: Assignment, rollouts: Sequence[Rollout], own: Sequence[Tensor]
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each rollout the tokens that the model made, their shortfalls and their probabilities, on the host.
+
+        own: hidden states (tokens of the output, dim) of each.  The rows of all are looked at together, so many at a time
+        that their numbers for every token of the vocabulary need not much memory.
+        """
+        model, temperature = self._model, self._config.temperature
+        made_n = torch.tensor([made for each in rollouts for made in each.made])
+        tokens_n = torch.tensor([token for each in rollouts for token in each.output])[made_n]
+        positions = [torch.arange(len(each.prompt), _length(each) + 1) for each in rollouts]
+        keys = [
+            stream_key(assignment.run, assignment.version, assignment.peer, each.problem, each.copy) for each in rollouts
+        ]
+        keys_n = torch.tensor(keys).repeat_interleave(torch.tensor([len(each.output) for each in rollouts]))[made_n]
+        device, rows = model.flat.device, max(1, CHOICES // model.config.vocab)
+        rows_of_all = (torch.cat(list(own))[made_n.to(device)], tokens_n, keys_n, torch.cat(positions)[made_n])
+        parts = [torch.split(each.to(device), rows) for each in rows_of_all]
+        short, likely = [], []
+        for hidden_nh, chosen_n, key_n, position_n in zip(*parts, strict=True):
+            logits_nv = _logits(model, hidden_nh)
+            short.append(shortfall(logits_nv, chosen_n, key_n, position_n, temperature).cpu())
+            likely.append(probability(logits_nv, chosen_n, temperature).cpu())
+        counts = [sum(each.made) for each in rollouts]
+        return [*zip(*(torch.split(each, counts) for each in (tokens_n, torch.cat(short), torch.cat(likely))), strict=True)]
+
+    def _measured(self, mismatches: Sequence[Mismatch], choices: tuple[Tensor, Tensor, Tensor]) -> Measured:
+        tokens_n, short_n, probability_n = choices
         beyond_n = short_n > self._tolerances.shortfall
-        ends_n = probability_n[beyond_n & torch.isin(tokens_n, torch.tensor(self._tokenizer.ends, device=device))]
+        ends_n = probability_n[beyond_n & torch.isin(tokens_n, torch.tensor(self._tokenizer.ends, device=tokens_n.device))]
         return Measured(
             tuple(mismatches),
             float(short_n.max()),

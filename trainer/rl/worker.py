@@ -29,12 +29,14 @@ from trainer.rl.batch import decode_batch, encode_batch
 from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
 from trainer.rl.groups import Group, grouped, scored
 from trainer.rl.rollout import Rollout
-from trainer.rl.verification import DEFAULT_TOLERANCES, Assignment, Judged, Reason, Tolerances, Verifier
+from trainer.rl.verification import Assignment, Judged, Reason, Verifier
 
 F32 = npt.NDArray[np.float32]
 
 OnProgress = Callable[[int, int], None]
 """Told what is done, of how much; may raise to end the work."""
+Between = Callable[[], None]
+"""Called between the steps of generating and verifying; may wait, or raise to end the work."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +50,10 @@ class Tasks:
 class RolloutWorker:
     """Of one run on one device.  versions: bf16 parameters (n) by number, the newest `max_async` + 2."""
 
-    def __init__(
-        self,
-        config: RlConfig,
-        model: ModelConfig,
-        tasks: Tasks,
-        device: torch.device,
-        tolerances: Tolerances = DEFAULT_TOLERANCES,
-    ) -> None:
-        self.config, self._model, self._tasks, self._device, self._tolerances = config, model, tasks, device, tolerances
+    def __init__(self, config: RlConfig, model: ModelConfig, tasks: Tasks, device: torch.device, slots: int = SLOTS) -> None:
+        """slots: sequences that are generated at a time."""
+        self._slots = slots
+        self.config, self._model, self._tasks, self._device = config, model, tasks, device
         self.versions: dict[int, Tensor] = {}
         self._engine: tuple[int, Engine] | None = None
         """With its number of tokens a sequence."""
@@ -75,7 +72,13 @@ class RolloutWorker:
         for old in sorted(self.versions)[: -(self.config.max_async + SPARE_VERSIONS)]:
             del self.versions[old]
 
-    def generate(self, assignment: Assignment, path: Path, on_progress: OnProgress = lambda done, total: None) -> int:
+    def generate(
+        self,
+        assignment: Assignment,
+        path: Path,
+        on_progress: OnProgress = lambda done, total: None,
+        between: Between = lambda: None,
+    ) -> int:
         """Make the rollouts of an assignment and write the batch to `path`; how many tokens its outputs have.
 
         Raises ValueError where the version is not kept.
@@ -88,7 +91,7 @@ class RolloutWorker:
             self._loaded = assignment.version
         done: dict[int, Completion] = {}
         try:
-            for completion in complete(engine, requests):
+            for completion in complete(engine, requests, between):
                 done[completion.id] = completion
                 on_progress(len(done), len(requests))
         finally:
@@ -98,7 +101,7 @@ class RolloutWorker:
         path.write_bytes(encode_batch(rollouts))
         return sum(len(rollout.output) for rollout in rollouts)
 
-    def verify(self, assignment: Assignment, path: Path) -> list[Judged]:
+    def verify(self, assignment: Assignment, path: Path, between: Between = lambda: None) -> list[Judged]:
         """A verdict for each rollout that the batch in `path` should have, in order, whatever the bytes are.
 
         Raises ValueError where the version is not kept.
@@ -111,8 +114,8 @@ class RolloutWorker:
             return [Judged(Reason.MALFORMED, str(error))] * len(places)
         if [(rollout.problem, rollout.copy) for rollout in rollouts] != places:
             return [Judged(Reason.WRONG_PROMPT, "the batch has not the rollouts that were assigned")] * len(places)
-        verifier = Verifier(model, self._tasks.environment, self._tasks.tokenizer, self.config, self._tolerances)
-        return verifier.verify(assignment, rollouts)
+        verifier = Verifier(model, self._tasks.environment, self._tasks.tokenizer, self.config)
+        return verifier.verify(assignment, rollouts, between)
 
     def groups(self, paths: Sequence[Path]) -> list[Group]:
         """The groups in these batches, which were verified, with rewards that are computed here.
@@ -142,7 +145,7 @@ class RolloutWorker:
             engine = Engine(
                 self._model,
                 self._device,
-                slots=SLOTS,
+                slots=self._slots,
                 length=length,
                 temperature=self.config.temperature,
                 dtype=self._dtype,

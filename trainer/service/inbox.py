@@ -81,6 +81,11 @@ class Inbox:
         if self._threads and self._threads != torch.get_num_threads():
             torch.set_num_threads(self._threads)  # of the calling thread, so not where the command is read
 
+    def is_held(self, job: Job) -> bool:
+        """Whether `wait_while_paused` would wait, or raise."""
+        with self._changed:
+            return self._paused or job.abandon
+
     def wait_while_paused(self, job: Job) -> None:
         """Returns when not paused, or when the job is to finish; raises Abandoned when it has been abandoned."""
         with self._changed:

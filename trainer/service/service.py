@@ -1,7 +1,7 @@
 """The trainer process: obeys a peer's commands over a socket, and reports.
 
 Commands: configure, initialise, compute, evaluate (each answered, under its `id`), finish, abandon, pause, resume, threads,
-power; in an RL run also keep_version, generate and verify.
+power; in an RL run also keep_version, use_tasks, generate and verify.
 Any failure is answered with one sentence and ends the process; the peer starts a fresh one.
 
 An evaluation is done beside the other jobs: a few windows after each training step but the last, and one batch after
@@ -81,11 +81,18 @@ class Service:
             case "keep_version":
                 self._rollouts.keep_version(job.message["version"], self._map_theta())
                 return {}
+            case "use_tasks":
+                return {"unusable": self._rollouts.use_tasks(job.message["sets"])}
             case "generate":
-                return self._rollouts.generate(job.message["task"], job.message["path"], self._between(job))
+                return self._rollouts.generate(
+                    job.message["task"], job.message["path"], self._after_each(job), lambda: self._rest(job)
+                )
             case "verify":
                 return self._rollouts.verify(
-                    job.message["task"], job.message["path"], lambda verdicts: self._send(job, "progress", verdicts=verdicts)
+                    job.message["task"],
+                    job.message["path"],
+                    lambda verdicts: self._send(job, "progress", verdicts=verdicts),
+                    lambda: self._rest(job),
                 )
             case other:
                 raise ValueError(f"unknown command {other!r}")
@@ -127,21 +134,31 @@ class Service:
 
         self._inbox.wait_while_paused(job)
         self._pace.begin()
-        compute = self._rollouts.learn if task.rollouts else worker.compute
-        done = compute(task, self._map_theta(), self._contribution, after_step)
+        if task.rollouts:
+            tell = lambda solved: self._send(job, "progress", solved=solved)  # noqa: E731
+            done = self._rollouts.learn(task, self._map_theta(), self._contribution, after_step, tell)
+        else:
+            done = worker.compute(task, self._map_theta(), self._contribution, after_step)
         return {**asdict(done), "threads": torch.get_num_threads()}
 
-    def _between(self, job: Job) -> Callable[[int, int], None]:
-        """What is done between the parts of a job that is no training."""
+    def _after_each(self, job: Job) -> Callable[[int, int], None]:
+        """What is done after each rollout."""
 
         def tell(done: int, total: int) -> None:
             self._send(job, "progress", done=done, total=total)
             self._keep_pace(job)
-            self._inbox.wait_while_paused(job)
             self._inbox.use_threads()
             self._pace.begin()
 
         return tell
+
+    def _rest(self, job: Job) -> None:
+        """Between the steps of a job that is no training: go no further while paused, and not at all when abandoned."""
+        if self._inbox.is_held(job):
+            self._keep_pace(job)
+            self._inbox.wait_while_paused(job)
+            self._inbox.use_threads()
+            self._pace.begin()
 
     def _evaluate_some(self, running: Job | None, opportunities: int) -> None:
         """Get on with the evaluation that is wanted, if one is, beside the `running` job.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
+
 from rich.text import Text
 
 from peer.drawing import bar, columns, fit, spread
@@ -9,11 +11,15 @@ from peer.formatting import clean, short, to_go
 from tui.panels.look import ALARM, FAINT, GOOD, STRONG, WARNING, line
 from tui.picture import Picture
 
-WORKING = ("computing", "ready", "exchanging", "voting", "applying", "seeding")
+WORKING = ("computing", "ready", "exchanging", "voting", "applying", "seeding", "generating", "verifying")
+ALARM_LINES = 2
 
 
 def draw(picture: Picture, stopped: str, width: int, unicode: bool) -> list[Text]:
-    """Two lines, and a third with the newest alarm if there is one.  stopped: why no peer is seen; empty while one is."""
+    """Two lines, and below them the newest alarm if there is one, in `ALARM_LINES` at most.
+
+    stopped: why no peer is seen; empty while one is.
+    """
     status = picture.status
     if status is None:
         return [line((fit("manyhands", width), STRONG)), line((fit(stopped or "looking for the peer", width), WARNING))]
@@ -27,8 +33,9 @@ def draw(picture: Picture, stopped: str, width: int, unicode: bool) -> list[Text
         lines.append(_now(picture, width, unicode))
     if picture.alarms:
         more = f" ({len(picture.alarms)} alarms; a: seen)" if len(picture.alarms) > 1 else " (a: seen)"
-        text = fit(f"! {picture.alarms[-1].text}", width - len(more))
-        lines.append(line((text + more, ALARM + " reverse")))
+        rows = wrap(fit(f"! {picture.alarms[-1].text}", 2 * width - len(more)), max(1, width - len(more)))[:ALARM_LINES]
+        lines += [line((fit(row, width), ALARM + " reverse")) for row in rows[:-1]]
+        lines += [line((fit(row, width - len(more)) + more, ALARM + " reverse")) for row in rows[-1:]]
     return lines
 
 
@@ -38,7 +45,7 @@ def _now(picture: Picture, width: int, unicode: bool) -> Text:
     state = status.phase.upper()
     why = clean(status.why_detail or status.why_idle, 300)
     style = GOOD if status.phase in WORKING else WARNING
-    if status.phase == "computing" and status.inner_steps:
+    if status.phase == "computing" and status.inner_steps and not why:
         counts = f" {status.steps}/{status.inner_steps} steps  {to_go(status.round_left_s)}"
         room = max(4, min(40, width - columns(state) - len(counts) - 2))
         text = f" {bar(status.steps, status.inner_steps, room, unicode=unicode)}{counts}"

@@ -26,10 +26,11 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         if not each.mine:
             break
         streak += 1
-    total = status.tokens_per_s + sum(known.tokens_per_s for known in status.swarm if known.liveness == "alive")
+    others = (known for known in status.swarm if known.liveness == "alive" and known.role == status.role)
+    total = status.tokens_per_s + sum(known.tokens_per_s for known in others)
     share = f", {100 * status.tokens_per_s / total:.0f} % of the swarm" if total > 0 else ""
     rows = (
-        ("training", f"{amount(status.tokens_per_s)} tokens/s{share}; loss {number(status.loss)}"),
+        _work(status, share),
         ("counted", f"{picture.counted} of {seen} rounds seen here, the last {streak} in a row"),
         ("moved", f"{size(status.up_bytes)} up, {size(status.down_bytes)} down"),
         ("running", f"for {duration(status.uptime_s)}, version {clean(status.version)}, process {status.pid}"),
@@ -41,6 +42,16 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     )
     shown = look.window(len(rows), height)
     return [line((f"{rows[place][0]:<10}", FAINT), fit(rows[place][1], width - 10)) for place in shown]
+
+
+def _work(status: PeerStatus, share: str) -> tuple[str, str]:
+    """What it does, and how fast."""
+    told, rate = status.rollouts, f"{amount(status.tokens_per_s)} tokens/s{share}"
+    if told is not None and status.role == "rollout":
+        return "rollouts", f"{rate}; {told.generated} batches made, {told.rejected} rejected"
+    if told is not None and status.role == "validator":
+        return "verifying", f"{told.verified_per_s:.1f} rollouts/s"
+    return "training", f"{rate}; loss {number(status.loss)}"
 
 
 def _reached(status: PeerStatus) -> str:

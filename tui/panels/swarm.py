@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 from rich.text import Text
 
@@ -29,12 +30,14 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         return []
     title, key = ORDERS[look.order % len(ORDERS)]
     others = sorted(status.swarm, key=key)
-    total = sum(known.tokens_per_s for known in status.swarm if known.liveness == "alive") + status.tokens_per_s
-    head = f"{'PEER':<{NAME}}{'ROLE':<8}{'PHASE':<12}{'ROUND':>6}{'TOKENS/S':>10}{'SHARE':>7}  LINK"
+    totals = defaultdict(float, {status.role: status.tokens_per_s})
+    for known in others:
+        totals[known.role] += known.tokens_per_s if known.liveness == "alive" else 0.0
+    head = f"{'PEER':<{NAME}}{'ROLE':<10}{'PHASE':<11}{'ROUND':>6}{'TOKENS/S':>9}{'SHARE':>7}  LINK"
     lines = [line((fit(f"{head}   by {title}" if width > 96 else head, width), STRONG))]
-    lines.append(_row(_me(status), total, width, mine=True))
+    lines.append(_row(_me(status), totals, width, mine=True))
     shown = look.window(len(others), height - len(lines))
-    lines += [_row(others[place], total, width) for place in shown]
+    lines += [_row(others[place], totals, width) for place in shown]
     if shown and len(shown) < len(others):
         lines[-1] = line((fit(f"… {len(others) - len(shown) + 1} more; scroll with the arrows", width), FAINT))
     return lines
@@ -56,13 +59,14 @@ def _me(status: PeerStatus) -> SwarmPeer:
     )
 
 
-def _row(known: SwarmPeer, total: float, width: int, *, mine: bool = False) -> Text:
+def _row(known: SwarmPeer, totals: Mapping[str, float], width: int, *, mine: bool = False) -> Text:
     alive = known.liveness == "alive"
     link = (clean(known.link, 10) or "-") if alive else f"{duration(known.heard_s)} ago"
+    total = totals[known.role]  # of its role: tokens that are generated are no tokens that are trained
     share = f"{100 * known.tokens_per_s / total:.0f} %" if total > 0 and alive else "-"
     text = (
-        f"{pad(f'{clean(known.name, 16)} {short(known.peer)}', NAME)}{fit(known.role, 7):<8}"
-        f"{fit(known.phase if alive else known.liveness, 11):<12}{known.round:>6}"
-        f"{amount(known.tokens_per_s):>10}{share:>7}  {link}"
+        f"{pad(f'{clean(known.name, 16)} {short(known.peer)}', NAME)}{fit(known.role, 9):<10}"
+        f"{fit(known.phase if alive else known.liveness, 10):<11}{known.round:>6}"
+        f"{amount(known.tokens_per_s):>9}{share:>7}  {link}"
     )
     return line((fit(text, width), GOOD if mine else "" if alive else WARNING))

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from peer.drawing import fit
 from peer.formatting import amount, naming, number
+from protocol.status import PeerStatus, SwarmPeer
 from tui.charts import curve
 from tui.panels.look import FAINT, GOOD, Look, line
 from tui.picture import Picture
@@ -17,7 +18,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     """A line of numbers, a line of the held-out loss, and the curve in the lines that are left."""
     status = picture.status
     mine = status.tokens_per_s if status is not None else 0.0
-    swarm = mine + sum(known.tokens_per_s for known in status.swarm if known.liveness == "alive") if status else 0.0
+    swarm = mine + sum(known.tokens_per_s for known in status.swarm if _counts(known, status)) if status else 0.0
     losses = [loss for _, loss in picture.losses]
     newest = number(losses[-1]) if losses else number(status.loss if status is not None else None)
     head = f"loss {newest}   {amount(mine)} tokens/s here, {amount(swarm)} in all"
@@ -26,6 +27,11 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         return [*lines, line((fit("the curve begins with the second round", width), FAINT))]
     drawn = curve(losses, width, height - len(lines), unicode=look.unicode)
     return [*lines, *(line((row, GOOD)) for row in drawn)]
+
+
+def _counts(known: SwarmPeer, status: PeerStatus) -> bool:
+    """Whether its rate is one of this peer's kind: tokens that are generated are no tokens that are trained."""
+    return known.liveness == "alive" and known.role == status.role
 
 
 def _held_out(picture: Picture) -> str:

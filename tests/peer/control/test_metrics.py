@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from peer.control.metrics import HOST, families, serve_metrics
 from peer.errors import ExitCode, PeerError
+from protocol.status import RolloutStatus
 from tests.protocol.example_status import ME, TRAINING
 
 
@@ -27,6 +28,23 @@ def test_what_is_not_known_is_left_out() -> None:
     assert {"manyhands_loss", "manyhands_held_out_loss", "manyhands_up_bytes"} <= names
     unknown = {family.name for family in families(replace(TRAINING, loss=None, eval_loss=None))}
     assert names - unknown == {"manyhands_loss", "manyhands_held_out_loss"}
+
+
+def test_a_run_with_rollouts_has_their_figures_too() -> None:
+    told = RolloutStatus(version=7, reward=0.5, generated=3, accepted=2, rejected=1, waiting=4, verified_per_s=1.5)
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families(replace(TRAINING, rollouts=told))
+        for sample in family.samples
+    }
+    assert found["manyhands_reward",] == 0.5 and found["manyhands_rollout_batches_waiting",] == 4
+    assert (
+        found["manyhands_rollout_batches_total", "accepted"] == 2
+        and found["manyhands_rollout_batches_total", "rejected"] == 1
+    )
+    assert found["manyhands_verified_rollouts_per_second",] == 1.5
+    names = {family.name for family in families(replace(TRAINING, rollouts=replace(told, reward=None)))}
+    assert "manyhands_reward" not in names and not any("rollout" in family.name for family in families(TRAINING))
 
 
 def test_figures_are_told_on_loopback_and_no_more_after_the_end() -> None:

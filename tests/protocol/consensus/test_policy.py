@@ -16,10 +16,12 @@ from protocol.consensus.terms import PeerView, View
 from protocol.consensus.validation import flaw_of_plan
 from protocol.run.admission import TokenUses, make_proof
 from protocol.run.manifest import Admission, RunManifest
+from protocol.run.rl_section import RlSection
 from protocol.run.tokens import bearer_token
 from protocol.state.electorate import quorum_size
-from protocol.wire.hashes import ZERO_HASH, Hash
+from protocol.wire.hashes import ZERO_HASH, Hash, hash_bytes
 from protocol.wire.identity import PeerId
+from protocol.wire.learned import UsedBatch, learned_from
 from protocol.wire.messages import Finish
 from tests.protocol.consensus.examples import (
     ARRIVING,
@@ -72,12 +74,26 @@ def a_view(*looks: PeerView) -> View:
         ({"fragment": 1}, False),
         ({"tokens": SETTINGS.max_tokens}, True),
         ({"tokens": SETTINGS.max_tokens + 1}, False),
+        ({"rollouts": learned_from([UsedBatch(PEERS[4], ZERO_HASH, 1)], None)}, False),
     ],
 )
 def test_a_ready_is_for_this_round_and_within_its_tokens(changes: dict[str, Any], taken: bool) -> None:
     closing = a_closing()
     assert says_ready(closing, 1, **changes) is taken
     assert (PEERS[1] in closing.readys) is taken
+
+
+@pytest.mark.parametrize(
+    ("batches", "taken"), [(0, False), (1, True), (2, True), (3, False)], ids=["none", "one", "the most", "too many"]
+)
+def test_in_a_run_with_rollouts_a_ready_names_as_many_batches_as_a_plan_may_have(batches: int, taken: bool) -> None:
+    rl = RlSection(environment="x", prompts_per_batch=1, group_size=1, batches_per_round=2, max_tokens=8, row_tokens=16)
+    manifest = SETTINGS.manifest.model_copy(update={"rl": rl})
+    closing = ClosingPolicy(ME, replace(SETTINGS, manifest=manifest), BASE, Patience())
+    used = [UsedBatch(PEERS[4], hash_bytes("b", bytes([number])), 8) for number in range(batches)]
+    assert says_ready(closing, 1, rollouts=learned_from(used, 0.5) if used else None) is taken
+    if used:
+        assert not says_ready(closing, 2, rollouts=learned_from([used[0]._replace(tokens=9)], 0.5)), "more than it can have"
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,13 @@ from protocol.state.base import round_settings
 from protocol.state.chain import genesis_tip
 from protocol.state.history import History
 from protocol.state.store import Store
+from protocol.wire.body import decode_body
 from protocol.wire.hashes import ZERO_HASH
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import Ready
-from protocol.wire.presence import Role
+from protocol.wire.presence import Heartbeat, Role
 from tests.protocol.consensus.examples import a_ready
+from tests.protocol.peers import a_heartbeat
 
 ORGANISER, KEY = (Identity.from_seed(bytes([number]) * 32) for number in (0, 8))
 GUEST, OTHER = (Identity.from_seed(bytes([number]) * 32).peer_id for number in (2, 3))
@@ -120,6 +122,46 @@ def test_a_ready_for_our_tip_brings_the_proof_of_a_peer_that_we_have_not_met(tmp
         handshake.meet(GUEST, statement)
         assert handshake.may_speak(GUEST) is handshake.may_contribute(GUEST) is good, number
         assert handshake.may_be_named(GUEST, statement) is good
+
+
+def beat(shown: bytes, role: Role = Role.VALIDATOR, **changes: object) -> Heartbeat:
+    return a_heartbeat(**{"tip": genesis_tip(run_id(RUN)), "role": role, "admission": shown, **changes})
+
+
+def test_a_heartbeat_brings_the_proof_of_a_peer_that_is_in_no_record(tmp_path: Path) -> None:
+    clock = Clock()
+    for number, (statement, now, good) in enumerate(
+        (
+            (beat(proof()), EXPIRES - 1, True),
+            (beat(bearer(GUEST), Role.ROLLOUT), EXPIRES - 1, True),
+            (beat(proof(role=Role.VALIDATOR)), EXPIRES - 1, True),
+            (beat(proof(role=Role.SEED), Role.SEED), EXPIRES - 1, True),
+            (beat(proof()), EXPIRES + COMING_IN_S - 1, True),
+            (beat(proof()), EXPIRES + COMING_IN_S + 1, False),
+            (beat(proof(role=Role.SEED)), EXPIRES - 1, False),
+            (beat(proof(), tip=ZERO_HASH), EXPIRES - 1, False),
+            (beat(b""), EXPIRES - 1, False),
+            (beat(b"rubbish"), EXPIRES - 1, False),
+            (beat(proof(OTHER)), EXPIRES - 1, False),
+        )
+    ):
+        clock.now = now
+        handshake = opened(tmp_path / str(number), clock)
+        handshake.meet(GUEST, statement)
+        assert handshake.may_speak(GUEST) is good, number
+
+
+def test_who_came_in_by_a_heartbeat_as_a_seed_is_in_no_record(tmp_path: Path) -> None:
+    handshake = opened(tmp_path, Clock())
+    handshake.meet(GUEST, beat(proof(role=Role.SEED), Role.SEED))
+    assert handshake.may_speak(GUEST) and not handshake.may_contribute(GUEST)
+    handshake.meet(GUEST, ready(proof()))
+    assert handshake.may_contribute(GUEST), "with another token"
+
+
+def test_a_heartbeat_without_a_proof_is_encoded_as_it_always_was() -> None:
+    assert b"admission" not in beat(b"").encode() and b"admission" in beat(b"x").encode()
+    assert decode_body(Heartbeat, beat(b"x").encode()).admission == b"x"
 
 
 def test_a_ready_with_a_proof_that_others_would_refuse_does_not_count(tmp_path: Path) -> None:

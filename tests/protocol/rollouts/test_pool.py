@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.events import BatchDecided, RolloutPeerSetAside, ValidatorSetAside
+from protocol.events import BatchDecided, BatchJudged, RolloutPeerSetAside, ValidatorSetAside
 from protocol.rollouts import room
 from protocol.rollouts.batch import Decision
 from protocol.rollouts.dealing import order_of, places_of
@@ -378,3 +378,16 @@ def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:
         [check] = [effect for effect in table.tell(Idle()) if isinstance(effect, Check)]
         checked.append(check.batch.author == WORKER)
     assert checked == [False, True, False, True]
+
+
+def test_a_batch_of_ours_that_nobody_judged_in_time_is_told_to_be_stale_and_one_that_was_judged_is_not() -> None:
+    table = Table(Role.ROLLOUT)
+    table.hear(ME)
+    table.hear(ME, root=hash_bytes("root", b"1"), number=1)
+    judged = Judgement(author=ME, root=ROOT, codes=GOOD)
+    assert BatchJudged in kinds(table.tell(JudgementHeard(VALIDATORS[0], judged)))
+    effects = table.move(3 + RL.max_async + 1)
+    told = [effect.event for effect in effects if isinstance(effect, Tell)]
+    assert [(event.author, event.number, event.verdict) for event in told if isinstance(event, BatchDecided)] == [
+        (ME, 1, "stale")
+    ]

@@ -22,6 +22,7 @@ from protocol.wire.hashes import ZERO_HASH, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from trainer.config import TrainingConfig
 from trainer.models.llama.config import ModelConfig
+from trainer.rl.config import RlConfig
 
 ONE = Identity.from_seed(bytes(32))
 TWO = Identity.from_seed(bytes([2]) * 32)
@@ -298,6 +299,13 @@ def test_the_first_rounds_of_a_run_with_rollouts_may_read_text() -> None:
     assert parse_run_file(dump(manifest), ONE.peer_id) == manifest
     without = a_manifest()
     assert not without.learns_from_rollouts(10) and without.steps_of(10) == without.rounds.inner_steps
+
+
+def test_a_trainer_reads_the_defaults_and_what_a_run_says_instead() -> None:
+    plain, told = a_manifest(rl=RL), a_manifest(rl=RL | {"max_exponent_mismatches": 4, "max_shortfall": 0.1})
+    ours, theirs = (TrainingConfig.from_sections(each.trainer_sections()).rl for each in (plain, told))
+    assert ours == RlConfig(prompts=256, optimizer_steps=2)
+    assert theirs == RlConfig(prompts=256, optimizer_steps=2, max_exponent_mismatches=4, max_shortfall=0.1)
 
 
 def test_examples_are_those_of_an_environment() -> None:

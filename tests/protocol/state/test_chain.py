@@ -10,11 +10,9 @@ import pytest
 
 from protocol.state.base import Base
 from protocol.state.chain import (
-    Credit,
     genesis_tip,
     index_root,
     is_full,
-    ledger,
     prefer,
     quorum_of,
     record_hash,
@@ -22,6 +20,7 @@ from protocol.state.chain import (
     verify_votes,
     voters_of,
 )
+from protocol.state.credit import Credit, ledger
 from protocol.state.electorate import quorum_size
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash, chunk_hash

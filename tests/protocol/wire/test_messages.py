@@ -12,6 +12,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import seal
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import Identity
+from protocol.wire.learned import UsedBatch, learned_from
 from protocol.wire.messages import (
     Certificate,
     Finish,
@@ -202,7 +203,8 @@ def test_what_came_later_is_not_written_where_it_says_nothing() -> None:
     assert isinstance(fields, dict)
     with pytest.raises(Malformed):
         decode_body(Ready, canonical.encode({**fields, "rollouts": None}))
-    learned = READY.model_copy(update={"rollouts": bytes(32), "weights": bytes(32)})
+    batches = learned_from([UsedBatch(ONE.peer_id, hash_bytes("b", b""), 7)], 0.5)
+    learned = READY.model_copy(update={"rollouts": batches, "weights": bytes(32)})
     assert decode_body(Ready, learned.encode()) == learned and learned.state == READY.state_digest + bytes(32)
     named = member_of(ONE.peer_id, learned, pack(ONE, RUN, learned).signature)
     assert ready_of(named, READY.round, READY.fragment, READY.base, learned.state) == learned

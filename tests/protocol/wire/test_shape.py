@@ -15,8 +15,9 @@ from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.collector import collector_at_rest, spare_what_is_loaded
 from protocol.wire.envelope import MAX_ENVELOPE_BYTES, seal
+from protocol.wire.learned import ENTRY_BYTES, MAX_USED, MAX_USED_BY_ALL, Learned, UsedOfAuthor
 from protocol.wire.messages import STATEMENTS, Finish, Motion, unpack
-from protocol.wire.shape import Shape, largest
+from protocol.wire.shape import NUMBER_BYTES, Shape, largest
 from tests.fuzz.examples import BODIES, HEADER, ONE, QUESTIONS, RUN
 
 EVERY = [*BODIES, *QUESTIONS, HEADER]
@@ -72,6 +73,13 @@ def test_what_has_no_limit_has_none() -> None:
 @pytest.mark.parametrize("kind", sorted(STATEMENTS))
 def test_every_statement_has_a_limit_of_its_own(kind: str) -> None:
     shape = largest(STATEMENTS[kind])
+    one, all_of = largest(Learned), largest(UsedOfAuthor)
+    if shape.bytes > one.bytes:  # a manifest bounds the batches of all members together
+        members = shape.bytes // one.bytes
+        rest = Shape(shape.bytes - members * one.bytes, shape.values - members * one.values)
+        batch = all_of.bytes - ENTRY_BYTES * (MAX_USED - 1)
+        size = rest.bytes + members * NUMBER_BYTES + MAX_USED_BY_ALL * batch
+        shape = Shape(size, rest.values + MAX_USED_BY_ALL * (1 + all_of.values))
     assert shape.bytes <= MAX_ENVELOPE_BYTES and shape.values <= canonical.MAX_VALUES
 
 
@@ -80,7 +88,7 @@ def test_a_statement_longer_than_its_kind_can_be_is_refused_before_it_is_decoded
     with pytest.raises(Malformed, match="over the limit of"):
         unpack(seal(ONE, RUN, Finish.KIND, junk).raw, RUN)
     with pytest.raises(Malformed, match="not a message: ValueError"):
-        unpack(seal(ONE, RUN, Motion.KIND, canonical.encode([{}] * 40_000)).raw, RUN)
+        unpack(seal(ONE, RUN, Motion.KIND, canonical.encode([{}] * 70_000)).raw, RUN)
 
 
 def test_an_envelope_has_as_many_values_as_fields() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.toploc import Mismatch
+from kernels.toploc import Mismatch, Thresholds
 from trainer.rl.calibration import LEAST, LEAST_SHORTFALL, MARGIN, proposed
-from trainer.rl.verification import DEFAULT_TOLERANCES, Measured
+from trainer.rl.config import RlConfig
+from trainer.rl.verification import Measured, Tolerances
 
 
 def measured(*mismatches: Mismatch, shortfall: float = 0.0) -> Measured:
@@ -29,9 +30,18 @@ def test_equal_devices_do_not_make_thresholds_of_nothing() -> None:
 
 def test_no_threshold_is_wider_than_the_usual_one() -> None:
     found = proposed([measured(Mismatch(37, 9.0, 7.0), shortfall=5.0)])
-    assert found == DEFAULT_TOLERANCES
+    assert found == Tolerances.of(RlConfig())
 
 
 def test_a_device_that_is_beyond_the_usual_thresholds_is_told() -> None:
     with pytest.raises(ValueError, match="precision"):
         proposed([measured(Mismatch(39, 0.0, 0.0))])
+
+
+def test_what_is_proposed_is_what_a_run_file_says() -> None:
+    found = proposed([measured(Mismatch(4, 0.5, 1.0), shortfall=0.1)])
+    assert Tolerances.of(RlConfig(**found.fields())) == found
+
+
+def test_the_usual_thresholds_are_those_of_the_proofs() -> None:
+    assert Tolerances.of(RlConfig()).proofs == Thresholds()

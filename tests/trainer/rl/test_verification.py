@@ -54,6 +54,25 @@ def test_honest_rollouts_are_accepted_with_the_reward_of_the_environment(family:
         assert judged.measured is not None and judged.measured.beyond == 0
 
 
+def test_a_run_says_how_far_a_proof_may_be_off() -> None:
+    theta = parameters(QWEN3)
+    theta *= 1 + 0.01 * np.random.default_rng(1).standard_normal(len(theta), np.float32)
+    near = decoder(QWEN3, theta)
+    wide = replace(RL, max_shortfall=10.0)
+    assert reasons(Verifier(near, Letters(), TOKENIZER, wide).verify(ASSIGNED, honest())) == {None}
+    for tight in ({"max_exponent_mismatches": 0}, {"max_mantissa_mean": 0.0}, {"max_mantissa_median": 0.0}):
+        judged = Verifier(near, Letters(), TOKENIZER, replace(wide, **tight)).verify(ASSIGNED, honest())
+        assert Reason.WRONG_COMPUTATION in reasons(judged), tight
+
+
+def test_a_run_says_how_far_a_token_may_be_off() -> None:
+    key = replace(ASSIGNED, run=b"another run")
+    tolerant = replace(RL, max_shortfall=1000.0, min_end_probability=0.0)
+    assert reasons(verifier().verify(key, honest())) <= {Reason.BAD_SAMPLING, Reason.BAD_TERMINATION}
+    model = decoder(QWEN3, parameters(QWEN3))
+    assert reasons(Verifier(model, Letters(), TOKENIZER, tolerant).verify(key, honest())) == {None}
+
+
 def test_a_conversation_of_two_turns_is_accepted_and_its_replies_are_the_environments() -> None:
     environment = Letters("more? ")
     (usual, _), *_ = Counter(token for each in honest() for token in each.output).most_common()

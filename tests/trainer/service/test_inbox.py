@@ -47,6 +47,21 @@ def test_a_pause_holds_an_evaluation_up_and_a_resume_lets_it_go_on() -> None:
     assert box.next_job() is None and box.evaluation is not None
 
 
+def test_a_job_is_held_while_paused_and_when_it_is_abandoned() -> None:
+    box = inbox("generate")
+    job = running(box)
+    assert not box.is_held(job)
+    box.take({"do": "pause"})
+    assert box.is_held(job)
+    box.take({"do": "resume"})
+    assert not box.is_held(job)
+    box.wait_while_paused(job)
+    box.take({"do": "abandon", "id": 1})
+    assert box.is_held(job)
+    with pytest.raises(Abandoned):
+        box.wait_while_paused(job)
+
+
 def test_only_what_is_named_is_abandoned() -> None:
     box = inbox("compute", "evaluate")
     job = running(box)

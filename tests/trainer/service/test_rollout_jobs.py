@@ -16,6 +16,7 @@ from trainer.rl.batch import decode_batch
 from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 from trainer.service import frames
+from trainer.service.inbox import Abandoned
 from trainer.service.rollout_jobs import VERDICTS_AT_ONCE, RolloutJobs
 from trainer.worker import Task, Worker
 
@@ -61,9 +62,11 @@ def test_a_batch_is_made_judged_and_learned_from(jobs: RolloutJobs, worker: Work
     assert [each["reason"] for each in verdicts(jobs, path)] == [""] * 6
 
     out = memoryview(bytearray(payload_bytes(worker.layout)))
-    learnt = jobs.learn(Task(3, 0, 1, 3, 0, [path.name], str(tmp_path)), small.theta(), out, lambda *_: False)
+    task, solved = Task(3, 0, 1, 3, 0, [path.name], str(tmp_path)), list[object]()
+    learnt = jobs.learn(task, small.theta(), out, lambda *_: False, solved.append)
     assert learnt.reward is not None and 0 <= learnt.reward <= 1
     assert learnt.tokens >= 1 and learnt.steps >= 1, "a READY says at least one of each"
+    assert not solved, "only problems of the crowd are counted"
 
 
 def test_bytes_of_strangers_get_a_verdict_whatever_they_are(jobs: RolloutJobs, tmp_path: Path) -> None:
@@ -82,6 +85,27 @@ def test_bytes_of_strangers_get_a_verdict_whatever_they_are(jobs: RolloutJobs, t
         assert len(judged) == 6
         if not any(each["reason"] for each in judged):  # another modulus keeps the positions apart as well
             assert without_proofs(bytes(spoiled)) == without_proofs(good)
+
+
+def test_between_steps_work_may_be_held_up_or_given_up(jobs: RolloutJobs, tmp_path: Path) -> None:
+    path, calls = tmp_path / "batch", list[str]()
+    jobs.generate(TASK, str(path), lambda *_: None, lambda: calls.append("generate"))
+    good = path.read_bytes()
+    assert len(calls) >= max(len(each.output) for each in decode_batch(good)), "at each token at least"
+
+    def third_time() -> None:
+        calls.append("abandon")
+        if calls.count("abandon") == 3:
+            raise Abandoned
+
+    path.unlink()
+    with pytest.raises(Abandoned):
+        jobs.generate(TASK, str(path), lambda *_: None, third_time)
+    assert not path.exists()
+    jobs.generate(TASK, str(path), lambda *_: None)
+    assert path.read_bytes() == good, "nothing is left of what was given up"
+    jobs.verify(TASK, str(path), lambda some: None, lambda: calls.append("verify"))
+    assert "verify" in calls
 
 
 def test_what_is_said_at_once_fits_into_a_frame() -> None:

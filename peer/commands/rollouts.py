@@ -1,0 +1,114 @@
+"""`peer rollouts`: what became of the batches of rollouts of this peer, from its event log."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from peer.commands import add_command
+from peer.errors import ExitCode, PeerError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from peer.commands import Subparsers
+
+SHOWN = 20
+MOST_SHOWN = 1000
+
+
+def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
+    parser = add_command(subparsers, "rollouts", "show this peer's rollouts and what became of them", run)
+    parser.add_argument(
+        "run_id",
+        metavar="RUN",
+        nargs="?",
+        help="a run ID, also its beginning (default: the running one, else the latest here)",
+    )
+    parser.add_argument("--last", metavar="N", type=int, default=SHOWN, help=f"so many batches (default {SHOWN})")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the events of the run; they are the same whether the peer runs or not."""
+    from peer.console.plain_json import print_json
+    from peer.control.rollouts import told_rollouts
+    from peer.paths import data_dir
+
+    if not 1 <= args.last <= MOST_SHOWN:
+        raise PeerError(f"--last takes 1 to {MOST_SHOWN} batches", ExitCode.INPUT)
+    root = data_dir(args.data_dir)
+    folder = _folder(root, args.run_id)
+    found = told_rollouts(folder, args.last)
+    if found is None:
+        raise PeerError(
+            f"the peer here has seen no rollouts in the run {folder.name[:12]}; only a run with a section [rl] has "
+            "any, and its peers make or judge them with `peer join --role rollout` or `--role validator`",
+            ExitCode.INPUT,
+        )
+    if args.json:
+        print_json({"run": folder.name, **found})
+    else:
+        print("\n".join(describe(found)))
+    return ExitCode.OK
+
+
+def _folder(root: Path, wanted: str | None) -> Path:
+    """Of the run that is meant: the running one, where none is named."""
+    from peer.control.client import ControlClient, ControlError, NotRunning
+
+    runs = [path for path in (root / "runs").glob("*") if path.is_dir() and path.name.startswith(wanted or "")]
+    if not runs:
+        what = "such run" if wanted else "run"
+        raise PeerError(f"there is no {what} in {root}; join one with `peer join`", ExitCode.INPUT)
+    if wanted is None:
+        try:
+            running = ControlClient(root).status().run
+            runs = [path for path in runs if path.name == running] or runs
+        except NotRunning:
+            pass
+        except ControlError as error:
+            raise PeerError(str(error)) from error
+    elif len(runs) > 1:
+        raise PeerError(f"{len(runs)} runs begin with {wanted}; give more of the run ID", ExitCode.INPUT)
+    return max(runs, key=lambda path: path.stat().st_mtime)
+
+
+WORDS = {
+    "rollout": "this peer made {generated} batches: {accepted} accepted, {rejected} rejected, {waiting} not judged yet",
+    "validator": "this peer judged {judged} batches of others: {accepted} accepted, {rejected} rejected, {unsure} unsure",
+    "trainer": "this trainer learned from {used} batches; {accepted} accepted, {rejected} rejected, {stale} got too old",
+}
+"""By what the peer does; counts are of what its event log still has."""
+
+
+def describe(found: dict[str, Any]) -> list[str]:
+    """What was found as lines for a person."""
+    from peer.drawing import fit, pad
+    from peer.formatting import amount, clean, naming, number
+
+    counts, role = found["counts"], found["role"]
+    lines = [WORDS[role].format_map(counts)]
+    if role == "rollout":
+        lines.append(f"{amount(found['accepted_tokens'])} tokens of them were learned from, as the records say")
+    if found["reward"] is not None:
+        lines.append(f"mean reward of the last round: {number(found['reward'])}")
+    name = naming(found["names"])
+    for aside in found["set_aside"]:
+        what = "rollouts" if aside["role"] == "rollout" else "verdicts"
+        lines.append(f"set aside: {what} of {name(aside['peer'])}: {clean(aside['reason'], 200)}")
+    if not found["batches"]:
+        return [*lines, "no batch yet"]
+    lines.append(f"{'AUTHOR':<24}{'VERSION':>8}{'BATCH':>7}  {'VERDICT':<10}WHY")
+    for batch in found["batches"]:
+        who = "me" if batch["author"] == found["peer"] else f"{name(batch['author'])}"
+        judges = ", ".join("me" if each == found["peer"] else name(each) for each in batch["judges"][-2:])
+        used = f"learned from in round {batch['round']}" if batch["round"] is not None else ""
+        why = ", ".join(part for part in (clean(batch["reason"], 100), f"by {judges}" if judges else "", used) if part)
+        row = f"{pad(who, 24)}{batch['version']:>8}{batch['number']:>7}  {batch['verdict']:<10}{why}"
+        lines.append(fit(row, 200).rstrip())
+    if found["untold"]:
+        most = min(MOST_SHOWN, len(found["batches"]) + found["untold"])
+        lines.append(f"and {found['untold']} before; --last {most} shows them")
+    return lines

@@ -1,0 +1,98 @@
+"""A manifest names an environment and its options in a line, and what it says is checked before any trainer reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.environments.jsonl import digest_of
+from trainer.environments.naming import MAX_NAME, read_name
+from trainer.environments.registry import BUILT_IN, check_named, files_of, open_environment, open_named
+
+TASK = b'{"problem_id": "one", "task_type": "exact_answer", "prompt": "1+1", "verification_info": {"ground_truth": "2"}}\n'
+DIGEST = digest_of(TASK)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [
+        ("add", "add", {}),
+        ("add()", "add", {}),
+        (" add ( digits = 3 ) ", "add", {"digits": 3}),
+        ('verifiers(a="b, c)", d={"x": [1, 2.5]})', "verifiers", {"a": "b, c)", "d": {"x": [1, 2.5]}}),
+        ("mixture(add(digits=3), sort)", "mixture", {"of": [{"name": "add", "digits": 3}, {"name": "sort"}]}),
+    ],
+)  # fmt: skip
+def test_a_name_has_options_and_parts(text: str, name: str, options: dict[str, Any]) -> None:
+    assert read_name(text) == (name, options)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "3", "add(", "add(digits)x", "add(digits=)", "add(digits=3", "add(digits=3 letters=4)",
+        "add(digits=3, digits=4)",
+        "add) ", "add(digits=NaN)", "add(digits='3')", "mixture(add(name=\"sort\"))", "mixture(of=3, add)", "add, sort",
+        "mixture(of=" + "[" * 900 + ")", "mixture(" * 120, "a" * (MAX_NAME + 1),
+    ],
+)  # fmt: skip
+def test_what_is_no_name_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(ValueError, match="wanted at character|at most"):
+        read_name(text)
+
+
+@given(st.one_of(st.text(), st.text('add(mixture,sort=[]{}"0123456789).')))
+def test_nothing_that_a_stranger_writes_gives_more_than_a_sentence(text: str) -> None:
+    try:
+        check_named(text, 1)
+    except ValueError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "problems", "part"),
+    [
+        ("adds", 1, "did you mean 'add'"),
+        ("zzzz", 1, "there are reverse, sort, add"),
+        ("add(letters=3)", 1, "it takes: digits"),
+        ("add(digits=30)", 1, "a whole number from 1 to 9"),
+        ("add", (1 << 20) + 1, "problems = 1048576 would do"),
+        ("mixture(add, adds)", 1, "did you mean 'add'"),
+        ("mixture(add, sort(digits=1))", 1, "digits is a whole number"),
+        ("mixture()", 1, "other options"),
+        ("mixture(mixture(add))", 1, "no mixtures"),
+        ("mixture(of=[])", 1, "no mixtures"),
+        ("mixture(of=[3])", 1, "a list of environments"),
+        ("jsonl", 1, "it takes: path, digest"),
+        ('jsonl(path="tasks.jsonl")', 1, "needs its digest"),
+        (f'jsonl(path="/etc/passwd", digest="{DIGEST}")', 1, "without folders"),
+        (f'jsonl(path="..", digest="{DIGEST}")', 1, "without folders"),
+        ("reasoning-gym(tasks=3)", 1, "it takes: task"),
+    ],
+)
+def test_what_nobody_could_open_is_refused_before_it_is_opened(text: str, problems: int, part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        check_named(text, problems)
+
+
+def test_what_others_have_to_open_is_not_opened() -> None:
+    check_named('reasoning-gym(task="chain_sum")', 1 << 20)
+    check_named('verifiers(taskset="there is none")', 1 << 20)
+    check_named(f'mixture(add, jsonl(path="tasks.jsonl", digest="{DIGEST}"))', 1 << 20)
+
+
+def test_a_name_opens_what_it_names(tmp_path: Path) -> None:
+    for name in BUILT_IN:
+        check_named(name, 1 << 20)
+    assert open_named("add(digits=3)").problem(5) == open_environment("add", digits=3).problem(5)
+    (tmp_path / "tasks.jsonl").write_bytes(TASK)
+    name = f'mixture(sort, jsonl(path="tasks.jsonl", digest="{DIGEST}"))'
+    assert files_of(name) == [("tasks.jsonl", DIGEST)] and files_of("add") == []
+    mixed = open_named(name, tmp_path)
+    assert (mixed.size, mixed.problem(1).prompt) == (2, "1+1")
+    with pytest.raises(ValueError, match="no file"):
+        open_named(name, tmp_path / "elsewhere")

@@ -1,0 +1,123 @@
+"""Rollouts: the reward, what became of batches, who was set aside, and the last batches, above all those of this peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.text import Text
+
+from peer.drawing import fit, pad
+from peer.formatting import amount, clean, naming, number
+from protocol.rollout_tally import ACCEPTED, REJECTED, STALE, UNSURE, WAITING, Aside, BatchSeen
+from tui.charts import curve
+from tui.panels.look import ALARM, FAINT, GOOD, STRONG, WARNING, Look, line
+from tui.picture import Picture
+
+TITLE = "Rollouts"
+NAME = 24
+CURVE_FROM = 8
+"""Lines from which on the curve of the reward is drawn."""
+MOST_ASIDE = 3
+BATCHES = {"rollout": "MY BATCHES", "validator": "WHAT I JUDGED"}
+STYLES = {ACCEPTED: GOOD, REJECTED: ALARM, STALE: FAINT, UNSURE: WARNING, WAITING: ""}
+
+
+def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
+    """Numbers, the share of each verdict as a bar, alarms, the curve of the reward where there is room, and batches."""
+    if not picture.has_rollouts:
+        return [line((fit("this run has no rollouts", width), FAINT))]
+    counts = _counts(picture)
+    lines = [line((fit(_head(picture), width), STRONG)), _shares(counts, width, look)]
+    lines += _aside(picture, width)
+    rewards = [reward for _, reward in picture.rollouts.rewards]
+    if height >= CURVE_FROM and len(rewards) > 1:
+        drawn = curve(rewards, width, max(3, (height - len(lines)) * 2 // 5), unicode=look.unicode)
+        lines += [line((row, GOOD)) for row in drawn]
+    elif height >= CURVE_FROM:
+        lines.append(line((fit("the curve of the reward begins with the second version", width), FAINT)))
+    return [*lines, *_batches(picture, width, height - len(lines), look)]
+
+
+def _head(picture: Picture) -> str:
+    tally, status = picture.rollouts, picture.status
+    told = status.rollouts if status is not None else None
+    role = status.role if status is not None else ""
+    reward = tally.rewards[-1][1] if tally.rewards else told.reward if told is not None else None
+    version = told.version if told is not None else status.state_rounds if status is not None else 0
+    text = f"version {version}   reward {number(reward)}"
+    if role == "rollout":
+        rate = told.generated_tokens_per_s if told is not None else tally.generated_tokens / max(1e-3, tally.generating_s)
+        made = told.generated if told is not None else tally.generated
+        return f"{text}   {made} batches made, {amount(rate)} tokens/s, {amount(tally.accepted_tokens)} tokens learned from"
+    if role == "validator":
+        speed = f", {told.verified_per_s:.1f} rollouts/s" if told is not None else ""
+        return f"{text}   {tally.judged} batches judged, {tally.judged_rollouts} rollouts{speed}"
+    return f"{text}   {tally.used} batches learned from"
+
+
+def _counts(picture: Picture) -> list[tuple[str, int]]:
+    """Batches by verdict, as the peer counts them, else as the events that were seen do."""
+    counts, status = picture.rollouts.counts, picture.status
+    told = status.rollouts if status is not None else None
+    if told is None:
+        found = [(each, counts[each]) for each in (ACCEPTED, REJECTED, WAITING, STALE)]
+    else:
+        found = [(ACCEPTED, told.accepted), (REJECTED, told.rejected), (WAITING, told.waiting), (STALE, told.stale)]
+    return [(name, count) for name, count in found if count or name != STALE]
+
+
+def _shares(counts: Sequence[tuple[str, int]], width: int, look: Look) -> Text:
+    """The verdicts as lengths of a bar, each with a character of its own, and what they are."""
+    cells = dict(zip((ACCEPTED, REJECTED, WAITING, STALE), "█▒░·" if look.unicode else "#x.-", strict=True))
+    legend = "  " + "  ".join(f"{cells[name]} {count} {name}" for name, count in counts)
+    room, total = width - len(legend), sum(count for _, count in counts)
+    if room < 4:
+        return line(fit(legend.strip(), width))
+    parts, taken, so_far = list[tuple[str, str]](), 0, 0
+    for name, count in counts:
+        so_far += count
+        end = room * so_far // total if total else 0
+        parts.append((cells[name] * (end - taken), STYLES[name]))
+        taken = end
+    return line(*parts, " " * (room - taken), legend)
+
+
+def _aside(picture: Picture, width: int) -> list[Text]:
+    """Who was set aside and why, the last ones; each of them is an alarm of the head as well."""
+    aside, name = [*picture.rollouts.aside], naming(picture.names)
+
+    def row(each: Aside) -> Text:
+        what = "" if each.role == "rollout" else "validator "
+        return line((fit(f"! set aside: {what}{name(each.peer)}: {clean(each.reason, 200)}", width), ALARM))
+
+    lines = [row(each) for each in aside[-MOST_ASIDE:]]
+    if len(aside) > MOST_ASIDE:
+        lines.insert(0, line((fit(f"! {len(aside) - MOST_ASIDE} more peers were set aside before", width), ALARM)))
+    return lines
+
+
+def _batches(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
+    status, tally = picture.status, picture.rollouts
+    role = status.role if status is not None else ""
+    found = {"rollout": tally.last(author=tally.me), "validator": tally.last(judge=tally.me)}.get(role, tally.last())
+    title = BATCHES.get(role, "LAST BATCHES")
+    if not found:
+        return [line((fit("no batch of rollouts yet", width), FAINT))][: max(0, height)]
+    head = f"{title:<{NAME}}{'VERSION':>8}{'BATCH':>7}  {'VERDICT':<10}WHY"
+    shown = look.window(len(found), height - 1)
+    name = naming(picture.names)
+    rows = []
+    for place in shown:
+        batch = found[place]
+        who = "me" if batch.author == tally.me else name(batch.author)
+        text = f"{pad(who, NAME)}{batch.version:>8}{batch.number:>7}  {clean(batch.verdict, 9):<10}"
+        rows.append(line((fit(text + _why(batch, tally.me, name), width), STYLES.get(batch.verdict, ""))))
+    return [line((fit(head, width), STRONG)), *rows][: max(0, height)]
+
+
+def _why(batch: BatchSeen, me: str, name: Callable[[str], str]) -> str:
+    """The reason, who said so, and what became of it."""
+    judges = ", ".join("me" if judge == me else name(judge) for judge in batch.judges[-2:])
+    used = f"learned from in round {batch.round}" if batch.round is not None else ""
+    parts = [clean(batch.reason, 60), f"by {judges}" if judges else "", used]
+    return ", ".join(part for part in parts if part)
