@@ -65,8 +65,8 @@ class TrainingConfig:
     """All that a trainer needs to know of a run.
 
     rl, environment: of an RL run; None and empty in others.  environment: with its options, as the manifest names it.
-    tokenizer: None for bytes.  files: where the run's files lie here, by name.  tasks: the folder of the files that the
-    environment reads.
+    tasks: the folder of the files that the environment reads.  tokenizer: None for bytes.  files: where the run's own files
+    lie here, by name.
     """
 
     seed: int
@@ -86,8 +86,8 @@ class TrainingConfig:
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
         """From `{seed, model, data, inner, inner_steps, max_members, chunk_parameters}` of a manifest.
 
-        In an RL run there are `{rl, environment}` too, and `{tokenizer, files}` in one that has them; `tasks` is the peer's
-        to say.
+        In an RL run there are `{rl, environment}` too, and a tokenizer in one that has it; `tasks` and `files` are the
+        peer's to say.
         """
         return cls(
             seed=int(sections["seed"]),

@@ -108,6 +108,8 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
     if path.suffix == ".toml":
         signed, start = _signed_run(path, data)
         if founding:
+            if start is not None:
+                start.check(signed.manifest)
             keep_tasks(signed, path, data)
             if start is not None:
                 start.check(signed.manifest)

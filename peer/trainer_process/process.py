@@ -70,11 +70,11 @@ class TrainerSettings:
     ) -> TrainerSettings:
         """For the work of `manifest`, whose files of tasks lie beside its log.
 
-        files: where the run's files will lie when the trainer is started, by name.
+        files: where the run's other files will lie when the trainer is started, by name.
         """
         size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
-        places = {name: str(path) for name, path in (files or {}).items()}
-        sections = manifest.trainer_sections() | {"files": places, "tasks": str(tasks_dir(log_path.parent))}
+        here = {name: str(path) for name, path in (files or {}).items()}
+        sections = manifest.trainer_sections() | {"tasks": str(tasks_dir(log_path.parent)), "files": here}
         return cls(sections, size, log_path, trains)
 
 

@@ -41,6 +41,7 @@ from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.rollouts.counting import Counting
 from protocol.rollouts.rollouts import Rollouts
+from protocol.run.data_section import FILE_CHUNK_BYTES
 from protocol.run.settings import NodeSettings, WeightSettings
 from protocol.state.replica import Replica
 from protocol.status import NodeStatus, RolloutStatus
@@ -48,7 +49,7 @@ from protocol.sync.catch_up import CatchUp
 from protocol.sync.claims import Claims
 from protocol.sync.following import Following
 from protocol.sync.fork_choice import YOUNG_ROUNDS
-from protocol.sync.run_files import FileShelf, RunFiles
+from protocol.sync.run_files import RunFiles
 from protocol.sync.standpoints import Standpoints
 from protocol.sync.supplies import Supplies
 from protocol.tasks.desk import TaskDesk
@@ -100,13 +101,12 @@ class Node:
         initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         catalogue = Catalogue(replica.manifest)
-        file_shelf = FileShelf(replica.manifest.files, replica.store.files)
         self._shelves = Shelves(
             ReplicaShelf(replica),
             VersionShelf(catalogue, replica.store.weights),
             FolderShelf(replica.store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
             FolderShelf(replica.store.tasks, "tasks", TASK_CHUNK_BYTES),
-            file_shelf,
+            FolderShelf(replica.store.files, "file", FILE_CHUNK_BYTES),
         )
         self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
         self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)

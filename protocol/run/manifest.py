@@ -243,14 +243,14 @@ class RunManifest(Section):
                 'data.corpus is "examples", the solved problems of an environment, and no section [rl] names one; add it or '
                 'take "stdlib"',
             )
-        if self.rl is not None:
-            yield from used_problems(self.rounds.max_members, self.rl.batches_per_round)
         if self.tokenizer is not None and max(self.tokenizer.ends) >= self.model.vocab:
             yield Problem(
                 ("tokenizer.ends", "model.vocab"),
                 f"a token that ends a turn has the number {max(self.tokenizer.ends)}, and the model has {self.model.vocab} "
                 "tokens; take the tokenizer of the model",
             )
+        if self.rl is not None:
+            yield from used_problems(self.rounds.max_members, self.rl.batches_per_round)
         yield from fragment_problems(self.fragments)
         yield from chunk_problems(self.parameters, self.chunk_parameters, self.state_bytes, self.checkpoint_chunk_bytes)
         if self.allowlist != sorted(set(self.allowlist)):

@@ -78,8 +78,8 @@ class Store:
         self.evidence = EvidenceFiles(self.disk, evidence)
         self.weights = WeightFiles(self.disk, root / "weights")
         self.rollouts = WeightFiles(self.disk, root / "rollouts")
-        self.tasks = WeightFiles(self.disk, root / "tasks")
         self.files = WeightFiles(self.disk, root / "files")
+        self.tasks = WeightFiles(self.disk, root / "tasks")
         self._records, self._branches, self._journal = records, branches, root / "switch"
         self._chosen, self._standing = root / "chosen", root / "standing"
         begun = read_guarded(self.disk, self._journal)

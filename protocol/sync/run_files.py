@@ -8,14 +8,12 @@ the run's state; a trainer process is started when they are here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import trio
 
 from protocol.content.blob import Blob, set_of
 from protocol.content.leaves import fetch_leaves
-from protocol.content.shelf import Held, Holding
 from protocol.content.swarm import Swarm
 from protocol.content.transfer import Purpose
 from protocol.network.session import Session
@@ -23,35 +21,9 @@ from protocol.offload import Offload
 from protocol.run.data_section import FILE_CHUNK_BYTES, FileSection
 from protocol.run.manifest import RunManifest
 from protocol.state.weight_files import WeightFiles, leaves_of
-from protocol.versions.shelf import StoredBlob
-from protocol.wire.hashes import Hash, tree_root
-from protocol.wire.versions import BlobName
+from protocol.wire.hashes import tree_root
 
 RETRY_S = 1.0
-
-
-class FileShelf:
-    """A `protocol.content.shelf.Shelf` of the run's files that are here."""
-
-    def __init__(self, named: Mapping[str, FileSection], files: WeightFiles) -> None:
-        self._named, self._files = named, files
-
-    def find(self, name: Hash) -> Held | None:
-        """As `Shelf.find`."""
-        hashes = self._files.index(name, FILE_CHUNK_BYTES) if self._files.has(name) else None
-        size = self._files.sizes().get(name)
-        if hashes is None or size is None:
-            return None
-        return StoredBlob(self._files, BlobName(size=size, chunk_bytes=FILE_CHUNK_BYTES, root=name), hashes)
-
-    def holdings(self) -> list[Holding]:
-        """As `ListedShelf.holdings`."""
-        sizes = self._files.sizes()
-        return [
-            Holding("file", number, file.root, file.size)
-            for number, file in enumerate(self._named.values())
-            if file.name in sizes
-        ]
 
 
 class RunFiles:

@@ -16,7 +16,7 @@ from typing import Any, Self
 from trainer.section import Section
 
 SLOTS = 32
-"""Sequences that are generated at a time."""
+"""Sequences that are generated at a time, where nobody says otherwise."""
 SPARE_VERSIONS = 2
 """Versions kept beside the `max_async` older ones that rollouts may be of: the newest, and one that is just going."""
 

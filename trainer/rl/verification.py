@@ -265,7 +265,7 @@ class Verifier:
     def _measured(self, mismatches: Sequence[Mismatch], choices: tuple[Tensor, Tensor, Tensor]) -> Measured:
         tokens_n, short_n, probability_n = choices
         beyond_n = short_n > self._tolerances.shortfall
-        ends_n = probability_n[beyond_n & torch.isin(tokens_n, torch.tensor(self._tokenizer.ends))]
+        ends_n = probability_n[beyond_n & torch.isin(tokens_n, torch.tensor(self._tokenizer.ends, device=tokens_n.device))]
         return Measured(
             tuple(mismatches),
             float(short_n.max()),
