@@ -112,7 +112,6 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
                 start.check(signed.manifest)
             keep_tasks(signed, path, data)
             if start is not None:
-                start.check(signed.manifest)
                 start.keep(signed, data)
         return signed
     if path.is_file():
