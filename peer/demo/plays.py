@@ -14,7 +14,7 @@ from peer.demo.learning import Learning
 from peer.demo.training import Training
 from peer.errors import ExitCode, PeerError
 from peer.joining.run_source import start_of
-from peer.weights.start import FolderStart
+from peer.weights.brought import Brought
 from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, sign
 from protocol.run.run_file import load_run_file, parse_run_file
 from protocol.wire.identity import Identity
@@ -25,10 +25,10 @@ LEARNING_RUN = "learning.toml"
 
 @dataclass(frozen=True)
 class Play:
-    """begins_with: what the run's first weights are, where they do not follow from its seed."""
+    """begins_with: what its run file brings along, if anything: weights, a tokenizer, chats."""
 
     signed: SignedManifest
-    begins_with: FolderStart | None
+    begins_with: Brought | None
     cast: tuple[Part, ...]
     aim: Aim
 
@@ -60,7 +60,7 @@ def learning_manifest(organiser: Identity) -> RunManifest:
     return parse_run_file(text, organiser.peer_id, LEARNING_RUN)
 
 
-def _start(run_file: Path | None) -> FolderStart | None:
+def _start(run_file: Path | None) -> Brought | None:
     return start_of(run_file) if run_file is not None else None
 
 
