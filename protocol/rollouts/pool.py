@@ -158,7 +158,7 @@ class Pool:
         batch = self.find(PeerId(event.body.author), Hash(event.body.root))
         if batch is None or not is_well_formed(codes, batch.body) or not scene.is_heard(batch, validator):
             return []
-        batch.judgements[validator] = found_in(codes)
+        batch.judgements[validator] = found_in(codes, event.body.scores)
         effects: list[PoolEffect] = [Forward()]
         if batch.author == scene.me:
             effects.append(Tell(judged(batch, validator, codes)))
@@ -226,6 +226,7 @@ class Pool:
         batch.checking = False
         if event.codes is None or batch.decision is not None or not is_well_formed(event.codes, batch.body):
             return []
+        batch.scores = event.scores
         self._room.note_check(batch.author)
         return [*self._duty.checked(batch, event.codes), *self._drop_all_of(batch.author)]
 
