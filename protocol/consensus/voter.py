@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.consensus.ballot import Ballot
@@ -25,8 +26,9 @@ from protocol.exchange.assignment import plan_hash
 from protocol.state.base import RoundSettings
 from protocol.state.chain import record_hash, verify_votes
 from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Step, Vote
+from protocol.wire.messages import Kept, Member, Motion, Plan, Proof, Proposal, Step, Vote
 
 
 @dataclass
@@ -94,7 +96,7 @@ class Voter:
         if ballot.attempt > state.entered:
             effects.append(self._keep(enter(state.kept, ballot.attempt)))
         binding = self._binding(ballot, view)
-        roll = roll_of(binding, ballot, state.held(view), state.standing_plan())
+        roll = roll_of(binding, ballot, state.held(view), self._standing_plan(ballot, view))
         if roll is None:
             return effects, ballot
         locks = [lock for lock in (binding.lock, binding.reduced) if lock is not None]
@@ -112,11 +114,20 @@ class Voter:
         """
         kept = self._state.kept
         lock = kept.reduced if ballot.absent else kept.lock
-        if not ballot.members or lock is None:
+        if lock is None or self._can_carry(lock.record.members, ballot, view):
             return kept
-        members = [PeerId(member.peer) for member in lock.record.members]
-        here = sum(not self._state.closing.is_gone(peer, view) for peer in members)
-        return kept if here > len(members) // 2 else kept.model_copy(update={"lock": None, "reduced": None})
+        return kept.model_copy(update={"lock": None, "reduced": None})
+
+    def _standing_plan(self, ballot: Ballot, view: View) -> Hash | None:
+        """The plan that we took up, if it stands, and enough of its members are here to vote."""
+        plan = self._state.plan
+        can_be_carried = plan is not None and self._can_carry(plan.members, ballot, view)
+        return self._state.standing_plan() if can_be_carried else None
+
+    def _can_carry(self, members: Sequence[Member], ballot: Ballot, view: View) -> bool:
+        """Whether a quorum of these members is here, in a ballot in which members vote."""
+        here = sum(not self._state.closing.is_gone(PeerId(member.peer), view) for member in members)
+        return not ballot.members or here > len(members) // 2
 
     def _due(self, view: View, now: float) -> Ballot | None:
         """The ballot of the attempt that is due, or of the first after it whose proposer can propose."""
