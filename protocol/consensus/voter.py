@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.consensus.ballot import Ballot
+from protocol.consensus.carrying import carried_lock, carried_plan
 from protocol.consensus.effects import BeginExchange, ObtainResult, Persist, Reject, RoundEffect, Send
 from protocol.consensus.justification import Justification, carries_lock, justify
 from protocol.consensus.policy import CALL_S, RESEND_S
@@ -26,9 +26,8 @@ from protocol.exchange.assignment import plan_hash
 from protocol.state.base import RoundSettings
 from protocol.state.chain import record_hash, verify_votes
 from protocol.wire.canonical import Malformed
-from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Kept, Member, Motion, Plan, Proof, Proposal, Step, Vote
+from protocol.wire.messages import Kept, Motion, Plan, Proof, Proposal, Step, Vote
 
 
 @dataclass
@@ -95,8 +94,8 @@ class Voter:
             self._call, to = Call(ballot, now), (ballot.proposer,)
         if ballot.attempt > state.entered:
             effects.append(self._keep(enter(state.kept, ballot.attempt)))
-        binding = self._binding(ballot, view)
-        roll = roll_of(binding, ballot, state.held(view), self._standing_plan(ballot, view))
+        binding = carried_lock(state, ballot, view)
+        roll = roll_of(binding, ballot, state.held(view), carried_plan(state, ballot, view))
         if roll is None:
             return effects, ballot
         locks = [lock for lock in (binding.lock, binding.reduced) if lock is not None]
@@ -106,28 +105,6 @@ class Voter:
         """Whether the plan of the attempt that is due has no result yet, as far as we know."""
         plan = self._state.plan
         return plan is not None and plan_hash(plan) not in self._state.results and not self.is_voting
-
-    def _binding(self, ballot: Ballot, view: View) -> Kept:
-        """What is kept, without a lock by members of whom so many are gone that no quorum of them can carry it on.
-
-        That is where members vote, and only crashes are tolerated: else their deaths would end a run that has just begun.
-        """
-        kept = self._state.kept
-        lock = kept.reduced if ballot.absent else kept.lock
-        if lock is None or self._can_carry(lock.record.members, ballot, view):
-            return kept
-        return kept.model_copy(update={"lock": None, "reduced": None})
-
-    def _standing_plan(self, ballot: Ballot, view: View) -> Hash | None:
-        """The plan that we took up, if it stands, and enough of its members are here to vote."""
-        plan = self._state.plan
-        can_be_carried = plan is not None and self._can_carry(plan.members, ballot, view)
-        return self._state.standing_plan() if can_be_carried else None
-
-    def _can_carry(self, members: Sequence[Member], ballot: Ballot, view: View) -> bool:
-        """Whether a quorum of these members is here, in a ballot in which members vote."""
-        here = sum(not self._state.closing.is_gone(PeerId(member.peer), view) for member in members)
-        return not ballot.members or here > len(members) // 2
 
     def _due(self, view: View, now: float) -> Ballot | None:
         """The ballot of the attempt that is due, or of the first after it whose proposer can propose."""
