@@ -105,7 +105,7 @@ class Rollouts:
         self._files = replica.store.rollouts
         self._pool = pool = Pool(session.me, settings.role, rl, self._draw)
         self._standing = KeptStanding(session, pool.standing, replica.store, offload)
-        self._library = Library(session, self._files, swarm, offload)
+        self._library = Library(session, self._files, swarm, offload, pool.needs)
         self._repeating = Repeating(session)
         self._unwanted: deque[Hash] = deque()
         self._tip: Hash | None = None
@@ -269,15 +269,15 @@ class Rollouts:
             self._nursery.start_soon(self._fetch, batch)
 
     async def _fetch(self, batch: Batch) -> None:
+        here: bool | None = None
         with self._guard.watch(batch.author, "batch of rollouts"):
             try:
                 here = await self._library.fetch(batch, self._rl.judge_s)
             except StoreFailed as error:
                 self._session.emit(Notice("warning", f"rollouts cannot be kept: {error}"))
-                return
-            self._handle(Fetched(batch.author, batch.root, here))
-            if not here:
-                self._unwanted.append(batch.root)
+        if here is None:
+            await trio.sleep(RETRY_S)
+        self._handle(Fetched(batch.author, batch.root, here))
 
     # -- the trainer process ------------------------------------------------------------------------------------------
 
@@ -298,8 +298,7 @@ class Rollouts:
             checks = [effect.batch for effect in found if isinstance(effect, Check)]
             for batch in checks:
                 self._show_work()
-                codes = await self._verify(batch)
-                self._handle(Checked(batch.author, batch.root, codes))
+                self._handle(await self._verify(batch))
             if not checks:
                 self._show_idle(WhyIdle.NOTHING_TO_CHECK, "no batch that this peer is to check is here")
                 await trio.sleep(LOOK_S)
@@ -317,8 +316,8 @@ class Rollouts:
         if self.occupation is not None:
             self.occupation.idles(why, detail, trio.current_time())
 
-    async def _verify(self, batch: Batch) -> bytes | None:
-        """The codes of our verdicts; None where the trainer process died over it."""
+    async def _verify(self, batch: Batch) -> Checked:
+        """What came of a check, if anything."""
         assert self._link is not None and self._kept is not None
         body, rl = batch.body, self._rl
         problems = problems_of(
@@ -329,15 +328,15 @@ class Rollouts:
             with self._files.using(batch.root):
                 async with self._turn.taken():
                     if self._kept.tips.get(body.version) != body.tip:
-                        return None
+                        return Checked(batch.author, batch.root, None)
                     verdicts = await self._link.verify(task, self._files.path(batch.root))
         except TrainerGaveUp:
             await trio.sleep_forever()
         except TrainerDied as death:
             self._session.emit(Notice("warning", f"the trainer stopped while it verified rollouts: {death}"))
             await trio.sleep(RETRY_S)
-            return None
-        return bytes(map(code_of, verdicts))
+            return Checked(batch.author, batch.root, None, died=True)
+        return Checked(batch.author, batch.root, bytes(map(code_of, verdicts)))
 
     async def _work(self) -> None:
         assert self._worker is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -24,8 +24,6 @@ from protocol.wire.identity import PeerId
 from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES
 from protocol.wire.versions import BlobName
 
-AT_ONCE = 4
-"""Batches that are fetched at a time."""
 TRIES = 3
 RETRY_S = 2.0
 
@@ -50,21 +48,27 @@ class RolloutShelf:
 
 
 class Library:
-    """Fetches batches into `files`, and removes them."""
+    """Fetches batches into `files`, and removes them.
 
-    def __init__(self, session: Session, files: WeightFiles, swarm: Swarm, offload: Offload) -> None:
+    needed: whether bytes are those of a batch that is wanted: several peers may have stated the same ones.
+    """
+
+    def __init__(
+        self, session: Session, files: WeightFiles, swarm: Swarm, offload: Offload, needed: Callable[[Hash], bool]
+    ) -> None:
         self._session, self._files, self._swarm, self._offload = session, files, swarm, offload
-        self._places = trio.CapacityLimiter(AT_ONCE)
+        self._needed, self._removing = needed, trio.Lock()
 
     async def fetch(self, batch: Batch, within_s: float) -> bool:
-        """Whether the bytes of a batch are here in the end.  Raises `StoreFailed`."""
-        async with self._places:
-            with trio.move_on_after(within_s):
-                for _ in range(TRIES):
-                    if self._files.has(batch.root) or await self._try(batch):
-                        return True
-                    await trio.sleep(RETRY_S)
-        return self._files.has(batch.root)
+        """Whether the bytes of a batch, of the size that is stated, are here in the end.  Raises `StoreFailed`."""
+        async with self._removing:
+            pass  # what is just being removed is not taken for being here
+        with trio.move_on_after(within_s):
+            for _ in range(TRIES):
+                if self._files.has(batch.root) or await self._try(batch):
+                    break
+                await trio.sleep(RETRY_S)
+        return self._files.sizes().get(batch.root) == batch.body.size
 
     async def _try(self, batch: Batch) -> bool:
         root, body, sources = batch.root, batch.body, self._sources(batch.author)
@@ -87,12 +91,15 @@ class Library:
         return sorted(connected, key=lambda peer: peer != author)[:MOST_SOURCES]
 
     async def remove(self, root: Hash) -> bool:
-        """Whether the bytes of a batch are gone; while somebody reads them they stay."""
-        if root in self._files.used():
-            return False
-        self._swarm.end_origin(root)
-        try:
-            await self._offload(self._files.remove, root)
-        except (StoreFailed, OSError) as error:
-            self._session.emit(Notice("debug", f"a batch of rollouts cannot be removed: {error}"))
-        return True
+        """Whether the bytes of a batch are gone, or needed again; while somebody reads them they stay."""
+        async with self._removing:
+            if self._needed(root):
+                return True
+            if root in self._files.used():
+                return False
+            self._swarm.end_origin(root)
+            try:
+                await self._offload(self._files.remove, root)
+            except (StoreFailed, OSError) as error:
+                self._session.emit(Notice("debug", f"a batch of rollouts cannot be removed: {error}"))
+            return True
