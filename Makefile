@@ -8,6 +8,7 @@ SECONDS ?= 60
 MINUTES ?= 10
 RUNS ?= 20
 STATEMENTS ?= 20000
+ROLLOUTS ?= 200000
 
 .PHONY: venv demo test lint bench simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak interop clean
 
@@ -63,6 +64,7 @@ fuzz: venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,oracle,fuzz]'
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 	$(BIN)/python -m tests.fuzz --statements $(STATEMENTS)
+	$(BIN)/python -m tests.fuzz --rollouts $(ROLLOUTS)
 
 churn: venv
 	$(BIN)/python -m tests.e2e.churn --minutes $(MINUTES)

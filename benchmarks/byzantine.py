@@ -36,6 +36,7 @@ from kernels.layout import chunk_layout, payload_bytes
 from trainer.config import DataConfig, InnerConfig, TrainingConfig
 from trainer.contribution import NotFinite
 from trainer.data import corpus as corpora
+from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.worker import Task, Worker
@@ -161,7 +162,7 @@ class Bench:
         worker.load(theta)
         for round_number in range(self.warm_rounds):
             for step in range(self.settings.inner_steps):
-                rows = np.concatenate([worker.batch(round_number, lane, step) for lane in range(4)])
+                rows = Rows.joined([worker.batch(round_number, lane, step) for lane in range(4)])
                 worker.inner.step(rows, round_number * self.settings.inner_steps + step, 1.0)
         return worker.model.flat.numpy().copy()
 

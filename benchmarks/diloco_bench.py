@@ -14,6 +14,7 @@ from kernels.layout import chunk_layout, payload_bytes
 from kernels.outer_step import OuterStep, automatic
 from trainer.config import DataConfig, InnerConfig, TrainingConfig
 from trainer.data import corpus as corpora
+from trainer.data.rows import Rows
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.worker import Task, Worker
@@ -116,7 +117,7 @@ class Member(Worker):
 
     first = 0
 
-    def batch(self, round_number: int, lane: int, step: int) -> np.ndarray:
+    def batch(self, round_number: int, lane: int, step: int) -> Rows:
         return super().batch(0, lane, self.first + step)
 
 
@@ -189,7 +190,7 @@ def data_parallel(member: Member, theta: F32, steps: range, size: Callable[[int]
     """Train one model on the windows of all `size(step)` members; the parameters at the end."""
     member.load(theta)
     for step in steps:
-        rows = np.concatenate([member.batch(0, lane, step) for lane in range(size(step))])
+        rows = Rows.joined([member.batch(0, lane, step) for lane in range(size(step))])
         member.inner.step(rows, step, 1.0)
     return member.model.flat.numpy().copy()
 

@@ -25,6 +25,8 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
                 f"closed {silent + crowded} connections from outside ({silent} that did not greet in time, "
                 f"{crowded} for want of room), most of them from {clean(busiest)}"
             )
+        case ev.RoleChosen(role, reason):
+            return f"role {clean(role)}: {clean(reason, 300)}"
         case ev.TrainerStarted(pid):
             return f"trainer started (process {pid})"
         case ev.TrainerStopped(reason):
@@ -37,6 +39,8 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
             return _of_rollouts(event, name)
         case ev.RolloutPeerSetAside() | ev.ValidatorSetAside():
             return _of_rollouts(event, name)
+        case ev.TaskSetOffered() | ev.TasksAmended() | ev.TaskSetFellOut():
+            return _of_tasks(event, name)
         case ev.CheckpointWritten() | ev.StateLoaded() | ev.RolledBack() | ev.SecondHistory() | ev.Desynced():
             return _of_the_state(event, name)
         case ev.Dropped(peer, what, reason, times):
@@ -84,6 +88,21 @@ def _of_rollouts(event: ev.Event, name: Naming) -> str:
             return f"rollouts of {name(peer)} are not used any more: {clean(reason, 200)}"
         case ev.ValidatorSetAside(peer, reason):
             return f"verdicts of {name(peer)} do not count any more: {clean(reason, 200)}"
+        case _:
+            return ""
+
+
+def _of_tasks(event: ev.Event, name: Naming) -> str:
+    match event:
+        case ev.TaskSetOffered(publisher, root, called, tasks, size_bytes):
+            return f"{name(publisher)} offers {tasks} tasks ({size(size_bytes)}), {clean(called, 64)}: set {root[:12]}"
+        case ev.TasksAmended(number, version, sets, percent):
+            share = f", of which {percent} % of the problems are" if sets else ""
+            return f"from version {version} on {len(sets)} sets of tasks are in force (amendment {number}){share}"
+        case ev.TaskSetFellOut(root, called, version):
+            return (
+                f"the set of tasks {clean(called, 64)} ({root[:12]}) fell out at version {version}, as the trainers counted"
+            )
         case _:
             return ""
 
@@ -153,6 +172,7 @@ def blob(what: str, number: int) -> str:
         "result": f"result of round {number}",
         "weights": f"version {number}, whole",
         "patch": f"version {number}, patch",
+        "file": f"file {number + 1} of the run",
     }
     return names.get(what, f"{clean(what)} {number}")
 

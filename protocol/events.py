@@ -22,6 +22,9 @@ from protocol.rollout_events import RolloutPeerSetAside as RolloutPeerSetAside
 from protocol.rollout_events import RolloutsCounted as RolloutsCounted
 from protocol.rollout_events import RolloutsGenerated as RolloutsGenerated
 from protocol.rollout_events import RolloutsUsed as RolloutsUsed
+from protocol.rollout_events import TasksAmended as TasksAmended
+from protocol.rollout_events import TaskSetFellOut as TaskSetFellOut
+from protocol.rollout_events import TaskSetOffered as TaskSetOffered
 from protocol.rollout_events import ValidatorSetAside as ValidatorSetAside
 from protocol.transfer_events import TransferEnded as TransferEnded
 from protocol.transfer_events import TransferProgress as TransferProgress
@@ -118,6 +121,14 @@ class PeerBanned(Event):
     """A peer was disconnected and stays out for a while; `reason` is what it did at last."""
 
     peer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoleChosen(Event):
+    """What this peer does in a run with rollouts, where its owner left that open.  reason: a sentence."""
+
+    role: str
     reason: str
 
 

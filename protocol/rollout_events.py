@@ -74,6 +74,39 @@ class RolloutsUsed(Event):
 
 
 @dataclass(frozen=True)
+class TaskSetOffered(Event):
+    """A peer, or this one, offers a set of tasks.  root: its ID."""
+
+    publisher: str
+    root: str
+    name: str
+    tasks: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class TasksAmended(Event):
+    """From the version `version` on these sets of tasks are in force, and `percent` of the problems are of them.
+
+    number: of the organiser's amendment.  sets: their IDs.
+    """
+
+    number: int
+    version: int
+    sets: list[str]
+    percent: int
+
+
+@dataclass(frozen=True)
+class TaskSetFellOut(Event):
+    """By what the trainers counted no more problems are of this set, from the version `version` on."""
+
+    root: str
+    name: str
+    version: int
+
+
+@dataclass(frozen=True)
 class RolloutsCounted(Event):
     """A record is on disk whose members learned from rollouts: as they say, with this mean reward, from so many batches.
 

@@ -7,7 +7,7 @@ Killing it at any moment therefore damages nothing but the work of the running r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -63,7 +63,8 @@ class Progress:
 class Contribution:
     """What a finished compute left.  `data`: codec bytes of the pseudo-gradient, valid until the next compute begins.
 
-    reward: mean of the rollouts that were learned from, 0 to 1; None where text was read.
+    reward: mean of the rollouts that were learned from, 0 to 1; None where text was read.  solved: of each problem of a set
+    of tasks among them, its number, its rollouts, and how many solved it.
     """
 
     round: int
@@ -73,6 +74,7 @@ class Contribution:
     norm: float
     data: memoryview
     reward: float | None = None
+    solved: tuple[tuple[int, int, int], ...] = ()
 
 
 class TrainerLink(Protocol):
@@ -158,6 +160,17 @@ class RolloutVerdict:
     tokens: int
 
 
+@dataclass(frozen=True)
+class TaskFile:
+    """A set of tasks in a file of JSON lines.  first: number of its first problem.  count: tasks.  digest: hexadecimal
+    BLAKE2b-128 of its bytes."""
+
+    first: int
+    count: int
+    path: Path
+    digest: str
+
+
 @runtime_checkable
 class RolloutLink(TrainerLink, Protocol):
     """A trainer that also makes and verifies rollouts.  `generate`, `verify` and `compute` are asked one at a time."""
@@ -166,6 +179,13 @@ class RolloutLink(TrainerLink, Protocol):
         """Copy `theta` (fp32, which nobody changes meanwhile) as the bf16 weights of this version.
 
         The newest `max_async` + 2 are kept; a version that is given again takes the place of the one before.
+        """
+        ...
+
+    async def use_tasks(self, sets: Sequence[TaskFile]) -> Mapping[int, str]:
+        """Have problems of these sets beside the environment's own, and of no others.
+
+        Those that cannot be used, by their first problem, with the reason in a sentence.  Raises `TrainerDied`.
         """
         ...
 

@@ -6,8 +6,8 @@ Imports nothing outside the standard library, so that the peer process can read 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import RlConfig
@@ -16,12 +16,30 @@ from trainer.section import Section
 
 @dataclass(frozen=True)
 class DataConfig(Section):
-    """What is read.  sequence_length: tokens predicted in a window.  held_out_percent: of files, by hash of their path."""
+    """What is read.  sequence_length: tokens predicted in a window.  held_out_percent: of files, by hash of their path.
+
+    format: "text", or "chat" for chats of which what the assistant says counts.  packed: whether several chats share a row.
+    """
 
     corpus: str
     sequence_length: int
     sequences_per_step: int
     held_out_percent: int
+    format: str = "text"
+    packed: bool = True
+
+
+@dataclass(frozen=True)
+class TokenizerConfig(Section):
+    """Of a model that does not read bytes.  template: a name in `trainer.data.templates`.  ends: numbers of end tokens."""
+
+    template: str
+    ends: tuple[int, ...]
+
+    @classmethod
+    def from_mapping(cls, section: Mapping[str, Any]) -> Self:
+        """As `Section.from_mapping`; a list of numbers is taken like a tuple."""
+        return super().from_mapping({**section, "ends": tuple(section.get("ends", ()))})
 
 
 @dataclass(frozen=True)
@@ -47,7 +65,8 @@ class TrainingConfig:
     """All that a trainer needs to know of a run.
 
     rl, environment: of an RL run; None and empty in others.  environment: with its options, as the manifest names it.
-    tasks: the folder of the files that the environment reads.
+    tasks: the folder of the files that the environment reads.  tokenizer: None for bytes.  files: where the run's own files
+    lie here, by name.
     """
 
     seed: int
@@ -59,13 +78,16 @@ class TrainingConfig:
     chunk_parameters: int
     rl: RlConfig | None = None
     environment: str = ""
+    tokenizer: TokenizerConfig | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
     tasks: str = ""
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
         """From `{seed, model, data, inner, inner_steps, max_members, chunk_parameters}` of a manifest.
 
-        In an RL run there are `{rl, environment}` too; `tasks` is the peer's to say.
+        In an RL run there are `{rl, environment}` too, and a tokenizer in one that has it; `tasks` and `files` are the
+        peer's to say.
         """
         return cls(
             seed=int(sections["seed"]),
@@ -77,6 +99,8 @@ class TrainingConfig:
             chunk_parameters=int(sections["chunk_parameters"]),
             rl=RlConfig.from_mapping(sections["rl"]) if "rl" in sections else None,
             environment=str(sections.get("environment", "")),
+            tokenizer=TokenizerConfig.from_mapping(sections["tokenizer"]) if "tokenizer" in sections else None,
+            files=dict(sections.get("files", {})),
             tasks=str(sections.get("tasks", "")),
         )
 

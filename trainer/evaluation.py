@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from trainer.config import TrainingConfig
-from trainer.data import corpus as corpora
+from trainer.data.rows import Reading
 from trainer.models.llama.model import Decoder
 from trainer.models.loss import loss_of
 
@@ -59,13 +59,14 @@ class Evaluation:
     done, total: windows.
     """
 
-    def __init__(self, model: Decoder, held_out: corpora.U8, length: int, tokens: int, theta: F32) -> None:
-        available = corpora.window_count(held_out, length)
+    def __init__(self, model: Decoder, reading: Reading, length: int, tokens: int, theta: F32) -> None:
+        available = reading.held_out_windows
         self.total = min(available, max(1, tokens // length))
         self.done = 0
         self._losses = 0.0
+        self._counted = 0
         self._windows = [index * available // self.total for index in range(self.total)]
-        self._held_out, self._length = held_out, length
+        self._reading = reading
         self._model, self._theta = model, theta
         self._batch = max(1, BATCH_TOKENS // length)
         self._in_place = reads_where_it_lies(model.flat.device)
@@ -73,9 +74,9 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """Nats a token, without the z-loss; once all windows are done."""
+        """Nats a counted token, without the z-loss; once all windows are done."""
         assert self.done == self.total
-        return self._losses / self.total
+        return self._losses / self._counted
 
     def share(self, opportunities: int) -> int:
         """Windows to do now, when there will be so many opportunities, this one included, until all should be done."""
@@ -92,8 +93,9 @@ class Evaluation:
         try:
             while self.done < stop:
                 batch = self._windows[self.done : min(stop, self.done + self._batch)]
-                rows = np.stack([corpora.window(self._held_out, index, self._length) for index in batch])
-                self._losses += float(loss_of(self._view, rows, 0.0)) * len(batch)
+                rows = self._reading.rows(batch, held_out=True)
+                self._losses += float(loss_of(self._view, rows, 0.0)) * rows.counted
+                self._counted += rows.counted
                 self.done += len(batch)
                 if interrupted():
                     return

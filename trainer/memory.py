@@ -11,9 +11,11 @@ Not counted: shared memory (theta and the contribution), which is the peer's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from trainer.config import TrainingConfig
 from trainer.models.llama.config import ModelConfig
+from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
 
 MB = 1 << 20
 ACTIVATION_BYTES = 512 * MB
@@ -26,6 +28,12 @@ CUDA_PROCESS_BYTES = 3 << 30
 """The same with CUDA's libraries, in the computer's memory."""
 CUDA_CONTEXT_BYTES = 600 * MB
 """What a process takes on a GPU before it allocates anything."""
+PREFILL_TOKENS = 1024
+"""Known tokens that a generator computes at once (`trainer.generate.engine.PREFILL_TOKENS`)."""
+CHOICE_BYTES = 36
+"""What choosing a token takes for each that there is: its logit, 64 random bits in three places, noise (`sampling`)."""
+POLICY_LOGITS = 6
+"""Numbers for each logit in the policy loss: it, its logarithm, its probability, gradients."""
 STATE_BYTES = 16
 """A parameter, its gradient and Adam's two moments, fp32 each."""
 MAX_HELD_BYTES = 384 * MB
@@ -40,8 +48,36 @@ class TrainerMemory:
     device: int
 
 
-def trainer_memory(config: TrainingConfig, device: str) -> TrainerMemory:
-    """On "cpu" or "cuda"."""
+class Work(Enum):
+    """What a trainer process does."""
+
+    TRAIN = "train"
+    GENERATE = "generate"
+    VERIFY = "verify"
+
+
+def trainer_memory(config: TrainingConfig, device: str, work: Work = Work.TRAIN) -> TrainerMemory:
+    """On "cpu" or "cuda".  Only a run with rollouts has other work than training; its trainers verify, too."""
+    if config.rl is None:
+        return _of_reading(config, device)
+    model, rl, width = config.model, config.rl, 4 if device == "cpu" else 2
+    versions = (rl.max_async + SPARE_VERSIONS) * 2 * model.parameters
+    if work is Work.GENERATE:
+        used = versions + _generating_bytes(model, rl, width)
+    elif work is Work.VERIFY:
+        used = versions + _verifying_bytes(model, rl, width)
+    else:
+        rows = max(rl.row_tokens, rl.micro_batch_tokens) if device == "cpu" else rl.row_tokens
+        learning = _step_bytes(model, rows, width, POLICY_LOGITS)
+        used = versions + _state_bytes(model) + max(learning, _verifying_bytes(model, rl, width))
+        reading = _of_reading(config, device)
+        used = max(used, versions + max(reading.host - CPU_PROCESS_BYTES if device == "cpu" else reading.device, 0))
+    if device == "cpu":
+        return TrainerMemory(CPU_PROCESS_BYTES + used, 0)
+    return TrainerMemory(CUDA_PROCESS_BYTES, CUDA_CONTEXT_BYTES + used)
+
+
+def _of_reading(config: TrainingConfig, device: str) -> TrainerMemory:
     model, length = config.model, config.data.sequence_length
     if device == "cpu":
         rows = min(config.data.sequences_per_step, micro_batch(model, length))
@@ -73,11 +109,39 @@ def _saved_values(model: ModelConfig) -> int:
     return model.layers * layer + 4 * model.dim
 
 
-def _step_bytes(model: ModelConfig, tokens: int, width: int) -> int:
-    """Peak of a forward and backward pass beyond parameters and gradients.  width: bytes of an activation."""
+def _generating_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
+    """A copy of the weights to compute with, and one more that takes its place; the keys and values of all sequences.
+
+    A sequence has at most a row's tokens, as it has to fit into one when it is learned from.
+    """
+    rows = SLOTS * (rl.row_tokens + 2)
+    weights = (2 * 4 if width == 4 else 2) * model.parameters
+    cache = 2 * model.layers * rows * model.kv_width * width + rows * (8 + 2 * model.dim)
+    passing = PREFILL_TOKENS * _passing_values(model) * 4 + SLOTS * model.vocab * CHOICE_BYTES
+    return weights + cache + passing
+
+
+def _verifying_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
+    """A copy of the weights to compute with, where they are not computed with as they are; a pass over some rollouts."""
+    weights = 4 * model.parameters if width == 4 else 0
+    tokens = max(rl.micro_batch_tokens, rl.row_tokens)
+    judged = min(rl.max_tokens, tokens) * model.vocab * (CHOICE_BYTES + 16)
+    return weights + tokens * _passing_values(model) * 4 + judged
+
+
+def _passing_values(model: ModelConfig) -> int:
+    """Values of a token that are in memory at once in a pass without gradients: those of one layer."""
+    return 4 * model.dim + 6 * model.query_width + 3 * model.ffn
+
+
+def _step_bytes(model: ModelConfig, tokens: int, width: int, logits_kept: int = 2) -> int:
+    """Peak of a forward and backward pass beyond parameters and gradients.  width: bytes of an activation.
+
+    logits_kept: numbers for each logit of a part of the loss.
+    """
     saved = tokens * _saved_values(model) * width
     passing = tokens * 4 * (model.dim + model.ffn) * 4  # gradients of one layer's values
-    logits = 2 * min(tokens, LOSS_TOKENS) * model.vocab * 4
+    logits = logits_kept * min(tokens, LOSS_TOKENS) * model.vocab * 4
     weights = 3 * model.vocab * model.dim * 4 + 2 * model.ffn * model.dim * 4  # gradients before they are added up
     used = saved + passing + logits + weights
     return used + min(used // 2, MAX_HELD_BYTES)

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +19,13 @@ from kernels.layout import chunk_layout
 from trainer.config import TrainingConfig
 from trainer.contribution import NotFinite, encode_difference
 from trainer.data import corpus as corpora
+from trainer.data.rows import Reading, Rows
 from trainer.data.schedule import Schedule
-from trainer.environments import examples
-from trainer.environments.registry import open_named
 from trainer.evaluation import Evaluation, evaluation_tokens, load
 from trainer.models.llama.model import Decoder
 from trainer.optim.inner import InnerLoop
 from trainer.optim.rate import warmed
+from trainer.reading import reading_of, tokenizer_of
 
 F32 = npt.NDArray[np.float32]
 
@@ -49,7 +48,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """What a compute left in the contribution region.  loss: mean over the steps; norm: of the difference.
+    """What a compute left in the contribution region.
+
+    tokens: that counted.  loss: mean over the steps; norm: of the difference.
 
     reward: mean of the rollouts that were learned from, 0 to 1; None where text was read.
     """
@@ -68,28 +69,33 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def corpus_of(config: TrainingConfig) -> corpora.Corpus:
-    """The text that a run reads; raises ValueError when this installation cannot provide it."""
-    if config.data.corpus == "examples":
-        environment = open_named(config.environment, Path(config.tasks))
-        return examples.corpus_of(environment, config.data.held_out_percent)
-    return corpora.load(config.data.corpus, config.data.held_out_percent)
-
-
 class Worker:
     """Model, data and optimiser of one run on one device.  layout: the chunks of a contribution, each encoded on its own."""
 
     def __init__(self, config: TrainingConfig, device: torch.device, corpus: corpora.Corpus | None = None) -> None:
+        """corpus: a text in place of what the run reads.  Raises ValueError for what cannot be read here."""
         self.config = config
         self.model = Decoder(config.model, device)
-        self.inner = InnerLoop(self.model, config.inner)
+        self._inner: InnerLoop | None = None
         self.layout = chunk_layout(self.parameters, config.chunk_parameters)
-        self.corpus = corpus or corpus_of(config)
-        length = config.data.sequence_length
-        windows = corpora.window_count(self.corpus.train, length)
-        if not windows or not corpora.window_count(self.corpus.held_out, length):
-            raise ValueError(f"the corpus is shorter than one window of {length} tokens")
-        self.schedule = Schedule(config.seed, windows, config.lanes, config.windows_per_round)
+        self.tokenizer = tokenizer_of(config)
+        self.reading: Reading = (
+            reading_of(config, self.tokenizer)
+            if corpus is None
+            else corpora.TextReading(corpus, config.data.sequence_length)
+        )
+        self.schedule = Schedule(config.seed, self.reading.windows, config.lanes, config.windows_per_round)
+
+    @property
+    def inner(self) -> InnerLoop:
+        """The optimiser of what is read, from the first step on."""
+        if self._inner is None:
+            self._inner = InnerLoop(self.model, self.config.inner)
+        return self._inner
+
+    def end_reading(self) -> None:
+        """Nothing more is read: another optimiser needs the memory."""
+        self._inner = None
 
     @property
     def parameters(self) -> int:
@@ -113,14 +119,14 @@ class Worker:
         if not 0 <= task.lane < self.config.lanes:
             raise ValueError(f"a round has {self.config.lanes} lanes; there is no lane {task.lane}")
         self.load(theta)
-        losses, began = 0.0, time.monotonic()
+        losses, tokens, began = 0.0, 0, time.monotonic()
         for step in range(task.steps):
             rows = self.batch(task.round, task.lane, step)
             losses += self.inner.step(rows, task.first_step + step, warmed(step, task.warmup_steps))
             steps, mean = step + 1, losses / (step + 1)
             if not math.isfinite(mean):
                 raise NotFinite(f"loss is {mean} at step {steps} of round {task.round}")
-            tokens = steps * self.config.tokens_per_step
+            tokens += rows.counted
             if after_step(steps, mean, tokens, tokens / max(1e-9, time.monotonic() - began)):
                 break
         norm = encode_difference(theta, self.model.flat, self.layout, out)
@@ -129,7 +135,7 @@ class Worker:
     def evaluation(self, theta: F32, tokens: int | None = None) -> Evaluation:
         """The held-out loss of `theta`, yet to be measured; on `tokens` tokens, or as many as the run's members read."""
         tokens = tokens or evaluation_tokens(self.config)
-        return Evaluation(self.model, self.corpus.held_out, self.config.data.sequence_length, tokens, theta)
+        return Evaluation(self.model, self.reading, self.config.data.sequence_length, tokens, theta)
 
     def evaluate(self, theta: F32, tokens: int | None = None) -> float:
         """The held-out loss of `theta`, nats a token."""
@@ -137,12 +143,10 @@ class Worker:
         evaluation.advance(evaluation.total)
         return evaluation.loss
 
-    def batch(self, round_number: int, lane: int, step: int) -> np.ndarray:
-        """(sequences_per_step, sequence_length + 1) bytes."""
-        data = self.config.data
-        first = step * data.sequences_per_step
-        picks = [self.schedule.window(round_number, lane, first + row) for row in range(data.sequences_per_step)]
-        return np.stack([corpora.window(self.corpus.train, pick, data.sequence_length) for pick in picks])
+    def batch(self, round_number: int, lane: int, step: int) -> Rows:
+        """What a lane reads in a step of a round."""
+        count = self.config.data.sequences_per_step
+        return self.reading.rows([self.schedule.window(round_number, lane, step * count + row) for row in range(count)])
 
     def load(self, theta: F32) -> None:
         """Set the local parameters to `theta`."""

@@ -151,7 +151,7 @@ def _settings(args: argparse.Namespace, folder: Path, peer: PeerId) -> DaemonSet
     return DaemonSettings(
         data_dir=folder,
         name=preferences.name or f"peer-{peer[-6:]}",
-        role=Role.TRAINER if preferences.role == "auto" else Role(preferences.role),
+        role=None if preferences.role == "auto" else Role(preferences.role),
         style=Style.SILENT if args.attached else Style(preferences.log_format),
         live=LiveSettings(gathered),
         port=preferences.port,

@@ -49,7 +49,9 @@ def register(subparsers: Subparsers) -> None:
     invite.add_argument("peer", metavar="PEER_ID", nargs="?", help="the guest, the only peer that it is for")
     invite.add_argument("--bearer", action="store_true", help="let in whoever holds the invitation; keep it secret")
     invite.add_argument("--uses", type=int, metavar="N", help="how many peers --bearer lets in (default: 16, at most 4096)")
-    invite.add_argument("--role", choices=["trainer", "seed"], default="trainer", help="what the token is for")
+    invite.add_argument(
+        "--role", choices=["trainer", "rollout", "validator", "seed"], default="trainer", help="what the token is for"
+    )
     invite.add_argument(
         "--expires",
         metavar="TIME",
@@ -77,7 +79,8 @@ def run_create(args: argparse.Namespace) -> int:
     from protocol.wire.identity import PeerId
 
     data = data_dir(args.data_dir)
-    signed = create_run(Path(args.file), data)
+    about_chats: list[str] = []
+    signed = create_run(Path(args.file), data, about_chats.append)
     manifest = signed.manifest
     addresses, _ = _addresses(args, signed.run, PeerId(manifest.organiser), data)
     if args.out:
@@ -86,6 +89,8 @@ def run_create(args: argparse.Namespace) -> int:
     print(f"name        {manifest.name}")
     print(f"parameters  {manifest.parameters} ({amount(manifest.parameters)})")
     print(f"memory      {memory_line(manifest)}")
+    for about in about_chats:
+        print(f"chats       {about}")
     if manifest.admission is Admission.INVITE:
         print(
             "This run admits by token, which this invitation has not; while your peer runs, make one for each guest, whose "

@@ -16,12 +16,14 @@ import trio
 from peer.control.client import ControlError
 from peer.control.ledger import MAX_MEMBERS_TOLD, ledger
 from peer.control.server import Command
+from peer.control.tasks import TaskControls
 from peer.discovery.contacts import Contacts
 from peer.errors import PeerError
 from peer.formatting import duration
 from protocol.node.line_probe import Lines, NotNow
 from protocol.state.store import Store
 from protocol.status import PeerStatus
+from protocol.tasks.desk import TaskDesk
 from protocol.versions.publishing import MOST_ANCHOR_EVERY, CannotPublish
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.presence import Phase
@@ -43,6 +45,9 @@ class Peer(Protocol):
 
     @property
     def versions(self) -> WeightVersions | None: ...
+
+    @property
+    def tasks(self) -> TaskDesk | None: ...
 
     def status(self) -> PeerStatus: ...
 
@@ -99,6 +104,7 @@ class Controls:
             "set": self._set,
             "weights": self._weights,
             "publish-weights": self._publish_weights,
+            **TaskControls(self._peer).commands(),
         }
 
     async def _status(self, fields: dict[str, Any]) -> dict[str, Any]:

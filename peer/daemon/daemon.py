@@ -40,6 +40,7 @@ from protocol.node.line_probe import Lines
 from protocol.node.node import Node
 from protocol.state.store import Store
 from protocol.status import PeerStatus
+from protocol.tasks.desk import TaskDesk
 from protocol.version import version
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.identity import Identity
@@ -191,6 +192,12 @@ class Daemon:
         """The versions of the weights, once the node runs."""
         node = self._lives.node
         return node.versions if node is not None else None
+
+    @property
+    def tasks(self) -> TaskDesk | None:
+        """The tasks of the crowd, once the node of a run with rollouts runs."""
+        node = self._lives.node
+        return node.tasks if node is not None else None
 
     def _node(self) -> Node:
         node = self._lives.node

@@ -30,11 +30,11 @@ from peer.files.original import is_original, mark_original
 from peer.joining.inviting import anchor_of, invite_command
 from peer.joining.lobby import Lobby, fetch_manifest
 from peer.joining.run_source import store_manifest
-from peer.joining.standing import find_standing, keep_admission
+from peer.joining.standing import compare_with_anchor, find_standing, keep_admission
 from peer.keyfile import next_incarnation
 from peer.paths import run_dir
 from peer.resources.boot_clock import seconds_since_boot
-from peer.resources.check import check_memory
+from peer.resources.check import check_memory, chosen_role
 from peer.resources.core_share import chosen_threads, keep_share
 from peer.resources.open_files import raise_open_files
 from peer.resources.room import MARGIN_BYTES, STATES_ON_DISK, STATES_TO_GO_ON, CappedDisk, Room
@@ -57,11 +57,11 @@ from protocol.run.invitation import make_invitation
 from protocol.run.manifest import Admission, SignedManifest
 from protocol.run.settings import NodeSettings, WeightSettings
 from protocol.state.disk import StoreFull
-from protocol.state.history import History
 from protocol.state.outer_state import OuterState
 from protocol.state.replica import Replica
 from protocol.state.store import Store
 from protocol.status import NodeStatus
+from protocol.sync.run_files import paths_of
 from protocol.version import version
 from protocol.wire.collector import spare_what_is_loaded
 from protocol.wire.identity import Identity, PeerId
@@ -101,6 +101,7 @@ class Participation:
         self._keeper: RestKeeper | None = None
         self._trainer: TrainerProcess | None = None
         self._paused = False
+        self._role = settings.role
         self.leaving = False
         self.choice = choice
         self.network: Libp2pNetwork | None = None
@@ -224,7 +225,7 @@ class Participation:
             name=settings.name,
             run=self.choice.run.hex(),
             run_name=self.choice.run_name,
-            role=settings.role.value,
+            role=self._role.value if self._role is not None else "auto",
             phase=Phase.STARTING.value,
             why_idle=why.value,
             why_detail=sentence,
@@ -264,6 +265,8 @@ class Participation:
             raise PeerError(search.failure(MANIFEST_DEADLINE_S), ExitCode.UNREACHABLE)
         self._early = WhyIdle.STARTING, "opening the run on disk"
         manifest = signed.manifest
+        role = self._role or await chosen_role(manifest, signed.run, self._identity.peer_id, self._emit)
+        self._role = role
         standing = await trio.to_thread.run_sync(
             find_standing,
             manifest,
@@ -271,13 +274,13 @@ class Participation:
             self._identity.peer_id,
             self.choice.admission,
             time.time(),
-            self._settings.role,
+            role,
             self._folder,
         )
         if standing.problem is not None:
             raise PeerError(standing.problem, ExitCode.NOT_ADMITTED)
         self.choice = replace(self.choice, signed=signed, admission=standing.admission)
-        check_memory(manifest, self._settings.role)
+        check_memory(manifest, role)
         problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.state_bytes)
         if problem:
             raise StoreFull(problem)
@@ -304,9 +307,8 @@ class Participation:
         self, signed: SignedManifest, store: Store, state: OuterState, network: Network, nursery: trio.Nursery
     ) -> None:
         settings = self._settings
-        trainer = self._trainer = self._make_trainer(signed, state) if settings.role is not Role.SEED else None
+        trainer = self._trainer = self._make_trainer(signed, store, state) if self._role is not Role.SEED else None
         if trainer is not None:
-            nursery.start_soon(self._keep_trainer, trainer)
             nursery.start_soon(keep_share, trainer, self._emit, lambda: chosen_threads(settings.live.now.threads or 0))
         is_copy = await self._find_out_whether_copied(store)
 
@@ -316,10 +318,11 @@ class Participation:
                 nursery.start_soon(trio.to_thread.run_sync, self._mark_again)
 
         session, replica = Session(self._identity, signed.run, network, emit), Replica.open(signed, store, state)
-        self._compare_with_anchor(replica.history)
+        compare_with_anchor(self.choice.anchor, replica.history, signed.run)
         node = Node(session, replica, trainer, self._node_settings(is_copy))
         self.node = node
         if trainer is not None:
+            nursery.start_soon(self._keep_trainer, trainer, node)
             self._keeper = RestKeeper(Judge(_limits(settings.live.now)), in_a_thread(Sensors().read), node)
             nursery.start_soon(self._keeper.run)
         if self._paused:
@@ -327,16 +330,6 @@ class Participation:
         self._lobby.admit(node.dispatcher)
         spare_what_is_loaded()
         await node.run()
-
-    def _compare_with_anchor(self, history: History) -> None:
-        """Raises PeerError when our disk has another final history than the one to which we are invited."""
-        anchor = self.choice.anchor
-        if anchor is not None and history.final >= anchor.rounds and history.tip_at(anchor.rounds) != anchor.tip:
-            raise PeerError(
-                f"the invitation is to a history with another round {anchor.rounds - 1} than the one on this disk; join "
-                f"with the run ID {self.choice.run.hex()[:12]} to stay with it, or follow it with another --data-dir",
-                ExitCode.INPUT,
-            )
 
     async def _find_out_whether_copied(self, store: Store) -> bool:
         """Whether our folder lacks what we may have voted elsewhere or later; it is marked as ours where it does not."""
@@ -355,11 +348,12 @@ class Participation:
             mark_original(self._folder)
 
     def _node_settings(self, is_copy: bool) -> NodeSettings:
-        settings = self._settings
+        settings, role = self._settings, self._role
+        assert role is not None, "the manifest is known"
         introduced = frozenset(peer for address in self.choice.addresses if (peer := peer_of(address)) is not None)
         return NodeSettings(
             name=settings.name,
-            role=settings.role,
+            role=role,
             version=version(),
             incarnation=next_incarnation(settings.data_dir, floor=int(time.time())),
             wait_for_contact=bool(self.choice.addresses),
@@ -374,15 +368,22 @@ class Participation:
             serve_while_paused=settings.live.now.serve_while_paused,
         )
 
-    def _make_trainer(self, signed: SignedManifest, state: OuterState) -> TrainerProcess:
-        settings = TrainerSettings.for_run(signed.manifest, self._folder / "trainer.log")
+    def _make_trainer(self, signed: SignedManifest, store: Store, state: OuterState) -> TrainerProcess:
+        files = paths_of(signed.manifest, store.files)
+        settings = TrainerSettings.for_run(
+            signed.manifest, self._folder / "trainer.log", files, trains=self._role is Role.TRAINER
+        )
         kind = TrainerProcess if signed.manifest.rl is None else RolloutProcess
         trainer = kind(settings, state.region, self._emit)
         trainer.limit_power(self._settings.live.now.max_power)
         return trainer
 
-    async def _keep_trainer(self, trainer: TrainerProcess) -> None:
-        """Its end by itself means that it was given up: leave with the reason, instead of a peer that does nothing."""
+    async def _keep_trainer(self, trainer: TrainerProcess, node: Node) -> None:
+        """Start it when the run's files are here.
+
+        Its end by itself means that it was given up: leave with the reason, instead of a peer that does nothing.
+        """
+        await node.files.until_here()
         await trainer.run()
         if not self.leaving:
             log = self._folder / "trainer.log"

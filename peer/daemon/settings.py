@@ -38,6 +38,7 @@ class RunChoice:
 class DaemonSettings:
     """What the person said on the command line.
 
+    role: None for what the run and this computer allow.
     live: those settings that may change while it runs.
     port: None for the usual one, or a free one when that is busy.  rounds: stop when so many are committed.
     local: meet only peers on this computer.  until_eof: leave when standard input ends.
@@ -51,7 +52,7 @@ class DaemonSettings:
 
     data_dir: Path
     name: str
-    role: Role
+    role: Role | None
     style: Style
     live: LiveSettings
     port: int | None = None

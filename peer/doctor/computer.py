@@ -123,7 +123,7 @@ def disk(folder: Path, manifest: RunManifest) -> list[Check]:
 
 
 def memory(manifest: RunManifest, role: Role, gpu_free: int | None) -> list[Check]:
-    """Of the computer and of the GPU, against what the run takes."""
+    """Of the computer and of the GPU, against what the run takes of a peer with this role."""
     need = memory_need(manifest, role, "cpu" if gpu_free is None else "cuda")
     seed = memory_need(manifest, Role.SEED).host
     serve = f", join as a seed (--role seed, {size(seed)})" if role is not Role.SEED and seed <= available_memory() else ""

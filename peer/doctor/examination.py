@@ -22,7 +22,9 @@ from peer.doctor.training import training
 from peer.doctor.visit import Findings, Visit, visit
 from peer.errors import PeerError
 from peer.keyfile import KeyfileError, identity_lock, load_or_create_identity
+from peer.resources.computer import available_memory
 from peer.resources.gpu import free_gpu_memory
+from peer.resources.role import choose_role
 from peer.settings.preferences import Preferences
 from protocol.run.manifest import RunManifest, demo_manifest
 from protocol.status import PeerStatus
@@ -55,6 +57,7 @@ class Examination:
     local: bool = False
     announce: tuple[str, ...] = ()
     checks: list[Check] = field(default_factory=list)
+    _peer: PeerId | None = None
 
     async def run(self) -> list[Check]:
         """Every check, in the order in which they are shown."""
@@ -66,17 +69,29 @@ class Examination:
         await self._thread("memory speed", computer.memory_speed)
         found = await self._swarm()
         manifest = found.signed.manifest if found.signed is not None else demo_manifest().manifest
-        role = Role.TRAINER if self.preferences.role == "auto" else Role(self.preferences.role)
+        role = self._role(found, gpu_free)
         await self._thread("memory", partial(computer.memory, manifest, role, gpu_free))
         await self._thread("disk space", partial(computer.disk, self.folder, manifest))
-        await self._estimate(manifest, found.rates)
+        if role is Role.TRAINER:
+            await self._estimate(manifest, found.rates)
         return self.checks
+
+    def _role(self, found: Findings, gpu_free: int | None) -> Role:
+        """The one that is set, or that this peer would take; a run with rollouts has a line about why."""
+        if self.preferences.role != "auto":
+            return Role(self.preferences.role)
+        if found.signed is None or self._peer is None or found.signed.manifest.rl is None:
+            return Role.TRAINER
+        role, reason = choose_role(found.signed.manifest, found.signed.run, self._peer, available_memory(), gpu_free)
+        self.checks.append(ok("role", f"{role.value}: {reason}"))
+        return role
 
     async def _swarm(self) -> Findings:
         """The run, the identity, and what the others say."""
         found = Findings()
         try:
             identity = load_or_create_identity(self.folder)
+            self._peer = identity.peer_id
             choice = self.choose(identity.peer_id)
         except (PeerError, KeyfileError, OSError, ValueError) as error:
             self._failed("identity" if isinstance(error, KeyfileError) else "run", error)
@@ -112,8 +127,6 @@ class Examination:
         return Findings([Check("peers", Verdict.FAIL, f"no end within {VISIT_S:.0f} s", "", "try again")], choice.signed)
 
     async def _estimate(self, manifest: RunManifest, rates: Mapping[PeerId, float]) -> None:
-        if self.preferences.role == "seed":
-            return
         speed: TrainingSpeed | None = None
         self.on_begin("training")
         with trio.move_on_after(TRAINING_S) as scope:

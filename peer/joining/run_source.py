@@ -7,7 +7,7 @@ invitation is `protocol.run.manifest`'s and `protocol.run.invitation`'s business
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from peer.joining.environment import check_tasks, keep_tasks
 from peer.joining.mistaken_words import remedy_for
 from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
-from peer.weights.start import FolderStart
+from peer.weights.brought import Brought, brought_by
 from protocol.run.invitation import Invitation, looks_like_invitation, read_invitation
 from protocol.run.manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest, sign
-from protocol.run.run_file import load_run_file, starting_folder
+from protocol.run.run_file import load_run_file
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import HASH_BYTES, Hash
 from protocol.wire.identity import PeerId
@@ -33,10 +33,15 @@ DEFAULT_PORT = 4001
 MAX_OWN_ADDRESSES = 8
 
 
-def create_run(path: Path, data: Path) -> SignedManifest:
-    """Sign the run file with this peer's identity as organiser, and keep the manifest in the data directory, with the
-    weights that the run begins with and the files of its tasks."""
+def create_run(path: Path, data: Path, tell: Callable[[str], None] = lambda about_chats: None) -> SignedManifest:
+    """Sign the run file with this peer's identity as organiser, and keep the manifest in the data directory, with all that
+    the run file brings along and the files of its tasks.
+
+    tell: gets what a person should know of its chats.
+    """
     signed, start = _signed_run(path, data)
+    if start is not None and (about := start.check(signed.manifest)):
+        tell(about)
     store_manifest(signed, data)
     keep_tasks(signed, path, data)
     if start is not None:
@@ -44,18 +49,17 @@ def create_run(path: Path, data: Path) -> SignedManifest:
     return signed
 
 
-def _signed_run(path: Path, data: Path) -> tuple[SignedManifest, FolderStart | None]:
-    """The run of a run file as ours, and what it begins with, where that is a folder."""
+def _signed_run(path: Path, data: Path) -> tuple[SignedManifest, Brought | None]:
+    """The run of a run file as ours, and what it brings along, if anything."""
     identity, start = load_or_create_identity(data), start_of(path)
     manifest = load_run_file(path, identity.peer_id, start)
     check_tasks(manifest, path)
     return sign(identity, manifest), start
 
 
-def start_of(path: Path) -> FolderStart | None:
-    """The folder of weights that a run file begins with, if it names one.  Raises `PeerError` or `RunFileError`."""
-    folder = starting_folder(path)
-    return FolderStart(folder) if folder is not None else None
+def start_of(path: Path) -> Brought | None:
+    """What a run file brings along, if anything: weights, a tokenizer, chats.  Raises `PeerError` or `RunFileError`."""
+    return brought_by(path)
 
 
 def store_manifest(signed: SignedManifest, data: Path) -> None:
@@ -93,8 +97,8 @@ def read_manifest(path: Path) -> SignedManifest:
 def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest | Invitation:
     """What `word` names: an invitation, a run file (signed as ours, not stored), a manifest, or a stored run's ID.
 
-    A run ID may be shortened to its first 8 or more digits.  founding: the run is about to be joined, so the weights that a
-    run file begins with are kept in the data directory.  Raises `PeerError`, `Malformed` or `RunFileError`.
+    A run ID may be shortened to its first 8 or more digits.  founding: the run is about to be joined, so what a run
+    file brings along is kept in the data directory.  Raises `PeerError`, `Malformed` or `RunFileError`.
     """
     if looks_like_invitation(word):
         return read_invitation(word)
@@ -104,6 +108,8 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
     if path.suffix == ".toml":
         signed, start = _signed_run(path, data)
         if founding:
+            if start is not None:
+                start.check(signed.manifest)
             keep_tasks(signed, path, data)
             if start is not None:
                 start.keep(signed, data)

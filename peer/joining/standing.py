@@ -10,9 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from peer.errors import ExitCode, PeerError
 from peer.files.atomic import write_atomically
 from peer.joining.environment import environment_problem
 from protocol.run.admission import needs_proof, verify_admission
+from protocol.run.anchor import Anchor
 from protocol.run.greeting import admit_at_door, version_problem
 from protocol.run.manifest import RunManifest
 from protocol.state.base import round_settings
@@ -73,6 +75,16 @@ def find_standing(
             verify_admission(manifest, run, peer, proof, role=role)
             return Standing(None, proof)
     return Standing(None)
+
+
+def compare_with_anchor(anchor: Anchor | None, history: History, run: Hash) -> None:
+    """Raises PeerError when our disk has another final history than the one to which we are invited."""
+    if anchor is not None and history.final >= anchor.rounds and history.tip_at(anchor.rounds) != anchor.tip:
+        raise PeerError(
+            f"the invitation is to a history with another round {anchor.rounds - 1} than the one on this disk; join "
+            f"with the run ID {run.hex()[:12]} to stay with it, or follow it with another --data-dir",
+            ExitCode.INPUT,
+        )
 
 
 def keep_admission(proof: bytes, folder: Path) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import trio
+
 from peer.errors import ExitCode, PeerError
 from peer.formatting import size
 from peer.resources.computer import available_memory
 from peer.resources.gpu import free_gpu_memory
 from peer.resources.memory import memory_need, memory_problem
+from peer.resources.role import choose_role
+from protocol.events import Event, RoleChosen
 from protocol.run.manifest import RunManifest
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
 
 
@@ -20,6 +28,15 @@ def check_together(manifest: RunManifest, peers: int) -> None:
             f"{size(need.trainer)}) and {size(available)} are free here; start fewer, or take a smaller model",
             ExitCode.RESOURCES,
         )
+
+
+async def chosen_role(manifest: RunManifest, run: Hash, peer: PeerId, emit: Callable[[Event], None]) -> Role:
+    """The role of a peer whose owner leaves it open; in a run with rollouts it is told why it is that one."""
+    available, gpu = await trio.to_thread.run_sync(available_memory), await trio.to_thread.run_sync(free_gpu_memory)
+    role, reason = choose_role(manifest, run, peer, available, gpu)
+    if manifest.rl is not None:
+        emit(RoleChosen(role.value, reason))
+    return role
 
 
 def check_memory(manifest: RunManifest, role: Role) -> None:

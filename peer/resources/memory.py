@@ -15,10 +15,13 @@ from protocol.exchange.buffers import PART_BUFFERS
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
-from trainer.memory import trainer_memory
+from trainer.memory import Work, trainer_memory
 
 PROCESS_BYTES = 130 << 20
 """Python, the network, its connections."""
+WORK = {Role.TRAINER: Work.TRAIN, Role.ROLLOUT: Work.GENERATE, Role.VALIDATOR: Work.VERIFY}
+MEMORY_OF_FILES = 6
+"""A byte of a tokenizer or of chats takes so many in the trainer process."""
 CHUNKS_AT_WORK = 16
 """Chunks that are being averaged, sent, applied or written at a time, besides the parts that wait."""
 
@@ -44,8 +47,10 @@ def memory_need(manifest: RunManifest, role: Role = Role.TRAINER, device: str = 
     peer = PROCESS_BYTES + manifest.state_bytes + payload + (PART_BUFFERS + CHUNKS_AT_WORK) * chunk  # the round's result
     if role is Role.SEED:
         return Need(peer, 0, 0)
-    trainer = trainer_memory(TrainingConfig.from_sections(manifest.trainer_sections()), device)
-    return Need(peer + payload, trainer.host, trainer.device)  # with the contribution
+    trainer = trainer_memory(TrainingConfig.from_sections(manifest.trainer_sections()), device, WORK[role])
+    files = MEMORY_OF_FILES * sum(file.size for file in manifest.files.values())
+    contribution = payload if role is Role.TRAINER else 0
+    return Need(peer + contribution, trainer.host + files, trainer.device)
 
 
 def memory_problem(manifest: RunManifest, role: Role, available: int, gpu: int | None) -> str | None:
@@ -70,7 +75,9 @@ def memory_problem(manifest: RunManifest, role: Role, available: int, gpu: int |
 def memory_line(manifest: RunManifest) -> str:
     """For a person who looks at a run."""
     need = memory_need(manifest)
+    others = [(Role.ROLLOUT, "a rollout peer"), (Role.VALIDATOR, "a validator")] if manifest.rl is not None else []
+    more = [f"{size(memory_need(manifest, role).host)} for {name}" for role, name in [*others, (Role.SEED, "a seed")]]
     return (
         f"{size(need.host)} for a peer that trains on its CPU ({size(need.peer)} in the peer, {size(need.trainer)} in "
-        f"the trainer), {size(memory_need(manifest, Role.SEED).host)} for a seed"
+        f"the trainer), {', '.join(more)}"
     )

@@ -50,6 +50,7 @@ class TrainerSettings:
     """How to start a trainer.
 
     sections: what `trainer.config.TrainingConfig.from_sections` wants.
+    trains: whether it learns; else it only makes and judges rollouts, and has no optimiser.
     threads: CPU threads at first, 0 for torch's choice.
     device: "auto" (CUDA where there is one), or a name that torch knows.
     """
@@ -57,6 +58,7 @@ class TrainerSettings:
     sections: Mapping[str, Any]
     contribution_bytes: int
     log_path: Path
+    trains: bool = True
     threads: int = 0
     device: str = "auto"
     first_backoff_s: float = FIRST_BACKOFF_S
@@ -64,11 +66,17 @@ class TrainerSettings:
     silence_deadline_s: float = SILENCE_DEADLINE_S
 
     @classmethod
-    def for_run(cls, manifest: RunManifest, log_path: Path) -> TrainerSettings:
-        """For training `manifest`, whose files of tasks lie beside its log."""
+    def for_run(
+        cls, manifest: RunManifest, log_path: Path, files: Mapping[str, Path] | None = None, *, trains: bool = True
+    ) -> TrainerSettings:
+        """For the work of `manifest`, whose files of tasks lie beside its log.
+
+        files: where the run's other files will lie when the trainer is started, by name.
+        """
         size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
-        sections = manifest.trainer_sections() | {"tasks": str(tasks_dir(log_path.parent))}
-        return cls(sections, size, log_path)
+        here = {name: str(path) for name, path in (files or {}).items()}
+        sections = manifest.trainer_sections() | {"tasks": str(tasks_dir(log_path.parent)), "files": here}
+        return cls(sections, size, log_path, trains)
 
 
 class TrainerProcess:
@@ -141,12 +149,27 @@ class TrainerProcess:
         folders = {str(path.parent) for path in task.rollouts} or {""}
         assert len(folders) == 1, "all batches lie in one folder"
         fields = {**vars(task), "rollouts": [path.name for path in task.rollouts], "rollouts_in": folders.pop()}
-        answer = await self._ask_alone("compute", progress, task=fields)
+        solved: list[tuple[int, int, int]] = []
+
+        def hear(message: dict[str, Any]) -> None:
+            if "solved" in message:
+                solved.extend((problem, tried, right) for problem, tried, right in message["solved"])
+            else:
+                progress(message)
+
+        answer = await self._ask_alone("compute", hear, task=fields)
         self._worked()
         self.threads = answer["threads"]
         data = self._contribution.view.toreadonly()
         return Contribution(
-            task.round, answer["tokens"], answer["steps"], answer["loss"], answer["norm"], data, answer["reward"]
+            task.round,
+            answer["tokens"],
+            answer["steps"],
+            answer["loss"],
+            answer["norm"],
+            data,
+            answer["reward"],
+            tuple(solved),
         )
 
     async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:
@@ -277,7 +300,9 @@ class TrainerProcess:
             channel.send({"do": "threads", "threads": self._threads})
         if self._watts:
             channel.send({"do": "power", "watts": self._watts})
-        answer = await channel.ask("configure", sections=dict(settings.sections), device=settings.device)
+        answer = await channel.ask(
+            "configure", sections=dict(settings.sections), device=settings.device, trains=settings.trains
+        )
         if 4 * answer["parameters"] > self._theta.size:
             channel.kill(f"the trainer's model has {answer['parameters']} parameters, more than fit into the state")
             return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from peer.trainer_process.process import TrainerProcess
-from protocol.trainer_link import Generated, GenerateTask, RolloutVerdict, VerifyTask
+from protocol.trainer_link import Generated, GenerateTask, RolloutVerdict, TaskFile, VerifyTask
 from protocol.wire.rollouts import Reason, Verdict
 
 
@@ -18,6 +18,11 @@ class RolloutProcess(TrainerProcess):
         """As `RolloutLink.keep_version`."""
         self._check_theta(theta)
         await self._ask_alone("keep_version", version=version)
+
+    async def use_tasks(self, sets: Sequence[TaskFile]) -> Mapping[int, str]:
+        """As `RolloutLink.use_tasks`."""
+        answer = await self._ask_alone("use_tasks", sets=[{**vars(each), "path": str(each.path)} for each in sets])
+        return {first: reason for first, reason in answer["unusable"]}
 
     async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
         """As `RolloutLink.generate`."""

@@ -17,8 +17,12 @@ from peer.errors import ExitCode, PeerError
 from peer.paths import run_dir
 from peer.weights.new_folder import check_room, check_target, published_as, told
 from peer.weights.tokenizer_files import copy_tokenizer
-from protocol.run.manifest import SignedManifest
+from protocol.run.data_section import TOKENIZER
+from protocol.run.manifest import RunManifest, SignedManifest
+from protocol.state.disk import Disk
 from protocol.state.stored_run import F32, NotStored, StoredRun, StoredState
+from protocol.state.weight_files import WeightFiles
+from protocol.sync.run_files import paths_of
 from trainer.config import TrainingConfig
 from trainer.models.llama.initial import initial_parameters
 from trainer.weights.numbers import ExportFormat
@@ -67,21 +71,29 @@ def export(
             else:
                 check_room(unfinished, form.width * manifest.parameters)
             config = TrainingConfig.from_sections(manifest.trainer_sections()).model
-            has_tokenizer = copy_tokenizer(folder, unfinished)
+            fetched = paths_of(manifest, WeightFiles(Disk(), folder / "files")).get(TOKENIZER)
+            has_tokenizer = copy_tokenizer(folder, unfinished, fetched)
             write_folder(
                 unfinished,
                 config,
                 told(state.parameters(seeded), manifest.parameters, on_progress),
                 form,
                 context=manifest.data.sequence_length,
-                eos=BYTES_EOS if config.vocab == BYTES_VOCABULARY and not has_tokenizer else None,
+                eos=_end_of_text(manifest, has_tokenizer=has_tokenizer),
             )
             del seeded
             (unfinished / ".initial").unlink(missing_ok=True)
             if has_tokenizer:
-                copy_tokenizer(folder, unfinished)  # it may have a generation_config.json of its own
+                copy_tokenizer(folder, unfinished, fetched)  # it may have a generation_config.json of its own
             total = sum(path.stat().st_size for path in unfinished.iterdir())
     return Exported(state.rounds, manifest.parameters, total, has_tokenizer)
+
+
+def _end_of_text(manifest: RunManifest, *, has_tokenizer: bool) -> int | None:
+    """The token that ends a text; None where the run does not say."""
+    if manifest.tokenizer is not None:
+        return manifest.tokenizer.ends[0]
+    return BYTES_EOS if manifest.model.vocab == BYTES_VOCABULARY and not has_tokenizer else None
 
 
 def _stored_state(signed: SignedManifest, folder: Path, checkpoint: int | None) -> StoredState:

@@ -1,6 +1,6 @@
 """The tokenizer files of the folder that a run began with, kept in the run's folder for what is exported from it.
 
-Only the organiser's data directory has them: peers exchange weights, not files.
+Only the organiser's data directory has all of them.  Other peers have the run's tokenizer.json, fetched from its peers.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ def keep_tokenizer(source: Path, run_folder: Path) -> None:
         _copy(source, make_private(run_folder / "tokenizer"))
 
 
-def copy_tokenizer(run_folder: Path, target: Path) -> bool:
-    """Copy what `keep_tokenizer` kept to `target`; whether there was any."""
+def copy_tokenizer(run_folder: Path, target: Path, fetched: Path | None) -> bool:
+    """Copy what `keep_tokenizer` kept to `target`, else the tokenizer.json that this peer fetched; whether there was any."""
     kept = run_folder / "tokenizer"
-    if not _is_tokenizer(kept):
+    if _is_tokenizer(kept):
+        _copy(kept, target)
+        return True
+    if fetched is None or not fetched.is_file():
         return False
-    _copy(kept, target)
+    _copy_file(fetched, target / "tokenizer.json")
     return True
 
 
@@ -55,6 +58,10 @@ def _is_tokenizer(folder: Path) -> bool:
 def _copy(source: Path, target: Path) -> None:
     for name in NAMES:
         if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
-            with (target / name).open("rb") as file:
-                os.fsync(file.fileno())
+            _copy_file(source / name, target / name)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())

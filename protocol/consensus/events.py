@@ -74,6 +74,13 @@ class AverageDisproved:
 
 
 @dataclass(frozen=True)
+class AmendmentHeld:
+    """The organiser's newest amendment is here, with its sets: plans of ours have it.  None: there is none any more."""
+
+    raw: bytes | None
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed."""
 
@@ -87,5 +94,6 @@ RoundEvent = (
     | ResultObtained
     | AuditFailed
     | AverageDisproved
+    | AmendmentHeld
     | Tick
 )

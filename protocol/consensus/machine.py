@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from protocol.consensus.effects import Committed, FinishCompute, Forward, ObtainResult, Reject, Repair, RoundEffect, Send
 from protocol.consensus.events import (
+    AmendmentHeld,
     Arrived,
     AuditFailed,
     AverageDisproved,
@@ -172,6 +173,8 @@ class RoundMachine:
                 self._voter.on_audit_failed(root, now)
             case AverageDisproved():
                 self._on_average_disproved(event, now)
+            case AmendmentHeld(raw):
+                self._state.closing.amendment = raw
             case Tick():
                 return self._tick(view, now)
         return []

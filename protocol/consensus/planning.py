@@ -66,8 +66,12 @@ def plan_with(
     members: Sequence[Member],
     bandwidths: Mapping[PeerId, float],
     state: bytes,
+    amendment: bytes | None = None,
 ) -> Plan:
-    """The plan of these members.  bandwidths: bytes a second of each, 0 where it is not known.  state: the name of ours."""
+    """The plan of these members.  bandwidths: bytes a second of each, 0 where it is not known.  state: the name of ours.
+
+    amendment: of the sets of tasks, if there is a new one.
+    """
     members = sorted(members, key=lambda member: member.peer)
     peers = [PeerId(member.peer) for member in members]
     most = most_chunks(settings.chunks, len(base.electors), sum(peer in base.electors for peer in peers))
@@ -81,6 +85,7 @@ def plan_with(
         owners=bytes(peers.index(able[owner]) for owner in owners),
         state_digest=digest_in(state),
         weights=weights_in(state),
+        amendment=amendment,
     )
 
 

@@ -66,6 +66,8 @@ class ClosingPolicy:
     def __init__(self, me: PeerId, settings: RoundSettings, base: Base, patience: Patience, now: float = 0.0) -> None:
         self.me, self.settings, self.base, self.patience = me, settings, base, patience
         self.readys: dict[PeerId, SignedReady] = {}
+        self.amendment: bytes | None = None
+        """Of the sets of tasks, that is to go into our plans."""
         self._states: Counter[bytes] = Counter()
         """How many electors, or peers where there is none, are ready on each state."""
         self._begun, self._fair_s = now, 0.0
@@ -82,6 +84,8 @@ class ClosingPolicy:
             return False
         if ready.fragment != self.base.fragment or ready.tokens > self.settings.max_tokens:
             return False
+        if (ready.against or 0).bit_length() > len(self.base.tasks.sets):
+            return False  # a plan with it would be none
         try:
             check_rollouts(self.settings.manifest, self.base.round, ready.rollouts)
         except Malformed:
@@ -201,7 +205,7 @@ class ClosingPolicy:
         if len(places) < self.settings.min_members:
             return None
         bandwidths = {peer: seen.bytes_per_s for peer, seen in view.items()}
-        return plan_with(self.settings, self.base, self.patience.members, places, bandwidths, digest)
+        return plan_with(self.settings, self.base, self.patience.members, places, bandwidths, digest, self.amendment)
 
     def planned(self, view: View, digest: bytes | None) -> tuple[PeerId, ...]:
         """Who votes where no elector is left: those that a plan made now would name, sorted.

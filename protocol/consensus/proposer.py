@@ -216,6 +216,7 @@ class Proposer:
             result_root=index_root(entries),
             state_digest=plan.state_digest,
             weights=plan.weights,
+            amendment=plan.amendment,
         )
 
     def on_vote(self, sender: PeerId, vote: Vote, signature: bytes, now: float) -> list[RoundEffect] | Commit:

@@ -30,6 +30,7 @@ def flaw_of_plan(settings: RoundSettings, base: Base, plan: Plan) -> str | None:
         return "a member of its plan owns more than its share of the chunks"
     try:
         verify_members(settings, plan.members, base, plan.state)
+        base.tasks.check(settings.run, settings.manifest, plan.amendment)
     except Malformed as error:
         return f"its plan has {error}"
     return None
@@ -72,6 +73,7 @@ def plan_of(record: Record, provenance: Provenance) -> Plan:
         owners=provenance.owners,
         state_digest=record.state_digest,
         weights=record.weights,
+        amendment=record.amendment,
     )
 
 

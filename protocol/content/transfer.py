@@ -18,7 +18,7 @@ MOST_CELLS = 256
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a blob is for.  what: checkpoint, result, weights or patch.  number: of the round or version it belongs to."""
+    """What a blob is for.  what: checkpoint, result, weights, patch or file.  number: of the round, version or file."""
 
     what: str
     number: int

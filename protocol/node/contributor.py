@@ -7,6 +7,7 @@ late, miss the exchange, have to fetch the next results as well, and stay behind
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -25,6 +26,7 @@ from protocol.rollouts.selection import Selection
 from protocol.run.settings import NodeSettings
 from protocol.state.base import Base
 from protocol.state.replica import Replica
+from protocol.state.tasks_in_force import TasksInForce
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.wire.body import MAX_NUMBER
 from protocol.wire.envelope import Envelope
@@ -41,7 +43,7 @@ class Contributor:
     """Trains in round after round.
 
     trainer: None at a peer that does not train.  selection: of rollouts to learn from.  occupation: of a peer that generates
-    or verifies.
+    or verifies.  against: the sets of tasks that fall out by what we counted.
     """
 
     def __init__(
@@ -55,10 +57,11 @@ class Contributor:
         activity: Activity,
         selection: Selection | None = None,
         occupation: Occupation | None = None,
+        against: Callable[[TasksInForce], int | None] = lambda tasks: None,
     ) -> None:
         self._session, self._replica, self._settings = session, replica, settings
         self._trainer, self._offload, self._pace, self._activity = trainer, offload, pace, activity
-        self._selection, self._occupation = selection, occupation
+        self._selection, self._occupation, self._against = selection, occupation, against
         self._pause = Pause()
         self._rests: dict[WhyIdle, str] = {}
         """Reasons to compute nothing, each with its sentence; the person's own is shown, else the first."""
@@ -157,23 +160,25 @@ class Contributor:
         )
         if self._selection is not None and manifest.learns_from_rollouts(base.round):
             return await self._learn(trainer, task, work, self._selection)
-        self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
-        work.training.set()
-        return await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
+        async with self._selection.alone() if self._selection is not None else nullcontext():
+            self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
+            work.training.set()
+            return await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
 
     async def _learn(self, trainer: TrainerLink, task: ComputeTask, work: Work, selection: Selection) -> Contribution:
         """As `_train`, from accepted rollouts, once there are enough."""
 
-        def show(found: int) -> None:
+        def show(found: int, missing: str) -> None:
             text = f"{found} of {selection.wanted} accepted batches of rollouts are here"
-            self._activity.show(Phase.COMPUTING, WhyIdle.WAITING_FOR_ROLLOUTS, text)
+            why = WhyIdle.FETCHING_TASKS if missing else WhyIdle.WAITING_FOR_ROLLOUTS
+            self._activity.show(Phase.COMPUTING, why, (missing or text)[:200])
 
         async with selection.chosen(task.round, show) as chosen:
             self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()
             task = replace(task, rollouts=chosen.paths)
             contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
-        work.rollouts = selection.use(task.round, chosen, contribution.reward)
+        work.rollouts = selection.use(task.round, chosen, contribution)
         return contribution
 
     def _lane(self, base: Base) -> int:
@@ -217,6 +222,7 @@ class Contributor:
             weights=weights_in(state),
             admission=self._settings.admission,
             rollouts=work.rollouts,
+            against=self._against(base.tasks),
         )
         envelope = self._session.seal(ready)
         work.leaves = leaves

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import trio
 
-from protocol.consensus.events import Arrived, ExchangeMoved, RoundEvent, StateHashed
+from protocol.consensus.events import AmendmentHeld, Arrived, ExchangeMoved, RoundEvent, StateHashed
 from protocol.events import Dropped
 from protocol.network.session import Session
 from protocol.wire.body import Body
@@ -51,7 +51,7 @@ class Inbox:
         """Queue an event of our own."""
         self._post(_Waiting(event, self._session.me, 0))
 
-    def note(self, event: StateHashed | ExchangeMoved) -> None:
+    def note(self, event: StateHashed | ExchangeMoved | AmendmentHeld) -> None:
         """Keep the event for the moment before the next queued one.
 
         The machine answers such events with nothing, so only the newest of a kind counts: chunks arrive by hundreds, and

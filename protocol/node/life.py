@@ -20,6 +20,8 @@ from protocol.node.state_keeper import StateKeeper
 from protocol.node.watch import Watch
 from protocol.rollouts.rollouts import Rollouts
 from protocol.state.history import History
+from protocol.sync.run_files import RunFiles
+from protocol.tasks.task_sets import TaskSets
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, WhyIdle
@@ -45,17 +47,19 @@ class Life:
         ratifier: Ratifier,
         swarm: Swarm,
         versions: WeightVersions,
+        files: RunFiles,
         gathering: Gathering,
         rounds: Rounds,
         evaluator: Evaluator,
         activity: Activity,
         rollouts: Rollouts | None = None,
+        tasks: TaskSets | None = None,
     ) -> None:
         self._session, self._history, self._stop_after = session, history, stop_after
         self._dispatcher, self._heartbeats, self._ejections, self._watch = dispatcher, heartbeats, ejections, watch
         self._keeper, self._gathering, self._rounds, self._evaluator = keeper, gathering, rounds, evaluator
         self._activity, self._ratifier, self._swarm, self._versions = activity, ratifier, swarm, versions
-        self._rollouts = rollouts
+        self._rollouts, self._tasks, self._files = rollouts, tasks, files
         self._leaving = trio.Event()
         self._finishing = False
 
@@ -71,7 +75,10 @@ class Life:
             nursery.start_soon(self._watch.run, nursery)
             nursery.start_soon(self._ratifier.run)
             nursery.start_soon(self._swarm.run)
+            nursery.start_soon(self._files.run)
             self._versions.resume()
+            if self._tasks is not None:
+                nursery.start_soon(self._tasks.run)
             if self._rollouts is not None:
                 nursery.start_soon(self._rollouts.run)
             outlasting = Outlasting(nursery)
@@ -95,6 +102,9 @@ class Life:
         self._evaluator.stop()
 
     async def _live(self, outlasting: Outlasting) -> None:
+        if not self._files.are_here:
+            self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "fetching the run's files from its peers")
+            await self._files.until_here()
         self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "reading the state from disk")
         await self._keeper.restore()
         await self._gathering.listen()

@@ -41,7 +41,7 @@ from protocol.node.work import Work
 from protocol.offload import Offload
 from protocol.rollouts.counting import Counting
 from protocol.rollouts.rollouts import Rollouts
-from protocol.rollouts.shelf import RolloutShelf
+from protocol.run.data_section import FILE_CHUNK_BYTES
 from protocol.run.settings import NodeSettings, WeightSettings
 from protocol.state.replica import Replica
 from protocol.status import NodeStatus, RolloutStatus
@@ -49,8 +49,12 @@ from protocol.sync.catch_up import CatchUp
 from protocol.sync.claims import Claims
 from protocol.sync.following import Following
 from protocol.sync.fork_choice import YOUNG_ROUNDS
+from protocol.sync.run_files import RunFiles
 from protocol.sync.standpoints import Standpoints
 from protocol.sync.supplies import Supplies
+from protocol.tasks.desk import TaskDesk
+from protocol.tasks.library import FolderShelf
+from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, StateMark, TrainerLink
 from protocol.versions.catalogue import Catalogue
 from protocol.versions.shelf import Shelves, VersionShelf
@@ -58,12 +62,15 @@ from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.hashes import Hash
 from protocol.wire.messages import Commit
 from protocol.wire.presence import Phase, Role, WhyIdle
+from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES
+from protocol.wire.tasks import TASK_CHUNK_BYTES
 
 
 class Node:
     """`run` it; what the session's network hears goes to `dispatcher`.
 
-    versions: of the weights, and publishing them.  line_probe: measures its lines.
+    versions: of the weights, and publishing them.  files: of the run.  tasks: of the crowd, in a run with rollouts.
+    line_probe: measures its lines.
     """
 
     def __init__(
@@ -95,9 +102,14 @@ class Node:
         self._claims = claims = Claims(replica, membership)
         catalogue = Catalogue(replica.manifest)
         self._shelves = Shelves(
-            ReplicaShelf(replica), VersionShelf(catalogue, replica.store.weights), RolloutShelf(replica.store.rollouts)
+            ReplicaShelf(replica),
+            VersionShelf(catalogue, replica.store.weights),
+            FolderShelf(replica.store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
+            FolderShelf(replica.store.tasks, "tasks", TASK_CHUNK_BYTES),
+            FolderShelf(replica.store.files, "file", FILE_CHUNK_BYTES),
         )
         self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
+        self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)
         self._background = Background()
         self.versions = WeightVersions(
             session, guard, self._background, replica, catalogue, offload, self._swarm, settings.weights
@@ -110,11 +122,16 @@ class Node:
         self._ejections = Ejections(session, replica, membership, offload)
         self._readys = Readys(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
+        self._tasks: TaskSets | None = None
+        if replica.manifest.rl is not None:
+            self._tasks = TaskSets(session, guard, replica, offload, self._swarm)
+        self.tasks = TaskDesk(session, self._tasks) if self._tasks is not None else None
         self._rollouts = self._make_rollouts(trainer)
         selection = self._rollouts.selection if self._rollouts is not None else None
         occupation = self._rollouts.occupation if self._rollouts is not None else None
+        against = self._tasks.against if self._tasks is not None else lambda tasks: None
         self._contributor = Contributor(
-            session, replica, settings, self._trainer, offload, self._pace, activity, selection, occupation
+            session, replica, settings, self._trainer, offload, self._pace, activity, selection, occupation, against
         )
         self._ratifier = Ratifier(
             session, guard, replica, offload, self._following, self._keeper.changing, is_copy=settings.is_copy
@@ -126,7 +143,7 @@ class Node:
 
     def _make_rollouts(self, trainer: TrainerLink | None) -> Rollouts | None:
         """What this peer does with rollouts; None in a run without."""
-        if self._replica.manifest.rl is None:
+        if self._tasks is None:
             return None
         return Rollouts(
             self._session,
@@ -140,6 +157,7 @@ class Node:
             self._settings,
             self._activity,
             trainer if isinstance(trainer, RolloutLink) else None,
+            self._tasks,
         )
 
     def _generating(self) -> float:
@@ -167,6 +185,7 @@ class Node:
             self._readys,
             self.versions,
             self._rollouts,
+            self._tasks,
             current,
         )
         serving = Serving(replica, offload)
@@ -212,6 +231,7 @@ class Node:
             self._readys,
             current,
             is_copy=settings.is_copy,
+            amendment=self._tasks.amendment if self._tasks is not None else lambda: None,
         )
         return Life(
             session,
@@ -225,7 +245,9 @@ class Node:
             ratifier=self._ratifier,
             swarm=self._swarm,
             versions=self.versions,
+            files=self.files,
             rollouts=self._rollouts,
+            tasks=self._tasks,
             gathering=Gathering(session, replica, settings, membership, self._claims, activity),
             rounds=rounds,
             evaluator=self._evaluator,

@@ -7,7 +7,7 @@ then READY), its exchanges, and the fetching of results.  All of it ends with th
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -29,6 +29,7 @@ from protocol.consensus.effects import (
     Send,
 )
 from protocol.consensus.events import (
+    AmendmentHeld,
     Arrived,
     AuditFailed,
     AverageDisproved,
@@ -89,7 +90,7 @@ class RoundRunner:
 
     kept: what binds us at this tip.  abstains: it is lost.  patience: what we remember of earlier rounds.
     state_verified: the state was just made anew from certified data: peers that stand on another one are wrong.
-    outlasting: what does not end with the round.
+    outlasting: what does not end with the round.  amendment: of the sets of tasks, that is to go into our plans.
     """
 
     def __init__(
@@ -110,8 +111,9 @@ class RoundRunner:
         patience: Patience,
         state_verified: bool,
         outlasting: Outlasting,
+        amendment: Callable[[], bytes | None],
     ) -> None:
-        self.session, self.base, self._guard = session, base, guard
+        self.session, self.base, self._guard, self._amendment = session, base, guard, amendment
         self._replica, self._offload, self._patience = replica, offload, patience
         self._surroundings = Surroundings(session.me, membership, base)
         self._ejections, self._contributor, self._state_verified = ejections, contributor, state_verified
@@ -203,6 +205,7 @@ class RoundRunner:
         while True:
             for peer in self.exchanges.refusing():
                 self.inbox.tell(PlanUnknown(peer))
+            self.inbox.note(AmendmentHeld(self._amendment()))
             self.inbox.tell(Tick())
             self._show_waiting()
             await trio.sleep(TICK_S)

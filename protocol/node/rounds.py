@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -39,7 +39,8 @@ MAX_KEPT_BYTES = 3 * MAX_ENVELOPE_BYTES
 class Rounds:
     """Keeps what the rounds of one node share.
 
-    is_copy: the data directory was copied or put back, so that what binds our votes may be missing in it.
+    is_copy: the data directory was copied or put back, so that what binds our votes may be missing in it.  amendment: as in
+    `RoundRunner`.
     """
 
     def __init__(
@@ -58,11 +59,12 @@ class Rounds:
         current: CurrentRound,
         *,
         is_copy: bool,
+        amendment: Callable[[], bytes | None],
     ) -> None:
         self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
         self._membership, self._activity, self._catch_up = membership, activity, catch_up
         self._ejections, self._contributor, self._evaluator = ejections, contributor, evaluator
-        self._readys, self._current = readys, current
+        self._readys, self._current, self._amendment = readys, current, amendment
         self._patience = Patience()
         self._abstentions = ABSTENTIONS if is_copy else 0
 
@@ -93,6 +95,7 @@ class Rounds:
             patience=self._patience,
             state_verified=state_verified,
             outlasting=outlasting,
+            amendment=self._amendment,
         )
         with self._current.open(runner):
             for peer, ready, envelope in self._readys.begin(base.round, base.tip):

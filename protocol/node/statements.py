@@ -27,6 +27,7 @@ from protocol.node.readys import Readys
 from protocol.offload import Offload
 from protocol.rollouts.happenings import Contrary
 from protocol.rollouts.rollouts import Rollouts
+from protocol.tasks.task_sets import TaskSets
 from protocol.versions.weight_versions import WeightVersions
 from protocol.wire.body import LARGE_BYTES, Body
 from protocol.wire.canonical import Malformed
@@ -35,9 +36,10 @@ from protocol.wire.identity import PeerId
 from protocol.wire.messages import Accusation, Commit, Ready, unpack
 from protocol.wire.presence import Goodbye, Heartbeat
 from protocol.wire.rollouts import Deal, Judgement, RolloutBatch
+from protocol.wire.tasks import Amendment, TaskSet
 from protocol.wire.versions import Version
 
-GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation, Version, RolloutBatch, Deal, Judgement)
+GOSSIP_KINDS = (Heartbeat, Goodbye, Ready, Accusation, Version, RolloutBatch, Deal, Judgement, TaskSet, Amendment)
 MAX_TOLD = 1024
 """Goodbyes remembered that did not come by gossip."""
 
@@ -59,12 +61,13 @@ class Statements:
         readys: Readys,
         versions: WeightVersions,
         rollouts: Rollouts | None,
+        tasks: TaskSets | None,
         current: CurrentRound,
     ) -> None:
         self._session, self._guard, self._offload, self._background = session, guard, offload, background
         self._membership, self._handshake, self._ejections = membership, handshake, ejections
         self._witness, self._evaluator, self._readys, self._round = witness, evaluator, readys, current
-        self._versions, self._rollouts = versions, rollouts
+        self._versions, self._rollouts, self._tasks = versions, rollouts, tasks
         self._decoding = trio.Lock()
         """One large statement is decoded at a time."""
         self._told: dict[PeerId, None] = {}
@@ -87,9 +90,13 @@ class Statements:
         with self._guard.watch(sender, envelope.kind):
             if isinstance(body, Version):
                 return self._versions.hear(forwarder, sender, body, envelope.raw)
+            if isinstance(body, Amendment):  # the organiser's word counts by the manifest alone
+                return self._tasks.hear(sender, body, envelope.raw) if self._tasks is not None else Acceptance.IGNORE
             if isinstance(body, Ready | Heartbeat):
                 self._handshake.meet(sender, body)
             may_speak = self._handshake.may_speak(sender) and sender not in self._ejections
+            if may_speak and isinstance(body, TaskSet):
+                return self._tasks.hear(sender, body, envelope.raw) if self._tasks is not None else Acceptance.IGNORE
             if may_speak and self._is_news(forwarder, sender, body, envelope):
                 return Acceptance.ACCEPT
         return Acceptance.IGNORE

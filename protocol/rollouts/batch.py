@@ -55,10 +55,11 @@ class Dealt:
 
 @dataclass(frozen=True)
 class Found:
-    """What a judgement comes to.  reason: of most rejections."""
+    """What a judgement comes to.  reason: of most rejections.  scores: as in `Judgement`."""
 
     opinion: Opinion
     reason: Reason
+    scores: bytes | None = None
 
 
 @dataclass
@@ -71,6 +72,8 @@ class Batch:
     deals: dict[PeerId, Dealt] = field(default_factory=dict)
     judgements: dict[PeerId, Found] = field(default_factory=dict)
     own: bytes | None = None
+    scores: bytes | None = None
+    """What our own check gave the rollouts, as in `Judgement`."""
     bytes_: Bytes = Bytes.ABSENT
     wanted: bool = False
     """Whether we are to check it."""
@@ -106,9 +109,9 @@ def reason_of(codes: bytes) -> Reason:
     return reasons.most_common(1)[0][0] if reasons else Reason.NONE
 
 
-def found_in(codes: bytes) -> Found:
+def found_in(codes: bytes, scores: bytes | None = None) -> Found:
     """What these verdicts come to."""
-    return Found(opinion_of(codes), reason_of(codes))
+    return Found(opinion_of(codes), reason_of(codes), scores)
 
 
 def is_well_formed(codes: bytes, body: RolloutBatch) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from heapq import nsmallest
 from itertools import count
 
+from protocol.state.tasks_in_force import TasksInForce, first_problem
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 
@@ -18,10 +19,13 @@ TWICE = 8
 """One batch in so many is dealt to two validators."""
 
 
-def problems_of(run: Hash, tip: Hash, peer: PeerId, number: int, prompts: int, problems: int) -> tuple[int, ...]:
+def problems_of(
+    run: Hash, tip: Hash, peer: PeerId, number: int, prompts: int, problems: int, tasks: TasksInForce
+) -> tuple[int, ...]:
     """The numbers of the problems, all different, that batch `number` of `peer` at the version on `tip` is about.
 
-    prompts: how many.  problems: of the environment; not fewer.
+    prompts: how many.  problems: of the environment; not fewer.  tasks: the sets of the version; `tasks.percent` of the
+    problems are of these, of each as many as of the others.
     """
     seed = hash_bytes("problems", run + tip + peer.encode() + number.to_bytes(8, "big"))
     drawn: dict[int, None] = {}
@@ -29,7 +33,12 @@ def problems_of(run: Hash, tip: Hash, peer: PeerId, number: int, prompts: int, p
         if len(drawn) == prompts:
             break
         draw = hash_bytes("problem", seed + at.to_bytes(8, "big"))
-        drawn[int.from_bytes(draw[:16], "big") % problems] = None
+        choice = int.from_bytes(draw[:16], "big")
+        if tasks.live and int.from_bytes(draw[16:20], "big") % 100 < tasks.percent:
+            one = tasks.live[int.from_bytes(draw[20:24], "big") % len(tasks.live)]
+            drawn[first_problem(one.slot) + choice % one.count] = None
+        else:
+            drawn[choice % problems] = None
     return tuple(drawn)
 
 

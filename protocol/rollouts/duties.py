@@ -18,7 +18,7 @@ from typing import Protocol
 
 from protocol.rollouts.batch import WITHHELD, Batch, Bytes, Decision, Opinion, opinion_of, reason_of
 from protocol.rollouts.dealing import places_of, trainer_of
-from protocol.rollouts.happenings import Deal, PoolEffect
+from protocol.rollouts.happenings import Compare, Deal, PoolEffect
 from protocol.rollouts.scene import Scene, opinion_in
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -180,6 +180,13 @@ class Leading(Onlooker):
             return []
         if ours is theirs:
             scene.standing.right(validator)
-            return []
+            return _compared(batch, batch.judgements[validator].scores) if ours is Opinion.GOOD else []
         said = "accepted" if theirs is Opinion.GOOD else "rejected"
         return scene.set_aside(validator, f"it {said} rollouts, and our own check says the contrary", Role.VALIDATOR)
+
+
+def _compared(batch: Batch, theirs: bytes | None) -> list[PoolEffect]:
+    """What is counted of the tasks: whether two peers scored them alike."""
+    if batch.scores is None or theirs is None or len(theirs) != len(batch.scores):
+        return []
+    return [Compare(batch, batch.scores, theirs)]

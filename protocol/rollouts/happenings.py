@@ -73,11 +73,13 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Checked:
-    """Our trainer process has verified a batch; codes: None where it found nothing.  died: it did, over it."""
+    """Our trainer process has verified a batch; codes: None where it found nothing.  scores: as in `Judgement`.  died: it
+    did, over it."""
 
     author: PeerId
     root: Hash
     codes: bytes | None
+    scores: bytes | None = None
     died: bool = False
 
 
@@ -148,10 +150,19 @@ class Discard:
 
 
 @dataclass(frozen=True)
+class Compare:
+    """Another peer scored the rollouts of a batch that we scored, too: one byte a rollout."""
+
+    batch: Batch
+    ours: bytes
+    theirs: bytes
+
+
+@dataclass(frozen=True)
 class Tell:
     """Something to be seen."""
 
     event: Event
 
 
-PoolEffect = Forward | Contrary | Deal | Fetch | Check | Judge | Discard | Tell
+PoolEffect = Forward | Contrary | Deal | Fetch | Check | Judge | Discard | Compare | Tell

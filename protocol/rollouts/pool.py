@@ -177,7 +177,7 @@ class Pool:
         batch = self.find(PeerId(event.body.author), Hash(event.body.root))
         if batch is None or not is_well_formed(codes, batch.body) or not scene.is_heard(batch, validator):
             return []
-        batch.judgements[validator] = found_in(codes)
+        batch.judgements[validator] = found_in(codes, event.body.scores)
         scene.note_voice(validator)
         effects: list[PoolEffect] = [Forward()]
         if batch.author == scene.me:
@@ -258,6 +258,7 @@ class Pool:
                 return self._duty.checked(batch, bytes([UNSURE]) * batch.body.rollouts)
         if event.codes is None or batch.decision is not None or not is_well_formed(event.codes, batch.body):
             return []
+        batch.scores = event.scores
         self._room.note_check(batch.author)
         return [*self._duty.checked(batch, event.codes), *self._drop_all_of(batch.author)]
 

@@ -20,10 +20,12 @@ from protocol.membership.pause import Pause
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.rollouts.batch import Batch
-from protocol.rollouts.dealing import beacon_of, problems_of
+from protocol.rollouts.checking import Checking
+from protocol.rollouts.dealing import beacon_of
+from protocol.rollouts.given_tasks import GivenTasks
 from protocol.rollouts.happenings import (
     Check,
-    Checked,
+    Compare,
     Contrary,
     Deal,
     DealHeard,
@@ -46,21 +48,23 @@ from protocol.rollouts.kept_versions import Keeping, KeptVersions
 from protocol.rollouts.occupation import WORK, Occupation
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.repeating import Repeating
+from protocol.rollouts.room import PLACES
 from protocol.rollouts.selection import Selection
-from protocol.rollouts.shelf import Library
 from protocol.rollouts.turn import Turn
 from protocol.rollouts.worker import Worker
 from protocol.run.settings import NodeSettings
 from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
-from protocol.trainer_link import RolloutLink, RolloutVerdict, TrainerDied, TrainerGaveUp, VerifyTask
+from protocol.tasks.library import Library
+from protocol.tasks.task_sets import TaskSets
+from protocol.trainer_link import RolloutLink, TrainerDied, TrainerGaveUp
 from protocol.versions.weight_versions import Watching
 from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Phase, Role, WhyIdle
-from protocol.wire.rollouts import CODES, Judgement, RolloutBatch, Verdict
+from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES, Judgement, RolloutBatch
 from protocol.wire.rollouts import Deal as DealBody
 
 LOOK_S = 0.25
@@ -97,6 +101,7 @@ class Rollouts:
         settings: NodeSettings,
         activity: Activity,
         link: RolloutLink | None,
+        tasks: TaskSets,
     ) -> None:
         rl = replica.manifest.rl
         assert rl is not None, "no run with rollouts"
@@ -104,23 +109,30 @@ class Rollouts:
         self._membership, self._liars, self._settings, self._rl, self._link = membership, liars, settings, rl, link
         self._files = replica.store.rollouts
         self._pool = pool = Pool(session.me, settings.role, rl, self._draw)
-        self._standing = KeptStanding(session, pool.standing, replica.store, offload)
-        self._library = Library(session, self._files, swarm, offload, pool.needs)
+        self._standing, self._tasks = KeptStanding(session, pool.standing, replica.store, offload), tasks
+        self._library = Library(
+            session, self._files, swarm, offload, "rollouts", ROLLOUT_CHUNK_BYTES, at_once=2 * PLACES, needed=pool.needs
+        )
         self._repeating = Repeating(session)
         self._unwanted: deque[Hash] = deque()
         self._tip: Hash | None = None
         self._nursery: trio.Nursery | None = None
         self._turn = Turn()
-        self.selection = Selection(session, self._pool, self._files, self._turn, rl.batches_per_round)
+        self._checking = Checking(session, rl, self._files, self._turn, tasks)
+        self.selection = Selection(session, self._pool, self._files, self._turn, rl.batches_per_round, tasks)
         self._kept: KeptVersions | None = None
+        self._given: GivenTasks | None = None
         self._worker: Worker | None = None
         self._pause = Pause()
         self.occupation = Occupation(activity, settings.role) if settings.role in WORK and link is not None else None
         """What is shown of a rollout peer's or a validator's work."""
         if link is not None:
+            self._given = self.selection.given = given = GivenTasks(session, tasks, link, self._turn)
             self._kept = kept = KeptVersions(replica, keeping, link, self._turn, rl.max_async)
             incarnation = settings.incarnation
-            self._worker = Worker(session, rl, self._files, swarm, offload, link, self._turn, kept, incarnation)
+            self._worker = Worker(
+                session, rl, self._files, swarm, offload, link, self._turn, kept, given, tasks, incarnation
+            )
 
     @property
     def waiting(self) -> int:
@@ -147,7 +159,7 @@ class Rollouts:
             if self._kept is not None:
                 nursery.start_soon(self._again, self._follow, self._kept)
                 if self._settings.role in (Role.TRAINER, Role.VALIDATOR):
-                    nursery.start_soon(self._again, self._check)
+                    nursery.start_soon(self._again, self._check, self._link)
                 if self._settings.role is Role.ROLLOUT:
                     nursery.start_soon(self._again, self._work)
 
@@ -178,7 +190,7 @@ class Rollouts:
             for peer in {batch.author for batch in self._pool}:
                 if peer in self._liars and not self._pool.standing.aside(peer):
                     self._handle(Ejected(peer, self._liars.reason(peer)))
-            self._handle(Tick(self._validators(), self._kept.tips if self._kept is not None else {}))
+            self._handle(Tick(self._validators(), self._ready_tips()))
             await self._standing.keep(trio.current_time())
             await self._repeating.turn()
             for _ in range(len(self._unwanted)):
@@ -186,6 +198,12 @@ class Rollouts:
                 if not await self._library.remove(root):
                     self._unwanted.append(root)
             await trio.sleep(LOOK_S)
+
+    def _ready_tips(self) -> dict[int, Hash]:
+        """The tips of versions whose batches can be verified here: the trainer process has the weights and the tasks."""
+        if self._kept is None or self._given is None:
+            return {}
+        return {version: tip for version, tip in self._kept.tips.items() if self._given.holds(version)}
 
     def _validators(self) -> frozenset[PeerId]:
         """Those that live and do not rest: nobody waits for who rests."""
@@ -249,6 +267,8 @@ class Rollouts:
                     self._session.emit(effect.event)
                 case Judge():
                     self._repeating.say(self._session.seal(effect.body).raw)
+                case Compare():
+                    self._tasks.counting.note_scores(self._checking.problems(effect.batch), effect.ours, effect.theirs)
                 case Discard():
                     self._unwanted.append(effect.root)
                 case Deal():
@@ -272,7 +292,8 @@ class Rollouts:
         here: bool | None = None
         with self._guard.watch(batch.author, "batch of rollouts"):
             try:
-                here = await self._library.fetch(batch, self._rl.judge_s)
+                body = batch.body
+                here = await self._library.fetch(batch.root, body.size, body.version, batch.author, self._rl.judge_s)
             except StoreFailed as error:
                 self._session.emit(Notice("warning", f"rollouts cannot be kept: {error}"))
         if here is None:
@@ -285,20 +306,22 @@ class Rollouts:
         while True:
             try:
                 await kept.follow()
+                if self._given is not None:
+                    await self._given.follow()
             except TrainerGaveUp:
                 await trio.sleep_forever()  # whoever started the trainer ends this peer, with the reason
             except TrainerDied:
                 await trio.sleep(RETRY_S)
             await trio.sleep(LOOK_S)
 
-    async def _check(self) -> None:
+    async def _check(self, link: RolloutLink) -> None:
         while True:
             await self._pause.wait()
             found = self._pool.handle(Idle(), trio.current_time())
             checks = [effect.batch for effect in found if isinstance(effect, Check)]
             for batch in checks:
                 self._show_work()
-                self._handle(await self._verify(batch))
+                self._handle(await self._checking.check(link, batch, self._ready_tips))
             if not checks:
                 self._show_idle(WhyIdle.NOTHING_TO_CHECK, "no batch that this peer is to check is here")
                 await trio.sleep(LOOK_S)
@@ -309,34 +332,15 @@ class Rollouts:
 
     def _show_idle(self, why: WhyIdle, detail: str) -> None:
         """What keeps the trainer process from working comes first."""
+        missing = self._given.missing(self._replica.history.length) if self._given is not None else ""
         if self._link is not None and self._link.pid is None:
             why, detail = WhyIdle.TRAINER_RESTARTING, "the trainer process is not ready"
         elif self._kept is not None and not self._kept.tips:
             why, detail = WhyIdle.WAITING_FOR_WEIGHTS, "the trainer has no weights yet"
+        elif missing:
+            why, detail = WhyIdle.FETCHING_TASKS, missing[:200]
         if self.occupation is not None:
             self.occupation.idles(why, detail, trio.current_time())
-
-    async def _verify(self, batch: Batch) -> Checked:
-        """What came of a check, if anything."""
-        assert self._link is not None and self._kept is not None
-        body, rl = batch.body, self._rl
-        problems = problems_of(
-            self._session.run, Hash(body.tip), batch.author, body.number, rl.prompts_per_batch, rl.problems
-        )
-        task = VerifyTask(self._session.run, body.version, batch.author, problems, rl.group_size)
-        try:
-            with self._files.using(batch.root):
-                async with self._turn.taken():
-                    if self._kept.tips.get(body.version) != body.tip:
-                        return Checked(batch.author, batch.root, None)
-                    verdicts = await self._link.verify(task, self._files.path(batch.root))
-        except TrainerGaveUp:
-            await trio.sleep_forever()
-        except TrainerDied as death:
-            self._session.emit(Notice("warning", f"the trainer stopped while it verified rollouts: {death}"))
-            await trio.sleep(RETRY_S)
-            return Checked(batch.author, batch.root, None, died=True)
-        return Checked(batch.author, batch.root, bytes(map(code_of, verdicts)))
 
     async def _work(self) -> None:
         assert self._worker is not None
@@ -375,10 +379,3 @@ class Rollouts:
             self._session.emit(Notice("warning", f"no batch of rollouts: {error}"))
             await trio.sleep(RETRY_S)
         return None
-
-
-def code_of(verdict: RolloutVerdict) -> int:
-    """A verdict of the trainer process in one byte."""
-    if verdict.verdict is Verdict.REJECT:
-        return CODES.index((verdict.verdict, verdict.reason))
-    return [each for each, _ in CODES].index(verdict.verdict)

@@ -114,8 +114,8 @@ class Scene:
     def say(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
         """Our verdicts, to everybody."""
         batch.own, batch.wanted = codes, False
-        batch.judgements[self.me] = found_in(codes)
-        said = Judgement(author=batch.author, root=batch.root, codes=codes)
+        batch.judgements[self.me] = found_in(codes, batch.scores)
+        said = Judgement(author=batch.author, root=batch.root, codes=codes, scores=batch.scores)
         return [Judge(said), Tell(judged(batch, self.me, codes)), *self.accuse(batch)]
 
     def accuse(self, batch: Batch) -> list[PoolEffect]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,12 @@ import trio
 from protocol.events import RolloutsUsed
 from protocol.network.session import Session
 from protocol.rollouts.batch import Batch
+from protocol.rollouts.given_tasks import GivenTasks
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.turn import Turn
 from protocol.state.weight_files import WeightFiles
+from protocol.tasks.task_sets import TaskSets
+from protocol.trainer_link import Contribution
 from protocol.wire.learned import Learned, UsedBatch, learned_from
 
 LOOK_S = 0.25
@@ -33,25 +36,32 @@ class Chosen:
 
 
 class Selection:
-    """Of one trainer.  wanted: batches of a round."""
+    """Of one trainer.  wanted: batches of a round.  given: the sets of tasks that the trainer process has."""
 
-    def __init__(self, session: Session, pool: Pool, files: WeightFiles, turn: Turn, wanted: int) -> None:
+    given: GivenTasks | None = None
+
+    def __init__(self, session: Session, pool: Pool, files: WeightFiles, turn: Turn, wanted: int, tasks: TaskSets) -> None:
         self._session, self._pool, self._files, self._turn, self.wanted = session, pool, files, turn, wanted
+        self._tasks = tasks
         self._hurried = False
 
     def hurry(self) -> None:
         """The others wait for us: begin with what there is, if there is anything."""
         self._hurried = True
 
+    def alone(self) -> AbstractAsyncContextManager[None]:
+        """Within, nobody else asks the trainer process for anything that takes it whole: of a round that reads text."""
+        return self._turn.taken()
+
     @asynccontextmanager
-    async def chosen(self, round: int, on_wait: Callable[[int], None]) -> AsyncIterator[Chosen]:
+    async def chosen(self, round: int, on_wait: Callable[[int, str], None]) -> AsyncIterator[Chosen]:
         """Wait for enough accepted batches that we have not learned from, and for the trainer process; they are ours within.
 
-        on_wait: told how many batches there are so far.
+        on_wait: told how many batches there are so far, and which tasks are missing, if some are.
         """
         self._hurried = False
-        while len(usable := self._pool.usable(round)) < (1 if self._hurried else self.wanted):
-            on_wait(len(usable))
+        while len(usable := self._usable(round)) < (1 if self._hurried else self.wanted):
+            on_wait(len(usable), self.given.missing(round) if self.given is not None else "")
             await trio.sleep(LOOK_S)
         batches = sorted(usable[: self.wanted], key=lambda batch: (batch.root, batch.author))
         roots = [batch.root for batch in batches]
@@ -59,12 +69,18 @@ class Selection:
             async with self._turn.taken():
                 yield Chosen(batches, tuple(self._files.path(root) for root in roots))
 
-    def use(self, round: int, chosen: Chosen, reward: float | None) -> Learned:
+    def _usable(self, round: int) -> list[Batch]:
+        """Those whose tasks the trainer process has."""
+        given, found = self.given, self._pool.usable(round)
+        return [batch for batch in found if given is None or given.holds(batch.body.version)]
+
+    def use(self, round: int, chosen: Chosen, contribution: Contribution) -> Learned:
         """A contribution was made of these batches, which are never learned from again, whatever becomes of it; what READY
         says of them."""
-        learned = chosen.learned(reward)
+        learned = chosen.learned(contribution.reward)
         for batch in chosen.batches:
             batch.used = True
+        self._tasks.counting.note_solved(contribution.solved)
         names, rollouts = [batch.root.hex() for batch in chosen.batches], sum(each.body.rollouts for each in chosen.batches)
-        self._session.emit(RolloutsUsed(round, names, rollouts, reward, learned.root.hex()))
+        self._session.emit(RolloutsUsed(round, names, rollouts, contribution.reward, learned.root.hex()))
         return learned

@@ -11,11 +11,13 @@ from protocol.events import RolloutsGenerated
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.rollouts.dealing import problems_of
+from protocol.rollouts.given_tasks import GivenTasks
 from protocol.rollouts.kept_versions import KeptVersions
 from protocol.rollouts.turn import Turn
 from protocol.run.rl_section import RlSection
 from protocol.state.disk import map_file
 from protocol.state.weight_files import WeightFiles, leaves_of
+from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import Generated, GenerateTask, RolloutLink, TrainerDied
 from protocol.wire.canonical import Malformed
 from protocol.wire.envelope import Envelope
@@ -40,10 +42,13 @@ class Worker:
         link: RolloutLink,
         turn: Turn,
         versions: KeptVersions,
+        given: GivenTasks,
+        tasks: TaskSets,
         incarnation: int,
     ) -> None:
         self._session, self._rl, self._files, self._swarm, self._offload = session, rl, files, swarm, offload
         self._link, self._turn, self._versions, self._incarnation = link, turn, versions, incarnation
+        self._given, self._tasks = given, tasks
         self._next: dict[int, int] = {}
         """Of each version, the number of the next batch."""
 
@@ -68,6 +73,8 @@ class Worker:
             return "the trainer has not got the newest weights yet"
         if newest[0] < warm:
             return f"rollouts begin with round {warm}; until then the run reads text"
+        if missing := self._given.missing(newest[0]):
+            return missing
         return "all batches of these weights are made" if self._next.get(newest[0], 0) >= MAX_BATCHES else ""
 
     async def make(self, on_progress: Callable[[int, int], None]) -> tuple[RolloutBatch, Envelope] | None:
@@ -80,8 +87,9 @@ class Worker:
                 return None
             version, tip = newest
             number = self._next.get(version, 0)
-            problems = problems_of(self._session.run, tip, self._session.me, number, rl.prompts_per_batch, rl.problems)
-            task = GenerateTask(self._session.run, version, self._session.me, problems, rl.group_size)
+            run, me, sets = self._session.run, self._session.me, self._tasks.at(version)
+            problems = problems_of(run, tip, me, number, rl.prompts_per_batch, rl.problems, sets)
+            task = GenerateTask(run, version, me, problems, rl.group_size)
             path = self._files.folder / MADE
             made = await self._link.generate(task, path, on_progress)
         self._next = {version: number + 1, **{each: at for each, at in self._next.items() if each > version}}

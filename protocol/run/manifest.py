@@ -20,12 +20,12 @@ from kernels.aggregate import Rule
 from kernels.codec import BLOCK
 from kernels.layout import chunk_count
 from kernels.outer_step import MEAN, OuterStep, automatic
+from protocol.run.data_section import CHATS, TOKENIZER, DataSection, FileSection, TokenizerSection
 from protocol.run.fitting import (
     MAX_CHECKPOINT_CHUNK_BYTES,
     MAX_CHUNK_PARAMETERS,
     Problem,
     chunk_problems,
-    data_problems,
     founder_problems,
     fragment_problems,
     member_problems,
@@ -60,24 +60,6 @@ PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$"
 Positive = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Steps = Annotated[int, Field(ge=0, le=2**40)]
-
-
-class DataSection(Section):
-    """What is read, and how much of it in an inner step."""
-
-    corpus: Literal["stdlib", "examples"] = "stdlib"
-    """Source of the text: "stdlib" is Python's own standard library, "examples" are the environment's solved problems."""
-    sequence_length: Annotated[int, Field(ge=8, le=1 << 17)] = 512
-    """Tokens predicted in one window."""
-    sequences_per_step: Annotated[int, Field(ge=1, le=1 << 16)] = 4
-    """Windows in one inner step of one member."""
-    held_out_percent: Annotated[int, Field(ge=1, le=50)] = 5
-    """Share of the files kept for the evaluation loss, in percent."""
-
-    @model_validator(mode="after")
-    def _bounded(self) -> Self:
-        refuse(data_problems(self.sequence_length, self.sequences_per_step))
-        return self
 
 
 class InnerSection(Section):
@@ -196,7 +178,7 @@ class RunManifest(Section):
     """A run.  Two runs that differ in any field are different runs."""
 
     KIND: ClassVar[str] = "manifest"
-    LATER: ClassVar[frozenset[str]] = frozenset({"initial_state", "publishers", "rl"})
+    LATER: ClassVar[frozenset[str]] = frozenset({"initial_state", "publishers", "rl", "tokenizer"})
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
     """What people call the run."""
@@ -240,6 +222,8 @@ class RunManifest(Section):
     """Tokens of all members together at which the run has reached its goal."""
     rl: RlSection | None = None
     """Reinforcement learning from rollouts; left out where the run reads text."""
+    tokenizer: TokenizerSection | None = None
+    """How texts become tokens; left out where the model reads bytes."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -258,6 +242,12 @@ class RunManifest(Section):
                 ("data.corpus",),
                 'data.corpus is "examples", the solved problems of an environment, and no section [rl] names one; add it or '
                 'take "stdlib"',
+            )
+        if self.tokenizer is not None and max(self.tokenizer.ends) >= self.model.vocab:
+            yield Problem(
+                ("tokenizer.ends", "model.vocab"),
+                f"a token that ends a turn has the number {max(self.tokenizer.ends)}, and the model has {self.model.vocab} "
+                "tokens; take the tokenizer of the model",
             )
         if self.rl is not None:
             yield from used_problems(self.rounds.max_members, self.rl.batches_per_round)
@@ -280,6 +270,12 @@ class RunManifest(Section):
     def parameters(self) -> int:
         """Parameters of the model."""
         return self.model.parameters
+
+    @property
+    def files(self) -> dict[str, FileSection]:
+        """The files that every peer of the run has, by name."""
+        named = {TOKENIZER: self.tokenizer.file if self.tokenizer is not None else None, CHATS: self.data.chats}
+        return {name: file for name, file in named.items() if file is not None}
 
     @property
     def genesis(self) -> Hash | None:
@@ -320,11 +316,13 @@ class RunManifest(Section):
     def trainer_sections(self) -> dict[str, Any]:
         """All that a trainer needs to know, as plain values."""
         learning = {"rl": self.rl.trainer_section(), "environment": self.rl.environment} if self.rl is not None else {}
+        tokenizer = {"tokenizer": self.tokenizer.trainer_section()} if self.tokenizer is not None else {}
         return {
             **learning,
+            **tokenizer,
             "seed": self.seed,
             "model": self.model.model_dump(),
-            "data": self.data.model_dump(),
+            "data": self.data.model_dump(exclude={"chats"}),
             "inner": self.inner.model_dump(),
             "inner_steps": self.rounds.inner_steps,
             "max_members": self.rounds.max_members,

@@ -40,35 +40,38 @@ class RunFileError(Exception):
 
 
 class Start(Protocol):
-    """Weights that a run begins with, where they do not follow from its seed."""
+    """What a run file brings along, by `from` in its sections."""
 
     @property
-    def facts(self) -> Mapping[str, Any]:
-        """The manifest's model section."""
+    def facts(self) -> Mapping[str, Any] | None:
+        """The manifest's model section, where the run begins with weights that do not follow from its seed."""
+        ...
+
+    @property
+    def sections(self) -> Mapping[str, Mapping[str, Any]]:
+        """Fields of further sections of the manifest."""
         ...
 
     def digest(self, piece_bytes: int) -> Hash:
-        """Of the outer state before the first round, in pieces of so many bytes."""
+        """Of the outer state before the first round, in pieces of so many bytes; only where there are `facts`."""
         ...
 
 
-def starting_folder(path: Path) -> Path | None:
-    """The folder that `[model] from` in a run file names, seen from the file's; None where it names none.
+def sections_of(path: Path) -> dict[str, dict[str, Any]]:
+    """The sections of a run file as they are written; none of one that is no TOML.
 
     Raises `RunFileError` for a file that cannot be read; other mistakes are `load_run_file`'s to tell.
     """
     with suppress(ValueError, RecursionError):
-        model = tomllib.loads(_text(path)).get("model")
-        if isinstance(model, dict) and isinstance(folder := model.get("from"), str) and folder:
-            return path.parent / Path(folder).expanduser()
-    return None
+        return {name: fields for name, fields in tomllib.loads(_text(path)).items() if isinstance(fields, dict)}
+    return {}
 
 
 def load_run_file(path: Path, organiser: PeerId, start: Start | None = None) -> RunManifest:
     """The manifest that `path` describes, with `organiser` as its organiser; raises `RunFileError`.
 
     A file need not name its organiser; one that does (a manifest written out by `dump`) must name this one.
-    start: what is in the folder that the file names as its model's.
+    start: what the file brings along.
     """
     return parse_run_file(_text(path), organiser, path.name, start)
 
@@ -91,10 +94,7 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: 
         peers = fields.get(name_of_list)
         if isinstance(peers, list) and all(isinstance(peer, str) for peer in peers):
             fields[name_of_list] = sorted(set(peers))
-    if start is not None:
-        fields["model"] = _begun_with(start, fields, name)
-    elif isinstance(fields.get("model"), dict) and "from" in fields["model"]:
-        raise RunFileError(f"{name}: [model] from must be the path of a folder, in quotes; correct it")
+    fields |= _brought(start, fields, name)
     mistakes = _mistakes(fields)
     if len(mistakes) == 1:
         raise RunFileError(f"{name}: {mistakes[0]}")
@@ -104,7 +104,7 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: 
         raise RunFileError(f"{name} has {len(mistakes)} mistakes:\n  {told}")
     try:
         manifest = RunManifest.model_validate(derived(fields))
-        if start is not None:
+        if start is not None and start.facts is not None:
             manifest = manifest.model_copy(update={"initial_state": start.digest(manifest.checkpoint_chunk_bytes).hex()})
         manifest.encode()
     except (ValueError, OverflowError) as error:
@@ -114,14 +114,29 @@ def parse_run_file(text: str, organiser: PeerId, name: str = "run file", start: 
     return manifest
 
 
-def _begun_with(start: Start, fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _brought(start: Start | None, fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The sections of a file in which `from` stands for what it brings along."""
+    found: dict[str, Any] = {}
+    if start is not None and start.facts is not None:
+        found["model"] = _begun_with(start.facts, fields, name)
+    for section, more in (start.sections if start is not None else {}).items():
+        said = fields.get(section, {})
+        found[section] = {key: value for key, value in said.items() if key != "from"} | dict(more)
+    for section, kind in (("model", "folder"), ("data", "file of chats"), ("tokenizer", "tokenizer.json")):
+        given = found.get(section, fields.get(section))
+        if isinstance(given, dict) and "from" in given:
+            raise RunFileError(f"{name}: [{section}] from must be the path of a {kind}, in quotes; correct it")
+    return found
+
+
+def _begun_with(facts: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The model section of a file with `[model] from`, which says all of it."""
     others = sorted(set(fields["model"]) - {"from"})
     if others:
         raise RunFileError(f"{name}: [model] from says the whole model; remove {', '.join(others)}")
     if fields.get("initial_state"):
         raise RunFileError(f"{name}: initial_state follows from [model] from; remove it")
-    return dict(start.facts)
+    return dict(facts)
 
 
 def _mistakes(fields: dict[str, Any]) -> list[str]:

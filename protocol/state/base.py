@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from protocol.run.admission import TokenUses
 from protocol.run.manifest import Admission, RunManifest
+from protocol.state.tasks_in_force import TasksInForce
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 
@@ -76,7 +77,7 @@ class Base:
 
     electors: who votes on it, sorted; none at the genesis of a run without founders.  contributors: the members of the
     record before whose parts are in it, sorted.  known: the members of all records.  uses: of admission tokens, in all of
-    them.
+    them.  tasks: the sets of tasks of the version that the round begins with.
     """
 
     round: int
@@ -86,6 +87,7 @@ class Base:
     contributors: tuple[PeerId, ...] = ()
     known: frozenset[PeerId] = frozenset()
     uses: TokenUses = TokenUses()
+    tasks: TasksInForce = TasksInForce()
 
     def ranked(self, peers: Iterable[PeerId]) -> list[PeerId]:
         """In the order in which these peers propose: the tip draws it, so nobody can choose a key for it in advance."""

@@ -50,6 +50,7 @@ def verify_record(settings: RoundSettings, record: Record, index: Sequence[Chunk
     for entry in index:
         members_in(entry.mask, len(record.members))
     verify_members(settings, record.members, base, record.state)
+    base.tasks.check(settings.run, settings.manifest, record.amendment)
 
 
 def verify_members(settings: RoundSettings, members: Sequence[Member], base: Base, state: bytes) -> None:
@@ -65,6 +66,8 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
         check_rollouts(settings.manifest, base.round, member.rollouts)
     if (weights_in(state) is not None) != (settings.manifest.rl is not None):
         raise Malformed("the root of bf16 weights in a run without rollouts, or none in a run with them")
+    if any((member.against or 0).bit_length() > len(base.tasks.sets) for member in members):
+        raise Malformed("a member that is against a set of tasks that there is not")
     for member in members:
         ready = ready_of(member, base.round, base.fragment, base.tip, state)
         statement = rebuild(settings.run, Ready.KIND, PeerId(member.peer), ready.encode(), member.signature)

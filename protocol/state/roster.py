@@ -9,6 +9,7 @@ from protocol.run.admission import TokenUses, verify_admission
 from protocol.run.manifest import RunManifest
 from protocol.state.base import Base, RoundSettings, fragment_of
 from protocol.state.electorate import Electorate, contributors
+from protocol.state.tasks_in_force import TasksInForce
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import Commit, Member
@@ -17,23 +18,25 @@ from protocol.wire.messages import Commit, Member
 @dataclass(frozen=True)
 class Roster:
     """Immutable; what did not change is shared.  members: of any record so far.  uses: of admission tokens.  contributors:
-    the members of the last record whose parts are in it, sorted."""
+    the members of the last record whose parts are in it, sorted.  tasks: the sets of tasks."""
 
     electorate: Electorate
     members: frozenset[PeerId] = frozenset()
     uses: TokenUses = TokenUses()
     contributors: tuple[PeerId, ...] = ()
+    tasks: TasksInForce = TasksInForce()
 
     def after(self, commit: Commit) -> Roster:
         """What one more record, which has been verified, makes of it."""
         named = [PeerId(member.peer) for member in commit.record.members]
         masks = [entry.mask for entry in commit.index]
         electorate, contributing = self.electorate.after(named, masks), tuple(sorted(contributors(named, masks)))
+        tasks = self.tasks.after(commit.record, self.electorate.electors)
         new = [member for member in commit.record.members if member.peer not in self.members]
         if not new:
-            return Roster(electorate, self.members, self.uses, contributing)
+            return Roster(electorate, self.members, self.uses, contributing, tasks)
         uses = self.uses.after([(PeerId(member.peer), member.admission) for member in new])
-        return Roster(electorate, self.members.union(named), uses, contributing)
+        return Roster(electorate, self.members.union(named), uses, contributing, tasks)
 
 
 def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> Base:
@@ -46,6 +49,7 @@ def base_on(settings: RoundSettings, round: int, tip: Hash, roster: Roster) -> B
         roster.contributors,
         roster.members,
         roster.uses,
+        roster.tasks,
     )
 
 

@@ -8,7 +8,9 @@
     votes/00000012-<tip>        what binds this peer in the round on this tip
     evidence/<hash>             proofs that peers lied
     weights/                    versions of the weights (`protocol.state.weight_files`), once there is one
+    files/                      the run's files, likewise, in a run that has some
     rollouts/                   batches of rollouts, likewise, in a run of reinforcement learning
+    tasks/                      sets of tasks, likewise, what was signed about them, and what was counted
     standing                    how rollout peers and validators stand with us, likewise
     chosen                      the record of an invitation to whose history this peer came over
 
@@ -76,6 +78,8 @@ class Store:
         self.evidence = EvidenceFiles(self.disk, evidence)
         self.weights = WeightFiles(self.disk, root / "weights")
         self.rollouts = WeightFiles(self.disk, root / "rollouts")
+        self.files = WeightFiles(self.disk, root / "files")
+        self.tasks = WeightFiles(self.disk, root / "tasks")
         self._records, self._branches, self._journal = records, branches, root / "switch"
         self._chosen, self._standing = root / "chosen", root / "standing"
         begun = read_guarded(self.disk, self._journal)

@@ -261,6 +261,6 @@ class WeightFiles:
         return self.folder / f"{root.hex()}.{kind}"
 
 
-def leaves_of(data: memoryview, chunk_bytes: int) -> list[Hash]:
+def leaves_of(data: bytes | memoryview, chunk_bytes: int) -> list[Hash]:
     """The hashes of the chunks of some bytes."""
     return [chunk_hash(data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes)]

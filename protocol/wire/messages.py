@@ -37,6 +37,7 @@ from protocol.wire.ready import Ready as Ready
 from protocol.wire.ready import member_of as member_of
 from protocol.wire.ready import ready_of as ready_of
 from protocol.wire.rollouts import Deal, Judgement, RolloutBatch
+from protocol.wire.tasks import Amendment, AmendmentField, TaskSet
 from protocol.wire.versions import Version
 
 REMEMBERED_BYTES = 2048
@@ -47,7 +48,7 @@ class Plan(OnState):
     """Who averages what with whom.  Its hash names the exchange; a later attempt may carry the same plan.
 
     fragment: of the state, which is averaged.  members: sorted by peer ID (the canonical order of summation).
-    owners: one byte a chunk of the fragment, the index of its owner in `members`.
+    owners: one byte a chunk of the fragment, the index of its owner in `members`.  amendment: as in the record.
     """
 
     round: Count
@@ -55,6 +56,7 @@ class Plan(OnState):
     base: HashField
     members: Annotated[list[Member], Field(min_length=1, max_length=MAX_MEMBERS)]
     owners: Annotated[bytes, Field(min_length=1, max_length=MAX_CHUNKS)]
+    amendment: AmendmentField = None
 
 
 class LockName(Body):
@@ -109,7 +111,8 @@ class Record(OnState):
     """One committed round.  Its hash is the new tip.
 
     members' `tokens` are what each contributed; the divisor of chunk c is the tokens of the members in its mask.
-    result_root: `index_root` of the chunk entries.  state_digest: the outer state before this round.
+    result_root: `index_root` of the chunk entries.  state_digest: the outer state before this round.  amendment: what the
+    organiser signed about sets of tasks, if it is new; it holds from the version after this record on.
     """
 
     KIND: ClassVar[str] = "record"
@@ -119,6 +122,7 @@ class Record(OnState):
     members: Annotated[list[Member], Field(min_length=1, max_length=MAX_MEMBERS)]
     codec: Annotated[str, Field(max_length=16)]
     result_root: HashField
+    amendment: AmendmentField = None
 
     @property
     def loss(self) -> float:
@@ -302,6 +306,8 @@ STATEMENTS: dict[str, type[Body]] = {
         RolloutBatch,
         Deal,
         Judgement,
+        TaskSet,
+        Amendment,
     )
 }
 

@@ -20,6 +20,7 @@ from protocol.wire.body import (
 from protocol.wire.hashes import HASH_BYTES
 from protocol.wire.identity import PeerId
 from protocol.wire.learned import LaterLearned
+from protocol.wire.tasks import SlotMask
 
 
 class OnState(Body):
@@ -54,6 +55,7 @@ class Ready(OnState):
     fragment: of the state, which the contribution covers.  serial: grows with every READY of an incarnation; two different
     ones under one serial are a lie.  admission: proof that the sender was admitted; empty where the run asks for none.
     rollouts: in a run of reinforcement learning, the batches that the contribution was made of.
+    against: the sets of tasks that fall out by what the sender has counted.
     """
 
     KIND: ClassVar[str] = "ready"
@@ -69,6 +71,7 @@ class Ready(OnState):
     root: HashField
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
     rollouts: LaterLearned = None
+    against: SlotMask = None
 
 
 class Member(Body):
@@ -84,6 +87,7 @@ class Member(Body):
     root: HashField
     admission: Annotated[bytes, Field(max_length=MAX_ADMISSION_BYTES)] = b""
     rollouts: LaterLearned = None
+    against: SlotMask = None
     signature: SignatureField
 
 
@@ -100,6 +104,7 @@ def member_of(peer: PeerId, ready: Ready, signature: bytes) -> Member:
         root=ready.root,
         admission=ready.admission,
         rollouts=ready.rollouts,
+        against=ready.against,
         signature=signature,
     )
 
@@ -121,4 +126,5 @@ def ready_of(member: Member, round: int, fragment: int, base: bytes, state: byte
         weights=weights_in(state),
         admission=member.admission,
         rollouts=member.rollouts,
+        against=member.against,
     )

@@ -84,9 +84,15 @@ class Deal(Body):
 
 
 class Judgement(Body):
-    """What a validator found out about a batch.  codes: one byte a rollout, of `CODES`."""
+    """What a validator found out about a batch.  codes: one byte a rollout, of `CODES`.
+
+    scores: where the batch has problems of the crowd, one byte a rollout: 254 times its score, 255 for none.
+    """
 
     KIND: ClassVar[str] = "judgement"
     author: PeerField
     root: HashField
     codes: Annotated[bytes, Field(min_length=1, max_length=MAX_ROLLOUTS)]
+    scores: Annotated[bytes | None, Field(min_length=1, max_length=MAX_ROLLOUTS, exclude_if=lambda value: value is None)] = (
+        None
+    )

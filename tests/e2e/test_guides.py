@@ -92,7 +92,8 @@ def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
         (run_file,) = blocks(ORGANISER, "toml")
         assert [tomllib.loads(each) for each in blocks(README, "toml", ORGANISING)] == [tomllib.loads(run_file)]
         (bob.folder / "run.toml").write_text(run_file)
-        show, create, join, status, doctor, invite, bearer = lines(ORGANISER)
+        show, create, join, status, doctor, invite, bearer, *tasks = lines(ORGANISER)
+        assert {words[2] for words in tasks} == {"list", "show", "admit"}, "typed in tests/e2e/test_tasks.py"
         assert lines(README, ORGANISING) == [create, join]
         bob.types(show)
         invitation = bob.types(create).split()[-1]

@@ -1,6 +1,7 @@
 """`python -m tests.fuzz --seconds 60`: the doors under a coverage-guided fuzzer (atheris, libFuzzer's Python form).
 
-`--statements N` tries the handlers of a swarm instead, with N well-formed statements of the wrong sense.
+`--statements N` tries the handlers of a swarm instead, with N well-formed statements of the wrong sense; `--rollouts N` what
+judges proofs, rollouts, batches of them and statements about them, with N changed ones.
 
 This process makes a corpus of the valid messages, starts the fuzzer in another, which ends with its first crash, and
 prints what came of it.  A crash's input is kept, and `--replay FILE` tries it again.
@@ -10,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 MAX_BYTES = 8192
@@ -26,11 +29,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--replay", metavar="FILE", type=Path, help="try one input again, without the fuzzer")
     parser.add_argument("--statements", metavar="N", type=int, help="so many well-formed statements at a swarm's handlers")
+    parser.add_argument("--rollouts", metavar="N", type=int, help="so many changed proofs, rollouts, batches and statements")
+    parser.add_argument("--json", action="store_true", help="with --rollouts: what came of them, as JSON")
     args = parser.parse_args()
     if args.replay is not None:
         return _replay(args.replay)
     if args.statements is not None:
         return _say(args.statements, args.seed)
+    if args.rollouts is not None:
+        return _judge(args.rollouts, args.seed, args.json)
     if importlib.util.find_spec("atheris") is None:
         print("the fuzzer atheris is not installed; `make fuzz` installs it (pip install -e '.[fuzz]')", file=sys.stderr)
         return 2
@@ -63,6 +70,26 @@ def _say(statements: int, seed: int) -> int:
     print("|---|---|---|---|")
     print(f"| {tally.statements.total()} | {len(tally.statements)} | {tally.accepted} | {len(tally.failures)} |")
     print("\n".join(tally.failures))
+    return 1 if tally.failures else 0
+
+
+def _judge(cases: int, seed: int, as_json: bool) -> int:
+    from tests.fuzz.rollouts import fuzz
+
+    began = time.process_time()
+    tally = fuzz(cases, seed)
+    seconds = round(time.process_time() - began, 1)
+    if as_json:
+        found = {"cases": tally.cases, "seed": seed, "processor_s": seconds, "outcomes": tally.outcomes}
+        print(json.dumps({**found, "failures": tally.failures}))
+    else:
+        print("| what was changed | what came of it | cases |")
+        print("|---|---|---|")
+        for kind, counts in tally.outcomes.items():
+            for outcome, count in counts.most_common():
+                print(f"| {kind} | {outcome} | {count} |")
+        print(f"{tally.cases} cases in {seconds} s of processor time, {len(tally.failures)} failures")
+        print("\n".join(tally.failures))
     return 1 if tally.failures else 0
 
 

@@ -64,6 +64,7 @@ from protocol.wire.questions import (
     TipsRequest,
 )
 from protocol.wire.rollouts import Deal, Judgement, RolloutBatch
+from protocol.wire.tasks import AdmittedSet, Amendment, TaskSet
 from protocol.wire.versions import BlobName, PatchName, Version, VersionsReply, VersionsRequest
 from tests.protocol.members import a_member
 from tests.protocol.peers import a_first_ready, a_heartbeat
@@ -107,6 +108,12 @@ VERSION = Version(
     patch=PatchName(base=1, base_root=TIP, blob=BlobName(size=100, chunk_bytes=4096, root=TIP)),
 )
 BATCH = RolloutBatch(version=1, tip=TIP, number=0, incarnation=1, rollouts=2, tokens=20, size=100, root=TIP)
+OFFER = TaskSet(name="sums", count=2, size=100, root=TIP)
+AMENDMENT = Amendment(
+    number=1,
+    percent=50,
+    sets=[AdmittedSet(name="sums", count=2, size=100, root=TIP, slot=1, publisher=ONE.peer_id)],
+)
 BODIES: list[Body] = [
     a_heartbeat(
         measured=Measurement(rounds=1, tip=bytes(32), loss=1.5),
@@ -135,6 +142,9 @@ BODIES: list[Body] = [
     BATCH,
     Deal(author=ONE.peer_id, root=TIP),
     Judgement(author=ONE.peer_id, root=TIP, codes=b"\0\2"),
+    Judgement(author=ONE.peer_id, root=TIP, codes=b"\0\0", scores=b"\xfe\xff"),
+    OFFER,
+    AMENDMENT,
 ]
 QUESTIONS: list[Body] = [
     TipsRequest(start=0, count=64),

@@ -21,16 +21,21 @@ from protocol.wire.body import Body
 from protocol.wire.canonical import Malformed
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.messages import STATEMENTS, pack, unpack
+from protocol.wire.tasks import Amendment
 from protocol.wire.versions import Version
 from tests.fuzz.examples import BODIES
 from tests.fuzz.examples import QUESTIONS as EXAMPLES
 from tests.fuzz.grammar import Grammar, Words, every_class
 from tests.simulation.judge import Violation
+from tests.simulation.rollout_trainer import RolloutTrainer
+from tests.simulation.rollouts import ROLES, rl_run
 from tests.simulation.runs import simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
 PEERS = 4
+CAST = [role for role, count in ROLES.items() for _ in range(count)]
+"""Of a run with rollouts."""
 PUBLISHER = Identity.from_seed(b"\x2a" * 32)
 """The run's organiser: what it signs about versions of the weights is believed until it is found to be false."""
 STRANGERS = 40
@@ -91,6 +96,8 @@ class Mouth:
         way = random.choice(["gossip", "round", "round", "round", "question", "question", "push", "goodbye", "version"])
         if kind == Version.KIND or way == "version":
             key, kind, way = random.choice([key, PUBLISHER]), Version.KIND, random.choice(["gossip", "version"])
+        if kind == Amendment.KIND:
+            key = random.choice([key, PUBLISHER])
         with trio.move_on_after(random.choice([0.1, 2.0, 8.0])):
             if way == "question":
                 await self._ask(handlers, key)
@@ -194,13 +201,15 @@ class Tap:
         self._node.on_peer_disconnected(peer)
 
 
-def one_world(seed: int, statements: int, tally: Tally) -> None:
-    """So many statements against one swarm; failures are added to `tally`."""
+def one_world(seed: int, statements: int, tally: Tally, *, rollouts: bool = False) -> None:
+    """So many statements against one swarm; failures are added to `tally`.  rollouts: in a run with these."""
     wanted = tally.statements.total() + statements
 
     async def scenario(world: World) -> None:
         world.judge.on_event = only_failures  # type: ignore[method-assign]
         random = Random(seed)
+        for seat, role in zip(world.seats, CAST if rollouts else (), strict=False):
+            seat.role, seat.make_trainer = role, RolloutTrainer
         for seat in world.seats:
             world.start(seat)
         await world.until_round(1, within_s=120)
@@ -217,7 +226,8 @@ def one_world(seed: int, statements: int, tally: Tally) -> None:
             nursery.cancel_scope.cancel()
         assert all(seat.up for seat in world.seats), [seat.farewell for seat in world.seats]
 
-    run = simulate(PEERS, scenario, seed)
+    peers, signed = (len(CAST), rl_run()) if rollouts else (PEERS, None)
+    run = simulate(peers, scenario, seed, signed=signed)
     if run.failure is not None:
         tally.failures.append(f"seed {seed}: {run.failure}")
 
@@ -228,10 +238,10 @@ def only_failures(peer: PeerId, node: object, event: Event, now: float) -> None:
         raise Violation(f"a {event.what} of {event.peer} at {peer}: {event.reason}")
 
 
-def fuzz(statements: int, seed: int = 1) -> Tally:
+def fuzz(statements: int, seed: int = 1, *, rollouts: bool = False) -> Tally:
     """So many statements, in as many worlds as that takes."""
     tally = Tally()
     while tally.statements.total() < statements and len(tally.failures) < MAX_FAILURES:
-        one_world(seed, min(A_WORLD, statements - tally.statements.total()), tally)
+        one_world(seed, min(A_WORLD, statements - tally.statements.total()), tally, rollouts=rollouts)
         seed += 1
     return tally

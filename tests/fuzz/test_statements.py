@@ -25,6 +25,12 @@ def test_no_handler_raises() -> None:
     assert tally.statements.total() >= STATEMENTS_HERE and tally.accepted > 0
 
 
+def test_no_handler_raises_in_a_run_with_rollouts() -> None:
+    tally = fuzz(STATEMENTS_HERE, rollouts=True)
+    assert tally.failures == []
+    assert tally.accepted > 0 and tally.statements["amendment by gossip"] + tally.statements["task set by gossip"] > 0
+
+
 def test_every_class_of_message_can_be_made_and_is_within_its_limits() -> None:
     grammar = Grammar(Words([PEER]), Random(1))
     for example in (*BODIES, *QUESTIONS):

@@ -18,7 +18,8 @@ import trio
 
 from protocol.events import Event, MemberLost, RoundCommitted, RoundProposed
 from protocol.network.simulated.weather import Weather
-from protocol.run.manifest import DataSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.run.data_section import DataSection
+from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.model_section import ModelSection
 from protocol.wire.identity import Identity
 from protocol.wire.masks import members_in

@@ -7,13 +7,16 @@ and the weights.  So there is one right batch for a task, and whoever lacks the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import trio
 
 from protocol.run.manifest import RunManifest
+from protocol.state.tasks_in_force import OWN_PROBLEMS
 from protocol.trainer_link import (
     ComputeTask,
     Contribution,
@@ -21,6 +24,7 @@ from protocol.trainer_link import (
     GenerateTask,
     Progress,
     RolloutVerdict,
+    TaskFile,
     VerifyTask,
 )
 from protocol.wire.hashes import hash_bytes
@@ -53,6 +57,8 @@ class RolloutTrainer(ArithmeticTrainer):
         self._rl, self._on_learn = manifest.rl, on_learn
         self._weights: dict[int, bytes] = {}
         self._busy = False
+        self.tasks: dict[int, tuple[int, list[bytes]]] = {}
+        """Sets that it was given: by their first problem the number of tasks, and these."""
 
     async def keep_version(self, version: int, theta: memoryview) -> None:
         await trio.lowlevel.checkpoint()
@@ -62,20 +68,49 @@ class RolloutTrainer(ArithmeticTrainer):
             del self._weights[old]
         self._busy = False
 
+    async def use_tasks(self, sets: Sequence[TaskFile]) -> Mapping[int, str]:
+        await trio.lowlevel.checkpoint()
+        self._alone()
+        self.tasks = {each.first: (each.count, each.path.read_bytes().splitlines()) for each in sets}
+        self._busy = False
+        return {}
+
     async def compute(self, task: ComputeTask, theta: memoryview, on_progress: Callable[[Progress], None]) -> Contribution:
         self._alone()
         try:
             batches = [path.read_bytes() for path in task.rollouts]
+            solved = self._solved(batches)
             contribution = await super().compute(task, theta, on_progress)
         finally:
             self._busy = False
         self._on_learn(task.round, batches)
-        return contribution
+        return replace(contribution, solved=solved)
+
+    def _solved(self, batches: list[bytes]) -> tuple[tuple[int, int, int], ...]:
+        """Half of the rollouts solve a task, none one that says `never`."""
+        counted = Counter(int(entry["problem"]) for data in batches for entry in json.loads(data))
+        crowd = {problem: count for problem, count in counted.items() if problem >= OWN_PROBLEMS}
+        return tuple(
+            (problem, count, 0 if b"never" in self._task_of(problem) else count // 2) for problem, count in crowd.items()
+        )
+
+    def _task_of(self, problem: int) -> bytes:
+        """The line of a task; a process that was not given its set would fail here."""
+        for first, (count, lines) in self.tasks.items():
+            if first <= problem < first + count:
+                return lines[problem - first]
+        raise AssertionError(f"problem {problem} is of a set that the trainer process was not given")
+
+    def _check_tasks(self, problems: tuple[int, ...]) -> None:
+        for problem in problems:
+            if problem >= OWN_PROBLEMS:
+                self._task_of(problem)
 
     async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
         self._alone()
         try:
             await self._resumed.wait()
+            self._check_tasks(task.problems)
             deaths, count = self._deaths, len(task.problems) * task.copies
             await trio.sleep(GENERATE_S * count)
             self._die_if_killed(deaths)
@@ -92,6 +127,7 @@ class RolloutTrainer(ArithmeticTrainer):
     async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
         self._alone()
         try:
+            self._check_tasks(task.problems)
             await self._resumed.wait()
             deaths, count = self._deaths, len(task.problems) * task.copies
             await trio.sleep(VERIFY_S * count)

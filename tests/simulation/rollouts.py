@@ -21,7 +21,8 @@ from protocol.events import (
     RoundCommitted,
     ValidatorSetAside,
 )
-from protocol.run.manifest import DataSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.run.data_section import DataSection
+from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.model_section import ModelSection
 from protocol.run.rl_section import RlSection
 from protocol.state.weight_files import leaves_of

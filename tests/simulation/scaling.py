@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 
 from benchmarks.json_lines import say
 from protocol.events import Event, ReadySent, RoundCommitted
-from protocol.run.manifest import DataSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.run.data_section import DataSection
+from protocol.run.manifest import RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.model_section import ModelSection
 from protocol.wire.identity import Identity
 from tests.simulation.runs import simulate

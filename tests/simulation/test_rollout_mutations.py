@@ -17,6 +17,7 @@ from protocol.rollouts.pool import Pool
 from protocol.rollouts.scene import Scene
 from protocol.rollouts.selection import Chosen, Selection
 from protocol.rollouts.standing import Standing
+from protocol.trainer_link import Contribution
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.learned import Learned, UsedBatch, learned_from
 from protocol.wire.presence import Role
@@ -77,8 +78,8 @@ def _used_again() -> Any:
     """Nothing is remembered of what was learned from."""
     use = Selection.use
 
-    def forgetful(self: Selection, round: int, chosen: Chosen, reward: float | None) -> Learned:
-        learned = use(self, round, chosen, reward)
+    def forgetful(self: Selection, round: int, chosen: Chosen, contribution: Contribution) -> Learned:
+        learned = use(self, round, chosen, contribution)
         for batch in chosen.batches:
             batch.used = False
         return learned

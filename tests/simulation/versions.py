@@ -9,7 +9,8 @@ import trio
 
 from protocol.events import Event, HandlerFailed, TransferEnded, TransferProgress, VersionRefused
 from protocol.network.simulated.weather import Weather
-from protocol.run.manifest import DataSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.run.data_section import DataSection
+from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.model_section import ModelSection
 from protocol.wire.identity import Identity
 from tests.protocol.versions.files import next_weights, put, weights

@@ -22,7 +22,8 @@ from protocol.network.simulated.network import MemoryNetwork
 from protocol.network.simulated.weather import Weather
 from protocol.network.simulated.wire import MemoryWire
 from protocol.node.node import Node
-from protocol.run.manifest import DataSection, OuterSection, RoundSection, RunManifest, SignedManifest, sign
+from protocol.run.data_section import DataSection
+from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.model_section import ModelSection
 from protocol.run.settings import NodeSettings
 from protocol.state.disk import StoreFailed

@@ -14,6 +14,7 @@ from kernels.losses import CHUNK_TOKENS
 from tests.trainer import small
 from trainer import memory
 from trainer.config import TrainingConfig
+from trainer.data.rows import Rows
 from trainer.memory import micro_batch, trainer_memory
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
@@ -55,12 +56,12 @@ def test_a_cpu_computes_as_many_sequences_at_once_as_were_planned(monkeypatch: p
     loop, parts = InnerLoop(Decoder(model, small.CPU), small.config().inner), []
     accumulate = loop._accumulate
 
-    def noted(rows: np.ndarray, part: int) -> float:
+    def noted(rows: Rows, part: int) -> float:
         parts.append(part)
         return accumulate(rows, part)
 
     monkeypatch.setattr(loop, "_accumulate", noted)
-    rows = np.zeros((8, 17), dtype=np.uint8)
+    rows = Rows(np.zeros((8, 17), dtype=np.uint8))
     one = 4 * 16 * memory._saved_values(model)
     for limit in (100 * one, 3 * one, one - 1):
         monkeypatch.setattr(memory, "ACTIVATION_BYTES", limit)

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from trainer.data.rows import Reading, Rows, Tokens
+from trainer.data.tokens import Tokenizer
 
 U8 = npt.NDArray[np.uint8]
 
@@ -29,14 +33,28 @@ SKIPPED_FOLDERS = frozenset(
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens (bytes) of the training and the held-out split.  digest: hexadecimal BLAKE2 of both."""
+    """Tokens of the training and the held-out split.  digest: hexadecimal BLAKE2 of both."""
 
-    train: U8
-    held_out: U8
+    train: Tokens
+    held_out: Tokens
     digest: str
 
 
-def window_count(tokens: U8, length: int) -> int:
+class TextReading(Reading):
+    """A corpus in windows of `length` predicted tokens.  Raises ValueError where a split is shorter than one."""
+
+    def __init__(self, corpus: Corpus, length: int) -> None:
+        self._corpus, self._length, self.digest = corpus, length, corpus.digest
+        self.windows, self.held_out_windows = (window_count(each, length) for each in (corpus.train, corpus.held_out))
+        if not self.windows or not self.held_out_windows:
+            raise ValueError(f"the corpus is shorter than one window of {length} tokens")
+
+    def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:
+        tokens = self._corpus.held_out if held_out else self._corpus.train
+        return Rows(np.stack([window(tokens, index, self._length) for index in windows]))
+
+
+def window_count(tokens: Tokens, length: int) -> int:
     """Number of windows of `length` predicted tokens, in which every token but the first is predicted.
 
     0 when there are fewer tokens than one window has.
@@ -44,21 +62,24 @@ def window_count(tokens: U8, length: int) -> int:
     return max(0, -(-(len(tokens) - 1) // length)) if len(tokens) > length else 0
 
 
-def window(tokens: U8, index: int, length: int) -> U8:
+def window(tokens: Tokens, index: int, length: int) -> Tokens:
     """The `length` + 1 tokens of window `index`.  The last window ends with the corpus, so it may overlap the one before."""
     start = min(index * length, len(tokens) - length - 1)
     return tokens[start : start + length + 1]
 
 
-def load(name: str, held_out_percent: int) -> Corpus:
-    """The corpus a manifest names; raises ValueError when this installation cannot provide it."""
+def load(name: str, held_out_percent: int, tokenizer: Tokenizer | None = None) -> Corpus:
+    """The corpus a manifest names; raises ValueError when this installation cannot provide it.
+
+    tokenizer: None for bytes.
+    """
     if name != "stdlib":
         raise ValueError(f"unknown corpus {name!r}: this version knows 'stdlib'")
-    return read_folder(Path(sysconfig.get_paths()["stdlib"]), held_out_percent)
+    return read_folder(Path(sysconfig.get_paths()["stdlib"]), held_out_percent, tokenizer)
 
 
-def read_folder(root: Path, held_out_percent: int) -> Corpus:
-    """All Python sources below `root`, without `SKIPPED_FOLDERS`."""
+def read_folder(root: Path, held_out_percent: int, tokenizer: Tokenizer | None = None) -> Corpus:
+    """All Python sources below `root`, without `SKIPPED_FOLDERS`; in tokens, each ended by an end token, if not in bytes."""
     splits: dict[bool, list[bytes]] = {False: [], True: []}
     for path in _sources(root):
         text = path.read_bytes().replace(SEPARATOR, b"")
@@ -66,9 +87,18 @@ def read_folder(root: Path, held_out_percent: int) -> Corpus:
             splits[_is_held_out(path.relative_to(root), held_out_percent)].append(text)
     if not splits[False] or not splits[True]:
         raise ValueError(f"no corpus: {root} has too few Python sources; install Python with its library's sources")
-    train, held_out = (SEPARATOR.join(splits[held]) for held in (False, True))
-    digest = hashlib.blake2b(train + SEPARATOR * 2 + held_out, digest_size=16).hexdigest()
-    return Corpus(np.frombuffer(train, dtype=np.uint8), np.frombuffer(held_out, dtype=np.uint8), digest)
+    train, held_out = (_tokens(splits[held], tokenizer) for held in (False, True))
+    digest = hashlib.blake2b(train.tobytes() + SEPARATOR * 2 + held_out.tobytes(), digest_size=16).hexdigest()
+    return Corpus(train, held_out, digest)
+
+
+def _tokens(texts: Sequence[bytes], tokenizer: Tokenizer | None) -> Tokens:
+    if tokenizer is None:
+        return np.frombuffer(SEPARATOR.join(texts), dtype=np.uint8)
+    dtype = np.min_scalar_type(tokenizer.vocab - 1)
+    return np.concatenate(
+        [np.array([*tokenizer.encode(text.decode(errors="replace")), tokenizer.end], dtype) for text in texts]
+    )
 
 
 def _sources(root: Path) -> list[Path]:

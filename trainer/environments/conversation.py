@@ -35,10 +35,10 @@ def example_tokens(environment: Environment, index: int, tokenizer: Tokenizer) -
         output += tokens
         made += [True] * len(tokens)
         if count < len(turns):
-            tokens = tokenizer.encode(environment.reply(problem, turns[:count]) or "")
+            tokens = tokenizer.reply(environment.reply(problem, turns[:count]) or "")
             output += tokens
             made += [False] * len(tokens)
-    return ExampleTokens(tuple(tokenizer.encode(problem.prompt)), tuple(output), tuple(made))
+    return ExampleTokens(tuple(tokenizer.prompt(problem.prompt)), tuple(output), tuple(made))
 
 
 def read_turns(
@@ -54,15 +54,15 @@ def read_turns(
     turns: list[str] = []
     place = 0
     while place < len(output):
-        length = _turn_length(output, made, place, tokenizer.end)
+        length = _turn_length(output, made, place, tokenizer.ends)
         tokens = output[place : place + length]
         place += length
-        ended = tokens[-1] == tokenizer.end
+        ended = tokens[-1] in tokenizer.ends
         turns.append(tokenizer.decode(tokens[:-1] if ended else tokens))
         if place == len(output):
             break
         reply = environment.reply(problem, turns) if ended else None
-        said = [] if reply is None else tokenizer.encode(reply)
+        said = [] if reply is None else tokenizer.reply(reply)
         if list(output[place : place + len(said)]) != said or any(made[place : place + len(said)]):
             raise ValueError(f"after turn {len(turns)} the rollout has something else than the environment's reply")
         place += len(said)
@@ -71,11 +71,11 @@ def read_turns(
     return tuple(turns)
 
 
-def _turn_length(output: Sequence[int], made: Sequence[bool], start: int, end: int) -> int:
+def _turn_length(output: Sequence[int], made: Sequence[bool], start: int, ends: Sequence[int]) -> int:
     """Tokens from `start` to the first end token, both included, or to the end of the output; all chosen by the model."""
     for place in range(start, len(output)):
         if not made[place]:
             raise ValueError(f"output token {place} is in a turn of the model, but not chosen by it")
-        if output[place] == end:
+        if output[place] in ends:
             return place + 1 - start
     return len(output) - start

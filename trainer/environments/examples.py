@@ -7,21 +7,24 @@ import hashlib
 import numpy as np
 
 from trainer.data.corpus import SEPARATOR, Corpus
+from trainer.data.tokens import ByteTokenizer, Tokenizer
+from trainer.environments.conversation import example_tokens
 from trainer.environments.environment import Environment
 
 MOST_EXAMPLES = 1 << 14
 
 
-def corpus_of(environment: Environment, held_out_percent: int) -> Corpus:
-    """The examples of problems spread over the environment, each ended by a zero byte; every so many are held out.
+def corpus_of(environment: Environment, held_out_percent: int, tokenizer: Tokenizer | None = None) -> Corpus:
+    """The examples of problems spread over the environment, laid out as rollouts are; every so many are held out.
 
-    Raises ValueError where the environment knows no solutions.
+    tokenizer: of bytes where it is left out.  Raises ValueError where the environment knows no solutions.
     """
+    tokenizer = tokenizer or ByteTokenizer()
     count = min(environment.size, MOST_EXAMPLES)
-    splits: dict[bool, list[bytes]] = {False: [], True: []}
+    splits: dict[bool, list[int]] = {False: [], True: []}
     for number in range(count):
-        prompt, answer = environment.example(number * environment.size // count)
-        splits[number * held_out_percent % 100 < held_out_percent].append((prompt + answer).encode() + SEPARATOR)
-    train, held_out = (b"".join(splits[held]) for held in (False, True))
-    digest = hashlib.blake2b(train + SEPARATOR * 2 + held_out, digest_size=16).hexdigest()
-    return Corpus(np.frombuffer(train, dtype=np.uint8), np.frombuffer(held_out, dtype=np.uint8), digest)
+        example = example_tokens(environment, number * environment.size // count, tokenizer)
+        splits[number * held_out_percent % 100 < held_out_percent] += [*example.prompt, *example.output]
+    train, held_out = (np.array(splits[held], np.min_scalar_type(tokenizer.vocab - 1)) for held in (False, True))
+    digest = hashlib.blake2b(train.tobytes() + SEPARATOR * 2 + held_out.tobytes(), digest_size=16).hexdigest()
+    return Corpus(train, held_out, digest)

@@ -17,7 +17,6 @@ import hashlib
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -66,14 +65,14 @@ def choose(logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: 
     return _perturbed(logits_bv, keys_b, positions_b, temperature).argmax(dim=1)
 
 
-def shortfall(logits_nv: Tensor, tokens_n: Tensor, key: int, positions_n: Tensor, temperature: float) -> Tensor:
+def shortfall(logits_nv: Tensor, tokens_n: Tensor, keys_n: Tensor, positions_n: Tensor, temperature: float) -> Tensor:
     """How far each token is from the one that had to be chosen, fp32 (N,): 0 where it is that one.
 
     In units of logits / temperature (of logits at temperature 0); infinite where the logits are not numbers.
-    logits_nv: of the rows that predicted the tokens.  Raises ValueError for a token outside the vocabulary.
+    logits_nv: of the rows that predicted the tokens.  keys_n, positions_n: int64 (N,), of each token.  Raises ValueError for
+    a token outside the vocabulary.
     """
     _check_tokens(tokens_n, logits_nv.shape[1])
-    keys_n = torch.full_like(positions_n, key)
     perturbed_nv = _perturbed(logits_nv, keys_n, positions_n, temperature)
     below_n = perturbed_nv.amax(dim=1) - perturbed_nv.gather(1, tokens_n[:, None]).squeeze(1)
     return below_n.nan_to_num_(nan=math.inf, posinf=math.inf)
@@ -85,8 +84,8 @@ def probability(logits_nv: Tensor, tokens_n: Tensor, temperature: float) -> Tens
     Raises ValueError for a token outside the vocabulary.
     """
     _check_tokens(tokens_n, logits_nv.shape[1])
-    log_nv = F.log_softmax(logits_nv.float() / (temperature or 1.0), dim=1)
-    return log_nv.gather(1, tokens_n[:, None]).squeeze(1).exp()
+    scaled_nv = logits_nv.float() / (temperature or 1.0)
+    return (scaled_nv.gather(1, tokens_n[:, None]).squeeze(1) - scaled_nv.logsumexp(dim=1)).exp_()
 
 
 def _perturbed(logits_bv: Tensor, keys_b: Tensor, positions_b: Tensor, temperature: float) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.losses import language_model_loss
+from trainer.data.rows import Rows
 from trainer.models.llama.model import Decoder
 
 
@@ -18,9 +19,11 @@ def hidden_states(model: Decoder, tokens_bt: Tensor, documents_bt: Tensor | None
     return hidden.bfloat16() if device.type == "cuda" else hidden  # so is the product with the output weights, the rest fp32
 
 
-def loss_of(model: Decoder, tokens_bt: np.ndarray, z_loss: float) -> Tensor:
-    """Mean loss on windows (B, T + 1) of bytes, nats a token, with `z_loss` times the max-z loss."""
-    tokens = torch.from_numpy(tokens_bt.astype(np.int64)).to(model.flat.device)
-    hidden = hidden_states(model, tokens[:, :-1])
-    loss: Tensor = language_model_loss(hidden, model.output_weight, tokens[:, 1:], z_loss)
+def loss_of(model: Decoder, rows: Rows, z_loss: float) -> Tensor:
+    """Mean loss of the rows' counted tokens, nats a token, with `z_loss` times the max-z loss."""
+    device = model.flat.device
+    tokens = torch.from_numpy(rows.tokens_bt.astype(np.int64)).to(device)
+    counts, documents = (None if each is None else torch.from_numpy(each).to(device) for each in rows.beside)
+    hidden = hidden_states(model, tokens[:, :-1], documents)
+    loss: Tensor = language_model_loss(hidden, model.output_weight, tokens[:, 1:], z_loss, counts)
     return loss

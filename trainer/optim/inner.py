@@ -6,9 +6,8 @@ difference is `trainer.worker`'s business.
 
 from __future__ import annotations
 
-import numpy as np
-
 from trainer.config import InnerConfig
+from trainer.data.rows import Rows
 from trainer.memory import micro_batch
 from trainer.models.llama.model import Decoder
 from trainer.models.loss import loss_of
@@ -27,28 +26,27 @@ class InnerLoop:
         self._micro_batches = MicroBatches()
         self._joined_at = 0
 
-    def step(self, tokens_bt: np.ndarray, swarm_step: int, factor: float) -> float:
-        """One inner step on windows (B, T + 1) of bytes; the mean loss in nats a token, before the update."""
+    def step(self, rows: Rows, swarm_step: int, factor: float) -> float:
+        """One inner step on rows of windows; the mean loss of their counted tokens, nats a token, before the update."""
         if self.optimiser.steps == 0:
             self._joined_at = swarm_step
         if self._joined_at:
             factor = min(factor, warmed(self.optimiser.steps, self.config.joiner_warmup_steps))
-        loss = self._micro_batches.run(self._at_once(tokens_bt), lambda part: self._accumulate(tokens_bt, part))
+        loss = self._micro_batches.run(self._at_once(rows), lambda part: self._accumulate(rows, part))
         self.optimiser.step(scheduled_rate(self.config, swarm_step) * factor)
         return loss
 
-    def _accumulate(self, tokens_bt: np.ndarray, part: int) -> float:
+    def _accumulate(self, rows: Rows, part: int) -> float:
         self.model.gradient.zero_()
-        total = 0.0
-        for start in range(0, len(tokens_bt), part):
-            rows = tokens_bt[start : start + part]
-            loss = loss_of(self.model, rows, self.config.z_loss) * (len(rows) / len(tokens_bt))
+        total, counted = 0.0, rows.counted
+        for start in range(0, len(rows), part):
+            some = rows[start : start + part]
+            loss = loss_of(self.model, some, self.config.z_loss) * (some.counted / counted)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total
 
-    def _at_once(self, tokens_bt: np.ndarray) -> int:
+    def _at_once(self, rows: Rows) -> int:
         """Rows to try at once: all of them on a GPU, which says when they do not fit; as many as is planned on a CPU."""
-        rows, length = len(tokens_bt), tokens_bt.shape[1] - 1
         on_cpu = self.model.flat.device.type == "cpu"
-        return min(rows, micro_batch(self.model.config, length)) if on_cpu else rows
+        return min(len(rows), micro_batch(self.model.config, rows.length)) if on_cpu else len(rows)

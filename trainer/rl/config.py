@@ -1,6 +1,9 @@
 """The numbers of a reinforcement-learning run, as its manifest says them.
 
-The defaults follow INTELLECT-2's run of a 32B model (Prime Intellect 2025, section 4), but where a field says "ours".
+The defaults follow INTELLECT-2's run of a 32B model, but where a field says "ours".  Sources: section 4.1 of its report
+(arXiv 2505.07291), as TRL's documentation quotes it, for lr, eps, delta, the group's size and the KL weight; for the rest
+PRIME-RL at commit c512d4af (26 May 2025), `configs/{training,inference}/intellect2_qwq.toml` (8 steps a version of 512
+rollouts each, warm-up, clipping of gradients, lengths, solve rates), or its defaults (asynchrony, length reward).
 Imports nothing outside the standard library, so that the peer process can read it without loading torch.
 """
 
@@ -11,6 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from trainer.section import Section
+
+SLOTS = 32
+"""Sequences that are generated at a time, where nobody says otherwise."""
+SPARE_VERSIONS = 2
+"""Versions kept beside the `max_async` older ones that rollouts may be of: the newest, and one that is just going."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +31,9 @@ class RlConfig(Section):
     group_size: int = 16
     """Completions of each prompt (G)."""
     max_tokens: int = 32_768
-    """Tokens of an output at most."""
+    """Tokens of an output at most.  The reference run trained on sequences of so many."""
     temperature: float = 1.0
-    """What logits are divided by, in sampling and in the loss."""
+    """What logits are divided by, in sampling and in the loss.  Ours: PRIME-RL's default is 0.6."""
     max_async: int = 2
     """Versions by which a rollout may be older than the one that is trained."""
 
@@ -33,7 +41,8 @@ class RlConfig(Section):
     length_weight: float = 0.0003
     """Reward taken away for each token between an output's length and the one that its prompt names."""
     length_targets: tuple[int, ...] = ()
-    """Lengths in tokens of which each prompt names one; none is no length reward."""
+    """Lengths in tokens of which each prompt names one; none is no length reward.  Ours: the reference run had 2000, 4000,
+    6000, 8000 and 10000."""
     min_solve_rate: float = 0.1
     """Mean reward of a problem, from 0 to 1, below which it is too hard to learn from."""
     max_solve_rate: float = 0.8
@@ -49,9 +58,11 @@ class RlConfig(Section):
     delta: float = 4.0
     """Ratios of tokens with a negative advantage count up to this."""
     entropy_weight: float = 1e-4
-    """Of the entropy bonus: a nat is worth so much loss."""
+    """Of the entropy bonus: a nat is worth so much loss.  Ours: PRIME-RL's default, which the run's file leaves,
+    is 0.001."""
     kl_weight: float = 0.0
-    """Of the divergence from the run's first weights: a nat costs so much.  Ours: the reference run had 0.001."""
+    """Of the divergence from the run's first weights: a nat costs so much.  Ours: the report says 0.001, and the
+    run's file nothing, which is none."""
 
     # -- the optimiser --
     optimizer_steps: int = 8
@@ -63,13 +74,13 @@ class RlConfig(Section):
     clip_norm: float = 0.1
     """Gradients are scaled down to this global norm."""
     beta1: float = 0.9
-    """AdamW's decay of the mean of gradients.  Ours."""
+    """AdamW's decay of the mean of gradients, PRIME-RL's default."""
     beta2: float = 0.95
-    """AdamW's decay of the mean of their squares.  Ours."""
+    """AdamW's decay of the mean of their squares.  Ours: PRIME-RL's default is 0.99."""
     adam_eps: float = 1e-8
     """What AdamW adds to the root of the mean square.  Ours."""
     weight_decay: float = 0.0
-    """AdamW's, of matrices: by so much times the rate a step.  Ours."""
+    """AdamW's, of matrices: by so much times the rate a step.  Ours: PRIME-RL's default is 0.01."""
     row_tokens: int = 40_960
     """Tokens of a row into which sequences are packed: no fewer than a prompt and output together have, less one.  Ours."""
     micro_batch_tokens: int = 40_960

@@ -32,6 +32,11 @@ from trainer.models.llama.model import Decoder
 from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
 
+CPU_TOKENS = 2048
+"""Tokens that a CPU computes at once: what a layer makes of more does not fit its caches."""
+CHOICES = 1 << 22
+"""Logits that are looked at together, each with some 40 bytes of noise and sums."""
+
 
 class Reason(StrEnum):
     """Why a rollout is rejected."""
@@ -168,7 +173,7 @@ class Verifier:
             raise _Refused(Reason.MALFORMED, f"copy {rollout.copy} of problem {rollout.problem} is there twice")
         seen.add(place)
         problem = self._environment.problem(rollout.problem)
-        if list(rollout.prompt) != self._tokenizer.encode(problem.prompt):
+        if list(rollout.prompt) != self._tokenizer.prompt(problem.prompt):
             raise _Refused(Reason.WRONG_PROMPT, f"the prompt is not that of problem {rollout.problem}")
         self._check_bounds(rollout)
         try:
@@ -200,10 +205,13 @@ class Verifier:
 
     def _micro_batches(self, rollouts: Sequence[Rollout], indices: list[int]) -> list[list[int]]:
         """Those of like length together, as many as fit."""
+        most = self._config.micro_batch_tokens
+        if self._model.flat.device.type == "cpu":
+            most = min(most, CPU_TOKENS)
         indices = sorted(indices, key=lambda index: _length(rollouts[index]))
         batches: list[list[int]] = []
         for index in indices:
-            if not batches or (len(batches[-1]) + 1) * _length(rollouts[index]) > self._config.micro_batch_tokens:
+            if not batches or (len(batches[-1]) + 1) * _length(rollouts[index]) > most:
                 batches.append([])
             batches[-1].append(index)
         return batches
@@ -224,21 +232,40 @@ class Verifier:
             self._config.top_k,
             self._config.chunk_tokens,
         )
-        return [self._measured(assignment, *each) for each in zip(rollouts, own, mismatches, strict=True)]
+        choices = self._choices(assignment, rollouts, own)
+        return [self._measured(*each) for each in zip(mismatches, choices, strict=True)]
 
-    def _measured(
-        self, assignment: Assignment, rollout: Rollout, hidden_nh: Tensor, mismatches: Sequence[Mismatch]
-    ) -> Measured:
-        device, temperature = hidden_nh.device, self._config.temperature
-        made_n = torch.tensor(rollout.made, device=device)
-        tokens_n = torch.tensor(rollout.output, device=device)[made_n]
-        positions_n = torch.arange(len(rollout.prompt), _length(rollout) + 1, device=device)[made_n]
-        logits_nv = _logits(self._model, hidden_nh[made_n])
-        key = stream_key(assignment.run, assignment.version, assignment.peer, rollout.problem, rollout.copy)
-        short_n = shortfall(logits_nv, tokens_n, key, positions_n, temperature)
-        probability_n = probability(logits_nv, tokens_n, temperature)
+    def _choices(
+        self, assignment: Assignment, rollouts: Sequence[Rollout], own: Sequence[Tensor]
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each rollout the tokens that the model made, their shortfalls and their probabilities, on the host.
+
+        own: hidden states (tokens of the output, dim) of each.  The rows of all are looked at together, so many at a time
+        that their numbers for every token of the vocabulary need not much memory.
+        """
+        model, temperature = self._model, self._config.temperature
+        made_n = torch.tensor([made for each in rollouts for made in each.made])
+        tokens_n = torch.tensor([token for each in rollouts for token in each.output])[made_n]
+        positions = [torch.arange(len(each.prompt), _length(each) + 1) for each in rollouts]
+        keys = [
+            stream_key(assignment.run, assignment.version, assignment.peer, each.problem, each.copy) for each in rollouts
+        ]
+        keys_n = torch.tensor(keys).repeat_interleave(torch.tensor([len(each.output) for each in rollouts]))[made_n]
+        device, rows = model.flat.device, max(1, CHOICES // model.config.vocab)
+        rows_of_all = (torch.cat(list(own))[made_n.to(device)], tokens_n, keys_n, torch.cat(positions)[made_n])
+        parts = [torch.split(each.to(device), rows) for each in rows_of_all]
+        short, likely = [], []
+        for hidden_nh, chosen_n, key_n, position_n in zip(*parts, strict=True):
+            logits_nv = _logits(model, hidden_nh)
+            short.append(shortfall(logits_nv, chosen_n, key_n, position_n, temperature).cpu())
+            likely.append(probability(logits_nv, chosen_n, temperature).cpu())
+        counts = [sum(each.made) for each in rollouts]
+        return [*zip(*(torch.split(each, counts) for each in (tokens_n, torch.cat(short), torch.cat(likely))), strict=True)]
+
+    def _measured(self, mismatches: Sequence[Mismatch], choices: tuple[Tensor, Tensor, Tensor]) -> Measured:
+        tokens_n, short_n, probability_n = choices
         beyond_n = short_n > self._tolerances.shortfall
-        ends_n = probability_n[beyond_n & (tokens_n == self._tokenizer.end)]
+        ends_n = probability_n[beyond_n & torch.isin(tokens_n, torch.tensor(self._tokenizer.ends, device=tokens_n.device))]
         return Measured(
             tuple(mismatches),
             float(short_n.max()),
@@ -264,7 +291,7 @@ class Verifier:
     def _termination(self, rollout: Rollout, measured: Measured, problem: Problem, turns: tuple[str, ...]) -> str:
         """What is wrong with where the output ends; empty for nothing."""
         left = self._config.max_tokens - len(rollout.output)
-        ended = rollout.made[-1] and rollout.output[-1] == self._tokenizer.end
+        ended = rollout.made[-1] and rollout.output[-1] in self._tokenizer.ends
         if left and not (ended and self._is_over(problem, turns, left)):
             return f"the output stops after {len(rollout.output)} tokens without an end"
         if measured.end_probability < self._config.min_end_probability:
@@ -276,7 +303,7 @@ class Verifier:
     def _is_over(self, problem: Problem, turns: tuple[str, ...], left: int) -> bool:
         """Whether the model has no further turn: nothing is replied, or no token is left for an answer to it."""
         reply = self._environment.reply(problem, turns)
-        return reply is None or len(self._tokenizer.encode(reply)) >= left
+        return reply is None or len(self._tokenizer.reply(reply)) >= left
 
 
 def _length(rollout: Rollout) -> int:

@@ -26,17 +26,12 @@ from trainer.generate.sampling import stream_key
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.rl.batch import decode_batch, encode_batch
-from trainer.rl.config import RlConfig
+from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
 from trainer.rl.groups import Group, grouped, scored
 from trainer.rl.rollout import Rollout
 from trainer.rl.verification import Assignment, Judged, Reason, Verifier
 
 F32 = npt.NDArray[np.float32]
-
-SLOTS = 32
-"""Sequences that are generated at a time."""
-SPARE_VERSIONS = 2
-"""Versions kept beside the `max_async` older ones that rollouts may be of: the newest, and one that is just going."""
 
 OnProgress = Callable[[int, int], None]
 """Told what is done, of how much; may raise to end the work."""
@@ -55,7 +50,9 @@ class Tasks:
 class RolloutWorker:
     """Of one run on one device.  versions: bf16 parameters (n) by number, the newest `max_async` + 2."""
 
-    def __init__(self, config: RlConfig, model: ModelConfig, tasks: Tasks, device: torch.device) -> None:
+    def __init__(self, config: RlConfig, model: ModelConfig, tasks: Tasks, device: torch.device, slots: int = SLOTS) -> None:
+        """slots: sequences that are generated at a time."""
+        self._slots = slots
         self.config, self._model, self._tasks, self._device = config, model, tasks, device
         self.versions: dict[int, Tensor] = {}
         self._engine: tuple[int, Engine] | None = None
@@ -148,7 +145,7 @@ class RolloutWorker:
             engine = Engine(
                 self._model,
                 self._device,
-                slots=SLOTS,
+                slots=self._slots,
                 length=length,
                 temperature=self.config.temperature,
                 dtype=self._dtype,
@@ -160,16 +157,16 @@ class RolloutWorker:
 
     def _requests(self, assignment: Assignment) -> Iterator[Request]:
         tokenizer = self._tasks.tokenizer
-        prompts = {index: tuple(tokenizer.encode(self._problem(index).prompt)) for index in assignment.problems}
+        prompts = {index: tuple(tokenizer.prompt(self._problem(index).prompt)) for index in assignment.problems}
         for number, (index, copy) in enumerate(_places(assignment)):
             key = stream_key(assignment.run, assignment.version, assignment.peer, index, copy)
-            yield Request(number, prompts[index], key, self.config.max_tokens, (tokenizer.end,))
+            yield Request(number, prompts[index], key, self.config.max_tokens, tokenizer.ends)
 
     def _reply(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
         """What the environment says after a turn of the batch that is being made."""
         tasks, problem = self._tasks, self._problem(self._problems[request.id])
         reply = tasks.environment.reply(problem, read_turns(tasks.environment, problem, output, made, tasks.tokenizer))
-        return None if reply is None else tasks.tokenizer.encode(reply)
+        return None if reply is None else tasks.tokenizer.reply(reply)
 
     def _problem(self, index: int) -> Problem:
         return self._tasks.environment.problem(index)

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from trainer.config import TrainingConfig
-from trainer.data.tokens import ByteTokenizer
+from trainer.environments.extended import Extended, TaskFile
 from trainer.environments.registry import open_named
+from trainer.reading import tokenizer_of
 from trainer.rl.config import RlConfig
+from trainer.rl.groups import Group
 from trainer.rl.learner import AfterStep, Learner, LearnTask
 from trainer.rl.verification import Assignment, Judged
 from trainer.rl.worker import F32, Between, OnProgress, RolloutWorker, Tasks
@@ -20,20 +22,30 @@ from trainer.worker import Done, Task, Worker
 VERDICTS_AT_ONCE = 32
 """Verdicts in one frame to the peer: with the longest details, whatever their letters, they fit."""
 MAX_DETAIL = 200
+PROBLEMS_AT_ONCE = 1024
+
+Solved = tuple[int, int, int]
+"""A problem, its rollouts, and how many solved it."""
 
 
 class RolloutJobs:
-    """Of one run.  worker: has the model that learns."""
+    """Of one run.  worker: has the model that learns; None in a process that only makes and judges rollouts."""
 
-    def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker, device: torch.device) -> None:
+    def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker | None, device: torch.device) -> None:
         self._config, self._rl, self._worker = config, rl, worker
-        tasks = Tasks(open_named(config.environment, Path(config.tasks)), ByteTokenizer())
+        self._environment = Extended(open_named(config.environment, Path(config.tasks)))
+        tasks = Tasks(self._environment, worker.tokenizer if worker is not None else tokenizer_of(config))
         self._rollouts = RolloutWorker(rl, config.model, tasks, device)
         self._learner: Learner | None = None
 
     def keep_version(self, version: int, theta: F32) -> None:
         """Copy the swarm's parameters as this version."""
         self._rollouts.keep_version(version, theta)
+
+    def use_tasks(self, sets: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
+        """Have the problems of these sets, and of no others; those that cannot be used, by their first problem, and why."""
+        most, files = self._rl.row_tokens + 1 - self._rl.max_tokens, [TaskFile(**each) for each in sets]
+        return [*self._environment.use(files, most_prompt_bytes=most).items()]
 
     def generate(
         self, task: dict[str, Any], path: str, on_progress: OnProgress, between: Between = lambda: None
@@ -56,11 +68,21 @@ class RolloutJobs:
             tell([_fields(each) for each in some])
         return {}
 
-    def learn(self, task: Task, theta: F32, out: memoryview, after_step: AfterStep) -> Done:
-        """Learn from the batches of a round and encode the difference into `out`."""
+    def learn(
+        self, task: Task, theta: F32, out: memoryview, after_step: AfterStep, tell: Callable[[list[Solved]], None]
+    ) -> Done:
+        """Learn from the batches of a round and encode the difference into `out`.
+
+        tell: gets how many rollouts solved the problems of sets of tasks, some problems at a time.
+        """
+        assert self._worker is not None, "asked of a process that trains"
         if self._learner is None:
+            self._worker.end_reading()
             self._learner = Learner(self._rl, self._worker.model, self._config.chunk_parameters)
         groups = self._rollouts.groups([Path(task.rollouts_in) / name for name in task.rollouts])
+        solved = [_solved(group) for group in groups if group.members[0].rollout.problem >= self._environment.size]
+        for start in range(0, len(solved), PROBLEMS_AT_ONCE):
+            tell(solved[start : start + PROBLEMS_AT_ONCE])
         learnt = self._learner.compute(LearnTask(task.round, task.first_step), groups, theta, out, after_step)
         # Where all rewards of each group are equal nothing is learned; the difference of zeros weighs one token.
         return Done(max(1, learnt.tokens), max(1, learnt.steps), learnt.loss, learnt.norm, learnt.reward)
@@ -68,6 +90,11 @@ class RolloutJobs:
 
 def _assignment(task: dict[str, Any]) -> Assignment:
     return Assignment(bytes.fromhex(task["run"]), task["version"], task["peer"], tuple(task["problems"]), task["copies"])
+
+
+def _solved(group: Group) -> Solved:
+    right = sum(member.solved > 0.5 for member in group.members)
+    return group.members[0].rollout.problem, len(group.members), right
 
 
 def _parts(judged: Sequence[Judged]) -> Iterator[Sequence[Judged]]:

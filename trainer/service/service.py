@@ -1,7 +1,7 @@
 """The trainer process: obeys a peer's commands over a socket, and reports.
 
 Commands: configure, initialise, compute, evaluate (each answered, under its `id`), finish, abandon, pause, resume, threads,
-power; in an RL run also keep_version, generate and verify.
+power; in an RL run also keep_version, use_tasks, generate and verify.
 Any failure is answered with one sentence and ends the process; the peer starts a fresh one.
 
 An evaluation is done beside the other jobs: a few windows after each training step but the last, and one batch after
@@ -44,6 +44,7 @@ class Service:
         self._theta_fd = theta_fd
         self._contribution_fd = contribution_fd
         self._inbox = Inbox()
+        self._config: TrainingConfig | None = None
         self._worker: Worker | None = None
         self._pace = Pace(lambda: None)
         self._jobs: RolloutJobs | None = None
@@ -80,6 +81,8 @@ class Service:
             case "keep_version":
                 self._rollouts.keep_version(job.message["version"], self._map_theta())
                 return {}
+            case "use_tasks":
+                return {"unusable": self._rollouts.use_tasks(job.message["sets"])}
             case "generate":
                 return self._rollouts.generate(
                     job.message["task"], job.message["path"], self._after_each(job), lambda: self._rest(job)
@@ -97,20 +100,22 @@ class Service:
     def _configure(self, message: dict[str, Any]) -> dict[str, Any]:
         device = pick_device(message["device"])
         config = TrainingConfig.from_sections(message["sections"])
-        self._worker = Worker(config, device)
+        self._config = config
+        self._worker = Worker(config, device) if message["trains"] else None
         self._jobs = RolloutJobs(config, config.rl, self._worker, device) if config.rl is not None else None
         self._pace = Pace(meter_of(device))
-        self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))
+        if self._worker is not None:
+            self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))
         return {
             "device": str(device),
-            "parameters": self._worker.parameters,
-            "corpus": self._worker.corpus.digest,
+            "parameters": config.model.parameters,
+            "corpus": self._worker.reading.digest if self._worker is not None else "",
             "measures_power": self._pace.measures,
         }
 
     def _initialise(self) -> dict[str, Any]:
-        worker = self._ready()
-        initial_parameters(worker.config.model, worker.config.seed, self._map_theta(writable=True))
+        config = self._configured()
+        initial_parameters(config.model, config.seed, self._map_theta(writable=True))
         return {}
 
     def _compute(self, job: Job) -> dict[str, Any]:
@@ -129,8 +134,11 @@ class Service:
 
         self._inbox.wait_while_paused(job)
         self._pace.begin()
-        compute = self._rollouts.learn if task.rollouts else worker.compute
-        done = compute(task, self._map_theta(), self._contribution, after_step)
+        if task.rollouts:
+            tell = lambda solved: self._send(job, "progress", solved=solved)  # noqa: E731
+            done = self._rollouts.learn(task, self._map_theta(), self._contribution, after_step, tell)
+        else:
+            done = worker.compute(task, self._map_theta(), self._contribution, after_step)
         return {**asdict(done), "threads": torch.get_num_threads()}
 
     def _after_each(self, job: Job) -> Callable[[int, int], None]:
@@ -183,9 +191,14 @@ class Service:
         self._inbox.evaluated(job)
         self._send(job, "evaluate", **answer)
 
+    def _configured(self) -> TrainingConfig:
+        if self._config is None:
+            raise ValueError("not configured")
+        return self._config
+
     def _ready(self) -> Worker:
         if self._worker is None:
-            raise ValueError("not configured")
+            raise ValueError("not configured to train")
         return self._worker
 
     @property
@@ -197,7 +210,7 @@ class Service:
     def _map_theta(self, *, writable: bool = False) -> np.ndarray:
         """The swarm's parameters, fp32; writable only for the one command that sets them."""
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        count = self._ready().parameters
+        count = self._configured().model.parameters
         return np.frombuffer(mmap.mmap(self._theta_fd, 4 * count, access=access), dtype="<f4", count=count)
 
     def _send(self, job: Job, kind: str, **fields: Any) -> None:

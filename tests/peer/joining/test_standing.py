@@ -8,7 +8,8 @@ import pytest
 
 from peer.joining.standing import Standing, find_standing, keep_admission
 from protocol.run.admission import make_proof
-from protocol.run.manifest import Admission, DataSection, RunManifest, run_id
+from protocol.run.data_section import DataSection
+from protocol.run.manifest import Admission, RunManifest, run_id
 from protocol.run.tokens import bound_token
 from protocol.state.chain import genesis_tip
 from protocol.state.store import Store

@@ -300,7 +300,7 @@ def test_end_of_the_peer_ends_the_trainer_in_the_middle_of_a_round() -> None:
         theirs.close()
         buffer = bytearray()
         ours.settimeout(DEADLINE_S)
-        setup = {"do": "configure", "id": 1, "sections": SECTIONS, "threads": 1, "device": "cpu"}
+        setup = {"do": "configure", "id": 1, "sections": SECTIONS, "threads": 1, "device": "cpu", "trains": True}
         ours.sendall(frames.pack(setup) + frames.pack({"do": "initialise", "id": 2}))
         ours.sendall(frames.pack({"do": "compute", "id": 3, "task": vars(LONG)}))
         while (message := frames.receive(ours, buffer)) is not None and message["is"] != "progress":

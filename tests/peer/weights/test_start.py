@@ -15,6 +15,7 @@ from peer.weights.start import FolderStart
 from protocol.run.manifest import SignedManifest
 from protocol.state.outer_state import OuterState
 from protocol.state.stored_run import StoredRun
+from tests.trainer.made_tokenizer import make_tokenizer
 from tests.trainer.weights.models import LLAMA3, QWEN2, QWEN3, in_blocks, random_parameters
 from trainer.models.llama.config import ModelConfig
 from trainer.weights.numbers import ExportFormat
@@ -89,12 +90,14 @@ def test_other_weights_make_another_run(tmp_path: Path) -> None:
 
 def test_tokenizer_files_go_in_and_out(tmp_path: Path) -> None:
     a_folder(tmp_path / "base")
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "secret.txt"):
+    for name in ("tokenizer_config.json", "generation_config.json", "secret.txt"):
         (tmp_path / "base" / name).write_text(f'{{"from": "{name}"}}')
+    tokenizer = make_tokenizer(tmp_path / "base" / "tokenizer.json").read_bytes()
     data = tmp_path / "data"
-    create_run(a_run_file(tmp_path), data)
+    create_run(a_run_file(tmp_path, "[tokenizer]\nends = [5]\n"), data)
     assert main(["export", str(tmp_path / "out"), "--data-dir", str(data)]) == ExitCode.OK
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == tokenizer
+    for name in ("tokenizer_config.json", "generation_config.json"):
         assert (tmp_path / "out" / name).read_text() == f'{{"from": "{name}"}}'
     assert not (tmp_path / "out" / "secret.txt").exists()
 

@@ -101,6 +101,7 @@ class Stage:
             self.readys,
             self.versions,
             None,
+            None,
             current,
         )
         serving, self.changing = Serving(replica, at_once), trio.Lock()

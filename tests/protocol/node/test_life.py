@@ -51,11 +51,16 @@ class Stage:
     """A life whose rounds end as `outcomes` says, in turn; after the last of them, a round never ends."""
 
     def __init__(
-        self, *outcomes: Outcome, stop_after: int | None = None, checkpoint_due: bool = False, hand_over_s: float = 0.0
+        self,
+        *outcomes: Outcome,
+        stop_after: int | None = None,
+        checkpoint_due: bool = False,
+        hand_over_s: float = 0.0,
+        files_s: float = 0.0,
     ) -> None:
         self.log, self.greeted, self.events = list[str](), list[PeerId](), list[Event]()
         self.history, self.activity = SimpleNamespace(length=0), Activity(self.events.append)
-        self.hand_over_s = hand_over_s
+        self.hand_over_s, self._files_s, self._files = hand_over_s, files_s, trio.Event()
         self.outcomes, self.refusals, self.repaired = list(outcomes), 0, list[Hash]()
         dispatcher: Any = SimpleNamespace(open=Background().open, on_peer_connected=self.greeted.append)
         evaluator: Any = Part("evaluator", self.log)
@@ -69,6 +74,7 @@ class Stage:
             "ratifier": Part("ratifier", self.log),
             "swarm": Part("swarm", self.log),
             "versions": SimpleNamespace(resume=lambda: None),
+            "files": SimpleNamespace(run=self._fetch_files, are_here=not files_s, until_here=self._files.wait),
             "keeper": Part("keeper", self.log, advance=lambda commit: checkpoint_due, repair=self.repaired.append),
             "gathering": Part("gathering", self.log, may_begin=self._may_begin),
         }
@@ -89,6 +95,10 @@ class Stage:
         outcome = self.outcomes.pop(0)
         self.history.length += isinstance(outcome, Commit)
         return outcome
+
+    async def _fetch_files(self) -> None:
+        await trio.sleep(self._files_s)
+        self._files.set()
 
     async def _hand_over(self, outlasting: Outlasting) -> None:
         self.log.append("rounds.hand_over")
@@ -114,6 +124,15 @@ class Stage:
     def steps(self) -> list[str]:
         """What was done, one after another."""
         return [each for each in self.log if each not in BESIDE]
+
+
+def test_before_the_runs_files_are_here_nothing_of_its_state_is_read() -> None:
+    stage = Stage(COMMIT, stop_after=1, files_s=30.0)
+    seen: list[object] = []
+    assert stage.run(lambda: seen.extend([stage.steps[:], stage.activity.why, stage.activity.detail]), 29.0) == HEARD_BY
+    early, why, detail = seen
+    assert isinstance(early, list) and "keeper.restore" not in early and "keeper.restore" in stage.steps
+    assert (why, detail) == (WhyIdle.FETCHING_STATE, "fetching the run's files from its peers")
 
 
 def test_a_life_of_two_rounds() -> None:

@@ -5,30 +5,32 @@ from __future__ import annotations
 from collections import Counter
 
 from protocol.rollouts.dealing import TWICE, is_for, order_of, places_of, problems_of, trainer_of, validators_of
+from protocol.state.tasks_in_force import TasksInForce
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 
 RUN = hash_bytes("manifest", b"run")
 PEERS = tuple(sorted(Identity.from_seed(bytes([number]) * 32).peer_id for number in range(6)))
+NONE = TasksInForce()
 ROOTS = [hash_bytes("root", bytes([number])) for number in range(250)]
 
 
 def test_problems_are_different_within_a_batch_and_follow_from_tip_peer_and_number() -> None:
-    drawn = problems_of(RUN, ROOTS[0], PEERS[0], 0, 8, 9)
+    drawn = problems_of(RUN, ROOTS[0], PEERS[0], 0, 8, 9, NONE)
     assert len({*drawn}) == 8 and all(0 <= problem < 9 for problem in drawn)
-    assert drawn == problems_of(RUN, ROOTS[0], PEERS[0], 0, 8, 9)
+    assert drawn == problems_of(RUN, ROOTS[0], PEERS[0], 0, 8, 9, NONE)
     many = 1 << 40
     others = {
-        problems_of(RUN, ROOTS[0], PEERS[0], 0, 8, many),
-        problems_of(RUN, ROOTS[1], PEERS[0], 0, 8, many),
-        problems_of(RUN, ROOTS[0], PEERS[1], 0, 8, many),
-        problems_of(RUN, ROOTS[0], PEERS[0], 1, 8, many),
+        problems_of(RUN, ROOTS[0], PEERS[0], 0, 8, many, NONE),
+        problems_of(RUN, ROOTS[1], PEERS[0], 0, 8, many, NONE),
+        problems_of(RUN, ROOTS[0], PEERS[1], 0, 8, many, NONE),
+        problems_of(RUN, ROOTS[0], PEERS[0], 1, 8, many, NONE),
     }
     assert len(others) == 4
 
 
 def test_every_problem_of_a_small_environment_may_be_drawn() -> None:
-    assert sorted(problems_of(RUN, ROOTS[0], PEERS[0], 0, 5, 5)) == [0, 1, 2, 3, 4]
+    assert sorted(problems_of(RUN, ROOTS[0], PEERS[0], 0, 5, 5, NONE)) == [0, 1, 2, 3, 4]
 
 
 def test_who_leaves_moves_nobody_else() -> None:

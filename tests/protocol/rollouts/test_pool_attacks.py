@@ -29,7 +29,7 @@ from protocol.wire.rollouts import CODES, Judgement, Verdict
 from tests.protocol.rollouts.test_pool import GOOD, ME, ONE_PLACE, RL, ROOT, VALIDATORS, WORKER, Table, dealt, kinds
 
 COPIER = VALIDATORS[0]
-CROWD = [PeerId(f"12D3KooW{number:044}") for number in range(300)]
+CROWD = [PeerId(f"12D3KooW{number:x>44}".replace("0", "z")) for number in range(300)]
 
 
 def root_of(number: int) -> Hash:

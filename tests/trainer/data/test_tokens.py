@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from trainer.data.tokens import MAX_TOKENIZER_BYTES, ByteTokenizer, TokenizerFile
 
-END = "<|end|>"
+END, ENDS = "<|end|>", (257,)
 
 
 @pytest.fixture(scope="module")
@@ -41,22 +41,23 @@ def test_any_bytes_are_some_text(tokens: list[int]) -> None:
     ByteTokenizer().decode(tokens).encode()
 
 
-@pytest.mark.parametrize("token", [-1, 256, 2**70])
-def test_token_that_does_not_exist_is_refused(token: int, file: Path) -> None:
-    with pytest.raises(ValueError, match="from 0 to 255"):
-        ByteTokenizer().decode([token])
-    with pytest.raises(ValueError, match="a number from 0 to"):
-        TokenizerFile(file, END).decode([token if token != 256 else 10_000])
+@pytest.mark.parametrize("token", [258, 2**70])
+def test_what_a_model_writes_and_its_tokenizer_has_not_is_no_text(token: int, file: Path) -> None:
+    for tokenizer in (ByteTokenizer(), TokenizerFile(file, ENDS)):
+        a, b = tokenizer.encode("a") + tokenizer.encode("b")
+        assert tokenizer.decode([a, token, token, b]) == "a\ufffd\ufffdb"
+        with pytest.raises(ValueError, match="a number from 0"):
+            tokenizer.decode([-1])
 
 
 def test_lone_surrogate_is_refused(file: Path) -> None:
-    for tokenizer in (ByteTokenizer(), TokenizerFile(file, END)):
+    for tokenizer in (ByteTokenizer(), TokenizerFile(file, ENDS)):
         with pytest.raises(ValueError):
             tokenizer.encode("\ud800")
 
 
 def test_file_comes_back_as_the_same_text(file: Path) -> None:
-    tokenizer = TokenizerFile(file, END)
+    tokenizer = TokenizerFile(file, ENDS)
     tokens = tokenizer.encode("a cab\n")
     assert tokenizer.decode(tokens) == "a cab\n"
     assert len(tokens) == 5
@@ -64,7 +65,7 @@ def test_file_comes_back_as_the_same_text(file: Path) -> None:
 
 
 def test_nobody_writes_an_end_token_into_a_text(file: Path) -> None:
-    tokenizer = TokenizerFile(file, END)
+    tokenizer = TokenizerFile(file, ENDS)
     tokens = tokenizer.encode(f"a{END}b")
     assert tokenizer.end not in tokens
     assert tokenizer.decode(tokens) == f"a{END}b"
@@ -77,10 +78,15 @@ def test_file_that_is_none_is_refused_with_a_sentence(file: Path, tmp_path: Path
     with large.open("wb") as out:
         out.truncate(MAX_TOKENIZER_BYTES + 1)
     with pytest.raises(ValueError, match="is no tokenizer.json"):
-        TokenizerFile(broken, END)
+        TokenizerFile(broken, ENDS)
     with pytest.raises(ValueError, match="larger than"):
-        TokenizerFile(large, END)
+        TokenizerFile(large, ENDS)
     with pytest.raises(ValueError, match="cannot read"):
-        TokenizerFile(tmp_path / "missing.json", END)
+        TokenizerFile(tmp_path / "missing.json", ENDS)
+    for ends in ((), (258,), (257, 1 << 40)):
+        with pytest.raises(ValueError, match="has no token"):
+            TokenizerFile(file, ends)
     with pytest.raises(ValueError, match="has no token '<eos>'"):
-        TokenizerFile(file, "<eos>")
+        TokenizerFile(file, ENDS).special("<eos>")
+    with pytest.raises(ValueError, match="a byte-level model has no token"):
+        ByteTokenizer().special(END)

@@ -334,7 +334,7 @@ def test_in_bf16_tokens_are_those_that_had_to_be_chosen_within_its_rounding(fami
         rows = torch.arange(len(request.prompt) - 1, len(tokens) - 1)
         with torch.no_grad():
             logits = reference(tokens[None, :-1])[0, rows] @ reference.output_weight.T
-        below.append(shortfall(logits, torch.tensor(output), request.key, rows + 1, 1.0))
+        below.append(shortfall(logits, torch.tensor(output), torch.full_like(rows, request.key), rows + 1, 1.0))
         hidden = got[request.id].hidden
         assert hidden is not None and hidden.shape == (len(output), config.dim)
     falls = torch.cat(below)

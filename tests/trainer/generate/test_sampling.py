@@ -143,31 +143,34 @@ def test_choice_depends_on_its_own_row_alone() -> None:
 def test_temperature_zero_takes_the_largest_logit() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, 3.0, 1.0]])
     assert choose(logits, torch.tensor([1, 2]), torch.tensor([3, 4]), 0.0).tolist() == [1, 0]
-    assert shortfall(logits, torch.tensor([1, 2]), 1, torch.tensor([3, 4]), 0.0).tolist() == [0.0, 4.0]
+    assert shortfall(logits, torch.tensor([1, 2]), torch.tensor([1, 1]), torch.tensor([3, 4]), 0.0).tolist() == [0.0, 4.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_shortfall_is_zero_for_the_chosen_tokens_and_above_for_all_others(dtype: torch.dtype) -> None:
     logits = (3 * torch.randn(40, 64, generator=torch.Generator().manual_seed(2))).to(dtype)
-    positions, key = torch.arange(40) + 9, stream_key(RUN, 1, "peer", 2, 3)
-    tokens = choose(logits, torch.full((40,), key), positions, 0.7)
-    assert shortfall(logits, tokens, key, positions, 0.7).abs().max() == 0
+    positions, keys = torch.arange(40) + 9, torch.full((40,), stream_key(RUN, 1, "peer", 2, 3))
+    tokens = choose(logits, keys, positions, 0.7)
+    assert shortfall(logits, tokens, keys, positions, 0.7).abs().max() == 0
     for other in range(1, 64):
-        assert shortfall(logits, (tokens + other) % 64, key, positions, 0.7).min() > 0
-    assert shortfall(logits, tokens, key + 1, positions, 0.7).max() > 1
+        assert shortfall(logits, (tokens + other) % 64, keys, positions, 0.7).min() > 0
+    assert shortfall(logits, tokens, keys + 1, positions, 0.7).max() > 1
 
 
 def test_shortfall_names_tokens_outside_the_vocabulary() -> None:
     for token in (-1, 3):
         with pytest.raises(ValueError, match="outside the vocabulary of 3"):
-            shortfall(torch.zeros(1, 3), torch.tensor([token]), 0, torch.tensor([0]), 1.0)
+            shortfall(torch.zeros(1, 3), torch.tensor([token]), torch.tensor([0]), torch.tensor([0]), 1.0)
         with pytest.raises(ValueError, match="outside the vocabulary of 3"):
             probability(torch.zeros(1, 3), torch.tensor([token]), 1.0)
 
 
 def test_shortfall_is_infinite_where_the_logits_are_not_numbers() -> None:
     logits = torch.tensor([[math.nan, 1.0], [1.0, 2.0]])
-    assert shortfall(logits, torch.tensor([1, 1]), 0, torch.tensor([0, 1]), 0.0).tolist() == [math.inf, 0.0]
+    assert shortfall(logits, torch.tensor([1, 1]), torch.tensor([0, 0]), torch.tensor([0, 1]), 0.0).tolist() == [
+        math.inf,
+        0.0,
+    ]
 
 
 def test_probability_is_the_softmax_at_the_temperature() -> None:

@@ -5,13 +5,14 @@ import pytest
 import torch
 
 from tests.trainer import small
+from trainer.data.rows import Rows
 from trainer.optim.inner import InnerLoop
 
 INNER = small.config().inner
 
 
-def _rows(count: int) -> np.ndarray:
-    return np.random.default_rng(3).integers(0, 256, (count, 17), dtype=np.uint8)
+def _rows(count: int) -> Rows:
+    return Rows(np.random.default_rng(3).integers(0, 256, (count, 17), dtype=np.uint8))
 
 
 def test_micro_batches_give_the_gradient_of_the_whole() -> None:

@@ -62,9 +62,11 @@ def test_a_batch_is_made_judged_and_learned_from(jobs: RolloutJobs, worker: Work
     assert [each["reason"] for each in verdicts(jobs, path)] == [""] * 6
 
     out = memoryview(bytearray(payload_bytes(worker.layout)))
-    learnt = jobs.learn(Task(3, 0, 1, 3, 0, [path.name], str(tmp_path)), small.theta(), out, lambda *_: False)
+    task, solved = Task(3, 0, 1, 3, 0, [path.name], str(tmp_path)), list[object]()
+    learnt = jobs.learn(task, small.theta(), out, lambda *_: False, solved.append)
     assert learnt.reward is not None and 0 <= learnt.reward <= 1
     assert learnt.tokens >= 1 and learnt.steps >= 1, "a READY says at least one of each"
+    assert not solved, "only problems of the crowd are counted"
 
 
 def test_bytes_of_strangers_get_a_verdict_whatever_they_are(jobs: RolloutJobs, tmp_path: Path) -> None:

@@ -1,0 +1,258 @@
+"""The peers of `benchmarks.detection`: models built from seeds, honest ways to compute with them, and cheats."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from kernels.toploc import prove_all
+from trainer.data.tokens import ByteTokenizer
+from trainer.environments.conversation import read_turns
+from trainer.environments.environment import Environment, Problem
+from trainer.generate.engine import Engine, Request, complete
+from trainer.generate.sampling import stream_key
+from trainer.models.llama.config import ModelConfig, parameter_layout
+from trainer.models.llama.initial import initial_parameters
+from trainer.models.llama.model import Decoder
+from trainer.rl.config import RlConfig
+from trainer.rl.rollout import Rollout
+
+TOKENIZER = ByteTokenizer()
+CPU = torch.device("cpu")
+RL = RlConfig(max_tokens=48, row_tokens=128, micro_batch_tokens=4096)
+SHAPE: dict[str, Any] = {"vocab": 256, "dim": 128, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 384, "norm_eps": 1e-5}
+FAMILIES = {
+    "llama": ModelConfig(tied=False, rope_base=500_000.0, **SHAPE),
+    "qwen2": ModelConfig(tied=True, rope_base=1_000_000.0, qkv_bias=True, **SHAPE),
+    "qwen3": ModelConfig(tied=False, rope_base=1_000_000.0, qk_norm=True, head_dim=64, **SHAPE),
+}
+SHARPNESS = 4.0
+"""Matrices of a model built from a seed are multiplied with this, so that it has opinions."""
+GROUP = 8
+RUN, VERSION, ME, OTHER = b"detection", 3, "12D3KooWworker", "12D3KooWother"
+AT_ONCE = 64
+"""Rollouts that are proven together."""
+
+
+class Numbers(Environment):
+    """Prompts that differ; what is written is worth its share of letters."""
+
+    @property
+    def size(self) -> int:
+        return 1 << 20
+
+    def problem(self, index: int) -> Problem:
+        return Problem(self._checked(index), f"problem {index * 7919 % 10007}: ", None)
+
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        text = "".join(turns)
+        return sum(letter.isalpha() for letter in text) / max(1, len(text))
+
+    def solution(self, problem: Problem) -> tuple[str, ...]:
+        return ("solution",)
+
+
+class Peer:
+    """A rollout peer with some weights and some habits."""
+
+    def __init__(self, config: ModelConfig, flat: np.ndarray, **engine: Any) -> None:
+        self.config, self.flat = config, torch.from_numpy(flat)
+        self._options: dict[str, Any] = {"slots": 32, "dtype": torch.float32} | engine
+        self.spent_s = 0.0
+        """Processor time of generating."""
+
+    def rollouts(
+        self,
+        count: int,
+        peer: str = ME,
+        *,
+        prompt: Callable[[str], str] = lambda text: text,
+        first: int = 0,
+        temperature: float = RL.temperature,
+        version: int = VERSION,
+    ) -> list[Rollout]:
+        """Completions of the first problems, `GROUP` of each.  prompt: what the model reads instead of the prompt."""
+        length = 96 + RL.max_tokens
+        engine = Engine(self.config, CPU, length=length, temperature=temperature, prove_all=prove_all, **self._options)
+        engine.load(self.flat.to(self._options["dtype"]))
+        texts = [Numbers().problem(first + number // GROUP).prompt for number in range(count)]
+        began = time.process_time()
+        done = {each.id: each for each in complete(engine, self._requests(texts, peer, prompt, first, version))}
+        self.spent_s += time.process_time() - began
+        return [
+            Rollout(
+                first + number // GROUP,
+                number % GROUP,
+                tuple(TOKENIZER.encode(text)),
+                done[number].output,
+                done[number].made,
+                done[number].proofs,
+            )
+            for number, text in enumerate(texts)
+        ]
+
+    def _requests(
+        self, texts: Sequence[str], peer: str, prompt: Callable[[str], str], first: int, version: int
+    ) -> Iterator[Request]:
+        for number, text in enumerate(texts):
+            key = stream_key(RUN, version, peer, first + number // GROUP, number % GROUP)
+            yield Request(number, tuple(TOKENIZER.encode(prompt(text))), key, RL.max_tokens, (TOKENIZER.end,))
+
+
+def parameters(config: ModelConfig, seed: int = 1) -> np.ndarray:
+    """bf16 weights, as fp32."""
+    theta = np.empty(config.parameters, np.float32)
+    initial_parameters(config, seed, theta)
+    theta[np.abs(theta) != 1.0] *= SHARPNESS
+    return rounded(theta)
+
+
+def rounded(theta: np.ndarray) -> np.ndarray:
+    """To bf16."""
+    whole: np.ndarray = torch.from_numpy(theta).bfloat16().float().numpy()
+    return whole
+
+
+def quantised(theta: np.ndarray, levels: int, block: int = 128) -> np.ndarray:
+    """Rounded to `levels` steps on each side of 0, with a scale for each block of weights."""
+    padded = np.zeros(-(-len(theta) // block) * block, np.float32)
+    padded[: len(theta)] = theta
+    blocks = padded.reshape(-1, block)
+    scale = np.abs(blocks).max(axis=1, keepdims=True) / levels
+    whole = np.rint(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale > 0)) * scale
+    return rounded(np.ascontiguousarray(whole.reshape(-1)[: len(theta)]))
+
+
+@dataclass(frozen=True)
+class Honest:
+    """Rollouts of a peer that computes what it should, in its own way, and how the validator computes.
+
+    precision: of the products of both, or "mixed".  spent_s: processor time of generating; None where another did it.
+    validator: options of `benchmarks.detection.judge`.
+    """
+
+    name: str
+    precision: str
+    rollouts: list[Rollout]
+    spent_s: float | None = None
+    validator: dict[str, Any] = field(default_factory=dict)
+
+
+def honest(config: ModelConfig, theta: np.ndarray, count: int) -> Iterator[Honest]:
+    """Each variant with `count` rollouts."""
+    made: dict[str, list[Rollout]] = {}
+    for name, precision, options in (
+        ("as the reference", "float32", {}),
+        ("batch of 5", "float32", {"slots": 5}),
+        ("prompt in pieces of 7", "float32", {"prefill_tokens": 7}),
+        ("products in bf16", "mixed", {"dtype": torch.bfloat16}),
+    ):
+        peer = Peer(config, theta, **options)
+        made[name] = peer.rollouts(count)
+        yield Honest(name, precision, made[name], peer.spent_s)
+    plain, coarse = made["as the reference"], made["products in bf16"]
+    yield Honest("whole sequences in padded rows, no cache", "float32", with_proofs_of(config, theta, plain))
+    yield Honest("validator without padding", "float32", plain, None, {"alone": True})
+    yield Honest("validator's products in bf16", "mixed", plain, None, {"dtype": torch.bfloat16})
+    yield Honest("products in bf16, of both", "bfloat16", coarse, None, {"dtype": torch.bfloat16})
+
+
+@torch.no_grad()
+def with_proofs_of(config: ModelConfig, theta: np.ndarray, rollouts: list[Rollout]) -> list[Rollout]:
+    """Proofs that the model itself makes of what somebody may have written, from rows that are padded at their ends."""
+    model, proven = Decoder(config, CPU, torch.from_numpy(theta)), []
+    for some in (rollouts[start : start + AT_ONCE] for start in range(0, len(rollouts), AT_ONCE)):
+        sequences = [torch.tensor(each.prompt + each.output[:-1]) for each in some]
+        hidden_bth = model(pad_sequence(sequences, batch_first=True))
+        states = [hidden_bth[row, len(each.prompt) - 1 :][: len(each.output)].bfloat16() for row, each in enumerate(some)]
+        for each, proofs in zip(some, prove_all(states), strict=True):
+            proven.append(replace(each, proofs=b"".join(proofs)))
+    return proven
+
+
+def coarse_cheats(config: ModelConfig, theta: np.ndarray, count: int) -> Iterator[tuple[str, list[Rollout]]]:
+    """Those that a run in which everybody computes in bf16 could hide."""
+    for name, levels in (("int8", 127), ("int4", 7)):
+        peer = Peer(config, quantised(theta, levels), dtype=torch.bfloat16)
+        yield f"weights rounded to {name}, all in bf16", peer.rollouts(count)
+
+
+def cheats(config: ModelConfig, theta: np.ndarray, count: int) -> Iterator[tuple[str, list[Rollout]]]:
+    """What dishonest peers hand in."""
+    true = Peer(config, theta)
+    good = true.rollouts(count)
+
+    def by_the_right_model(rollouts: list[Rollout]) -> list[Rollout]:
+        return with_proofs_of(config, theta, rollouts)
+
+    yield "other weights", Peer(config, parameters(config, seed=2)).rollouts(count)
+    yield "weights rounded to int8", Peer(config, quantised(theta, 127)).rollouts(count)
+    yield "weights rounded to int4", Peer(config, quantised(theta, 7)).rollouts(count)
+    yield "another prompt", true.rollouts(count, prompt=lambda text: "Be brief. " + text)
+    yield "truncated output, proofs cut", [_cut(each, len(each.output) // 2) for each in good]
+    yield "truncated output, proven anew", by_the_right_model([_cut(each, len(each.output) // 2) for each in good])
+    early = [_cut(each, len(each.output) // 3, end=True) for each in good]
+    yield "early end token, proven anew", by_the_right_model(early)
+    yield "text of a smaller model, proofs of the right one", by_the_right_model(_smaller(config, theta).rollouts(count))
+    yield "proofs of another rollout (replayed)", _replayed(good)
+    yield "another peer's rollout (copied)", true.rollouts(count, peer=OTHER)
+    yield (
+        "one completion for all copies",
+        [_as_copy(good[number - number % GROUP], each) for number, each in enumerate(good) if number % GROUP],
+    )
+    yield "an older version's rollout", true.rollouts(count, version=VERSION - 1)
+    yield "forged sampling: temperature 0.5", true.rollouts(count, temperature=0.5)
+    yield "forged sampling: always the likeliest token", true.rollouts(count, temperature=0.0)
+    best = [
+        max(some, key=worth)
+        for some in zip(*(true.rollouts(count, peer=f"{ME}{number}") for number in range(4)), strict=True)
+    ]
+    yield "inflated reward: the best of four draws", best
+    yield "inflated reward: a solution written in", by_the_right_model([_solved(each) for each in good])
+
+
+def _smaller(config: ModelConfig, theta: np.ndarray) -> Peer:
+    """A peer with a model without the last layer."""
+    last = f"layers.{config.layers - 1}."
+    kept = [place for place in parameter_layout(config) if last not in place.name]
+    shorter = np.concatenate([theta[place.offset : place.offset + place.count] for place in kept])
+    return Peer(ModelConfig(**{**vars(config), "layers": config.layers - 1}), shorter)
+
+
+def worth(rollout: Rollout) -> float:
+    """Its reward."""
+    problem = Numbers().problem(rollout.problem)
+    return Numbers().score(problem, read_turns(Numbers(), problem, rollout.output, rollout.made, TOKENIZER))
+
+
+def _solved(rollout: Rollout) -> Rollout:
+    """With the last half of the output replaced by what is worth most."""
+    half = len(rollout.output) // 2
+    return replace(rollout, output=rollout.output[:half] + (ord("a"),) * (len(rollout.output) - half))
+
+
+def _as_copy(rollout: Rollout, of: Rollout) -> Rollout:
+    return replace(rollout, copy=of.copy)
+
+
+def _cut(rollout: Rollout, length: int, end: bool = False) -> Rollout:
+    length = max(1, length)
+    output = rollout.output[: length - end] + (TOKENIZER.end,) * end
+    return replace(rollout, output=output, made=(True,) * len(output), proofs=rollout.proofs[: 258 * -(-len(output) // 32)])
+
+
+def _replayed(rollouts: list[Rollout]) -> list[Rollout]:
+    by_size: dict[int, Rollout] = {}
+    changed = []
+    for each in rollouts:
+        before = by_size.get(len(each.proofs))
+        if before is not None:
+            changed.append(replace(each, proofs=before.proofs))
+        by_size[len(each.proofs)] = each
+    return changed

@@ -1,0 +1,151 @@
+"""What the memory of a run with rollouts is estimated at, and what real work takes: `python -m benchmarks.rollout_memory`.
+
+For each model and each kind of work a process of its own keeps as many versions as a trainer process does, makes some
+rollouts, judges them, or learns from them, on the CPU; the peak is the kernel's own (VmHWM).  Prompts and outputs are as
+long as the run allows, so that the peak is what the estimate is about.  Prints a table; asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config import TrainingConfig
+from trainer.memory import Work, trainer_memory
+
+SHAPES = {
+    "1M": {"vocab": 256, "dim": 128, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 384},
+    "18M": {"vocab": 8192, "dim": 384, "layers": 8, "heads": 6, "kv_heads": 2, "ffn": 1024},
+    "63M": {"vocab": 32_768, "dim": 512, "layers": 16, "heads": 8, "kv_heads": 2, "ffn": 1408},
+}
+PROMPT, OUTPUT = 64, 192
+
+
+def config_of(name: str) -> TrainingConfig:
+    """A run whose sequences have at most PROMPT + OUTPUT tokens."""
+    rl = {"prompts": 2, "group_size": 16, "max_tokens": OUTPUT, "row_tokens": PROMPT + OUTPUT, "optimizer_steps": 1}
+    model = SHAPES[name] | {"rope_base": 10_000.0, "norm_eps": 1e-5, "tied": True}
+    inner = {
+        "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "clip_norm": 1.0, "z_loss": 0.0,
+        "schedule": "wsd", "warmup_steps": 0, "stable_steps": 1, "total_steps": 1, "joiner_warmup_steps": 0,
+    }  # fmt: skip
+    data = {"corpus": "stdlib", "sequence_length": 64, "sequences_per_step": 1, "held_out_percent": 5}
+    return TrainingConfig.from_sections(
+        {"seed": 0, "model": model, "data": data, "inner": inner, "inner_steps": 1, "max_members": 1,
+         "chunk_parameters": 1 << 16, "rl": rl | {"micro_batch_tokens": 1024}, "environment": "long"}
+    )  # fmt: skip
+
+
+def work_at(name: str, work: Work, folder: Path) -> None:
+    """Do it, in this process."""
+    import numpy as np
+    import torch
+
+    from trainer.data.corpus import load
+    from trainer.environments.environment import Environment, Problem
+    from trainer.models.llama.initial import initial_parameters
+    from trainer.rl.learner import Learner, LearnTask
+    from trainer.rl.verification import Assignment
+    from trainer.rl.worker import RolloutWorker, Tasks
+    from trainer.worker import Worker
+
+    class Long(Environment):
+        """Long prompts, and a score by the first letter, so that there is something to learn."""
+
+        size = 16
+
+        def problem(self, index: int) -> Problem:
+            return Problem(index, chr(97 + index) * PROMPT, None)
+
+        def score(self, problem: Problem, turns: Any) -> float:
+            return float(len(turns) > 0 and ord((turns[0] or "a")[0]) % 2)
+
+        def solution(self, problem: Problem) -> tuple[str, ...]:
+            return ("",)
+
+    torch.set_num_threads(1)
+    config, cpu = config_of(name), torch.device("cpu")
+    assert config.rl is not None
+    trains = Worker(config, cpu, load("stdlib", 5)) if work is Work.TRAIN else None
+    if trains is None:
+        from trainer.reading import tokenizer_of
+
+        tokenizer = tokenizer_of(config)
+    else:
+        tokenizer = trains.tokenizer
+    theta = np.memmap(folder / "theta", np.float32, "w+", shape=(config.model.parameters,))
+    initial_parameters(config.model, 0, theta)
+    rollouts = RolloutWorker(config.rl, config.model, Tasks(Long(), tokenizer), cpu)
+    for version in range(config.rl.max_async + 2):
+        rollouts.keep_version(version, theta)
+    assignment, batch = Assignment(bytes(32), version, "peer", (0, 1), 16), folder / "batch"
+    if work is Work.GENERATE:
+        for number in range(2):  # the second time other weights take the place of the first ones
+            each = Assignment(bytes(32), version - 1 + number, "peer", (0, 1), 16)
+            rollouts.generate(each, batch)
+    elif work is Work.VERIFY:
+        assert all(judged.reason is None for judged in rollouts.verify(assignment, batch))
+    else:
+        assert trains is not None
+        out = bytearray(trains.layout[-1].encoded.stop)
+        rollouts.verify(assignment, batch)
+        learner = Learner(config.rl, trains.model, config.chunk_parameters)
+        learner.compute(LearnTask(0, 0), rollouts.groups([batch]), theta, memoryview(out))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peaks = {line.split()[0]: 1024 * int(line.split()[1]) for line in lines if line.endswith(" kB")}
+    print(json.dumps({"peak": peaks["VmHWM:"] - 4 * config.model.parameters, "parameters": config.model.parameters}))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Bytes, of the trainer's own memory: without the parameters that it shares with the peer."""
+
+    model: str
+    work: str
+    parameters: int
+    estimate: int
+    peak: int
+
+
+def measure(name: str) -> list[Found]:
+    """Generating, verifying and learning, each in a process of its own."""
+    found = []
+    with tempfile.TemporaryDirectory(prefix="rollout-memory-") as folder:
+        for work in (Work.GENERATE, Work.VERIFY, Work.TRAIN):
+            words = [sys.executable, "-m", "benchmarks.rollout_memory", "--work", work.value, "--models", name]
+            done = subprocess.run([*words, "--folder", folder], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(f"{name}, {work.value}: {done.stderr[-600:]}")
+            told = json.loads(done.stdout.splitlines()[-1])
+            estimate = trainer_memory(config_of(name), "cpu", work).host
+            found.append(Found(name, work.value, told["parameters"], estimate, told["peak"]))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout_memory", description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--work", choices=[work.value for work in Work], help="do this one in this process")
+    parser.add_argument("--folder", type=Path, help="where the rollouts are, with --work")
+    arguments = parser.parse_args()
+    if arguments.work:
+        work_at(arguments.models[0], Work(arguments.work), arguments.folder)
+        return
+    print("| model | parameters | work | estimate MB | peak MB | ratio |\n|---|---|---|---|---|---|", flush=True)
+    for name in arguments.models:
+        for each in measure(name):
+            print(
+                f"| {each.model} | {each.parameters / 1e6:.1f} M | {each.work} | {each.estimate / 1e6:.0f} | "
+                f"{each.peak / 1e6:.0f} | {each.estimate / each.peak:.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

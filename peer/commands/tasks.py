@@ -1,0 +1,198 @@
+"""`peer tasks`: sets of tasks from the crowd: those that there are, offering one, admitting and removing them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peer.commands import add_command
+from peer.errors import ExitCode, PeerError
+
+if TYPE_CHECKING:
+    from peer.commands import Subparsers
+    from peer.tasks.checking import Checked
+
+FETCH_TIMEOUT_S = 300.0
+SHOWN = 5
+"""Tasks whose prompts `peer tasks show` prints."""
+KINDS = {
+    "ExactAnswer": "exact answers",
+    "NumericAnswer": "numbers",
+    "MathsAnswer": "mathematics (peers need the extra rl)",
+    "CodeTests": "programs (peers need the sandbox)",
+}
+
+
+def register(subparsers: Subparsers) -> None:
+    """Describe the command line."""
+    parser = add_command(
+        subparsers,
+        "tasks",
+        "show, offer, admit and remove sets of tasks from the crowd",
+        run_list,
+        epilog="In runs with rollouts.  Anybody offers a set; the organiser admits it; sets that teach nothing fall out.",
+    )
+    parser.set_defaults(json=False)
+    group = parser.add_subparsers(title="commands", metavar="COMMAND")
+    listed = add_command(group, "list", "the sets that are admitted or offered, and what is counted of them", run_list)
+    listed.add_argument("--json", action="store_true", help="one JSON object")
+    publish = add_command(
+        group,
+        "publish",
+        "check a file of tasks and offer it to the run",
+        run_publish,
+        epilog="The peer has to run; it serves the file until the other peers have it.",
+    )
+    publish.add_argument("source", metavar="FILE", help="JSON lines, plain or compressed by zstd (docs/environments.md)")
+    publish.add_argument("--name", help="what people see, up to 64 plain characters (default: the file's name)")
+    show = add_command(group, "show", "fetch a set that is offered, check it, and show some of its tasks", run_show)
+    show.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
+    admit = add_command(
+        group,
+        "admit",
+        "as the organiser: fetch and check a set, and have the run solve its tasks",
+        run_admit,
+        epilog="It holds for everybody from the version on whose record has the signed amendment.",
+    )
+    admit.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
+    admit.add_argument(
+        "--percent",
+        type=_percent,
+        metavar="P",
+        help="so many of all problems are of the sets (1 to 90; default: as before, 50 at first)",
+    )
+    remove = add_command(group, "remove", "as the organiser: have no more problems of a set", run_remove)
+    remove.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Print the sets; exit code 5 when no peer runs here."""
+    from peer.console.plain_json import print_json
+
+    status = _ask(args, "tasks")
+    if args.json:
+        print_json(status)
+    else:
+        print("\n".join(describe(status)))
+    return ExitCode.OK
+
+
+def run_publish(args: argparse.Namespace) -> int:
+    """Check the file, hand it to the running peer, and print the set's ID."""
+    from peer.formatting import size
+    from peer.joining.run_source import chosen_run
+    from peer.paths import data_dir
+    from peer.tasks.checking import prepared
+
+    folder, run = data_dir(args.data_dir), _ask(args, "tasks")["run"]
+    source = Path(args.source).absolute()
+    name = args.name if args.name is not None else source.name[:64]
+    with prepared(chosen_run(run, folder), source, folder) as ready:
+        done = _ask(args, "publish-tasks", file=ready.file, name=name, count=len(ready.tasks))
+    print(f"set         {done['id']}")
+    print(f"name        {done['name']}")
+    print(f"tasks       {done['tasks']} in {size(done['size_bytes'])}: {_kinds(ready.kinds)}")
+    print("The organiser admits it with `peer tasks admit " + done["id"][:12] + "`; keep this peer running until then.")
+    return ExitCode.OK
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Fetch the set and check it; its kinds, its file, and the prompts of its first tasks."""
+    from peer.formatting import clean
+
+    fetched, checked = _fetched(args)
+    print(f"set         {fetched['id']}")
+    print(f"tasks       {len(checked.tasks)}: {_kinds(checked.kinds)}")
+    print(f"file        {fetched['path']}")
+    for task in checked.tasks[:SHOWN]:
+        print(f"task        {clean(task.problem_id, 40)}: {clean(task.prompt, 200)}")
+    return ExitCode.OK
+
+
+def run_admit(args: argparse.Namespace) -> int:
+    """Fetch the set, check it as its publisher should have, and sign the amendment."""
+    fetched, checked = _fetched(args)
+    done = _ask(args, "admit-tasks", timeout_s=FETCH_TIMEOUT_S, id=fetched["id"], percent=args.percent)
+    print(f"admitted    {fetched['id']}")
+    print(f"tasks       {len(checked.tasks)}: {_kinds(checked.kinds)}")
+    _say_amended(done)
+    return ExitCode.OK
+
+
+def _fetched(args: argparse.Namespace) -> tuple[dict[str, Any], Checked]:
+    """What the running peer says of a set that it fetched, and what is in the file."""
+    from peer.joining.run_source import chosen_run
+    from peer.paths import data_dir
+    from peer.tasks.checking import check
+
+    folder, run = data_dir(args.data_dir), _ask(args, "tasks")["run"]
+    fetched = _ask(args, "fetch-tasks", timeout_s=FETCH_TIMEOUT_S, id=args.id)
+    checked = check(chosen_run(run, folder), Path(fetched["path"]))
+    if len(checked.tasks) != fetched["tasks"]:
+        raise PeerError(
+            f"the set has {len(checked.tasks)} tasks, and its publisher says {fetched['tasks']}; do not admit it",
+            ExitCode.INPUT,
+        )
+    return fetched, checked
+
+
+def run_remove(args: argparse.Namespace) -> int:
+    """Sign an amendment without the set."""
+    _say_amended(_ask(args, "remove-tasks", id=args.id))
+    return ExitCode.OK
+
+
+def _say_amended(done: dict[str, Any]) -> None:
+    count = len(done["sets"])
+    print(f"amendment   {done['amendment']}: {count} set{'s' if count != 1 else ''}, {done['percent']} % of the problems")
+    print("It holds from the version on whose record has it; `peer tasks list` shows when.")
+
+
+def _kinds(kinds: dict[str, int]) -> str:
+    return ", ".join(f"{count} {KINDS.get(kind, kind)}" for kind, count in sorted(kinds.items()))
+
+
+def _ask(args: argparse.Namespace, command: str, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:
+    from peer.control.client import ControlClient, ControlError, NotRunning
+    from peer.paths import data_dir
+
+    try:
+        return ControlClient(data_dir(args.data_dir), timeout_s=timeout_s).request(command, **fields)
+    except NotRunning as error:
+        raise PeerError(f"{error}; start one with `peer join`", ExitCode.NOT_RUNNING) from error
+    except ControlError as error:
+        raise PeerError(str(error)) from error
+
+
+def describe(status: dict[str, Any]) -> list[str]:
+    """The sets as lines for a person."""
+    from peer.formatting import clean, short, size
+
+    head = f"amendment {status['amendment']}" if status["amendment"] else "no set was admitted yet"
+    lines = [f"run     {status['run']}", f"tasks   {head}"]
+    if status["amendment"]:
+        lines[-1] += f": {status['percent']} % of the problems are of the admitted sets"
+    if status["pending"] is not None:
+        lines.append(f"coming  amendment {status['pending']}, which no record has yet")
+    if status["sets"]:
+        lines.append(f"{'ID':<13}{'TASKS':>6}{'SIZE':>10}  {'BY':<10}{'SOLVED':>14}{'AGREED':>14}  STATE")
+    for each in status["sets"]:
+        state = each["state"] + ("" if each["here"] or each["state"] == "offered" else ", not here yet")
+        why = each["unusable"] or each["fault"]
+        lines.append(
+            f"{each['id'][:12]:<13}{each['tasks']:>6}{size(each['size_bytes']):>10}  {short(each['publisher']):<10}"
+            f"{_share(each['solved'], each['attempts']):>14}{_share(each['agreeing'], each['verdicts']):>14}  "
+            f"{state}: {clean(each['name'], 64)}{f' ({clean(why, 200)})' if why else ''}"
+        )
+    return lines
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%} of {whole}" if whole else "-"
+
+
+def _percent(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 90:
+        raise argparse.ArgumentTypeError(f"{text} is no share; give a whole number from 1 to 90")
+    return int(text)

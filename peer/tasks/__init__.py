@@ -1,0 +1,1 @@
+"""Sets of tasks that volunteers contribute: checked before anybody hears of them."""

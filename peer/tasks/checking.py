@@ -1,0 +1,77 @@
+"""A file of tasks made ready to be published, and a fetched one looked at before it is admitted: the same strict reading."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.errors import ExitCode, PeerError
+from peer.paths import make_private, run_dir
+from protocol.run.manifest import SignedManifest
+from protocol.wire.tasks import MAX_SET_BYTES, MAX_SET_TASKS
+from trainer.environments.records import Task
+from trainer.environments.task_set import read_task_set
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A file that is a set.  kinds: of verification, with their numbers.  file: its name in the run's folder of tasks."""
+
+    tasks: tuple[Task, ...]
+    kinds: dict[str, int]
+    file: str = ""
+
+
+def check(signed: SignedManifest, source: Path) -> Checked:
+    """The tasks in a file.  Raises `PeerError` with the line at fault, and the remedy."""
+    return _read(signed, source)[1]
+
+
+@contextmanager
+def prepared(signed: SignedManifest, source: Path, data: Path) -> Iterator[Checked]:
+    """The tasks in `source`, and a copy of it in the run's folder of tasks; nothing of it is left at the end.
+
+    A compressed file is unpacked, so that a set has one name.  Raises `PeerError`.
+    """
+    plain, checked = _read(signed, source)
+    folder = make_private(make_private(run_dir(data, signed.run)) / "tasks")
+    target = folder / f".given-{os.getpid()}.new"
+    try:
+        target.write_bytes(plain)
+        yield Checked(checked.tasks, checked.kinds, target.name)
+    finally:
+        target.unlink(missing_ok=True)
+
+
+def _read(signed: SignedManifest, source: Path) -> tuple[bytes, Checked]:
+    rl = signed.manifest.rl
+    if rl is None:
+        raise PeerError("this run learns from text, not from rollouts, so nobody solves tasks in it", ExitCode.INPUT)
+    try:
+        data = source.read_bytes()
+    except OSError as error:
+        raise PeerError(f"cannot read {source}: {error.strerror}; name a file of JSON lines", ExitCode.INPUT) from error
+    try:
+        read = read_task_set(data)
+    except ValueError as error:
+        raise PeerError(f"{source}: {error}; docs/environments.md says what a line has", ExitCode.INPUT) from error
+    size, tasks = len(read.plain), read.tasks
+    if size > MAX_SET_BYTES or len(tasks) > MAX_SET_TASKS:
+        raise PeerError(
+            f"{source} has {len(tasks)} tasks in {size} bytes, more than {MAX_SET_TASKS} in {MAX_SET_BYTES}; split it",
+            ExitCode.INPUT,
+        )
+    most = rl.row_tokens + 1 - rl.max_tokens
+    longest = max(tasks, key=lambda task: len(task.prompt.encode()))
+    if len(longest.prompt.encode()) > most:
+        raise PeerError(
+            f"{source}: the prompt of {longest.problem_id!r:.80} has {len(longest.prompt.encode())} bytes, and this run "
+            f"learns from prompts of at most {most} (row_tokens + 1 - max_tokens); shorten it, or leave it out",
+            ExitCode.INPUT,
+        )
+    kinds = Counter(type(task.verification).__name__ for task in tasks)
+    return read.plain, Checked(tasks, dict(kinds))

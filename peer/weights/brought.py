@@ -1,0 +1,120 @@
+"""What a run file brings along besides its numbers: a folder of weights, a tokenizer, chats.
+
+The manifest names all of it by hashes.  The organiser's data directory keeps it; other peers fetch it from there and from
+each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peer.errors import ExitCode, PeerError
+from peer.paths import make_private, run_dir
+from peer.weights.start import FolderStart
+from peer.weights.tokenizer_facts import tokenizer_facts
+from protocol.run.data_section import CHATS, MAX_FILE_BYTES, TOKENIZER, FileSection
+from protocol.run.manifest import RunManifest, SignedManifest
+from protocol.run.run_file import sections_of
+from protocol.state.disk import Disk, StoreFailed
+from protocol.state.weight_files import WeightFiles
+from protocol.sync.run_files import file_section, keep_file
+from protocol.wire.hashes import Hash
+from trainer.config import TrainingConfig
+from trainer.data.chat_reading import ChatReading
+from trainer.reading import reading_of, tokenizer_of
+
+
+class Brought:
+    """A `protocol.run.run_file.Start`.  Raises `PeerError` for what no run can have."""
+
+    def __init__(
+        self, folder: FolderStart | None, tokenizer: Path | None, chats: Path | None, said: Mapping[str, Any]
+    ) -> None:
+        """said: what the run file says of the tokenizer, which goes before what its files say."""
+        self._folder = folder
+        paths = {TOKENIZER: tokenizer, CHATS: chats}
+        self._paths = {name: path for name, path in paths.items() if path is not None}
+        self._data = {name: _content(path) for name, path in self._paths.items()}
+        self.sections: dict[str, dict[str, Any]] = {}
+        if chats is not None:
+            self.sections["data"] = {"chats": file_section(self._data[CHATS]).model_dump()}
+        if tokenizer is not None:
+            with_file = {"file": file_section(self._data[TOKENIZER]).model_dump()}
+            self.sections["tokenizer"] = tokenizer_facts(tokenizer, said) | with_file
+
+    @property
+    def facts(self) -> Mapping[str, Any] | None:
+        """As `Start.facts`."""
+        return self._folder.facts if self._folder is not None else None
+
+    def digest(self, piece_bytes: int) -> Hash:
+        """As `Start.digest`."""
+        assert self._folder is not None, "asked only where there are facts"
+        return self._folder.digest(piece_bytes)
+
+    def check(self, manifest: RunManifest) -> str:
+        """Read all of it as a trainer will; what a person should know of the chats, empty where there are none.
+
+        Raises `PeerError` with file and line.
+        """
+        paths = {name: str(path) for name, path in self._paths.items()}
+        config = TrainingConfig.from_sections(manifest.trainer_sections() | {"files": paths})
+        try:
+            tokenizer = tokenizer_of(config)
+            reading = reading_of(config, tokenizer) if CHATS in self._paths else None
+        except ValueError as error:
+            raise PeerError(str(error), ExitCode.INPUT) from error
+        return reading.described() if isinstance(reading, ChatReading) else ""
+
+    def keep(self, signed: SignedManifest, data: Path) -> None:
+        """Put all of it where the organiser's peer has it.  Raises `PeerError`, also when the folder has changed."""
+        if self._folder is not None:
+            self._folder.keep(signed, data)
+        files = WeightFiles(Disk(), make_private(make_private(run_dir(data, signed.run)) / "files"))
+        for name, file in signed.manifest.files.items():
+            if name in self._data:
+                _keep(files, file, self._data[name])
+
+
+def brought_by(path: Path) -> Brought | None:
+    """What a run file brings along; None where it brings nothing.  Raises `PeerError` or `RunFileError`.
+
+    A model's folder brings its tokenizer.json, where it has one and the run file names no other.
+    """
+    sections = sections_of(path)
+    model, tokenizer, chats = (_named(path, sections.get(name)) for name in ("model", "tokenizer", "data"))
+    said = sections.get("tokenizer", {})
+    if tokenizer is not None and tokenizer.is_dir():
+        tokenizer = tokenizer / TOKENIZER
+    if tokenizer is None and model is not None and "file" not in said and (model / TOKENIZER).is_file():
+        tokenizer = model / TOKENIZER
+    if model is None and tokenizer is None and chats is None:
+        return None
+    return Brought(FolderStart(model) if model is not None else None, tokenizer, chats, said)
+
+
+def _named(path: Path, section: Any) -> Path | None:
+    """The path after `from` in a section, seen from the run file's."""
+    named = section.get("from") if isinstance(section, Mapping) else None
+    return path.parent / Path(named).expanduser() if isinstance(named, str) and named else None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise PeerError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; give a smaller file", ExitCode.INPUT)
+        data = path.read_bytes()
+    except OSError as error:
+        raise PeerError(f"{path}: {error.strerror}; give the path of a file", ExitCode.INPUT) from error
+    if not data:
+        raise PeerError(f"{path} is empty; give a file with something in it", ExitCode.INPUT)
+    return data
+
+
+def _keep(files: WeightFiles, file: FileSection, data: bytes) -> None:
+    try:
+        keep_file(files, file, data)
+    except StoreFailed as error:
+        raise PeerError(str(error), ExitCode.RESOURCES) from error

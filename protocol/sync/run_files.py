@@ -1,0 +1,102 @@
+"""The files of a run on this peer's disk: fetched from whoever has them, checked, and offered to others.
+
+    files/<root>.blob           a file, complete (`protocol.state.weight_files`)
+
+The organiser's peer has them from the beginning.  Everybody else fetches them as soon as it meets a peer, before it reads
+the run's state; a trainer process is started when they are here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from protocol.content.blob import Blob, set_of
+from protocol.content.leaves import fetch_leaves
+from protocol.content.swarm import Swarm
+from protocol.content.transfer import Purpose
+from protocol.network.session import Session
+from protocol.offload import Offload
+from protocol.run.data_section import FILE_CHUNK_BYTES, FileSection
+from protocol.run.manifest import RunManifest
+from protocol.state.weight_files import WeightFiles, leaves_of
+from protocol.wire.hashes import tree_root
+
+RETRY_S = 1.0
+
+
+class RunFiles:
+    """`run` it once; other than that it only waits."""
+
+    def __init__(self, session: Session, manifest: RunManifest, files: WeightFiles, swarm: Swarm, offload: Offload) -> None:
+        self._session, self._files, self._swarm, self._offload = session, files, swarm, offload
+        self._named = manifest.files
+        self._here = trio.Event()
+        if not self._named:
+            self._here.set()
+
+    @property
+    def are_here(self) -> bool:
+        """Whether all are here and checked."""
+        return self._here.is_set()
+
+    async def until_here(self) -> None:
+        """Until all are here and checked."""
+        await self._here.wait()
+
+    async def run(self) -> None:
+        """Check what is here and fetch the rest.  Raises `StoreFailed`."""
+        if self._here.is_set():
+            return
+        await self._offload(self._files.load)
+        for number, file in enumerate(self._named.values()):
+            while not await self._offload(is_right, self._files, file):
+                if not await self._fetch(number, file):
+                    await trio.sleep(RETRY_S)
+        self._here.set()
+
+    async def _fetch(self, number: int, file: FileSection) -> bool:
+        sources = [*self._session.network.connected()]
+        leaves = await fetch_leaves(self._session, file.name, file.chunks, sources, "file")
+        if leaves is None:
+            return False
+        part = await self._offload(self._files.begin, file.name, file.size)
+        missing = await self._offload(part.missing, leaves, FILE_CHUNK_BYTES)
+        here = ((1 << file.chunks) - 1) & ~set_of(missing)
+        blob = Blob.even(file.name, leaves, file.size, FILE_CHUNK_BYTES)
+        whole = await self._swarm.fetch(blob, part.view, sources, Purpose("file", number), here=here)
+        if whole:
+            await self._offload(self._files.publish, part, file.name, leaves)
+        return whole
+
+
+def is_right(files: WeightFiles, file: FileSection) -> bool:
+    """Whether a file is here with the bytes that the manifest names; a damaged one is on its way again.  Blocking."""
+    view = files.view(file.name, file.size)
+    if view is None:
+        return False
+    if tree_root(leaves_of(view, FILE_CHUNK_BYTES)) == file.name:
+        return True
+    files.demote(file.name)
+    return False
+
+
+def keep_file(files: WeightFiles, file: FileSection, data: bytes) -> None:
+    """Put a file of the organiser's where its peer has it.  Blocking.  Raises `StoreFailed`."""
+    files.load()
+    if is_right(files, file):
+        return
+    part = files.begin(file.name, file.size)
+    part.view[:] = data
+    files.publish(part, file.name, leaves_of(data, FILE_CHUNK_BYTES))
+
+
+def file_section(data: bytes) -> FileSection:
+    """What a manifest says of these bytes."""
+    return FileSection(size=len(data), root=tree_root(leaves_of(data, FILE_CHUNK_BYTES)).hex())
+
+
+def paths_of(manifest: RunManifest, files: WeightFiles) -> dict[str, Path]:
+    """Where the run's files lie when they are here, by name."""
+    return {name: files.path(file.name) for name, file in manifest.files.items()}

@@ -1,0 +1,226 @@
+"""A peer's part in the sets of tasks from the crowd: what it hears of them, fetches, counts, and puts into plans.
+
+Sets that the chain admits are fetched by every peer, and so are those of an amendment that no record has yet.  What others
+offer is fetched only where this peer's owner asks for it (`protocol.tasks.desk`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import trio
+
+from protocol.content.swarm import Swarm
+from protocol.events import Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
+from protocol.network.interface import Acceptance, NetworkError
+from protocol.network.session import Session
+from protocol.offload import Offload
+from protocol.state.disk import StoreFailed
+from protocol.state.guarded import read_guarded, write_guarded
+from protocol.state.replica import Replica
+from protocol.state.tasks_in_force import TasksInForce, first_problem
+from protocol.tasks.counting import Counting
+from protocol.tasks.offers import Offer, Offers
+from protocol.tasks.set_files import SetFiles
+from protocol.trainer_link import TaskFile
+from protocol.versions.weight_versions import Watching
+from protocol.wire.canonical import Malformed
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import unpack
+from protocol.wire.tasks import Amendment, TaskSet
+
+LOOK_S = 0.5
+REPEAT_S = 30.0
+"""Gossip may be lost, and others come: what we offer, and an amendment that no record has, is said again so often."""
+OWN = 1 << 50
+"""In place of a number, for what we offer; amendments are kept by theirs, which are lower."""
+
+
+class TaskSets:
+    """Of one node in a run with rollouts; `run` it.
+
+    own: what we offer.  pending: the newest amendment, while no record has it.  asked: sets that our owner wants.  counting:
+    what became of tasks, at a trainer.  opened: whether the trainer process can use the sets in these slots.  unusable:
+    slots of those that it cannot use, and why.
+    """
+
+    def __init__(self, session: Session, guard: Watching, replica: Replica, offload: Offload, swarm: Swarm) -> None:
+        self._session, self._guard, self._replica, self._offload = session, guard, replica, offload
+        self._max_async = replica.manifest.rl.max_async if replica.manifest.rl is not None else 0
+        self.organiser = PeerId(replica.manifest.organiser)
+        self._statements = replica.store.tasks
+        self.files = SetFiles(session, guard, replica.store.tasks, offload, swarm)
+        self.offers = Offers()
+        self.own: dict[Hash, bytes] = {}
+        self.pending: tuple[Amendment, bytes] | None = None
+        self.asked: set[Hash] = set()
+        self.nursery: trio.Nursery | None = None
+        self._said_at = -REPEAT_S
+        self._seen = TasksInForce()
+        self.counting = Counting()
+        self.opened: Callable[[Sequence[int]], bool] = lambda slots: True
+        self.unusable: Mapping[int, str] = {}
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self.files.load()
+        await self._recall()
+        self._seen = self.in_force
+        async with trio.open_nursery() as nursery:
+            self.nursery = nursery
+            while True:
+                with self._guard.watch(self._session.me, "tasks"):
+                    await self._tend(nursery)
+                await trio.sleep(LOOK_S)
+
+    async def _recall(self) -> None:
+        """What an earlier life said, heard and counted."""
+        for raw in await self._offload(self._statements.statements):
+            try:
+                sender, body, _ = unpack(raw, self._session.run)
+            except Malformed:
+                continue
+            if isinstance(body, TaskSet) and sender == self._session.me and body.root in self.files.digests:
+                self.own[Hash(body.root)] = raw
+                self.offers.hear(Offer(body, sender, raw, is_member=True))
+            elif isinstance(body, Amendment) and sender == self.organiser:
+                self.take(body, raw)
+        counts = await self._offload(read_guarded, self._statements.disk, self._counts_path)
+        try:
+            self.counting = Counting.decode(counts) if counts is not None else self.counting
+        except ValueError as error:
+            self._session.emit(Notice("warning", f"what was counted of tasks cannot be read, and is counted anew: {error}"))
+
+    async def _tend(self, nursery: trio.Nursery) -> None:
+        tasks = self.in_force
+        self._tell(tasks)
+        if self.pending is not None and self.pending[0].number <= tasks.number:
+            self.pending = None
+            await self._offload(self._statements.keep_all, (), tasks.number + 1)
+        needed = self._needed()
+        self.files.begin(nursery, needed)
+        await self.files.tidy({*needed, *self.own, *self.asked})
+        if self.counting.is_new:
+            self.counting.keep_only({each.slot for each in tasks.sets})
+            await self._offload(write_guarded, self._statements.disk, self._counts_path, self.counting.encode())
+        if trio.current_time() - self._said_at >= REPEAT_S:
+            self._said_at = trio.current_time()
+            for raw in [*self.own.values(), *([self.pending[1]] if self.pending is not None else [])]:
+                await self.say(raw)
+
+    def _tell(self, tasks: TasksInForce) -> None:
+        """Tell the person what the chain has made of the sets since we looked last."""
+        seen, self._seen = self._seen, tasks
+        if tasks.number != seen.number:
+            self._session.emit(
+                TasksAmended(tasks.number, tasks.since, [each.root.hex() for each in tasks.live], tasks.percent)
+            )
+        for each in tasks.sets:
+            if each.slot in tasks.fallen and each.slot not in seen.fallen:
+                self._session.emit(TaskSetFellOut(each.root.hex(), each.name, tasks.fell))
+
+    @property
+    def _counts_path(self) -> Path:
+        return self._statements.folder / "counts"
+
+    async def say(self, raw: bytes) -> None:
+        """By gossip."""
+        try:
+            await self._session.network.publish(raw)
+        except NetworkError:
+            pass  # it is said again
+
+    # -- which sets there are -----------------------------------------------------------------------------------------
+
+    @property
+    def in_force(self) -> TasksInForce:
+        """At the newest version."""
+        return self._replica.history.roster.tasks
+
+    def at(self, version: int) -> TasksInForce:
+        """At a version of our chain, at most the newest."""
+        return self._replica.history.roster_at(min(version, self._replica.history.length)).tasks
+
+    def _versions(self) -> range:
+        """Those that rollouts may be of."""
+        length = self._replica.history.length
+        return range(max(0, length - self._max_async), length + 1)
+
+    def _needed(self) -> dict[Hash, tuple[int, PeerId]]:
+        """Sets that must be here, with their sizes and who published them."""
+        sets = [each for version in self._versions() for each in self.at(version).live]
+        sets += self.pending[0].sets if self.pending is not None else []
+        return {Hash(each.root): (each.size, PeerId(each.publisher)) for each in sets}
+
+    def usable_files(self) -> list[TaskFile]:
+        """What the trainer process should have, as far as it is here: the sets of all versions that rollouts may be of, and
+        of an amendment that no record has yet."""
+        sets = {each.slot: each for version in self._versions() for each in self.at(version).live}
+        sets |= {each.slot: each for each in (self.pending[0].sets if self.pending is not None else ())}
+        return [
+            TaskFile(first_problem(slot), each.count, self.files.path(root), self.files.digests[root])
+            for slot, each in sorted(sets.items())
+            if (root := Hash(each.root)) in self.files.digests
+        ]
+
+    def amendment(self) -> bytes | None:
+        """What is to go into our plans: the newest amendment, once its sets are here and can be used."""
+        if self.pending is None:
+            return None
+        body, raw = self.pending
+        is_next = body.number > self.in_force.number and all(each.root in self.files.digests for each in body.sets)
+        return raw if is_next and self.opened([each.slot for each in body.sets]) else None
+
+    def against(self, tasks: TasksInForce) -> int | None:
+        """The sets that fall out by what was counted here, as our READY says it."""
+        return self.counting.against(tasks)
+
+    # -- hearing ------------------------------------------------------------------------------------------------------
+
+    def hear(self, sender: PeerId, body: TaskSet | Amendment, raw: bytes) -> Acceptance:
+        """Take in a statement whose signature holds; whether it is handed on."""
+        if self.nursery is None:
+            return Acceptance.IGNORE
+        if isinstance(body, TaskSet):
+            return Acceptance.ACCEPT if self.hear_offer(sender, body, raw) else Acceptance.IGNORE
+        if sender != self.organiser:
+            return Acceptance.REJECT  # whoever hands it on could know that
+        if not self.take(body, raw):
+            return Acceptance.IGNORE
+        self.nursery.start_soon(self._keep, body.number, raw)
+        return Acceptance.ACCEPT
+
+    def hear_offer(self, publisher: PeerId, body: TaskSet, raw: bytes) -> bool:
+        """Whether an offer, ours or another's, is news."""
+        is_member = publisher == self._session.me or self._replica.history.has_member(publisher)
+        offer = Offer(body, publisher, raw, is_member)
+        if not self.offers.hear(offer):
+            return False
+        self._session.emit(TaskSetOffered(publisher, offer.root.hex(), body.name, body.count, body.size))
+        return True
+
+    def take(self, body: Amendment, raw: bytes) -> bool:
+        """Whether this amendment is the newest now: of two with one number the first counts, until a record has one."""
+        if self.pending is not None and body.number <= self.pending[0].number:
+            return False
+        try:
+            self.in_force.check(self._session.run, self._replica.manifest, raw)
+        except Malformed:
+            return False
+        self.pending = body, raw
+        return True
+
+    async def _keep(self, number: int, raw: bytes) -> None:
+        with self._guard.watch(self.organiser, "amendment"):
+            try:
+                await self.keep(number, raw)
+            except StoreFailed as error:
+                self._session.emit(Notice("warning", f"an amendment cannot be kept: {error}"))
+
+    async def keep(self, number: int, raw: bytes) -> None:
+        """A statement of ours, or an amendment, on disk when this returns.  Raises `StoreFailed`."""
+        await self._offload(self._statements.keep, number, raw)

@@ -1,0 +1,67 @@
+"""A file of tasks is checked before anybody hears of it: errors with the line and the remedy, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from peer.errors import PeerError
+from peer.paths import run_dir
+from peer.tasks.checking import check, prepared
+from protocol.wire.tasks import MAX_SET_TASKS
+from tests.simulation.rollouts import rl_run
+from tests.simulation.world import simulated_run
+
+SIGNED = rl_run()
+LINE = {"problem_id": "a", "task_type": "exact_answer", "prompt": "1+1?", "verification_info": {"ground_truth": "2"}}
+
+
+def written(folder: Path, *lines: object) -> Path:
+    path = folder / "tasks.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ((LINE, "{"), "line 2: not JSON"),
+        ((LINE, LINE), "line 2: problem_id 'a' was used in line 1"),
+        ((LINE, {**LINE, "problem_id": "b", "hint": 1}), "line 2: the line has the unknown field 'hint'"),
+        (({**LINE, "task_type": "judged"},), "line 1: task_type 'judged' is none of"),
+        (("",), "there is no task"),
+        (({**LINE, "prompt": "x" * 18},), "18 bytes, and this run learns from prompts of at most 17"),
+    ],
+)
+def test_what_is_no_set_for_this_run_is_refused(tmp_path: Path, lines: tuple[object, ...], sentence: str) -> None:
+    with pytest.raises(PeerError) as caught:
+        check(SIGNED, written(tmp_path, *lines))
+    assert sentence in caught.value.text
+
+
+def test_too_many_tasks_are_refused(tmp_path: Path) -> None:
+    lines = [{**LINE, "problem_id": str(number)} for number in range(MAX_SET_TASKS + 1)]
+    with pytest.raises(PeerError, match="split it"):
+        check(SIGNED, written(tmp_path, *lines))
+
+
+def test_runs_without_rollouts_and_files_that_are_not_there_are_told(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="learns from text"):
+        check(simulated_run(), written(tmp_path, LINE))
+    with pytest.raises(PeerError, match="cannot read"):
+        check(SIGNED, tmp_path / "nothing")
+
+
+def test_a_set_is_unpacked_into_the_runs_folder_and_taken_away_again(tmp_path: Path) -> None:
+    plain = written(tmp_path, LINE, {**LINE, "problem_id": "b"})
+    packed = tmp_path / "tasks.zst"
+    packed.write_bytes(zstandard.compress(plain.read_bytes()))
+    folder = run_dir(tmp_path, SIGNED.run) / "tasks"
+    for source in (plain, packed):
+        with prepared(SIGNED, source, tmp_path) as ready:
+            assert (folder / ready.file).read_bytes() == plain.read_bytes()
+            assert len(ready.tasks) == 2 and ready.kinds == {"ExactAnswer": 2}
+        assert not [*folder.iterdir()]

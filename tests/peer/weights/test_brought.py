@@ -1,0 +1,135 @@
+"""What a run file brings along: chats and tokenizers are named in the manifest, checked and kept, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peer.cli import main
+from peer.errors import ExitCode, PeerError
+from peer.joining.run_source import create_run, find_run
+from peer.paths import run_dir
+from protocol.run.manifest import SignedManifest
+from protocol.run.run_file import RunFileError, dump, parse_run_file
+from protocol.state.disk import Disk
+from protocol.state.weight_files import WeightFiles
+from protocol.sync.run_files import is_right
+from protocol.wire.identity import PeerId
+from tests.trainer.made_tokenizer import ENDS, TURN_END, VOCAB, make_tokenizer
+
+CHAT = '{"prompt": "2 + 2?", "completion": "4"}\n'
+RUN = f"""
+name = "talk"
+[model]
+vocab = {VOCAB}
+dim = 16
+layers = 1
+[data]
+format = "chat"
+from = "talk.jsonl"
+sequence_length = 32
+[tokenizer]
+from = "tokens"
+"""
+
+
+def a_place(folder: Path, *, chats: str = 40 * CHAT, run: str = RUN) -> Path:
+    (folder / "talk.jsonl").write_text(chats)
+    (folder / "tokens").mkdir()
+    make_tokenizer(folder / "tokens" / "tokenizer.json")
+    (folder / "tokens" / "generation_config.json").write_text(json.dumps({"eos_token_id": list(reversed(ENDS))}))
+    path = folder / "run.toml"
+    path.write_text(run)
+    return path
+
+
+def test_the_manifest_names_the_files_and_the_organiser_has_them(tmp_path: Path) -> None:
+    told: list[str] = []
+    signed = create_run(a_place(tmp_path), tmp_path / "data", told.append)
+    manifest = signed.manifest
+    assert manifest.tokenizer is not None and manifest.data.chats is not None
+    assert (manifest.tokenizer.template, manifest.tokenizer.ends) == ("chatml", list(ENDS)), "the end of a turn goes first"
+    files = WeightFiles(Disk(), run_dir(tmp_path / "data", signed.run) / "files")
+    files.load()
+    assert all(is_right(files, file) for file in manifest.files.values())
+    assert files.path(manifest.data.chats.name).read_text() == 40 * CHAT
+    (about,) = told
+    assert about.startswith("38 chats in ") and about.endswith(", 2 held out")
+
+
+def test_a_damaged_file_counts_as_absent(tmp_path: Path) -> None:
+    signed = create_run(a_place(tmp_path), tmp_path / "data")
+    files = WeightFiles(Disk(), run_dir(tmp_path / "data", signed.run) / "files")
+    files.load()
+    file = signed.manifest.data.chats
+    assert file is not None
+    path = files.path(file.name)
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    assert not is_right(files, file) and not files.has(file.name)
+    again = find_run(str(tmp_path / "run.toml"), tmp_path / "data", founding=True)
+    assert isinstance(again, SignedManifest) and again.run == signed.run
+    files.load()
+    assert is_right(files, file), "the organiser puts it back"
+
+
+def test_a_manifest_written_out_is_the_same_run(tmp_path: Path) -> None:
+    signed = create_run(a_place(tmp_path), tmp_path / "data")
+    manifest = signed.manifest
+    assert parse_run_file(dump(manifest), PeerId(manifest.organiser)) == manifest
+
+
+def test_what_a_person_says_of_the_tokenizer_goes_first(tmp_path: Path) -> None:
+    path = a_place(tmp_path, run=RUN + 'template = "plain"\nends = [7]\n')
+    tokenizer = create_run(path, tmp_path / "data").manifest.tokenizer
+    assert tokenizer is not None and (tokenizer.template, tokenizer.ends) == ("plain", [7])
+
+
+def test_the_end_is_the_one_of_the_tokenizer_where_no_other_file_says_so(tmp_path: Path) -> None:
+    path = a_place(tmp_path, run=RUN + 'template = "raw"\n')
+    (tmp_path / "tokens" / "generation_config.json").unlink()
+    (tmp_path / "tokens" / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": TURN_END}}))
+    tokenizer = create_run(path, tmp_path / "data").manifest.tokenizer
+    assert tokenizer is not None and tokenizer.ends == [ENDS[0]]
+    (tmp_path / "tokens" / "tokenizer_config.json").unlink()
+    with pytest.raises(PeerError, match=r"says which token ends a text; add ends = \[NUMBER\] to \[tokenizer\]"):
+        create_run(path, tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("run", "chats", "part"),
+    [
+        (RUN, CHAT + "{}\n", "talk.jsonl, line 2: a chat is a record whose field messages"),
+        (RUN, CHAT, "talk.jsonl has 1 chat to learn from"),
+        (RUN, "", "talk.jsonl is empty"),
+        (RUN.replace("talk.jsonl", "none.jsonl"), CHAT, "none.jsonl: No such file"),
+        (RUN.replace('"talk.jsonl"', "3"), CHAT, "[data] from must be the path of a file of chats, in quotes"),
+        (RUN.replace('from = "talk.jsonl"', ""), CHAT, "no chats are named; add from"),
+        (RUN.replace('format = "chat"', ""), CHAT, 'format is "text"; format = "chat" would do'),
+        (RUN.replace("vocab = 260", "vocab = 258"), 9 * CHAT, "a token that ends a turn has the number 259"),
+        (RUN + 'template = "llama3"\n', 9 * CHAT, "has no token '<|begin_of_text|>'"),
+        (RUN + 'template = "alpaca"\n', 9 * CHAT, "tokenizer.template is 'alpaca'"),
+        (RUN.replace('from = "tokens"', 'from = "talk.jsonl"'), 9 * CHAT, "is no tokenizer.json"),
+        (RUN.replace('from = "tokens"', 'template = "raw"'), 9 * CHAT, "tokenizer.file is missing"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(run: str, chats: str, part: str, tmp_path: Path) -> None:
+    path = a_place(tmp_path, chats=chats, run=run)
+    with pytest.raises((PeerError, RunFileError)) as caught:
+        create_run(path, tmp_path / "data")
+    assert part in str(caught.value)
+
+
+def test_a_peer_that_fetched_the_tokenizer_exports_it(tmp_path: Path) -> None:
+    signed = create_run(a_place(tmp_path), tmp_path / "data")
+    assert not (run_dir(tmp_path / "data", signed.run) / "tokenizer").exists(), "as at a peer that is not the organiser's"
+    assert main(["export", str(tmp_path / "out"), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
+    made = (tmp_path / "tokens" / "tokenizer.json").read_bytes()
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == made
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == ENDS[0]
+
+
+def test_the_command_tells_how_many_chats_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "create", str(a_place(tmp_path)), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
+    assert "chats       38 chats in" in capsys.readouterr().out

@@ -1,0 +1,75 @@
+"""What is counted of tasks, and when a set falls out by it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.state.tasks_in_force import TasksInForce, first_problem
+from protocol.tasks.counting import LEAST_ATTEMPTS, UNSCORED, Counting, TaskCounts, fault_of
+from protocol.wire.tasks import AdmittedSet
+from tests.protocol.peers import ANN
+
+LIVE = TaskCounts(100, 50)
+NEVER, ALWAYS = TaskCounts(100, 0), TaskCounts(100, 100)
+
+
+def test_counts_are_those_of_the_tasks_and_no_others() -> None:
+    counting, first = Counting(), first_problem(3)
+    counting.note_solved([(first, 4, 1), (first + 7, 2, 2), (first, 4, 0), (5, 9, 9)])
+    counting.note_scores([first, first, first + 7, 5], bytes([254, 0, UNSCORED, 1]), bytes([254, 254, 0, 1]))
+    assert counting.of_set(3) == {0: TaskCounts(8, 1, 2, 1), 7: TaskCounts(2, 2)}
+    assert counting.of_set(0) == {}, "problems of the environment are not counted"
+    with pytest.raises(ValueError):
+        TaskCounts(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("counts", "fault"),
+    [
+        ([], ""),
+        ([NEVER] * 7, ""),
+        ([NEVER] * 8 + [LIVE] * 2, ""),
+        ([NEVER] * 9 + [LIVE], "9 of 10 tasks were never solved"),
+        ([ALWAYS] * 9 + [LIVE], "9 of 10 tasks were solved by every answer"),
+        ([TaskCounts(LEAST_ATTEMPTS - 1, 0)] * 10, ""),
+        ([TaskCounts(10, 5, 3, 2)] * 10, ""),
+        ([TaskCounts(10, 5, 4, 3)] * 10, "two peers agree on 30 of 40 answers that were scored twice"),
+        ([TaskCounts(10, 5, 10, 9)] * 10, ""),
+    ],
+)
+def test_sets_that_teach_nothing_or_cannot_be_scored_fall_out(counts: list[TaskCounts], fault: str) -> None:
+    assert fault_of(10, counts) == fault
+
+
+def test_a_small_set_is_judged_by_all_of_its_tasks() -> None:
+    assert fault_of(1, [NEVER]) == "1 of 1 tasks were never solved"
+
+
+def test_a_ready_names_what_falls_out_and_has_not_yet() -> None:
+    sets = tuple(
+        AdmittedSet(name="s", count=1, size=9, root=bytes([slot]) * 32, slot=slot, publisher=ANN.peer_id)
+        for slot in (2, 3, 5)
+    )
+    counting = Counting()
+    assert counting.against(TasksInForce(1, 50, sets)) is None
+    counting.note_solved([(first_problem(slot), 100, 0) for slot in (3, 5)])
+    assert counting.against(TasksInForce(1, 50, sets)) == 0b110
+    assert counting.against(TasksInForce(1, 50, sets, frozenset({5}))) == 0b010
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 99), st.integers(1, 50)), max_size=20))
+def test_counts_outlast_a_life(noted: list[tuple[int, int, int]]) -> None:
+    counting = Counting()
+    counting.note_solved((first_problem(slot) + task, attempts, attempts // 2) for slot, task, attempts in noted)
+    again = Counting.decode(counting.encode())
+    assert all(again.of_set(slot) == counting.of_set(slot) for slot in range(10))
+
+
+@given(st.binary(max_size=60))
+def test_damaged_counts_are_refused_with_a_value_error(data: bytes) -> None:
+    try:
+        Counting.decode(data)
+    except ValueError:
+        pass

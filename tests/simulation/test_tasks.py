@@ -1,0 +1,207 @@
+"""Tasks of the crowd in simulation: the same for everybody, whoever comes late or dies, and out when they teach nothing."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+import trio
+
+from protocol.events import Event, TasksAmended, TaskSetFellOut
+from protocol.network.interface import Acceptance
+from protocol.network.simulated.weather import Weather
+from protocol.tasks.desk import TaskDesk
+from protocol.tasks.offers import MOST, MOST_OF_ONE
+from protocol.tasks.organising import CannotAmend
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import Identity
+from protocol.wire.messages import pack
+from protocol.wire.presence import Role
+from protocol.wire.tasks import MAX_SET_BYTES, AdmittedSet, Amendment, TaskSet
+from tests.simulation.rollouts import ROLES, cast, rl_run
+from tests.simulation.runs import holds, simulate
+from tests.simulation.seat import Seat
+from tests.simulation.world import World
+
+ORGANISER = Identity.from_seed(b"\x2a" * 32)
+LOSSY = Weather(gossip_loss=0.25, gossip_copies=0.2, gossip_late=0.1, request_loss=0.004)
+SIGNED = rl_run()
+
+
+def some_tasks(answer: str, count: int = 3) -> bytes:
+    lines = [
+        {
+            "problem_id": f"{answer} {number}",
+            "task_type": "exact_answer",
+            "prompt": "?",
+            "verification_info": {"ground_truth": answer},
+        }
+        for number in range(count)
+    ]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def desk_of(seat: Seat) -> TaskDesk:
+    assert seat.node is not None and seat.node.tasks is not None
+    return seat.node.tasks
+
+
+async def publish(seat: Seat, data: bytes) -> str:
+    """A volunteer offers tasks; the ID."""
+    path = desk_of(seat).folder / ".given-1.new"
+    path.write_bytes(data)
+    return (await desk_of(seat).publish(path, "sums", data.count(b"\n"))).root.hex()
+
+
+def states(seat: Seat) -> dict[str, str]:
+    """Of the sets that a peer knows, by ID; with a `!` where the bytes are here."""
+    if seat.node is None or not seat.up:
+        return {}
+    return {each["id"]: each["state"] + "!" * each["here"] for each in desk_of(seat).status()["sets"]}
+
+
+async def admitted(world: World, publisher: Seat, organiser: Seat, data: bytes, percent: int | None = None) -> str:
+    name = await publish(publisher, data)
+    await world.until("the organiser hears of the set", lambda: name in states(organiser), within_s=120)
+    await desk_of(organiser).admit(name[:12], percent)
+    await world.until(
+        "everybody has the set",
+        lambda: all(states(seat).get(name) == "admitted!" for seat in world.seats if seat.up),
+        within_s=240,
+    )
+    return name
+
+
+def crowd_problems(seat: Seat) -> int:
+    """Problems of the crowd that this peer's present trainer process has learned from."""
+    counting = desk_of(seat).status()["sets"]
+    return sum(each["attempts"] for each in counting)
+
+
+def cast_with_organiser(world: World) -> dict[Role, list[Seat]]:
+    world.seats[0].identity = ORGANISER
+    _, seats = cast(world, ROLES)
+    return seats
+
+
+@pytest.mark.parametrize("weather", [None, LOSSY])
+def test_tasks_of_a_volunteer_are_solved_by_everybody_also_who_comes_late_or_dies(weather: Weather | None) -> None:
+    amended: set[tuple[int, int]] = set()
+
+    async def scenario(world: World) -> None:
+        seats = cast_with_organiser(world)
+
+        def note(seat: Seat, event: Event) -> None:
+            if isinstance(event, TasksAmended):
+                amended.add((event.number, event.version))
+
+        world.listeners.append(note)
+        organiser, late = seats[Role.TRAINER][0], seats[Role.ROLLOUT][-1]
+        for seat in world.seats:
+            if seat is not late:
+                world.start(seat)
+        await world.until_round(2, within_s=240)
+        name = await admitted(world, seats[Role.ROLLOUT][0], organiser, some_tasks("9"))
+        world.faults.kill(seats[Role.ROLLOUT][0])  # nobody needs its publisher any more
+        world.start(late)
+        victim = seats[Role.TRAINER][1]
+        world.faults.kill(victim)
+        await trio.sleep(5)
+        world.start(victim)
+        await world.until(
+            "all have it", lambda: all(states(seat).get(name) == "admitted!" for seat in (late, victim)), within_s=240
+        )
+        await world.until(
+            "its tasks are learned from", lambda: all(crowd_problems(seat) for seat in seats[Role.TRAINER]), within_s=240
+        )
+        await desk_of(organiser).remove(name[:8])
+        await world.until(
+            "nobody has it",
+            lambda: all("admitted!" not in states(seat).values() for seat in world.seats if seat.up),
+            within_s=240,
+        )
+        await world.until_round(max(world.rounds()) + 2, within_s=240)
+
+    holds(simulate(sum(ROLES.values()), scenario, 1, weather, SIGNED))
+    assert len(amended) == 2, "each amendment begins at the same version for everybody"
+
+
+def test_a_set_that_nobody_solves_falls_out_everywhere_at_one_version_and_may_come_back() -> None:
+    fallen: dict[str, int] = {}
+
+    async def scenario(world: World) -> None:
+        seats = cast_with_organiser(world)
+
+        def note(seat: Seat, event: Event) -> None:
+            if isinstance(event, TaskSetFellOut):
+                fallen[seat.peer] = event.version
+
+        world.listeners.append(note)
+        organiser = seats[Role.TRAINER][0]
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=240)
+        name = await admitted(world, seats[Role.ROLLOUT][0], organiser, some_tasks("never", 2), 90)
+        await world.until("it falls out", lambda: len(fallen) == len(world.seats), within_s=2000)
+        assert states(organiser)[name].startswith("fell out")
+        await world.until_round(max(world.rounds()) + 4, within_s=240)
+        await desk_of(organiser).admit(name, None)
+        await world.until("it is admitted again", lambda: states(organiser).get(name) == "admitted!", within_s=240)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    assert len({*fallen.values()}) == 1
+
+
+def test_statements_of_others_admit_nothing_and_cost_little() -> None:
+    """Forged, replayed from another run, malformed, or too many: no handler raises, and nothing is in force."""
+    stranger = Identity.from_seed(bytes([7]) * 32)
+    one = AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=1, publisher=stranger.peer_id)
+    amendment = Amendment(number=9, percent=50, sets=[one])
+    wrong = pack(ORGANISER, SIGNED.run, amendment).raw
+    hostile = [
+        pack(stranger, SIGNED.run, amendment).raw,
+        pack(ORGANISER, Hash(bytes(32)), amendment).raw,
+        wrong[:-1],
+        wrong[:-1] + bytes([wrong[-1] ^ 1]),
+        wrong.replace(b"percent2", b"percentZ"),
+    ]
+
+    async def scenario(world: World) -> None:
+        seats = cast_with_organiser(world)
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=240)
+        seat, random = seats[Role.TRAINER][1], Random(1)
+        assert seat.node is not None
+        for raw in hostile:
+            assert seat.node.dispatcher.on_gossip(stranger.peer_id, raw) is Acceptance.REJECT
+        for number in range(500):
+            offer = TaskSet(name="s", count=1, size=MAX_SET_BYTES, root=number.to_bytes(32, "big"))
+            key = Identity.from_seed(random.randbytes(32)) if number % 2 else seats[Role.ROLLOUT][0].identity
+            seat.node.dispatcher.on_gossip(stranger.peer_id, pack(key, SIGNED.run, offer).raw)
+        await world.until_round(max(world.rounds()) + 2, within_s=240)
+        known = states(seat)
+        assert len(known) <= MOST and set(known.values()) <= {"offered"}, "nothing of it is fetched"
+        assert (
+            sum(each["publisher"] == seats[Role.ROLLOUT][0].peer for each in desk_of(seat).status()["sets"]) <= MOST_OF_ONE
+        )
+        assert all(desk_of(each).status()["amendment"] == 0 for each in world.seats)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+
+
+def test_only_the_organiser_admits() -> None:
+    async def scenario(world: World) -> None:
+        seats = cast_with_organiser(world)
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=240)
+        volunteer = seats[Role.ROLLOUT][0]
+        name = await publish(volunteer, some_tasks("9"))
+        with pytest.raises(CannotAmend, match="only the run's organiser"):
+            await desk_of(volunteer).admit(name, None)
+        with pytest.raises(CannotAmend, match="0 sets that are offered"):
+            await desk_of(seats[Role.TRAINER][0]).admit("f" * 64, None)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))

@@ -1,0 +1,51 @@
+"""Sets of tasks beside an environment: problems by number, strictly what was named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.environments.lines import line
+from trainer.environments.extended import Extended, TaskFile
+from trainer.environments.jsonl import digest_of
+from trainer.environments.registry import open_environment
+
+FIRST = 1 << 41
+
+
+def a_file(folder: Path, name: str, first: int = FIRST, count: int = 3, prompt: str = "six times seven?") -> TaskFile:
+    info = {"ground_truth": "42"}
+    lines = [
+        line(problem_id=str(at), task_type="exact_answer", prompt=prompt, verification_info=info) for at in range(count)
+    ]
+    data = b"\n".join(lines)
+    (folder / name).write_bytes(data)
+    return TaskFile(first, count, str(folder / name), digest_of(data))
+
+
+def test_problems_of_sets_come_and_go_beside_the_environments_own(tmp_path: Path) -> None:
+    own = open_environment("guess")
+    extended = Extended(own)
+    assert extended.use([a_file(tmp_path, "a")], 100) == {}
+    problem = extended.problem(FIRST + 2)
+    assert problem.prompt == "six times seven?" and problem.index == FIRST + 2
+    assert (extended.score(problem, ["42"]), extended.score(problem, ["41"])) == (1, 0)
+    assert extended.reply(problem, ["42"]) is None and extended.solution(problem) == ("42",)
+    mine = extended.problem(5)
+    assert mine == own.problem(5) and extended.reply(mine, ["1"]) == own.reply(mine, ["1"])
+    assert extended.size == own.size
+    assert extended.use([], 100) == {}
+    with pytest.raises(ValueError, match="no set of tasks"):
+        extended.problem(FIRST)
+
+
+def test_a_set_that_cannot_be_used_is_named_and_the_others_are_used(tmp_path: Path) -> None:
+    good = a_file(tmp_path, "a")
+    other = TaskFile(FIRST + 10, 3, good.path, "0" * 32)
+    short = TaskFile(FIRST + 20, 4, good.path, good.digest)
+    long = a_file(tmp_path, "long", FIRST + 30, prompt="x" * 101)
+    unusable = Extended(open_environment("add")).use([good, other, short, long], 100)
+    assert {*unusable} == {FIRST + 10, FIRST + 20, FIRST + 30}
+    assert "other tasks" in unusable[FIRST + 10] and "said to have 4" in unusable[FIRST + 20]
+    assert "more than the 100" in unusable[FIRST + 30]

@@ -1,0 +1,142 @@
+"""Learning from chats: what the assistant says is learnt, and nothing else moves the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.losses import language_model_loss
+from tests.trainer import small
+from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
+from trainer.config import TrainingConfig
+from trainer.data.rows import Rows
+from trainer.evaluation import Evaluation
+from trainer.models.llama.config import ModelConfig
+from trainer.models.llama.initial import initial_parameters
+from trainer.models.loss import hidden_states, loss_of
+from trainer.optim.inner import InnerLoop
+from trainer.worker import Task, Worker
+
+DATA = {"corpus": "stdlib", "format": "chat", "sequence_length": 64, "sequences_per_step": 4, "held_out_percent": 10}
+
+
+def chats(path: Path) -> Path:
+    records = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{n} {n * n % 97}?"},
+                {"role": "assistant", "content": "ab" * (1 + n % 3)},
+            ]
+        }
+        for n in range(60)
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def config(folder: Path, **changes: Any) -> TrainingConfig:
+    files = {"chats.jsonl": str(chats(folder / "talk"))}
+    return TrainingConfig.from_sections(small.SECTIONS | {"data": DATA, "files": files} | changes)
+
+
+def with_tokenizer(folder: Path) -> TrainingConfig:
+    files = {"chats.jsonl": str(chats(folder / "talk")), "tokenizer.json": str(make_tokenizer(folder / "tokens"))}
+    return TrainingConfig.from_sections(
+        small.SECTIONS
+        | {
+            "data": DATA,
+            "files": files,
+            "model": small.MODEL | {"vocab": VOCAB},
+            "tokenizer": {"template": "chatml", "ends": list(ENDS)},
+        }
+    )
+
+
+def begun(worker: Worker) -> np.ndarray:
+    theta = np.empty(worker.parameters, dtype=np.float32)
+    initial_parameters(worker.config.model, 7, theta)
+    return theta
+
+
+@pytest.mark.parametrize("kind", ["bytes", "tokenizer", "unpacked"])
+def test_a_round_lowers_the_loss_of_what_the_assistant_says(kind: str, tmp_path: Path) -> None:
+    run = with_tokenizer(tmp_path) if kind == "tokenizer" else config(tmp_path, data=DATA | {"packed": kind == "bytes"})
+    worker = Worker(run, small.CPU)
+    theta = begun(worker)
+    before = worker.evaluate(theta)
+    out = bytearray(worker.layout[-1].encoded.stop)
+    counted = []
+
+    def after_step(steps: int, loss: float, tokens: int, tokens_per_s: float) -> bool:
+        counted.append(tokens)
+        return False
+
+    done = worker.compute(Task(0, 0, 30, 0, 0), theta, memoryview(out), after_step)
+    after = worker.evaluate(worker.model.flat.numpy().copy())
+    assert after < before / 2
+    expected = sum(worker.batch(0, 0, step).counted for step in range(30))
+    assert done.tokens == counted[-1] == expected < 30 * 4 * 64, "only tokens that count are counted"
+
+
+def test_the_same_seed_round_and_step_read_the_same_everywhere(tmp_path: Path) -> None:
+    one, other = Worker(config(tmp_path), small.CPU), Worker(config(tmp_path), small.CPU)
+    read = [worker.batch(3, 1, 2).tokens_bt.tobytes() for worker in (one, other)]
+    assert read[0] == read[1] != one.batch(3, 0, 2).tokens_bt.tobytes()
+
+
+def test_what_does_not_count_has_no_gradient_and_no_loss(tmp_path: Path) -> None:
+    worker = Worker(config(tmp_path), small.CPU)
+    worker.load(begun(worker))
+    rows = worker.batch(0, 0, 0)
+    assert rows.counts_bt is not None and rows.documents_bt is not None
+    tokens, counts = torch.from_numpy(rows.tokens_bt.astype(np.int64)), torch.from_numpy(rows.counts_bt)
+    hidden = hidden_states(worker.model, tokens[:, :-1], torch.from_numpy(rows.documents_bt))
+    hidden.retain_grad()
+    language_model_loss(hidden, worker.model.output_weight, tokens[:, 1:], 2e-4, counts).backward()  # type: ignore[no-untyped-call]
+    assert hidden.grad is not None
+    moved = hidden.grad.abs().sum(dim=-1) > 0
+    assert torch.equal(moved, counts), "exactly the places that predict what counts have a gradient"
+
+    other = rows.tokens_bt.copy()
+    filled = rows.documents_bt == -1
+    other[:, :-1][filled] = 17
+    changed = Rows(other, rows.counts_bt, rows.documents_bt)
+    with torch.no_grad():
+        assert filled.any() and float(loss_of(worker.model, changed, 0.0)) == float(loss_of(worker.model, rows, 0.0))
+
+
+def test_micro_batches_of_unequal_counts_give_the_gradient_of_the_whole(tmp_path: Path) -> None:
+    rows = Worker(config(tmp_path), small.CPU).batch(0, 0, 0)
+    assert rows.counts_bt is not None
+    rows.counts_bt[0, 1:] &= np.arange(63) < 20  # fewer in one row than in the others
+    whole, parts = (InnerLoop(small.model(), small.config().inner) for _ in range(2))
+    assert whole._accumulate(rows, 4) == pytest.approx(parts._accumulate(rows, 1), rel=1e-5)
+    torch.testing.assert_close(whole.model.gradient, parts.model.gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_the_held_out_loss_is_the_mean_of_what_counts(tmp_path: Path) -> None:
+    worker = Worker(config(tmp_path), small.CPU)
+    theta = begun(worker)
+    evaluation = worker.evaluation(theta)
+    assert isinstance(evaluation, Evaluation) and evaluation.total == worker.reading.held_out_windows > 1
+    worker.load(theta)
+    rows = worker.reading.rows(range(evaluation.total), held_out=True)
+    with torch.no_grad():
+        assert worker.evaluate(theta) == pytest.approx(float(loss_of(worker.model, rows, 0.0)), rel=1e-4)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
+    run = with_tokenizer(tmp_path)
+    smaller = ModelConfig.from_mapping(small.MODEL)
+    with pytest.raises(ValueError, match="has 260 tokens, more than its model's 256"):
+        Worker(TrainingConfig(**{**vars(run), "model": smaller}), small.CPU)
+
+
+def test_a_file_of_the_run_that_is_not_here_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the run's file chats.jsonl is not here"):
+        Worker(config(tmp_path, files={}), small.CPU)

@@ -1,0 +1,84 @@
+"""An environment with sets of tasks beside it, which come and go; their problems have numbers beyond its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.environments.environment import Environment, Problem
+from trainer.environments.jsonl import RecordedTasks, open_file
+from trainer.environments.sandbox import SandboxUnavailable
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """A set in a file.  first: number of its first problem.  count: tasks.  digest: as `open_file` wants it."""
+
+    first: int
+    count: int
+    path: str
+    digest: str
+
+
+class Extended(Environment):
+    """The problems of `own`, from 0 on, and those of the sets that `use` was given."""
+
+    def __init__(self, own: Environment) -> None:
+        self._own = own
+        self._sets: dict[TaskFile, RecordedTasks] = {}
+        self.max_turns = own.max_turns
+
+    @property
+    def size(self) -> int:
+        """How many problems the environment itself has."""
+        return self._own.size
+
+    def use(self, files: Sequence[TaskFile], most_prompt_bytes: int) -> dict[int, str]:
+        """Have these sets, and no others; those that cannot be used, by their first problem, with the reason in a sentence.
+
+        most_prompt_bytes: of a prompt that can be learned from.
+        """
+        held: dict[TaskFile, RecordedTasks] = {}
+        unusable: dict[int, str] = {}
+        for file in files:
+            try:
+                held[file] = self._sets.get(file) or _opened(file, most_prompt_bytes)
+            except (ValueError, SandboxUnavailable) as error:
+                unusable[file.first] = str(error)[:300]
+        self._sets = held
+        return unusable
+
+    def problem(self, index: int) -> Problem:
+        if index < self._own.size:
+            return self._own.problem(index)
+        environment, first = self._set_of(index)
+        inner = environment.problem(index - first)
+        return Problem(index, inner.prompt, inner.answer)
+
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        return self._of(problem).score(problem, turns)
+
+    def solution(self, problem: Problem) -> tuple[str, ...]:
+        return self._of(problem).solution(problem)
+
+    def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        return self._of(problem).reply(problem, turns)
+
+    def _of(self, problem: Problem) -> Environment:
+        return self._own if problem.index < self._own.size else self._set_of(problem.index)[0]
+
+    def _set_of(self, index: int) -> tuple[Environment, int]:
+        for file, environment in self._sets.items():
+            if file.first <= index < file.first + file.count:
+                return environment, file.first
+        raise ValueError(f"there is no problem {index}: no set of tasks that is here has it")
+
+
+def _opened(file: TaskFile, most_prompt_bytes: int) -> RecordedTasks:
+    tasks = open_file(file.path, file.digest)
+    if tasks.size != file.count:
+        raise ValueError(f"the set has {tasks.size} tasks, and was said to have {file.count}")
+    longest = max(len(tasks.problem(at).prompt.encode()) for at in range(tasks.size))
+    if longest > most_prompt_bytes:
+        raise ValueError(f"a prompt has {longest} bytes, more than the {most_prompt_bytes} that this run can learn from")
+    return tasks

@@ -1,0 +1,46 @@
+"""What a run reads and in which tokens, opened as its configuration says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.config import TrainingConfig
+from trainer.data import corpus as corpora
+from trainer.data.chat_reading import ChatReading
+from trainer.data.rows import Reading
+from trainer.data.templates import TemplatedTokenizer
+from trainer.data.tokens import ByteTokenizer, TokenizerFile
+from trainer.environments import examples
+from trainer.environments.registry import open_named
+
+TOKENIZER, CHATS = "tokenizer.json", "chats.jsonl"
+"""Names of a run's files."""
+
+
+def tokenizer_of(config: TrainingConfig) -> TemplatedTokenizer:
+    """What a run's model reads and writes.  Raises ValueError for a tokenizer that does not fit the run."""
+    if config.tokenizer is None:
+        return TemplatedTokenizer(ByteTokenizer(), "plain" if config.data.format == "chat" else "raw")
+    file = TokenizerFile(_file(config, TOKENIZER), config.tokenizer.ends)
+    if file.vocab > config.model.vocab:
+        raise ValueError(f"the run's tokenizer has {file.vocab} tokens, more than its model's {config.model.vocab}")
+    return TemplatedTokenizer(file, config.tokenizer.template)
+
+
+def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading:
+    """What a run reads; raises ValueError when this installation cannot provide it."""
+    data = config.data
+    if data.format == "chat":
+        path = _file(config, CHATS)
+        return ChatReading(path, tokenizer, data.sequence_length, data.held_out_percent, packed=data.packed)
+    if data.corpus == "examples":
+        corpus = examples.corpus_of(open_named(config.environment, Path(config.tasks)), data.held_out_percent, tokenizer)
+    else:
+        corpus = corpora.load(data.corpus, data.held_out_percent, tokenizer if config.tokenizer else None)
+    return corpora.TextReading(corpus, data.sequence_length)
+
+
+def _file(config: TrainingConfig, name: str) -> Path:
+    if name not in config.files:
+        raise ValueError(f"the run's file {name} is not here")
+    return Path(config.files[name])
