@@ -64,11 +64,15 @@ class Found:
 
 @dataclass
 class Batch:
-    """deals: by trainer.  judgements: by validator.  own: the verdicts of our own check.  used: learned from."""
+    """at: when it was heard.  deals: by trainer.  judgements: by validator.  own: the verdicts of our own check.
+
+    used: learned from.
+    """
 
     author: PeerId
     body: RolloutBatch
     raw: bytes
+    at: float = 0.0
     deals: dict[PeerId, Dealt] = field(default_factory=dict)
     judgements: dict[PeerId, Found] = field(default_factory=dict)
     own: bytes | None = None

@@ -31,7 +31,7 @@ from protocol.rollouts.happenings import (
     Tick,
 )
 from protocol.rollouts.room import Room
-from protocol.rollouts.scene import Scene, discard
+from protocol.rollouts.scene import PATIENCE, Scene, discard
 from protocol.rollouts.telling import judged
 from protocol.run.rl_section import RlSection
 from protocol.wire.hashes import Hash
@@ -79,6 +79,15 @@ class Pool:
     def needs(self, root: Hash) -> bool:
         """Whether bytes are those of a batch that we still want, whoever else stated them too."""
         return any(batch.root == root and batch.bytes_ in (Bytes.COMING, Bytes.HERE) for batch in self._batches.values())
+
+    def pending(self, now: float) -> int:
+        """Batches of ours for whose verdict we wait before we make many more.
+
+        One that nobody has judged for long is for a trainer that is gone, or mute: of free keys in one record there may be
+        so many that they have nearly all of our batches.
+        """
+        young = now - PATIENCE * self._scene.rl.judge_s
+        return sum(batch.author == self._scene.me and not batch.judgements and batch.at > young for batch in self)
 
     def usable(self, version: int) -> list[Batch]:
         """What a trainer may learn from at this version, and has not yet; the oldest first."""
@@ -138,7 +147,7 @@ class Pool:
             contradicts = known.body.incarnation == body.incarnation and known.body != body
             return [Contrary(known.raw, event.raw)] if contradicts else []
         is_ours = author == self._scene.me
-        batch = Batch(author, body, event.raw, bytes_=Bytes.HERE if is_ours else Bytes.ABSENT)
+        batch = Batch(author, body, event.raw, now, bytes_=Bytes.HERE if is_ours else Bytes.ABSENT)
         if batch.key in self._batches:
             return []
         effects: list[PoolEffect] = [Forward()]

@@ -71,7 +71,7 @@ LOOK_S = 0.25
 RETRY_S = 1.0
 """After a failure of the trainer process or the disk."""
 MOST_PENDING = 16
-"""Batches of ours that nobody has judged yet, at which we make no more."""
+"""Batches of ours that wait for a verdict, at which we make no more."""
 
 
 class Liars(Container[object], Protocol):
@@ -368,7 +368,7 @@ class Rollouts:
                 await self._worker.forget_before(forgotten - self._rl.max_async)
 
     def _has_many_pending(self) -> bool:
-        return self.waiting >= MOST_PENDING
+        return self._pool.pending(trio.current_time()) >= MOST_PENDING
 
     async def _make(self, worker: Worker) -> tuple[RolloutBatch, Envelope] | None:
         try:

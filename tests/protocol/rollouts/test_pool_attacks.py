@@ -199,3 +199,11 @@ def test_a_look_at_thousands_of_batches_draws_no_validators_anew(monkeypatch: An
     drawn.clear()
     table.tick()
     assert drawn == []
+
+
+def test_a_rollout_peer_does_not_wait_for_ever_for_trainers_that_deal_nothing() -> None:
+    table = Table(Role.ROLLOUT, trainers=tuple(CROWD[:9]))
+    for number in range(16):
+        table.hear(ME, root_of(number), number=number)
+    assert table.pool.pending(0.0) == 16
+    assert table.pool.pending(2 * RL.judge_s) == 0
