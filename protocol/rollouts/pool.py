@@ -76,6 +76,10 @@ class Pool:
         """A batch that is known."""
         return self._batches.get((author, root))
 
+    def lacks(self, batch: Batch) -> bool:
+        """Whether the bytes of a batch are on their way, and of use."""
+        return self._batches.get(batch.key) is batch and batch.bytes_ is Bytes.COMING and batch.decision is None
+
     def needs(self, root: Hash) -> bool:
         """Whether bytes are those of a batch that we still want, whoever else stated them too."""
         return any(batch.root == root and batch.bytes_ in (Bytes.COMING, Bytes.HERE) for batch in self._batches.values())
@@ -108,7 +112,10 @@ class Pool:
     def handle(self, event: PoolEvent, now: float) -> list[PoolEffect]:
         """What is to be done because of `event`."""
         effects = self._take(event, now)
-        while self._lacking and (batch := self._room.next_fetch(self._lacking.values(), self._batches.values())) is not None:
+        while self._lacking:
+            batch = self._room.next_fetch(self._lacking.values(), self._batches.values(), self._will_be_decided)
+            if batch is None:
+                break
             del self._lacking[batch.key]
             batch.bytes_ = Bytes.COMING
             effects.append(Fetch(batch))
@@ -232,6 +239,10 @@ class Pool:
             return self._look(batch, now)
         self._room.note_withheld(batch.author)
         return [Discard(event.root), *self._duty.unavailable(batch)]
+
+    def _will_be_decided(self, batch: Batch) -> bool:
+        """Unlike one that is another trainer's by now, or of weights that our trainer process has not got."""
+        return self._duty.needs_bytes(batch) and self._scene.kept.get(batch.body.version) == batch.body.tip
 
     def _next_check(self) -> list[PoolEffect]:
         """In turns of peers with a clean history and of others; of those, of the one that had the fewest.

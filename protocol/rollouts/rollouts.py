@@ -115,6 +115,7 @@ class Rollouts:
         )
         self._repeating = Repeating(session)
         self._unwanted: deque[Hash] = deque()
+        self._fetching: dict[trio.CancelScope, Batch] = {}
         self._tip: Hash | None = None
         self._nursery: trio.Nursery | None = None
         self._turn = Turn()
@@ -191,6 +192,9 @@ class Rollouts:
                 if peer in self._liars and not self._pool.standing.aside(peer):
                     self._handle(Ejected(peer, self._liars.reason(peer)))
             self._handle(Tick(self._validators(), self._ready_tips()))
+            for scope, batch in self._fetching.items():
+                if not self._pool.lacks(batch):
+                    scope.cancel()  # too old by now: its place is another one's
             await self._standing.keep(trio.current_time())
             await self._repeating.turn()
             for _ in range(len(self._unwanted)):
@@ -290,12 +294,18 @@ class Rollouts:
 
     async def _fetch(self, batch: Batch) -> None:
         here: bool | None = None
-        with self._guard.watch(batch.author, "batch of rollouts"):
+        scope = trio.CancelScope()
+        self._fetching[scope] = batch
+        with self._guard.watch(batch.author, "batch of rollouts"), scope:
             try:
                 body = batch.body
                 here = await self._library.fetch(batch.root, body.size, body.version, batch.author, self._rl.judge_s)
             except StoreFailed as error:
                 self._session.emit(Notice("warning", f"rollouts cannot be kept: {error}"))
+        del self._fetching[scope]
+        if scope.cancelled_caught:
+            self._unwanted.append(batch.root)
+            return
         if here is None:
             await trio.sleep(RETRY_S)
         self._handle(Fetched(batch.author, batch.root, here))

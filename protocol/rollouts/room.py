@@ -6,7 +6,7 @@ Pure.  A peer with a clean history comes before others, and among equals the one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from protocol.rollouts.batch import Batch, Bytes
 from protocol.rollouts.standing import Standing
@@ -45,10 +45,11 @@ class Room:
         undecided = [batch for batch in others if batch.decision is None]
         return max([*undecided, newcomer], key=lambda batch: (not self._standing.clean(batch.author), held[batch.author]))
 
-    def next_fetch(self, lacking: Iterable[Batch], others: Iterable[Batch]) -> Batch | None:
+    def next_fetch(self, lacking: Iterable[Batch], others: Iterable[Batch], counts: Callable[[Batch], bool]) -> Batch | None:
         """Which of the batches that lack their bytes is fetched now; None where there is no place, or no room, for one.
 
-        Peers with a clean history have places and room of their own.  Among equals, who was fetched from least comes first.
+        counts: whether a batch that is undecided waits for something that will come.  Peers with a clean history have places
+        and room of their own.  Among equals, who was fetched from least comes first.
         """
         held: Counter[PeerId] = Counter()
         coming: set[Hash] = set()
@@ -59,7 +60,7 @@ class Room:
             known = self._is_known(other)
             held[other.author] += other.body.size
             in_all[known] -= other.body.size
-            ahead[known] -= other.decision is None and other.own is None
+            ahead[known] -= other.decision is None and other.own is None and counts(other)
             if other.bytes_ is Bytes.COMING:
                 coming.add(other.root)
                 places[known] -= 1

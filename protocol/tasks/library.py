@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import trio
 
@@ -50,8 +51,7 @@ class FolderShelf:
 class Library:
     """Fetches blobs into `files`, and removes them.  what, chunk_bytes: as of the shelf.  at_once: fetches.
 
-    needed: whether a blob is still wanted, so that it is not removed: several peers may have stated the same bytes, and who
-    uses this sees to it that one fetch at a time is of them.
+    needed: whether a blob is still wanted, so that it is not removed: several peers may have stated the same bytes.
     """
 
     def __init__(
@@ -69,19 +69,32 @@ class Library:
         self._session, self._files, self._swarm, self._offload = session, files, swarm, offload
         self._what, self._chunk_bytes = what, chunk_bytes
         self._places, self._needed, self._removing = trio.CapacityLimiter(at_once), needed, trio.Lock()
+        self._under_way: dict[Hash, trio.Event] = {}
 
     async def fetch(self, root: Hash, size: int, number: int, maker: PeerId, within_s: float) -> bool:
         """Whether the bytes of a blob, of this size, are here in the end.  number: for people.  maker: is asked first, as
         the others may not have it yet.  Raises `StoreFailed`."""
-        async with self._places:
-            async with self._removing:
-                pass  # what is just being removed is not taken for being here
+        async with self._places, self._alone(root):
             with trio.move_on_after(within_s):
                 for _ in range(TRIES):
                     if self._files.has(root) or await self._try(root, size, number, maker):
                         break
                     await trio.sleep(RETRY_S)
         return self._files.sizes().get(root) == size
+
+    @asynccontextmanager
+    async def _alone(self, root: Hash) -> AsyncIterator[None]:
+        """Within, nobody else fetches or removes these bytes: they may be stated in two sizes, and the file is mapped."""
+        while (other := self._under_way.get(root)) is not None:
+            await other.wait()
+        ended = self._under_way[root] = trio.Event()
+        try:
+            async with self._removing:
+                pass  # what is just being removed is not taken for being here
+            yield
+        finally:
+            del self._under_way[root]
+            ended.set()
 
     async def _try(self, root: Hash, size: int, number: int, maker: PeerId) -> bool:
         count, sources = -(-size // self._chunk_bytes), self._sources(maker)
@@ -107,7 +120,7 @@ class Library:
         async with self._removing:
             if self._needed(root):
                 return True
-            if root in self._files.used():
+            if root in self._under_way or root in self._files.used():
                 return False
             self._swarm.end_origin(root)
             try:

@@ -18,8 +18,8 @@ from protocol.wire.identity import Identity
 from protocol.wire.messages import pack
 
 EVERY_S = 0.5
-AT_A_TIME = 8
-"""Batches that are made up each time, each with a key of its own."""
+MADE_UP = 0.25
+"""How many batches without bytes are stated each time, each by a key of its own."""
 
 honest = Rollouts.run
 
@@ -44,7 +44,7 @@ async def _crowd(rollouts: Rollouts) -> None:
                 for size in (batch.body.size, batch.body.size - 1, batch.body.size):
                     await _state(session, batch, batch.root, size)
         for batch in [*rollouts._pool][-1:]:
-            for _ in range(AT_A_TIME):
+            if os.urandom(1)[0] < 256 * MADE_UP:
                 await _state(session, batch, Hash(os.urandom(32)), batch.body.size)
 
 

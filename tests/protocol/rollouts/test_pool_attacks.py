@@ -20,6 +20,7 @@ from protocol.rollouts.happenings import (
     Judge,
     JudgementHeard,
     PoolEffect,
+    Tick,
 )
 from protocol.rollouts.room import PLACES
 from protocol.wire.hashes import Hash, hash_bytes
@@ -139,6 +140,25 @@ def test_who_withheld_bytes_comes_after_others() -> None:
     table.hear(CROWD[3], root_of(4))
     assert fetched_in(table.tell(Fetched(CROWD[1], root_of(1), False))) == [CROWD[3]]
     assert fetched_in(table.tell(Fetched(CROWD[2], root_of(2), False))) == [CROWD[0]]
+
+
+def test_only_what_will_be_decided_keeps_others_from_being_fetched() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    for number in range(2):
+        table.hear(CROWD[number], root_of(number))
+        table.tell(Fetched(CROWD[number], root_of(number), True))
+    assert fetched_in(table.hear(CROWD[2], root_of(2))) == [], "enough are ahead of their check"
+    fetched = fetched_in(table.tell(Tick(table.validators, {})))
+    assert fetched == [CROWD[2]], "those before it can never be checked here: our trainer process started anew"
+
+
+def test_a_fetch_of_a_batch_that_is_too_old_is_of_no_use() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.hear()
+    batch = table.pool.find(WORKER, ROOT)
+    assert batch is not None and table.pool.lacks(batch)
+    table.move(3 + RL.max_async + 1)
+    assert not table.pool.lacks(batch)
 
 
 def test_a_withheld_batch_is_dealt_to_nobody() -> None:
