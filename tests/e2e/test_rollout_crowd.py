@@ -14,11 +14,10 @@ VERSIONS = 4
 def test_a_crowd_of_keys_that_copies_and_withholds_stops_nobody(tmp_path: Path) -> None:
     with Swarm(tmp_path, ROLLOUT_RUN) as swarm:
         swarm.create_run()
-        roles = (("trainer", "trainer"), ("writer", "rollout"), ("validator", "validator"), ("crowd", "seed"))
-        trainer, writer, validator, crowd = (swarm.peer(name) for name, _ in roles)
+        trainer, writer, validator, crowd = map(swarm.peer, ("trainer", "writer", "validator", "crowd"))
         crowd.program = ("tests.e2e.crowding_peer",)
-        for name, role in roles:
-            swarm.peer(name).start("--role", role)
+        for peer, role in ((trainer, "trainer"), (writer, "rollout"), (validator, "validator"), (crowd, "seed")):
+            peer.start("--role", role)
         used = learns(swarm, trainer, VERSIONS)
         swarm.until("copies to be found out", lambda: len(trainer.heard(ev.RolloutPeerSetAside)) >= 3)
         used = learns(swarm, trainer, len(used) + 2)
