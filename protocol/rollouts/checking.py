@@ -18,10 +18,13 @@ from protocol.tasks.counting import UNSCORED
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, RolloutVerdict, TrainerDied, TrainerGaveUp, VerifyTask
 from protocol.wire.hashes import Hash
-from protocol.wire.rollouts import CODES, Verdict
+from protocol.wire.rollouts import CODES, Reason, Verdict
 
 RETRY_S = 1.0
 """After a failure of the trainer process."""
+
+
+OVERSTATED = CODES.index((Verdict.REJECT, Reason.MALFORMED))
 
 
 class Checking:
@@ -59,7 +62,10 @@ class Checking:
             await trio.sleep(RETRY_S)
             return Checked(batch.author, batch.root, None, died=True)
         scores = bytes(map(score_of, verdicts)) if self._tasks.at(body.version).live else None
-        return Checked(batch.author, batch.root, bytes(map(code_of, verdicts)), scores)
+        codes = bytes(map(code_of, verdicts))
+        if not any(codes) and sum(each.tokens for each in verdicts) != body.tokens:
+            codes = bytes([OVERSTATED]) * len(verdicts)  # they are credited, so they have to be right
+        return Checked(batch.author, batch.root, codes, scores)
 
 
 def code_of(verdict: RolloutVerdict) -> int:

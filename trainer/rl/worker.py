@@ -83,7 +83,7 @@ class RolloutWorker:
         on_progress: OnProgress = lambda done, total: None,
         between: Between = lambda: None,
     ) -> int:
-        """Make the rollouts of an assignment and write the batch to `path`; how many tokens its outputs have.
+        """Make the rollouts of an assignment and write the batch to `path`; how many tokens the model made.
 
         Raises ValueError where the version is not kept.
         """
@@ -103,7 +103,7 @@ class RolloutWorker:
                 self._engine = self._loaded = None  # what it has in its slots is nobody's
         rollouts = [_rollout(assignment, request, done[request.id]) for request in requests]
         path.write_bytes(encode_batch(rollouts))
-        return sum(len(rollout.output) for rollout in rollouts)
+        return sum(sum(rollout.made) for rollout in rollouts)
 
     def verify(self, assignment: Assignment, path: Path, between: Between = lambda: None) -> list[Judged]:
         """A verdict for each rollout that the batch in `path` should have, in order, whatever the bytes are.
