@@ -65,6 +65,8 @@ class Pool:
         self._slots: dict[tuple[PeerId, int, int], Batch] = {}
         self._lacking: dict[tuple[PeerId, Hash], Batch] = {}
         """Whose bytes are to be fetched."""
+        self._stuck = False
+        """Whether nothing could be fetched: what strangers say then waits for the next tick, as looking takes time."""
         self._turns = 0
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -112,8 +114,10 @@ class Pool:
     def handle(self, event: PoolEvent, now: float) -> list[PoolEffect]:
         """What is to be done because of `event`."""
         effects = self._take(event, now)
-        while self._lacking:
+        is_strangers = isinstance(event, Heard | DealHeard) and not self.standing.clean(event.author)
+        while self._lacking and not (self._stuck and (is_strangers or isinstance(event, JudgementHeard))):
             batch = self._room.next_fetch(self._lacking.values(), self._batches.values(), self._will_be_decided)
+            self._stuck = batch is None
             if batch is None:
                 break
             del self._lacking[batch.key]

@@ -33,17 +33,30 @@ class Room:
         self._standing, self._enough = standing, enough
         self._checks: Counter[PeerId] = Counter()
         self._fetches: Counter[PeerId] = Counter()
+        self._most_held: tuple[bool, int] | None = None
+        """While all places are taken: nobody ranks behind this, for it only falls until there is a place again."""
 
     def make(self, newcomer: Batch, others: Collection[Batch]) -> Batch | None:
-        """The batch that has to make room for `newcomer`: itself, when there is none for it; None when nobody has to."""
-        if len(others) < MOST_BATCHES and sum(batch.author == newcomer.author for batch in others) < MOST_OF_ONE:
-            return None
-        held = Counter(batch.author for batch in others)
-        if held[newcomer.author] >= MOST_OF_ONE:
+        """The batch that has to make room for `newcomer`: itself, when there is none for it; None when nobody has to.
+
+        Nobody makes room for its equal: else each of a flood of batches would cost a look at all, and be handed on.
+        """
+        author = newcomer.author
+        own = 1 + sum(batch.author == author for batch in others)
+        if own > MOST_OF_ONE:
             return newcomer
-        held[newcomer.author] += 1
+        if len(others) < MOST_BATCHES:
+            self._most_held = None
+            return None
+        rank = (not self._standing.clean(author), own)
+        if self._most_held is not None and rank >= self._most_held:
+            return newcomer
+        held = Counter(batch.author for batch in others)
+        ranks = {each: (not self._standing.clean(each), held[each]) for each in held}
         undecided = [batch for batch in others if batch.decision is None]
-        return max([*undecided, newcomer], key=lambda batch: (not self._standing.clean(batch.author), held[batch.author]))
+        last = max(undecided, key=lambda batch: ranks[batch.author], default=newcomer)
+        self._most_held = ranks.get(last.author, rank)
+        return last if self._most_held > rank else newcomer
 
     def next_fetch(self, lacking: Iterable[Batch], others: Iterable[Batch], counts: Callable[[Batch], bool]) -> Batch | None:
         """Which of the batches that lack their bytes is fetched now; None where there is no place, or no room, for one.

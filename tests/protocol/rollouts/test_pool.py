@@ -365,8 +365,8 @@ def test_bytes_are_bounded_for_all_and_for_each(monkeypatch: Any) -> None:
     table = Table(Role.TRAINER, trainers=())
     assert Fetch in kinds(table.hear())
     assert Fetch not in kinds(table.hear(number=1, root=hash_bytes("root", b"1")))
-    assert Fetch in kinds(table.hear(VALIDATORS[0], hash_bytes("root", b"2")))
-    assert Fetch not in kinds(table.hear(VALIDATORS[1], hash_bytes("root", b"3")))
+    assert Fetch in kinds([*table.hear(VALIDATORS[0], hash_bytes("root", b"2")), *table.tick()])
+    assert Fetch not in kinds([*table.hear(VALIDATORS[1], hash_bytes("root", b"3")), *table.tick()])
 
 
 def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:

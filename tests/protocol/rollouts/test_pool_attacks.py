@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from protocol.rollouts import room
 from protocol.rollouts import scene as scenes
 from protocol.rollouts.batch import Decision
 from protocol.rollouts.dealing import order_of
@@ -227,3 +228,18 @@ def test_a_rollout_peer_does_not_wait_for_ever_for_trainers_that_deal_nothing() 
         table.hear(ME, root_of(number), number=number)
     assert table.pool.pending(0.0) == 16
     assert table.pool.pending(2 * RL.judge_s) == 0
+
+
+def test_a_flood_of_keys_does_not_push_out_its_equals(monkeypatch: Any) -> None:
+    monkeypatch.setattr(room, "MOST_BATCHES", 8)
+    table = Table(Role.SEED)
+    for number in range(8):
+        table.hear(CROWD[0], root_of(number), number=number)
+    heard = [table.hear(key, root_of(100 + number)) for number, key in enumerate(CROWD[1:])]
+    assert sum(Forward in kinds(effects) for effects in heard) == 7, "until each has one"
+    assert len({batch.author for batch in table.pool}) == 8
+    table.pool.standing.right(WORKER)
+    for number in range(8):
+        assert Forward in kinds(table.hear(root=root_of(number), number=number))
+    table.move(3 + RL.max_async + 1)
+    assert Forward in kinds(table.hear(CROWD[0], version=5))
