@@ -11,7 +11,7 @@ from protocol.event import Event
 class RolloutsGenerated(Event):
     """This peer has made a batch of rollouts with the weights of `version`, and says so.
 
-    number: of the batch at that version.  root: its name.  tokens: of the outputs.  seconds: that it took.
+    number: of the batch at that version.  root: its name.  tokens: that the model made.  seconds: that it took.
     """
 
     version: int

@@ -132,7 +132,7 @@ class GenerateTask:
 
 @dataclass(frozen=True)
 class Generated:
-    """What a batch has.  tokens: of the outputs."""
+    """What a batch has.  tokens: that the model made."""
 
     rollouts: int
     tokens: int

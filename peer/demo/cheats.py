@@ -49,18 +49,18 @@ def cut_outputs() -> None:
 
 def lie() -> None:
     """In the peer process: turn each verdict around."""
-    from protocol.rollouts import rollouts
+    from protocol.rollouts import checking
     from protocol.trainer_link import RolloutVerdict
     from protocol.wire.rollouts import Reason, Verdict
 
-    honest = rollouts.code_of
+    honest = checking.code_of
 
     def contrary(verdict: RolloutVerdict) -> int:
         if verdict.verdict is Verdict.ACCEPT:
             return honest(replace(verdict, verdict=Verdict.REJECT, reason=Reason.WRONG_COMPUTATION))
         return honest(replace(verdict, verdict=Verdict.ACCEPT, reason=Reason.NONE))
 
-    rollouts.code_of = contrary
+    checking.code_of = contrary
 
 
 PROGRAMS = {"rollout": (be_lazy, "peer"), "validator": (lie, "peer"), TRAINER: (cut_outputs, "trainer")}

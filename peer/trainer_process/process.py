@@ -3,7 +3,8 @@
 Decides when a trainer is alive, dead or given up.  A trainer keeps no state that matters, so every failure has the same
 cure: the call in progress raises `TrainerDied`, and a fresh process is started after a pause that doubles with every
 failure in a row; after `MAX_FAILURES` of them without one finished piece of work it is given up (`TrainerGaveUp`), with
-the reason, instead of a crash loop.  A retry library would not help: the pause is one line, and every death is told.
+the reason, instead of a crash loop.  An end over the bytes of strangers does not count: else a few of them could end a
+peer.  A retry library would not help: the pause is one line, and every death is told.
 
 `run` owns the process: when it is cancelled the process is ended and reaped, and when this program dies in any other way
 the trainer sees the end of its socket and ends itself.
@@ -96,7 +97,9 @@ class TrainerProcess:
         self._measures_power = True
         self._changed = trio.Event()
         self._gave_up = ""
-        self._failures = 0
+        self._failures = self._spoilt = 0
+        self._at_risk = False
+        """Whether it works on what strangers made: an end over that is theirs, and counts for the pause alone."""
         self._threads, self._watts = settings.threads, 0.0
         self._paused = False
         self._busy = False
@@ -155,7 +158,8 @@ class TrainerProcess:
                 progress(message)
 
         answer = await self._ask_alone("compute", hear, task=fields)
-        self._failures, self.threads = 0, answer["threads"]
+        self._worked()
+        self.threads = answer["threads"]
         data = self._contribution.view.toreadonly()
         return Contribution(
             task.round,
@@ -213,6 +217,10 @@ class TrainerProcess:
         self._paused = False
         self._send({"do": "resume"})
 
+    def _worked(self) -> None:
+        """A piece of work was finished."""
+        self._failures = self._spoilt = 0
+
     def _check_theta(self, theta: memoryview) -> None:
         assert theta.nbytes <= self._theta.size, "the trainer reads the region it was given at its start"
 
@@ -241,7 +249,8 @@ class TrainerProcess:
     async def _keep_alive(self) -> None:
         while True:
             reason = await self._one_life()
-            self._failures += 1
+            self._spoilt += self._at_risk
+            self._failures += not self._at_risk
             if self._failures >= MAX_FAILURES:
                 self._gave_up = f"the trainer failed {self._failures} times in a row, last: {reason}"
             self._fail_calls(reason)
@@ -250,7 +259,9 @@ class TrainerProcess:
             self._emit(TrainerStopped(self._gave_up or reason))
             if self._gave_up:
                 return
-            await trio.sleep(min(MAX_BACKOFF_S, self._settings.first_backoff_s * 2 ** (self._failures - 1)))
+            await trio.sleep(
+                min(MAX_BACKOFF_S, self._settings.first_backoff_s * 2 ** min(9, self._failures + self._spoilt - 1))
+            )
 
     async def _one_life(self) -> str:
         """Start a process, serve it until its end of the socket is closed, reap it.  Returns why it died."""

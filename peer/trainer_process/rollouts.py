@@ -31,17 +31,24 @@ class RolloutProcess(TrainerProcess):
             on_progress(message["done"], message["total"])
 
         answer = await self._ask_alone("generate", progress, task=_fields(task), path=str(path))
-        self._failures = 0
+        self._worked()
         return Generated(answer["rollouts"], answer["tokens"])
 
     async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
         """As `RolloutLink.verify`."""
         told: list[dict[str, Any]] = []
-        await self._ask_alone("verify", lambda message: told.extend(message["verdicts"]), task=_fields(task), path=str(path))
-        self._failures = 0
+        await self.until_ready()  # an end before it has the bytes is its own
+        self._at_risk = True
+        try:
+            await self._ask_alone(
+                "verify", lambda message: told.extend(message["verdicts"]), task=_fields(task), path=str(path)
+            )
+        finally:
+            self._at_risk = False
+        self._worked()
         return tuple(
             RolloutVerdict(
-                Verdict.REJECT if each["reason"] else Verdict.ACCEPT,
+                _verdict(each),
                 Reason(each["reason"]),
                 each["detail"],
                 each["reward"],
@@ -49,6 +56,12 @@ class RolloutProcess(TrainerProcess):
             )
             for each in told
         )
+
+
+def _verdict(told: dict[str, Any]) -> Verdict:
+    if told["reason"]:
+        return Verdict.REJECT
+    return Verdict.ACCEPT if told["reward"] is not None else Verdict.INCONCLUSIVE
 
 
 def _fields(task: GenerateTask | VerifyTask) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from protocol.wire.rollouts import CODES, Reason, RolloutBatch, Verdict
 
 RELATIVE = frozenset({Reason.WITHHELD})
 """Reasons that depend on what a validator could get: nobody lied who says otherwise."""
+UNSURE = CODES.index((Verdict.INCONCLUSIVE, Reason.NONE))
 WITHHELD = CODES.index((Verdict.REJECT, Reason.WITHHELD))
 
 
@@ -42,12 +43,14 @@ class Decision(Enum):
     """It was not judged in time, or nobody could tell."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Dealt:
-    """beacon: what draws the validators.  at: when we heard of it."""
+    """beacon: what draws the validators.  at: when we heard of it.  order: the first of them, drawn among `among`."""
 
     beacon: Hash
     at: float
+    order: tuple[PeerId, ...] = ()
+    among: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,15 @@ class Found:
 
 @dataclass
 class Batch:
-    """deals: by trainer.  judgements: by validator.  own: the verdicts of our own check.  used: learned from."""
+    """at: when it was heard.  deals: by trainer.  judgements: by validator.  own: the verdicts of our own check.
+
+    used: learned from.
+    """
 
     author: PeerId
     body: RolloutBatch
     raw: bytes
+    at: float = 0.0
     deals: dict[PeerId, Dealt] = field(default_factory=dict)
     judgements: dict[PeerId, Found] = field(default_factory=dict)
     own: bytes | None = None
@@ -77,6 +84,8 @@ class Batch:
     checking: bool = False
     led: bool = False
     """Whether it was for us to decide on."""
+    deaths: int = 0
+    """Of our trainer process, while it verified this."""
     decision: Decision | None = None
     used: bool = False
 

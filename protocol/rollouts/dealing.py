@@ -8,6 +8,7 @@ validators.  A trainer that chose its validators itself would deceive nobody but
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from heapq import nsmallest
 from itertools import count
 
 from protocol.state.tasks_in_force import TasksInForce, first_problem
@@ -51,14 +52,23 @@ def places_of(beacon: Hash) -> int:
     return 2 if beacon[0] % TWICE == 0 else 1
 
 
-def order_of(beacon: Hash, root: Hash, validators: Collection[PeerId]) -> list[PeerId]:
-    """The validators in the order in which the batch is dealt to them: who joins or leaves moves nobody else."""
-    return sorted(validators, key=lambda peer: hash_bytes("validator", beacon + root + peer.encode()))
+def order_of(beacon: Hash, root: Hash, validators: Collection[PeerId], most: int | None = None) -> list[PeerId]:
+    """The validators, or the first `most`, in the order in which the batch is dealt to them: who joins or leaves moves
+    nobody else."""
+    drawn = sorted(validators, key=lambda peer: hash_bytes("validator", beacon + root + peer.encode()))
+    return drawn[:most]
 
 
 def validators_of(beacon: Hash, root: Hash, validators: Collection[PeerId]) -> tuple[PeerId, ...]:
     """Those that the batch is dealt to at first."""
-    return tuple(order_of(beacon, root, validators)[: places_of(beacon)])
+    return tuple(order_of(beacon, root, validators, places_of(beacon)))
+
+
+def some_of(tip: Hash, validators: frozenset[PeerId], most: int) -> frozenset[PeerId]:
+    """Of a crowd of validators those that batches are dealt to while this is the tip, which nobody could foresee."""
+    if len(validators) <= most:
+        return validators
+    return frozenset(nsmallest(most, validators, key=lambda peer: hash_bytes("some", tip + peer.encode())))
 
 
 def trainer_of(root: Hash, trainers: Sequence[PeerId]) -> PeerId | None:

@@ -130,7 +130,7 @@ class Leading(Onlooker):
         dealt = batch.deals.get(scene.me)
         if dealt is None:
             if scene.validators - {batch.author} and trainer_of(batch.root, scene.moved.trainers) == scene.me:
-                return [Deal(batch)]
+                return [Deal(batch)] if batch.bytes_ is Bytes.HERE else []  # what is withheld costs nobody else anything
             batch.wanted = True  # nobody works for us yet, or there is nobody
             return []
         turn, more = scene.turn(batch, dealt, now)
@@ -144,13 +144,14 @@ class Leading(Onlooker):
             if not batch.wanted and batch.bytes_ is Bytes.HERE:
                 return scene.decide(batch, Decision.ACCEPTED)
         elif not more:
-            batch.wanted = True  # all have been asked
+            batch.wanted = True  # enough have been asked
         return []
 
     def unavailable(self, batch: Batch) -> list[PoolEffect]:
         """As `Duty.unavailable`."""
         self._scene.standing.anomaly(batch.author)
-        return self._scene.decide(batch, Decision.REJECTED, Reason.WITHHELD)
+        said = self._scene.say(batch, bytes([WITHHELD]) * batch.body.rollouts)  # for its maker: it was dealt to nobody
+        return [*said, *self._scene.decide(batch, Decision.REJECTED, Reason.WITHHELD)]
 
     def checked(self, batch: Batch, codes: bytes) -> list[PoolEffect]:
         """As `Duty.checked`."""

@@ -64,22 +64,23 @@ class Tick:
 
 @dataclass(frozen=True)
 class Fetched:
-    """The bytes of a batch are here, or not to be had."""
+    """The bytes of a batch are here, or not to be had.  here: None where our disk did not take them."""
 
     author: PeerId
     root: Hash
-    here: bool
+    here: bool | None
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Our trainer process has verified a batch; codes: of its verdicts, None where it died over it.  scores: as in
-    `Judgement`."""
+    """Our trainer process has verified a batch; codes: None where it found nothing.  scores: as in `Judgement`.  died: it
+    did, over it."""
 
     author: PeerId
     root: Hash
     codes: bytes | None
     scores: bytes | None = None
+    died: bool = False
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ class KeptVersions:
 
     @property
     def tips(self) -> Mapping[int, Hash]:
-        """By version, the newest last."""
-        return self._tips if self._pid == self._link.pid else {}
+        """By version, the newest last; none while there is no process: what is asked of the next one, it cannot do."""
+        return self._tips if self._link.pid is not None and self._pid == self._link.pid else {}
 
     @property
     def newest(self) -> tuple[int, Hash] | None:

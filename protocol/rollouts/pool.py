@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from protocol.rollouts.batch import Batch, Bytes, Dealt, Decision, found_in, is_well_formed
+from protocol.rollouts.batch import UNSURE, Batch, Bytes, Dealt, Decision, found_in, is_well_formed
 from protocol.rollouts.dealing import trainer_of
 from protocol.rollouts.duties import Duty, Leading, Onlooker, Validating
 from protocol.rollouts.happenings import (
@@ -31,7 +31,7 @@ from protocol.rollouts.happenings import (
     Tick,
 )
 from protocol.rollouts.room import Room
-from protocol.rollouts.scene import Scene, discard
+from protocol.rollouts.scene import PATIENCE, Scene, discard
 from protocol.rollouts.telling import judged
 from protocol.run.rl_section import RlSection
 from protocol.wire.hashes import Hash
@@ -43,6 +43,10 @@ AHEAD = 2
 """Versions that a batch may be ahead of our state: others commit before we do."""
 ENOUGH = 2
 """Rounds for which a trainer has accepted batches."""
+AHEAD_ROUNDS = 2
+"""Rounds for which there are batches that wait for a verdict: of peers with a clean history, and of others."""
+MOST_DEATHS = 2
+"""Of our trainer process over one batch."""
 
 
 class Pool:
@@ -56,9 +60,13 @@ class Pool:
         elif role is Role.VALIDATOR:
             self._duty = Validating(scene)
         self.standing = scene.standing
-        self._room = Room(scene.standing)
+        self._room = Room(scene.standing, AHEAD_ROUNDS * rl.batches_per_round)
         self._batches: dict[tuple[PeerId, Hash], Batch] = {}
         self._slots: dict[tuple[PeerId, int, int], Batch] = {}
+        self._lacking: dict[tuple[PeerId, Hash], Batch] = {}
+        """Whose bytes are to be fetched."""
+        self._stuck = False
+        """Whether nothing could be fetched: what strangers say then waits for the next tick, as looking takes time."""
         self._turns = 0
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -69,6 +77,23 @@ class Pool:
     def find(self, author: PeerId, root: Hash) -> Batch | None:
         """A batch that is known."""
         return self._batches.get((author, root))
+
+    def lacks(self, batch: Batch) -> bool:
+        """Whether the bytes of a batch are on their way, and of use."""
+        return self._batches.get(batch.key) is batch and batch.bytes_ is Bytes.COMING and batch.decision is None
+
+    def needs(self, root: Hash) -> bool:
+        """Whether bytes are those of a batch that we still want, whoever else stated them too."""
+        return any(batch.root == root and batch.bytes_ in (Bytes.COMING, Bytes.HERE) for batch in self._batches.values())
+
+    def pending(self, now: float) -> int:
+        """Batches of ours for whose verdict we wait before we make many more.
+
+        One that nobody has judged for long is for a trainer that is gone, or mute: of free keys in one record there may be
+        so many that they have nearly all of our batches.
+        """
+        young = now - PATIENCE * self._scene.rl.judge_s
+        return sum(batch.author == self._scene.me and not batch.judgements and batch.at > young for batch in self)
 
     def usable(self, version: int) -> list[Batch]:
         """What a trainer may learn from at this version, and has not yet; the oldest first."""
@@ -88,6 +113,19 @@ class Pool:
 
     def handle(self, event: PoolEvent, now: float) -> list[PoolEffect]:
         """What is to be done because of `event`."""
+        effects = self._take(event, now)
+        is_strangers = isinstance(event, Heard | DealHeard) and not self.standing.clean(event.author)
+        while self._lacking and not (self._stuck and (is_strangers or isinstance(event, JudgementHeard))):
+            batch = self._room.next_fetch(self._lacking.values(), self._batches.values(), self._will_be_decided)
+            self._stuck = batch is None
+            if batch is None:
+                break
+            del self._lacking[batch.key]
+            batch.bytes_ = Bytes.COMING
+            effects.append(Fetch(batch))
+        return effects
+
+    def _take(self, event: PoolEvent, now: float) -> list[PoolEffect]:
         match event:
             case Heard():
                 return self._hear(event, now)
@@ -98,7 +136,7 @@ class Pool:
             case Moved():
                 return self._move(event)
             case Tick():
-                self._scene.validators, self._scene.kept = event.validators, event.kept
+                self._scene.tick(event.validators, event.kept)
                 return [effect for batch in self for effect in self._look(batch, now)]
             case Fetched():
                 return self._fetched(event, now)
@@ -120,7 +158,7 @@ class Pool:
             contradicts = known.body.incarnation == body.incarnation and known.body != body
             return [Contrary(known.raw, event.raw)] if contradicts else []
         is_ours = author == self._scene.me
-        batch = Batch(author, body, event.raw, bytes_=Bytes.HERE if is_ours else Bytes.ABSENT)
+        batch = Batch(author, body, event.raw, now, bytes_=Bytes.HERE if is_ours else Bytes.ABSENT)
         if batch.key in self._batches:
             return []
         effects: list[PoolEffect] = [Forward()]
@@ -142,6 +180,7 @@ class Pool:
             and known == body.tip
             and body.rollouts == rl.rollouts_per_batch
             and body.tokens <= body.rollouts * rl.max_tokens
+            and body.size <= rl.bytes_per_batch
         )
 
     def _hear_deal(self, event: DealHeard, now: float) -> list[PoolEffect]:
@@ -159,6 +198,7 @@ class Pool:
         if batch is None or not is_well_formed(codes, batch.body) or not scene.is_heard(batch, validator):
             return []
         batch.judgements[validator] = found_in(codes, event.body.scores)
+        scene.note_voice(validator)
         effects: list[PoolEffect] = [Forward()]
         if batch.author == scene.me:
             effects.append(Tell(judged(batch, validator, codes)))
@@ -183,19 +223,30 @@ class Pool:
         if batch.decision is not None or batch.author == self._scene.me:
             return []
         effects = self._duty.look(batch, now)
-        is_absent = batch.bytes_ is Bytes.ABSENT and batch.decision is None
-        if is_absent and self._duty.needs_bytes(batch) and self._room.has_bytes_for(batch, self._batches.values()):
-            batch.bytes_ = Bytes.COMING
-            effects.append(Fetch(batch))
+        if batch.bytes_ is Bytes.ABSENT and batch.decision is None and self._duty.needs_bytes(batch):
+            self._lacking[batch.key] = batch
+        else:
+            self._lacking.pop(batch.key, None)
         return effects
 
     def _fetched(self, event: Fetched, now: float) -> list[PoolEffect]:
         batch = self.find(event.author, event.root)
         if batch is None or batch.decision is not None:
-            needed = any(other.root == event.root and other is not batch for other in self._batches.values())
-            return [Discard(event.root)] if event.here and not needed else []
+            if batch is not None:
+                batch.bytes_ = Bytes.GONE
+            return [Discard(event.root)]
+        if event.here is None:
+            batch.bytes_ = Bytes.ABSENT
+            return []
         batch.bytes_ = Bytes.HERE if event.here else Bytes.GONE
-        return self._look(batch, now) if event.here else self._duty.unavailable(batch)
+        if event.here:
+            return self._look(batch, now)
+        self._room.note_withheld(batch.author)
+        return [Discard(event.root), *self._duty.unavailable(batch)]
+
+    def _will_be_decided(self, batch: Batch) -> bool:
+        """Unlike one that is another trainer's by now, or of weights that our trainer process has not got."""
+        return self._duty.needs_bytes(batch) and self._scene.kept.get(batch.body.version) == batch.body.tip
 
     def _next_check(self) -> list[PoolEffect]:
         """In turns of peers with a clean history and of others; of those, of the one that had the fewest.
@@ -224,6 +275,11 @@ class Pool:
         if batch is None:
             return []
         batch.checking = False
+        if event.died:
+            batch.deaths += 1
+            self.standing.anomaly(batch.author)
+            if batch.deaths >= MOST_DEATHS:  # others may tell
+                return self._duty.checked(batch, bytes([UNSURE]) * batch.body.rollouts)
         if event.codes is None or batch.decision is not None or not is_well_formed(event.codes, batch.body):
             return []
         batch.scores = event.scores
@@ -243,5 +299,6 @@ class Pool:
     def _end(self, batch: Batch) -> list[PoolEffect]:
         """Forget a batch; what was not decided is stale."""
         del self._batches[batch.key]
+        self._lacking.pop(batch.key, None)
         del self._slots[batch.author, batch.body.version, batch.body.number]
         return [*self._scene.decide(batch, Decision.STALE), *discard(batch)]

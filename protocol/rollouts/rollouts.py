@@ -20,11 +20,11 @@ from protocol.membership.pause import Pause
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.rollouts.batch import Batch
-from protocol.rollouts.dealing import beacon_of, problems_of
+from protocol.rollouts.checking import Checking
+from protocol.rollouts.dealing import beacon_of
 from protocol.rollouts.given_tasks import GivenTasks
 from protocol.rollouts.happenings import (
     Check,
-    Checked,
     Compare,
     Contrary,
     Deal,
@@ -48,30 +48,30 @@ from protocol.rollouts.kept_versions import Keeping, KeptVersions
 from protocol.rollouts.occupation import WORK, Occupation
 from protocol.rollouts.pool import Pool
 from protocol.rollouts.repeating import Repeating
+from protocol.rollouts.room import PLACES
 from protocol.rollouts.selection import Selection
 from protocol.rollouts.turn import Turn
 from protocol.rollouts.worker import Worker
 from protocol.run.settings import NodeSettings
 from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
-from protocol.tasks.counting import UNSCORED
 from protocol.tasks.library import Library
 from protocol.tasks.task_sets import TaskSets
-from protocol.trainer_link import RolloutLink, RolloutVerdict, TrainerDied, TrainerGaveUp, VerifyTask
+from protocol.trainer_link import RolloutLink, TrainerDied, TrainerGaveUp
 from protocol.versions.weight_versions import Watching
 from protocol.wire.body import Body
 from protocol.wire.envelope import Envelope
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Phase, Role, WhyIdle
-from protocol.wire.rollouts import CODES, ROLLOUT_CHUNK_BYTES, Judgement, RolloutBatch, Verdict
+from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES, Judgement, RolloutBatch
 from protocol.wire.rollouts import Deal as DealBody
 
 LOOK_S = 0.25
 RETRY_S = 1.0
 """After a failure of the trainer process or the disk."""
 MOST_PENDING = 16
-"""Batches of ours that nobody has judged yet, at which we make no more."""
+"""Batches of ours that wait for a verdict, at which we make no more."""
 
 
 class Liars(Container[object], Protocol):
@@ -110,12 +110,16 @@ class Rollouts:
         self._files = replica.store.rollouts
         self._pool = pool = Pool(session.me, settings.role, rl, self._draw)
         self._standing, self._tasks = KeptStanding(session, pool.standing, replica.store, offload), tasks
-        self._library = Library(session, self._files, swarm, offload, "rollouts", ROLLOUT_CHUNK_BYTES)
+        self._library = Library(
+            session, self._files, swarm, offload, "rollouts", ROLLOUT_CHUNK_BYTES, at_once=2 * PLACES, needed=pool.needs
+        )
         self._repeating = Repeating(session)
         self._unwanted: deque[Hash] = deque()
+        self._fetching: dict[trio.CancelScope, Batch] = {}
         self._tip: Hash | None = None
         self._nursery: trio.Nursery | None = None
         self._turn = Turn()
+        self._checking = Checking(session, rl, self._files, self._turn, tasks)
         self.selection = Selection(session, self._pool, self._files, self._turn, rl.batches_per_round, tasks)
         self._kept: KeptVersions | None = None
         self._given: GivenTasks | None = None
@@ -156,7 +160,7 @@ class Rollouts:
             if self._kept is not None:
                 nursery.start_soon(self._again, self._follow, self._kept)
                 if self._settings.role in (Role.TRAINER, Role.VALIDATOR):
-                    nursery.start_soon(self._again, self._check)
+                    nursery.start_soon(self._again, self._check, self._link)
                 if self._settings.role is Role.ROLLOUT:
                     nursery.start_soon(self._again, self._work)
 
@@ -188,6 +192,9 @@ class Rollouts:
                 if peer in self._liars and not self._pool.standing.aside(peer):
                     self._handle(Ejected(peer, self._liars.reason(peer)))
             self._handle(Tick(self._validators(), self._ready_tips()))
+            for scope, batch in self._fetching.items():
+                if not self._pool.lacks(batch):
+                    scope.cancel()  # too old by now: its place is another one's
             await self._standing.keep(trio.current_time())
             await self._repeating.turn()
             for _ in range(len(self._unwanted)):
@@ -265,7 +272,7 @@ class Rollouts:
                 case Judge():
                     self._repeating.say(self._session.seal(effect.body).raw)
                 case Compare():
-                    self._tasks.counting.note_scores(self._problems(effect.batch), effect.ours, effect.theirs)
+                    self._tasks.counting.note_scores(self._checking.problems(effect.batch), effect.ours, effect.theirs)
                 case Discard():
                     self._unwanted.append(effect.root)
                 case Deal():
@@ -286,16 +293,22 @@ class Rollouts:
             self._nursery.start_soon(self._fetch, batch)
 
     async def _fetch(self, batch: Batch) -> None:
-        with self._guard.watch(batch.author, "batch of rollouts"):
+        here: bool | None = None
+        scope = trio.CancelScope()
+        self._fetching[scope] = batch
+        with self._guard.watch(batch.author, "batch of rollouts"), scope:
             try:
                 body = batch.body
                 here = await self._library.fetch(batch.root, body.size, body.version, batch.author, self._rl.judge_s)
             except StoreFailed as error:
                 self._session.emit(Notice("warning", f"rollouts cannot be kept: {error}"))
-                return
-            self._handle(Fetched(batch.author, batch.root, here))
-            if not here:
-                self._unwanted.append(batch.root)
+        del self._fetching[scope]
+        if scope.cancelled_caught:
+            self._unwanted.append(batch.root)
+            return
+        if here is None:
+            await trio.sleep(RETRY_S)
+        self._handle(Fetched(batch.author, batch.root, here))
 
     # -- the trainer process ------------------------------------------------------------------------------------------
 
@@ -311,15 +324,14 @@ class Rollouts:
                 await trio.sleep(RETRY_S)
             await trio.sleep(LOOK_S)
 
-    async def _check(self) -> None:
+    async def _check(self, link: RolloutLink) -> None:
         while True:
             await self._pause.wait()
             found = self._pool.handle(Idle(), trio.current_time())
             checks = [effect.batch for effect in found if isinstance(effect, Check)]
             for batch in checks:
                 self._show_work()
-                codes, scores = await self._verify(batch)
-                self._handle(Checked(batch.author, batch.root, codes, scores))
+                self._handle(await self._checking.check(link, batch, self._ready_tips))
             if not checks:
                 self._show_idle(WhyIdle.NOTHING_TO_CHECK, "no batch that this peer is to check is here")
                 await trio.sleep(LOOK_S)
@@ -339,36 +351,6 @@ class Rollouts:
             why, detail = WhyIdle.FETCHING_TASKS, missing[:200]
         if self.occupation is not None:
             self.occupation.idles(why, detail, trio.current_time())
-
-    def _problems(self, batch: Batch) -> list[int]:
-        """Of the rollouts of a batch, in their order."""
-        rl = self._rl
-        return [problem for problem in self._drawn(batch) for _ in range(rl.group_size)]
-
-    def _drawn(self, batch: Batch) -> tuple[int, ...]:
-        body, rl, tasks = batch.body, self._rl, self._tasks.at(batch.body.version)
-        run, tip = self._session.run, Hash(body.tip)
-        return problems_of(run, tip, batch.author, body.number, rl.prompts_per_batch, rl.problems, tasks)
-
-    async def _verify(self, batch: Batch) -> tuple[bytes | None, bytes | None]:
-        """The codes of our verdicts, and the scores where problems are of the crowd; None where the trainer process died."""
-        assert self._link is not None and self._kept is not None
-        body = batch.body
-        task = VerifyTask(self._session.run, body.version, batch.author, self._drawn(batch), self._rl.group_size)
-        try:
-            with self._files.using(batch.root):
-                async with self._turn.taken():
-                    if self._ready_tips().get(body.version) != body.tip:
-                        return None, None
-                    verdicts = await self._link.verify(task, self._files.path(batch.root))
-        except TrainerGaveUp:
-            await trio.sleep_forever()
-        except TrainerDied as death:
-            self._session.emit(Notice("warning", f"the trainer stopped while it verified rollouts: {death}"))
-            await trio.sleep(RETRY_S)
-            return None, None
-        scores = bytes(map(score_of, verdicts)) if self._tasks.at(body.version).live else None
-        return bytes(map(code_of, verdicts)), scores
 
     async def _work(self) -> None:
         assert self._worker is not None
@@ -396,7 +378,7 @@ class Rollouts:
                 await self._worker.forget_before(forgotten - self._rl.max_async)
 
     def _has_many_pending(self) -> bool:
-        return self.waiting >= MOST_PENDING
+        return self._pool.pending(trio.current_time()) >= MOST_PENDING
 
     async def _make(self, worker: Worker) -> tuple[RolloutBatch, Envelope] | None:
         try:
@@ -407,15 +389,3 @@ class Rollouts:
             self._session.emit(Notice("warning", f"no batch of rollouts: {error}"))
             await trio.sleep(RETRY_S)
         return None
-
-
-def code_of(verdict: RolloutVerdict) -> int:
-    """A verdict of the trainer process in one byte."""
-    if verdict.verdict is Verdict.REJECT:
-        return CODES.index((verdict.verdict, verdict.reason))
-    return [each for each, _ in CODES].index(verdict.verdict)
-
-
-def score_of(verdict: RolloutVerdict) -> int:
-    """The score of the trainer process in one byte."""
-    return UNSCORED if verdict.reward is None else round(verdict.reward * (UNSCORED - 1))

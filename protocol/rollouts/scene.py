@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from protocol.rollouts.batch import Batch, Bytes, Dealt, Decision, Opinion, found_in
-from protocol.rollouts.dealing import is_for, order_of, places_of
+from protocol.rollouts.dealing import is_for, order_of, places_of, some_of
 from protocol.rollouts.happenings import Discard, Judge, Moved, PoolEffect, Tell
 from protocol.rollouts.standing import Standing
 from protocol.rollouts.telling import decided, judged, set_aside
@@ -17,7 +17,11 @@ from protocol.wire.presence import Role
 from protocol.wire.rollouts import Judgement, Reason
 
 FIRST_ASKED = 8
-"""Validators of a deal for whose verdicts there is room in any case."""
+"""Validators that a batch is dealt to at most, one after another; there is room for their verdicts in any case."""
+PATIENCE = 2
+"""Of them, so many may be silent for `judge_s`; then a trainer checks itself."""
+MOST_DEALT = 64
+"""Validators among whom batches are dealt: keys are free, and a crowd of them is not to cost us time."""
 MOST_OTHERS = 16
 """Verdicts of others on a batch, which may come to be asked, or tell us of ours."""
 
@@ -31,6 +35,17 @@ class Scene:
         self.moved = Moved(0, {}, (), (), ())
         self.validators: frozenset[PeerId] = frozenset()
         self.kept: Mapping[int, Hash] = {}
+        self._mute: set[PeerId] = set()
+        """Validators that let a turn pass, and have said nothing since: their turn is the next one's, too."""
+
+    def tick(self, validators: frozenset[PeerId], kept: Mapping[int, Hash]) -> None:
+        """These validators live, and our trainer process holds these versions."""
+        tip = self.moved.tips.get(self.moved.version, Hash(b""))
+        drawn = some_of(tip, validators, MOST_DEALT)
+        self.kept = kept
+        if drawn != self.validators:
+            self.validators = drawn
+        self._mute &= self.validators
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -39,11 +54,35 @@ class Scene:
         return self.role is Role.TRAINER and is_for(batch.root, self.me, self.moved.trainers)
 
     def turn(self, batch: Batch, dealt: Dealt, now: float) -> tuple[list[PeerId], bool]:
-        """The validators whose turn has come, in order, and whether others could follow them."""
-        order = order_of(dealt.beacon, batch.root, self.validators - {batch.author})
-        unsure = sum(opinion_in(batch, peer) is Opinion.UNSURE for peer in order)
-        count = places_of(dealt.beacon) + unsure + int((now - dealt.at) // self.rl.judge_s)
-        return order[:count], count < len(order)
+        """The validators whose turn has come, in order, and whether to wait for others that follow them."""
+        order, waited = self._order(batch, dealt), int((now - dealt.at) // self.rl.judge_s)
+        passed = places_of(dealt.beacon) + waited - 1 if waited else 0
+        self._mute.update(peer for peer in order[:passed] if peer not in batch.judgements and peer != self.me)
+        turn: list[PeerId] = []
+        lacking = places_of(dealt.beacon)
+        for peer in order:
+            if not lacking:
+                break
+            turn.append(peer)
+            lacking -= not self._is_no_help(batch, peer)
+        return turn, len(turn) < len(order) and waited < PATIENCE
+
+    def _is_no_help(self, batch: Batch, peer: PeerId) -> bool:
+        if peer in batch.judgements:
+            return opinion_in(batch, peer) is Opinion.UNSURE
+        return peer in self._mute
+
+    def _order(self, batch: Batch, dealt: Dealt) -> tuple[PeerId, ...]:
+        """Those of a deal that may be asked."""
+        if dealt.among is not self.validators:
+            validators = self.validators - {batch.author}
+            dealt.order = tuple(order_of(dealt.beacon, batch.root, validators, FIRST_ASKED))
+            dealt.among = self.validators
+        return dealt.order
+
+    def note_voice(self, validator: PeerId) -> None:
+        """A validator said something about a batch."""
+        self._mute.discard(validator)
 
     def is_heard(self, batch: Batch, judge: PeerId) -> bool:
         """Whether there is room for what this peer says of a batch: electors and those that are dealt it first find some."""
@@ -51,7 +90,7 @@ class Scene:
             return False
         asked = {*self.moved.electors}
         for dealt in batch.deals.values():
-            asked.update(order_of(dealt.beacon, batch.root, self.validators - {batch.author})[:FIRST_ASKED])
+            asked.update(self._order(batch, dealt))
         others = sum(peer not in asked for peer in batch.judgements)
         if judge in asked:
             return True

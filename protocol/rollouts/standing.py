@@ -21,6 +21,7 @@ RARELY = 0.1
 FADES = 0.9
 """The chance of a check after one more that came out right: 22 of them to `RARELY`."""
 FEWEST_ACCUSERS = 2
+MOST_ACCUSERS = 64
 MAX_KNOWN = 2048
 """Peers remembered; who was set aside last is forgotten last."""
 
@@ -94,6 +95,8 @@ class Standing:
         liars: that the electors bear.  Two accusers, and more electors than can all be liars, are needed.
         """
         accusers = self._of(author).reproduced
+        if accuser not in accusers and len(accusers) >= MOST_ACCUSERS:
+            accuser = next(iter(accusers))  # two are enough, and keys are free
         accusers.setdefault(accuser, set()).add(elector)
         electors = set().union(*accusers.values())
         return len(accusers) >= FEWEST_ACCUSERS and len(electors) >= max(FEWEST_ACCUSERS, liars + 1)

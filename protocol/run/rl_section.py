@@ -13,10 +13,13 @@ from pydantic import Field, model_validator
 from protocol.run.fitting import Problem, refuse
 from protocol.run.section import Section
 from protocol.wire.learned import MAX_USED
-from protocol.wire.rollouts import MAX_ROLLOUTS
+from protocol.wire.rollouts import MAX_BATCH_BYTES, MAX_ROLLOUTS
 
 OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_round", "judge_s", "warm_rounds"})
 """Fields that the trainer does not read in this section."""
+
+HEAD_BYTES, TOKEN_BYTES = 32, 3
+"""Of a rollout, and of a token in it, at most (`trainer.rl.rollout`)."""
 
 Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -149,6 +152,13 @@ class RlSection(Section):
     def tokens_per_batch(self) -> int:
         """Tokens of a batch's outputs at most."""
         return self.rollouts_per_batch * self.max_tokens
+
+    @property
+    def bytes_per_batch(self) -> int:
+        """Bytes of a batch at most: of each rollout its head, its tokens, who made them, and its proofs."""
+        proofs = -(-self.max_tokens // self.chunk_tokens) * 2 * (1 + self.top_k)
+        each = HEAD_BYTES + TOKEN_BYTES * (self.row_tokens + 1) + -(-self.max_tokens // 8) + proofs
+        return min(MAX_BATCH_BYTES, HEAD_BYTES + self.rollouts_per_batch * each)
 
     @property
     def tokens_per_round(self) -> int:

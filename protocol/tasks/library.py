@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import trio
 
@@ -48,25 +49,52 @@ class FolderShelf:
 
 
 class Library:
-    """Fetches blobs into `files`, and removes them.  what, chunk_bytes: as of the shelf."""
+    """Fetches blobs into `files`, and removes them.  what, chunk_bytes: as of the shelf.  at_once: fetches.
+
+    needed: whether a blob is still wanted, so that it is not removed: several peers may have stated the same bytes.
+    """
 
     def __init__(
-        self, session: Session, files: WeightFiles, swarm: Swarm, offload: Offload, what: str, chunk_bytes: int
+        self,
+        session: Session,
+        files: WeightFiles,
+        swarm: Swarm,
+        offload: Offload,
+        what: str,
+        chunk_bytes: int,
+        *,
+        at_once: int = AT_ONCE,
+        needed: Callable[[Hash], bool] = lambda root: False,
     ) -> None:
         self._session, self._files, self._swarm, self._offload = session, files, swarm, offload
         self._what, self._chunk_bytes = what, chunk_bytes
-        self._places = trio.CapacityLimiter(AT_ONCE)
+        self._places, self._needed, self._removing = trio.CapacityLimiter(at_once), needed, trio.Lock()
+        self._under_way: dict[Hash, trio.Event] = {}
 
     async def fetch(self, root: Hash, size: int, number: int, maker: PeerId, within_s: float) -> bool:
-        """Whether the bytes of a blob are here in the end.  number: for people.  maker: is asked first, as the others may
-        not have it yet.  Raises `StoreFailed`."""
-        async with self._places:
+        """Whether the bytes of a blob, of this size, are here in the end.  number: for people.  maker: is asked first, as
+        the others may not have it yet.  Raises `StoreFailed`."""
+        async with self._places, self._alone(root):
             with trio.move_on_after(within_s):
                 for _ in range(TRIES):
                     if self._files.has(root) or await self._try(root, size, number, maker):
-                        return True
+                        break
                     await trio.sleep(RETRY_S)
-        return self._files.has(root)
+        return self._files.sizes().get(root) == size
+
+    @asynccontextmanager
+    async def _alone(self, root: Hash) -> AsyncIterator[None]:
+        """Within, nobody else fetches or removes these bytes: they may be stated in two sizes, and the file is mapped."""
+        while (other := self._under_way.get(root)) is not None:
+            await other.wait()
+        ended = self._under_way[root] = trio.Event()
+        try:
+            async with self._removing:
+                pass  # what is just being removed is not taken for being here
+            yield
+        finally:
+            del self._under_way[root]
+            ended.set()
 
     async def _try(self, root: Hash, size: int, number: int, maker: PeerId) -> bool:
         count, sources = -(-size // self._chunk_bytes), self._sources(maker)
@@ -88,12 +116,15 @@ class Library:
         return sorted(connected, key=lambda peer: peer != maker)[:MOST_SOURCES]
 
     async def remove(self, root: Hash) -> bool:
-        """Whether the bytes of a blob are gone; while somebody reads them they stay."""
-        if root in self._files.used():
-            return False
-        self._swarm.end_origin(root)
-        try:
-            await self._offload(self._files.remove, root)
-        except (StoreFailed, OSError) as error:
-            self._session.emit(Notice("debug", f"{self._what} cannot be removed: {error}"))
-        return True
+        """Whether the bytes of a blob are gone, or needed again; while somebody reads them they stay."""
+        async with self._removing:
+            if self._needed(root):
+                return True
+            if root in self._under_way or root in self._files.used():
+                return False
+            self._swarm.end_origin(root)
+            try:
+                await self._offload(self._files.remove, root)
+            except (StoreFailed, OSError) as error:
+                self._session.emit(Notice("debug", f"{self._what} cannot be removed: {error}"))
+            return True

@@ -26,7 +26,7 @@ ENTRY_BYTES = HASH_BYTES + TOKENS_BYTES
 
 
 class UsedBatch(NamedTuple):
-    """A batch that was learned from.  tokens: of its outputs, as its maker's statement has them."""
+    """A batch that was learned from.  tokens: that the model made, as its maker's statement has them."""
 
     author: PeerId
     root: Hash

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from protocol.trainer_link import GenerateTask, RolloutVerdict, VerifyTask
+from protocol.trainer_link import Generated, GenerateTask, RolloutVerdict, VerifyTask
 from protocol.wire.rollouts import Reason, Verdict
 from tests.simulation.rollout_trainer import RolloutTrainer, right_batch
 
@@ -52,6 +54,14 @@ class Rubbish(Cheat):
 
     def spoil(self, task: GenerateTask, entries: list[dict[str, Any]]) -> bytes:
         return b"\xff" * 3000
+
+
+class Overstates(RolloutTrainer):
+    """States more tokens than it made, for they are credited."""
+
+    async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
+        made = await super().generate(task, path, on_progress)
+        return Generated(made.rollouts, made.tokens + 1)
 
 
 class AcceptsAll(RolloutTrainer):

@@ -18,6 +18,7 @@ from tests.simulation.rollout_liars import (
     OneBad,
     OtherProblems,
     OtherWeights,
+    Overstates,
     RejectsAll,
     Rubbish,
 )
@@ -115,6 +116,16 @@ def test_a_rollout_peer_that_cheats_is_told_why_and_learned_from_by_nobody(cheat
         await world.until("it is told why", lambda: bool(judge.told[cheater.peer][REASONS[cheat]]), within_s=10)
         assert all(REASONS[cheat] in why for why in judge.aside[cheater.peer].values())
         await world.until_round(max(world.rounds()) + 2, within_s=240)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+
+
+def test_who_states_more_tokens_than_it_made_is_set_aside() -> None:
+    async def scenario(world: World) -> None:
+        judge, seats = cast(world, ROLES, {(Role.ROLLOUT, 0): Overstates})
+        for seat in world.seats:
+            world.start(seat)
+        await until_aside(world, judge, seats[Role.ROLLOUT][0], seats[Role.TRAINER])
 
     holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
 

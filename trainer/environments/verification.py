@@ -157,5 +157,8 @@ def _same(expected: Any, found: Any) -> bool:
     if isinstance(expected, dict) and isinstance(found, dict):
         return expected.keys() == found.keys() and all(_same(expected[key], found[key]) for key in expected)
     if isinstance(expected, float) and isinstance(found, int | float) and not isinstance(found, bool):
-        return math.isclose(expected, found, rel_tol=RELATIVE_DIFFERENCE, abs_tol=RELATIVE_DIFFERENCE)
+        try:
+            return math.isclose(expected, found, rel_tol=RELATIVE_DIFFERENCE, abs_tol=RELATIVE_DIFFERENCE)
+        except OverflowError:  # a whole number beyond all floats
+            return False
     return type(expected) is type(found) and bool(expected == found)

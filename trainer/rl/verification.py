@@ -17,36 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from kernels.toploc import Malformed, Mismatch, Thresholds, check_form, compare_all, proof_sizes
+from kernels.toploc import Mismatch, Thresholds, compare_all
 from trainer.data.tokens import Tokenizer
-from trainer.environments.conversation import read_turns
 from trainer.environments.environment import Environment, Problem
 from trainer.generate.sampling import probability, shortfall, stream_key
 from trainer.models.llama.model import Decoder
 from trainer.rl.config import RlConfig
+from trainer.rl.form import Forms, Reason, Refused
 from trainer.rl.rollout import Rollout
 
 CPU_TOKENS = 2048
 """Tokens that a CPU computes at once: what a layer makes of more does not fit its caches."""
 CHOICES = 1 << 22
 """Logits that are looked at together, each with some 40 bytes of noise and sums."""
-
-
-class Reason(StrEnum):
-    """Why a rollout is rejected."""
-
-    MALFORMED = "malformed"
-    WRONG_PROMPT = "wrong prompt"
-    WRONG_REPLY = "wrong reply"
-    WRONG_COMPUTATION = "wrong computation"
-    BAD_TERMINATION = "bad termination"
-    BAD_SAMPLING = "bad sampling"
 
 
 @dataclass(frozen=True)
@@ -110,10 +98,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict on a rollout.  reason: None for an accepted one.  detail: a sentence, empty for an accepted one.
+    """The verdict on a rollout.  reason: None unless it is rejected.  detail: a sentence, empty for an accepted one.
 
-    reward: in [0, 1]; None for a rejected one.  measured: None where the form was wrong already.  tokens: that the model
-    made; 0 where the form was wrong.
+    reward: in [0, 1]; None unless it is accepted: without a reason, too, this computer could not score it.  measured: None
+    where the form was wrong already.  tokens: that the model made; 0 where the form was wrong.
     """
 
     reason: Reason | None
@@ -123,18 +111,13 @@ class Judged:
     tokens: int = 0
 
 
-class _Refused(Exception):
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason, self.detail = reason, detail
-
-
 class Verifier:
     """Judges rollouts of one version, as tolerantly as the run says.  model: with its weights, in any precision."""
 
     def __init__(self, model: Decoder, environment: Environment, tokenizer: Tokenizer, config: RlConfig) -> None:
         self._model, self._environment, self._tokenizer = model, environment, tokenizer
         self._config, self._tolerances = config, Tolerances.of(config)
+        self._forms = Forms(model.config, environment, tokenizer, config)
 
     def verify(
         self, assignment: Assignment, rollouts: Sequence[Rollout], between: Callable[[], None] = lambda: None
@@ -149,7 +132,7 @@ class Verifier:
         for index, rollout in enumerate(rollouts):
             try:
                 turns[index] = self._check_form(assignment, rollout, seen)
-            except _Refused as refusal:
+            except Refused as refusal:
                 verdicts[index] = Judged(refusal.reason, refusal.detail)
         for indices in self._micro_batches(rollouts, list(turns)):
             between()
@@ -159,47 +142,18 @@ class Verifier:
                 verdicts[index] = self._judge(rollouts[index], measured, *turns[index])
         return [verdict for verdict in verdicts if verdict is not None]
 
-    # -- what needs no model ------------------------------------------------------------------------------------------
-
     def _check_form(
         self, assignment: Assignment, rollout: Rollout, seen: set[tuple[int, int]]
     ) -> tuple[Problem, tuple[str, ...]]:
         place = (rollout.problem, rollout.copy)
         if rollout.problem not in assignment.problems or rollout.copy >= assignment.copies:
-            raise _Refused(
+            raise Refused(
                 Reason.WRONG_PROMPT, f"copy {rollout.copy} of problem {rollout.problem} was not assigned to this peer"
             )
         if place in seen:
-            raise _Refused(Reason.MALFORMED, f"copy {rollout.copy} of problem {rollout.problem} is there twice")
+            raise Refused(Reason.MALFORMED, f"copy {rollout.copy} of problem {rollout.problem} is there twice")
         seen.add(place)
-        problem = self._environment.problem(rollout.problem)
-        if list(rollout.prompt) != self._tokenizer.prompt(problem.prompt):
-            raise _Refused(Reason.WRONG_PROMPT, f"the prompt is not that of problem {rollout.problem}")
-        self._check_bounds(rollout)
-        try:
-            return problem, read_turns(self._environment, problem, rollout.output, rollout.made, self._tokenizer)
-        except ValueError as error:
-            raise _Refused(Reason.WRONG_REPLY, str(error)) from error
-
-    def _check_bounds(self, rollout: Rollout) -> None:
-        config, count = self._config, len(rollout.output)
-        if count > config.max_tokens:
-            raise _Refused(Reason.MALFORMED, f"the output has {count} tokens, more than {config.max_tokens}")
-        if max(rollout.output) >= self._model.config.vocab:
-            raise _Refused(Reason.MALFORMED, f"the output has a token {max(rollout.output)}, which there is not")
-        try:
-            proofs = self._proofs(rollout)
-            check_form(proofs, count, self._model.config.dim, config.top_k, config.chunk_tokens)
-        except Malformed as error:
-            raise _Refused(Reason.MALFORMED, str(error)) from error
-
-    def _proofs(self, rollout: Rollout) -> list[bytes]:
-        """The proofs of its chunks, and what is left over, if anything is, as one more."""
-        config, at, proofs = self._config, 0, []
-        for size in proof_sizes(len(rollout.output), self._model.config.dim, config.top_k, config.chunk_tokens):
-            proofs.append(rollout.proofs[at : at + size])
-            at += size
-        return [*proofs, rollout.proofs[at:]] if at < len(rollout.proofs) else proofs
+        return self._forms.read(rollout)
 
     # -- what needs the model -----------------------------------------------------------------------------------------
 
@@ -228,7 +182,7 @@ class Verifier:
         own = [hidden_bth[row, len(each.prompt) - 1 :][: len(each.output)] for row, each in enumerate(rollouts)]
         mismatches = compare_all(
             [hidden.bfloat16() for hidden in own],
-            [self._proofs(rollout) for rollout in rollouts],
+            [self._forms.proofs(rollout) for rollout in rollouts],
             self._config.top_k,
             self._config.chunk_tokens,
         )
@@ -284,7 +238,10 @@ class Verifier:
         if measured.beyond > tolerances.share_beyond * made:
             detail = f"{measured.beyond} of {made} tokens are not those that the sampling chooses"
             return Judged(Reason.BAD_SAMPLING, detail, None, measured, made)
-        reward = self._environment.score(problem, turns)
+        try:
+            reward = self._environment.score(problem, turns)
+        except Exception as error:  # noqa: BLE001 - an environment that fails over a text says nothing about its author
+            return Judged(None, f"it could not be scored here: {type(error).__name__}", None, measured, made)
         assert 0 <= reward <= 1, "an environment's score is from 0 to 1"
         return Judged(None, "", reward, measured, made)
 

@@ -6,6 +6,7 @@ decided there.  A batch has its rollouts in the order of the assignment: problem
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -27,9 +28,11 @@ from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.rl.batch import decode_batch, encode_batch
 from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
+from trainer.rl.form import Forms, Reason
 from trainer.rl.groups import Group, grouped, scored
+from trainer.rl.packing import check_lengths
 from trainer.rl.rollout import Rollout
-from trainer.rl.verification import Assignment, Judged, Reason, Verifier
+from trainer.rl.verification import Assignment, Judged, Verifier
 
 F32 = npt.NDArray[np.float32]
 
@@ -54,6 +57,7 @@ class RolloutWorker:
         """slots: sequences that are generated at a time."""
         self._slots = slots
         self.config, self._model, self._tasks, self._device = config, model, tasks, device
+        self._forms = Forms(model, tasks.environment, tasks.tokenizer, config)
         self.versions: dict[int, Tensor] = {}
         self._engine: tuple[int, Engine] | None = None
         """With its number of tokens a sequence."""
@@ -79,7 +83,7 @@ class RolloutWorker:
         on_progress: OnProgress = lambda done, total: None,
         between: Between = lambda: None,
     ) -> int:
-        """Make the rollouts of an assignment and write the batch to `path`; how many tokens its outputs have.
+        """Make the rollouts of an assignment and write the batch to `path`; how many tokens the model made.
 
         Raises ValueError where the version is not kept.
         """
@@ -99,7 +103,7 @@ class RolloutWorker:
                 self._engine = self._loaded = None  # what it has in its slots is nobody's
         rollouts = [_rollout(assignment, request, done[request.id]) for request in requests]
         path.write_bytes(encode_batch(rollouts))
-        return sum(len(rollout.output) for rollout in rollouts)
+        return sum(sum(rollout.made) for rollout in rollouts)
 
     def verify(self, assignment: Assignment, path: Path, between: Between = lambda: None) -> list[Judged]:
         """A verdict for each rollout that the batch in `path` should have, in order, whatever the bytes are.
@@ -118,14 +122,19 @@ class RolloutWorker:
         return verifier.verify(assignment, rollouts, between)
 
     def groups(self, paths: Sequence[Path]) -> list[Group]:
-        """The groups in these batches, which were verified, with rewards that are computed here.
+        """The groups in these batches, with rewards that are computed here.
 
-        Raises ValueError for a file that no verified batch is in.
+        A batch may be here on a validator's word alone, so the form of each is looked at again; one that has another is left
+        out, with a line in the log.
         """
         groups: list[Group] = []
         for path in paths:
-            rollouts = decode_batch(path.read_bytes())
-            groups += grouped(scored(rollout, self._solved(rollout)) for rollout in rollouts)
+            try:
+                rollouts = decode_batch(path.read_bytes())
+                check_lengths(rollouts, self.config.row_tokens)
+                groups += grouped(scored(rollout, self._solved(rollout)) for rollout in rollouts)
+            except Exception as error:  # noqa: BLE001 - bytes of strangers, and what environments do with texts
+                print(f"the batch {path.name} is left out: {error}", file=sys.stderr)
         return [replace(group, problem=number) for number, group in zip(count(), groups, strict=False)]
 
     # -- parts --------------------------------------------------------------------------------------------------------
@@ -172,8 +181,7 @@ class RolloutWorker:
         return self._tasks.environment.problem(index)
 
     def _solved(self, rollout: Rollout) -> float:
-        problem = self._problem(rollout.problem)
-        turns = read_turns(self._tasks.environment, problem, rollout.output, rollout.made, self._tasks.tokenizer)
+        problem, turns = self._forms.read(rollout)
         return self._tasks.environment.score(problem, turns)
 
 

@@ -14,6 +14,7 @@ from protocol.rollouts.happenings import (
     Contrary,
     Deal,
     DealHeard,
+    Discard,
     Fetch,
     Fetched,
     Forward,
@@ -113,9 +114,9 @@ def dealt() -> Table:
     for peer in (WORKER, *VALIDATORS):
         for _ in range(99):
             table.pool.standing.right(peer)
-    assert kinds(table.hear()) == [Forward, Deal, Fetch]
+    assert kinds(table.hear()) == [Forward, Fetch]
+    assert kinds(table.fetched()) == [Deal]
     assert kinds(table.deal()) == [Forward]
-    table.fetched()
     return table
 
 
@@ -219,9 +220,12 @@ def test_all_batches_of_a_peer_that_is_set_aside_are_dropped_and_no_more_are_hea
 
 
 def test_what_nobody_serves_is_rejected_without_blame() -> None:
-    table = dealt()
+    table = Table(Role.TRAINER)
+    table.pool.standing.right(WORKER)
+    table.hear()
     effects = table.fetched(here=False)
-    [told] = [effect.event for effect in effects if isinstance(effect, Tell)]
+    assert Discard in kinds(effects) and Judge in kinds(effects), "its maker hears why"
+    [told] = [e.event for e in effects if isinstance(e, Tell) and isinstance(e.event, BatchDecided)]
     assert isinstance(told, BatchDecided) and (told.verdict, told.reason) == ("rejected", "withheld")
     assert not table.pool.standing.aside(WORKER) and table.pool.standing.chance(WORKER) == 1.0
 
@@ -356,13 +360,13 @@ def test_one_peer_has_its_share_and_no_more(monkeypatch: Any) -> None:
 
 
 def test_bytes_are_bounded_for_all_and_for_each(monkeypatch: Any) -> None:
-    monkeypatch.setattr(room, "MOST_BYTES", 250)
+    monkeypatch.setattr(room, "MOST_BYTES", 500)
     monkeypatch.setattr(room, "MOST_BYTES_OF_ONE", 150)
     table = Table(Role.TRAINER, trainers=())
     assert Fetch in kinds(table.hear())
     assert Fetch not in kinds(table.hear(number=1, root=hash_bytes("root", b"1")))
-    assert Fetch in kinds(table.hear(VALIDATORS[0], hash_bytes("root", b"2")))
-    assert Fetch not in kinds(table.hear(VALIDATORS[1], hash_bytes("root", b"3")))
+    assert Fetch in kinds([*table.hear(VALIDATORS[0], hash_bytes("root", b"2")), *table.tick()])
+    assert Fetch not in kinds([*table.hear(VALIDATORS[1], hash_bytes("root", b"3")), *table.tick()])
 
 
 def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.rollouts.standing import FADES, MAX_KNOWN, RARELY, Standing
+from protocol.rollouts.standing import FADES, MAX_KNOWN, MOST_ACCUSERS, RARELY, Standing
 from protocol.wire.identity import PeerId
 
 ANN, BOB, CID, DOT = map(PeerId, ("ann", "bob", "cid", "dot"))
@@ -50,3 +50,11 @@ def test_what_is_remembered_is_bounded_and_who_was_set_aside_is_forgotten_last()
         standing.right(PeerId(f"stranger {number}"))
     assert standing.aside(ANN) == "why" and standing.clean(PeerId("stranger 0")) == 0
     assert len(standing._known) == MAX_KNOWN
+
+
+def test_accusers_are_bounded_for_keys_are_free() -> None:
+    standing = Standing()
+    for number in range(1000):
+        assert not standing.reproduced(ANN, PeerId(f"key {number}"), BOB, 1)
+    assert standing.reproduced(ANN, PeerId("one more"), CID, 1)
+    assert len(standing._known[ANN].reproduced) == MOST_ACCUSERS

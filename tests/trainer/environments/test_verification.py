@@ -135,6 +135,7 @@ def test_floats_may_differ_in_their_last_digits(verifier: Verifier) -> None:
     assert verifier.score(tests, "def f(): return 0.1 + 0.2") == 1.0
     assert verifier.score(tests, "def f(): return 0.31") == 0.0
     assert verifier.score(tests, "def f(): return float('nan')") == 0.0
+    assert verifier.score(tests, "def f(): return 10**400") == 0.0, "no float is so large"
 
 
 def test_file_of_tasks_is_an_environment(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 
 from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, decoder, generate, parameters
+from trainer.environments.environment import Problem
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.batch import decode_batch, encode_batch
 from trainer.rl.config import RlConfig
-from trainer.rl.verification import Assignment, Reason
+from trainer.rl.form import Reason
+from trainer.rl.verification import Assignment
 from trainer.rl.worker import RolloutWorker, Tasks
 
 RL = RlConfig(max_tokens=24, row_tokens=64, micro_batch_tokens=256, top_k=32, chunk_tokens=8)
@@ -51,6 +54,43 @@ def test_a_group_has_the_completions_of_a_problem_and_rewards_that_are_computed_
     assert sorted(each.reward or 0.0 for each in judged) == sorted(
         reward for group in groups[:2] for reward in group.rewards
     )
+
+
+def test_batches_that_no_honest_peer_makes_are_left_out_of_what_is_learned_from(tmp_path: Path) -> None:
+    good, path = tmp_path / "good", tmp_path / "bad"
+    worker().generate(ASSIGNED, good)
+    [first, *others] = decode_batch(good.read_bytes())
+    long = replace(first, output=first.output * 99, made=first.made * 99)
+    for bad in (
+        b"",
+        good.read_bytes()[:-1],
+        encode_batch([first, first]),
+        encode_batch([replace(first, problem=1 << 62)]),
+        encode_batch([replace(first, prompt=first.prompt * 2), *others]),
+        encode_batch([replace(first, output=(1 << 19,), made=(True,))]),
+        encode_batch([long]),
+        encode_batch([replace(first, made=(False,) * len(first.made))]),
+        encode_batch([replace(first, proofs=b"")]),
+    ):
+        path.write_bytes(bad)
+        assert len(worker().groups([path, good, tmp_path / "gone"])) == 2
+    assert worker().groups([path]) == []
+
+
+class Fragile(Letters):
+    """Cannot score what it is given."""
+
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        raise OverflowError("a text that nobody thought of")
+
+
+def test_what_cannot_be_scored_here_is_no_lie_of_its_maker(tmp_path: Path) -> None:
+    path = tmp_path / "batch"
+    worker().generate(ASSIGNED, path)
+    fragile = RolloutWorker(RL, LLAMA, Tasks(Fragile(), TOKENIZER), CPU)
+    fragile.keep_version(ASSIGNED.version, parameters(LLAMA, seed=ASSIGNED.version))
+    assert {(each.reason, each.reward) for each in fragile.verify(ASSIGNED, path)} == {(None, None)}
+    assert fragile.groups([path]) == []
 
 
 def test_the_newest_versions_are_kept_and_rollouts_are_judged_with_theirs(tmp_path: Path) -> None:

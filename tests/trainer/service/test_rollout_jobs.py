@@ -69,6 +69,15 @@ def test_a_batch_is_made_judged_and_learned_from(jobs: RolloutJobs, worker: Work
     assert not solved, "only problems of the crowd are counted"
 
 
+def test_a_round_whose_batches_are_all_rubbish_ends_with_a_contribution_of_nothing(
+    jobs: RolloutJobs, worker: Worker, tmp_path: Path
+) -> None:
+    (tmp_path / "batch").write_bytes(b"rubbish")
+    out = memoryview(bytearray(payload_bytes(worker.layout)))
+    learnt = jobs.learn(Task(3, 0, 1, 3, 0, ["batch"], str(tmp_path)), small.theta(), out, lambda *_: False, lambda _: None)
+    assert (learnt.tokens, learnt.steps, learnt.norm) == (1, 1, 0.0)
+
+
 def test_bytes_of_strangers_get_a_verdict_whatever_they_are(jobs: RolloutJobs, tmp_path: Path) -> None:
     path = tmp_path / "batch"
     jobs.generate(TASK, str(path), lambda *_: None)

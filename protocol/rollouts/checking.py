@@ -1,0 +1,80 @@
+"""Having the trainer process verify a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import trio
+
+from protocol.events import Notice
+from protocol.network.session import Session
+from protocol.rollouts.batch import Batch
+from protocol.rollouts.dealing import problems_of
+from protocol.rollouts.happenings import Checked
+from protocol.rollouts.turn import Turn
+from protocol.run.rl_section import RlSection
+from protocol.state.weight_files import WeightFiles
+from protocol.tasks.counting import UNSCORED
+from protocol.tasks.task_sets import TaskSets
+from protocol.trainer_link import RolloutLink, RolloutVerdict, TrainerDied, TrainerGaveUp, VerifyTask
+from protocol.wire.hashes import Hash
+from protocol.wire.rollouts import CODES, Reason, Verdict
+
+RETRY_S = 1.0
+"""After a failure of the trainer process."""
+
+
+OVERSTATED = CODES.index((Verdict.REJECT, Reason.MALFORMED))
+
+
+class Checking:
+    """Of one peer.  files: the batches.  tasks: what rollouts are about."""
+
+    def __init__(self, session: Session, rl: RlSection, files: WeightFiles, turn: Turn, tasks: TaskSets) -> None:
+        self._session, self._rl, self._files, self._turn, self._tasks = session, rl, files, turn, tasks
+
+    def problems(self, batch: Batch) -> list[int]:
+        """Of the rollouts of a batch, in their order."""
+        return [problem for problem in self._drawn(batch) for _ in range(self._rl.group_size)]
+
+    def _drawn(self, batch: Batch) -> tuple[int, ...]:
+        body, rl, tasks = batch.body, self._rl, self._tasks.at(batch.body.version)
+        run, tip = self._session.run, Hash(body.tip)
+        return problems_of(run, tip, batch.author, body.number, rl.prompts_per_batch, rl.problems, tasks)
+
+    async def check(self, link: RolloutLink, batch: Batch, held: Callable[[], Mapping[int, Hash]]) -> Checked:
+        """What came of a check, if anything; with the scores where problems are of the crowd.
+
+        held: the tips of the versions that the trainer process has.
+        """
+        body = batch.body
+        task = VerifyTask(self._session.run, body.version, batch.author, self._drawn(batch), self._rl.group_size)
+        try:
+            with self._files.using(batch.root):
+                async with self._turn.taken():
+                    if held().get(body.version) != body.tip:
+                        return Checked(batch.author, batch.root, None)
+                    verdicts = await link.verify(task, self._files.path(batch.root))
+        except TrainerGaveUp:
+            await trio.sleep_forever()
+        except TrainerDied as death:
+            self._session.emit(Notice("warning", f"the trainer stopped while it verified rollouts: {death}"))
+            await trio.sleep(RETRY_S)
+            return Checked(batch.author, batch.root, None, died=True)
+        scores = bytes(map(score_of, verdicts)) if self._tasks.at(body.version).live else None
+        codes = bytes(map(code_of, verdicts))
+        if not any(codes) and sum(each.tokens for each in verdicts) != body.tokens:
+            codes = bytes([OVERSTATED]) * len(verdicts)  # they are credited, so they have to be right
+        return Checked(batch.author, batch.root, codes, scores)
+
+
+def code_of(verdict: RolloutVerdict) -> int:
+    """A verdict of the trainer process in one byte."""
+    if verdict.verdict is Verdict.REJECT:
+        return CODES.index((verdict.verdict, verdict.reason))
+    return [each for each, _ in CODES].index(verdict.verdict)
+
+
+def score_of(verdict: RolloutVerdict) -> int:
+    """The score of the trainer process in one byte."""
+    return UNSCORED if verdict.reward is None else round(verdict.reward * (UNSCORED - 1))

@@ -1,0 +1,245 @@
+"""What strangers try with batches and verdicts, on a table: copies, withheld bytes, deadly bytes, crowds of keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.rollouts import room
+from protocol.rollouts import scene as scenes
+from protocol.rollouts.batch import Decision
+from protocol.rollouts.dealing import order_of
+from protocol.rollouts.happenings import (
+    Check,
+    Checked,
+    Deal,
+    DealHeard,
+    Discard,
+    Fetch,
+    Fetched,
+    Forward,
+    Idle,
+    Judge,
+    JudgementHeard,
+    PoolEffect,
+    Tick,
+)
+from protocol.rollouts.room import PLACES
+from protocol.wire.hashes import Hash, hash_bytes
+from protocol.wire.identity import PeerId
+from protocol.wire.presence import Role
+from protocol.wire.rollouts import CODES, Judgement, Verdict
+from tests.protocol.rollouts.test_pool import GOOD, ME, ONE_PLACE, RL, ROOT, VALIDATORS, WORKER, Table, dealt, kinds
+
+COPIER = VALIDATORS[0]
+CROWD = [PeerId(f"12D3KooW{number:x>44}".replace("0", "z")) for number in range(300)]
+
+
+def root_of(number: int) -> Hash:
+    return hash_bytes("root", number.to_bytes(4, "big"))
+
+
+def fetched_in(effects: list[PoolEffect]) -> list[PeerId]:
+    return [effect.batch.author for effect in effects if isinstance(effect, Fetch)]
+
+
+# -- copies ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_that_is_rejected_does_not_take_the_bytes_from_who_made_them() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.hear()
+    table.fetched()
+    table.hear(COPIER)
+    table.tell(Fetched(COPIER, ROOT, True))
+    table.tell(Idle())
+    table.tell(Idle())
+    bad = bytes([CODES.index(next(code for code in CODES if code[0] is Verdict.REJECT))]) * 2
+    assert Discard in kinds(table.tell(Checked(COPIER, ROOT, bad)))
+    assert table.pool.needs(ROOT), "the maker's batch is still to be learned from"
+    table.tell(Checked(WORKER, ROOT, GOOD))
+    assert table.decision is Decision.ACCEPTED and table.pool.needs(ROOT)
+
+
+def test_the_same_bytes_are_fetched_by_one_at_a_time() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    assert fetched_in(table.hear(COPIER, size=7)) == [COPIER]
+    assert fetched_in(table.hear()) == []
+    assert fetched_in(table.tell(Fetched(COPIER, ROOT, False))) == [WORKER]
+
+
+def test_bytes_that_nobody_needs_are_discarded_after_a_fetch() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.hear()
+    table.move(3 + RL.max_async + 1)
+    assert kinds(table.fetched()) == [Discard] and not table.pool.needs(ROOT)
+
+
+# -- bytes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_larger_than_an_honest_one_can_be_is_not_heard() -> None:
+    table = Table(Role.TRAINER)
+    assert table.hear(size=RL.bytes_per_batch + 1) == []
+    assert Forward in kinds(table.hear(size=RL.bytes_per_batch))
+
+
+def test_bytes_over_which_the_trainer_process_dies_are_not_tried_for_ever() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.hear()
+    table.fetched()
+    for _ in range(2):
+        assert kinds(table.tell(Idle())) == [Check]
+        table.tell(Checked(WORKER, ROOT, None, died=True))
+    assert table.decision is Decision.STALE and table.tell(Idle()) == []
+
+
+def test_a_validator_says_that_it_cannot_tell_of_bytes_that_end_its_trainer_process() -> None:
+    table = Table(Role.VALIDATOR, trainers=(WORKER,))
+    table.validators = frozenset({ME})
+    table.tick()
+    table.hear(author=COPIER)
+    table.tell(DealHeard(WORKER, COPIER, ROOT, ONE_PLACE))
+    table.tell(Fetched(COPIER, ROOT, True))
+    table.tell(Idle())
+    assert table.tell(Checked(COPIER, ROOT, None, died=True)) == []
+    table.tell(Idle())
+    [said] = [e for e in table.tell(Checked(COPIER, ROOT, None, died=True)) if isinstance(e, Judge)]
+    assert {CODES[code][0] for code in said.body.codes} == {Verdict.INCONCLUSIVE}
+
+
+def test_what_the_disk_did_not_take_is_fetched_again() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.hear()
+    table.tell(Fetched(WORKER, ROOT, None))
+    assert fetched_in(table.tick()) == [WORKER]
+
+
+# -- crowds of keys -------------------------------------------------------------------------------------------------------
+
+
+def test_a_crowd_that_withholds_bytes_does_not_hold_up_peers_with_a_clean_history() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.pool.standing.right(WORKER)
+    for number, key in enumerate(CROWD):
+        table.hear(key, root_of(number))
+    assert fetched_in(table.hear()) == [WORKER]
+
+
+def test_a_crowd_fetches_few_at_a_time() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    heard = [table.hear(key, root_of(number)) for number, key in enumerate(CROWD[:20])]
+    assert sum(len(fetched_in(effects)) for effects in heard) <= PLACES
+
+
+def test_who_withheld_bytes_comes_after_others() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.hear(CROWD[0], root_of(0))
+    table.tell(Fetched(CROWD[0], root_of(0), False))
+    table.hear(CROWD[1], root_of(1))
+    table.hear(CROWD[2], root_of(2))
+    table.hear(CROWD[0], root_of(3), number=1)
+    table.hear(CROWD[3], root_of(4))
+    assert fetched_in(table.tell(Fetched(CROWD[1], root_of(1), False))) == [CROWD[3]]
+    assert fetched_in(table.tell(Fetched(CROWD[2], root_of(2), False))) == [CROWD[0]]
+
+
+def test_only_what_will_be_decided_keeps_others_from_being_fetched() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    for number in range(2):
+        table.hear(CROWD[number], root_of(number))
+        table.tell(Fetched(CROWD[number], root_of(number), True))
+    assert fetched_in(table.hear(CROWD[2], root_of(2))) == [], "enough are ahead of their check"
+    fetched = fetched_in(table.tell(Tick(table.validators, {})))
+    assert fetched == [CROWD[2]], "those before it can never be checked here: our trainer process started anew"
+
+
+def test_a_fetch_of_a_batch_that_is_too_old_is_of_no_use() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.hear()
+    batch = table.pool.find(WORKER, ROOT)
+    assert batch is not None and table.pool.lacks(batch)
+    table.move(3 + RL.max_async + 1)
+    assert not table.pool.lacks(batch)
+
+
+def test_a_withheld_batch_is_dealt_to_nobody() -> None:
+    table = Table(Role.TRAINER)
+    assert Deal not in kinds(table.hear()) and Deal not in kinds(table.tick())
+    assert Deal not in kinds(table.fetched(here=False))
+
+
+def test_a_crowd_of_silent_validators_is_waited_for_once() -> None:
+    table = dealt()
+    table.validators = frozenset(CROWD)
+    table.tick()
+    assert table.tell(Idle()) == [], "its validators have some time"
+    table.now = 2 * RL.judge_s
+    table.tick()
+    table.check(GOOD)
+    assert table.decision is Decision.ACCEPTED
+
+
+def test_who_was_silent_in_its_turn_is_not_waited_for_again_until_it_speaks() -> None:
+    table = dealt()
+    silent, second = table.order[:2]
+    table.now = RL.judge_s
+    table.tick()
+    table.judge(second, GOOD)
+    assert table.decision is Decision.ACCEPTED
+    other = next(root for root in map(root_of, range(99)) if order_of(ONE_PLACE, root, VALIDATORS)[0] == silent)
+    table.hear(root=other, number=1)
+    table.tell(Fetched(WORKER, other, True))
+    table.tell(DealHeard(ME, WORKER, other, ONE_PLACE))
+    batch = table.pool.find(WORKER, other)
+    assert batch is not None and batch.decision is None
+    follower = order_of(ONE_PLACE, other, VALIDATORS)[1]
+    judge_other(table, follower, other)
+    assert batch.decision is Decision.ACCEPTED, "it is the follower's turn at once"
+
+
+def judge_other(table: Table, validator: PeerId, root: Hash) -> None:
+    table.tell(JudgementHeard(validator, Judgement(author=WORKER, root=root, codes=GOOD)))
+
+
+def test_a_look_at_thousands_of_batches_draws_no_validators_anew(monkeypatch: Any) -> None:
+    table = Table(Role.VALIDATOR, trainers=(WORKER,))
+    table.validators = frozenset(CROWD)
+    table.tick()
+    drawn: list[int] = []
+    draw = order_of
+
+    def counted(beacon: Hash, root: Hash, validators: Any, most: int | None = None) -> list[PeerId]:
+        drawn.append(len(validators))
+        return draw(beacon, root, validators, most)
+
+    monkeypatch.setattr(scenes, "order_of", counted)
+    for number, key in enumerate(CROWD):
+        table.hear(key, root_of(number))
+        table.tell(DealHeard(WORKER, key, root_of(number), ONE_PLACE))
+    assert len(drawn) == len(CROWD) and max(drawn) <= scenes.MOST_DEALT
+    drawn.clear()
+    table.tick()
+    assert drawn == []
+
+
+def test_a_rollout_peer_does_not_wait_for_ever_for_trainers_that_deal_nothing() -> None:
+    table = Table(Role.ROLLOUT, trainers=tuple(CROWD[:9]))
+    for number in range(16):
+        table.hear(ME, root_of(number), number=number)
+    assert table.pool.pending(0.0) == 16
+    assert table.pool.pending(2 * RL.judge_s) == 0
+
+
+def test_a_flood_of_keys_does_not_push_out_its_equals(monkeypatch: Any) -> None:
+    monkeypatch.setattr(room, "MOST_BATCHES", 8)
+    table = Table(Role.SEED)
+    for number in range(8):
+        table.hear(CROWD[0], root_of(number), number=number)
+    heard = [table.hear(key, root_of(100 + number)) for number, key in enumerate(CROWD[1:])]
+    assert sum(Forward in kinds(effects) for effects in heard) == 7, "until each has one"
+    assert len({batch.author for batch in table.pool}) == 8
+    table.pool.standing.right(WORKER)
+    for number in range(8):
+        assert Forward in kinds(table.hear(root=root_of(number), number=number))
+    table.move(3 + RL.max_async + 1)
+    assert Forward in kinds(table.hear(CROWD[0], version=5))
