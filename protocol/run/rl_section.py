@@ -6,16 +6,17 @@ The fields below `max_async` are the trainer's (`trainer.rl.config`), with the s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from protocol.run.data_section import MAX_TASKS_FILES, TasksSection
 from protocol.run.fitting import Problem, refuse
 from protocol.run.section import Section
 from protocol.wire.learned import MAX_USED
 from protocol.wire.rollouts import MAX_ROLLOUTS
 
-OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_round", "judge_s", "warm_rounds"})
+OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_round", "judge_s", "warm_rounds", "files"})
 """Fields that the trainer does not read in this section."""
 
 Weight = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
@@ -28,6 +29,8 @@ Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
 
 class RlSection(Section):
     """Rollouts and their learning; left out of a run that only reads text."""
+
+    LATER: ClassVar[frozenset[str]] = frozenset({"files"})
 
     environment: Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[\x20-\x7e]+$")]
     """Name of the tasks that rollouts solve, with its options: "add", "add(digits=3)", "mixture(add(digits=3), sort)"."""
@@ -105,6 +108,8 @@ class RlSection(Section):
     """Units of logits over temperature by which a token may be behind the one that the sampling chooses."""
     max_share_beyond: Share = 0.01
     """Share of a rollout's tokens that may be farther behind."""
+    files: Annotated[list[TasksSection], Field(max_length=MAX_TASKS_FILES)] = []
+    """The files that the environment reads, which every peer fetches; they follow from those beside the run file."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -112,6 +117,9 @@ class RlSection(Section):
         return self
 
     def _problems(self) -> Iterator[Problem]:
+        paths = [file.path for file in self.files]
+        if paths != sorted(set(paths)):
+            yield Problem(("files",), "files must be sorted by path and without repetition; sort them")
         if self.rollouts_per_batch > MAX_ROLLOUTS:
             would_do = max(1, MAX_ROLLOUTS // self.group_size)
             yield Problem(

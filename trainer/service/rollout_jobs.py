@@ -33,7 +33,7 @@ class RolloutJobs:
 
     def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker | None, device: torch.device) -> None:
         self._config, self._rl, self._worker = config, rl, worker
-        self._environment = Extended(open_named(config.environment, Path(config.tasks)))
+        self._environment = Extended(open_named(config.environment, config.files))
         tasks = Tasks(self._environment, worker.tokenizer if worker is not None else tokenizer_of(config))
         self._rollouts = RolloutWorker(rl, config.model, tasks, device)
         self._learner: Learner | None = None
