@@ -57,9 +57,9 @@ class RlSection(Section):
     length_targets: Annotated[list[Tokens], Field(max_length=64)] = []
     """Lengths in tokens of which each prompt names one; none is no length reward."""
     min_solve_rate: Share = 0.1
-    """Mean reward of a problem, from 0 to 1, below which it is too hard to learn from."""
+    """Mean reward of a problem, from 0 to 1, below which it is too hard to learn from, for a filter before a run."""
     max_solve_rate: Share = 0.8
-    """Mean reward of a problem, from 0 to 1, above which it is too easy to learn from."""
+    """Mean reward of a problem, from 0 to 1, above which it is too easy to learn from, for a filter before a run."""
     divide_by_std: bool = True
     """Whether advantages are divided by the standard deviation of their group's rewards."""
     drop_zero_advantage: bool = True
@@ -144,6 +144,11 @@ class RlSection(Section):
                 ("row_tokens", "max_tokens"),
                 f"row_tokens ({self.row_tokens}) is less than max_tokens ({self.max_tokens}), and a sequence is never cut; "
                 f"row_tokens = {self.max_tokens + self.max_tokens // 4} would do",
+            )
+        if self.kl_weight:
+            yield Problem(
+                ("kl_weight",),
+                "kl_weight needs the run's first weights, which trainers do not keep; kl_weight = 0.0 would do",
             )
         if self.delta < 1 + self.eps:
             yield Problem(("delta", "eps"), f"delta ({self.delta:g}) is less than 1 + eps; delta = 4.0 would do")
