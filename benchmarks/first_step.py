@@ -18,7 +18,9 @@ from typing import Any
 
 import psutil
 
-from peer.demo.swarm import Demo, Member
+from peer.demo.member import Member
+from peer.demo.plays import training_play
+from peer.demo.swarm import Demo
 
 HUNDRED_MILLION = """
 name = "hundred million"
@@ -67,7 +69,8 @@ def _milestone(event: dict[str, Any]) -> str:
 
 def measure(peers: int, run_file: Path) -> dict[str, Any]:
     """One start of `peers` peers."""
-    with Demo(peers, 1, run_file, keep=False, patience_s=PATIENCE_S) as demo:
+    play = training_play(peers, 1, run_file)
+    with Demo(play, keep=False, patience_s=PATIENCE_S) as demo:
         started, used = time.time(), dict[str, float]()
         demo.start()
 
@@ -84,7 +87,7 @@ def measure(peers: int, run_file: Path) -> dict[str, Any]:
             pass
         return {
             "peers": peers,
-            "parameters": demo.signed.manifest.parameters,
+            "parameters": play.signed.manifest.parameters,
             "each": [_milestones(member, started) | {"cpu_s": used[member.name]} for member in demo.members],
         }
 

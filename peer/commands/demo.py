@@ -11,15 +11,28 @@ from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
     from peer.commands import Subparsers
+    from peer.demo.plays import Play
 
 MAX_PEERS = 32
+PEERS, ROUNDS = 3, 8
+CHEATS = ("rollout", "validator")
 
 
 def register(subparsers: Subparsers) -> None:
     """Describe the command line."""
     parser = add_command(subparsers, "demo", "train with several peers on this computer, to see that it works", run)
-    parser.add_argument("--peers", type=_count, default=3, metavar="N", help="how many peers (default: 3)")
-    parser.add_argument("--rounds", type=_count, default=8, metavar="R", help="how many rounds (default: 8)")
+    parser.add_argument("--rl", action="store_true", help="learn from rollouts: a trainer, two rollout peers, a validator")
+    parser.add_argument(
+        "--cheat", choices=CHEATS, help="with --rl: a rollout peer that cheats, or a second validator that lies"
+    )
+    parser.add_argument("--peers", type=_count, metavar="N", help=f"how many peers (default: {PEERS}); not with --rl")
+    parser.add_argument(
+        "--rounds",
+        type=_count,
+        metavar="R",
+        help=f"how many rounds (default: {ROUNDS}); with --rl, how many that learn from rollouts (default: as many as it "
+        "takes until the reward has clearly risen)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
     parser.add_argument("--keep", action="store_true", help="keep the peers' directories, and say where they are")
     parser.add_argument(
@@ -28,31 +41,47 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start, watch, leave, sum up; exit code 1 when a peer failed or the digests differ."""
+    """Start, watch, leave, sum up; exit code 1 when a peer failed, or what must not happen did."""
     import signal
+    import sys
 
     from peer.console.plain_json import print_json
-    from peer.demo.screen import Screen, summary_lines
-    from peer.demo.swarm import Demo, summary_fields
+    from peer.demo.screen import Screen, can_draw
+    from peer.demo.swarm import Demo
 
-    if args.peers > MAX_PEERS:
-        raise PeerError(f"{args.peers} peers do not fit on one computer; at most {MAX_PEERS}", ExitCode.USAGE)
+    play = _play(args)
     signal.signal(signal.SIGTERM, _interrupt)  # so that being told to end cleans up as Ctrl-C does
     signal.signal(signal.SIGHUP, _interrupt)
-    with Demo(args.peers, args.rounds, args.run_file, keep=args.keep) as demo, Screen(demo, quiet=args.json) as screen:
+    with Demo(play, keep=args.keep) as demo, Screen(demo, quiet=args.json) as screen:
         demo.start()
         demo.watch(screen.draw)
-        summary = demo.summary()
+        seconds = demo.seconds
         demo.leave()
     if args.json:
-        print_json(summary_fields(summary))
+        print_json(play.aim.fields(seconds))
     else:
-        print("\n".join(summary_lines(summary, demo)))
+        print("\n".join(play.aim.lines(seconds, unicode=can_draw(sys.stdout.encoding))))
     if args.keep and not args.json:
         print(f"The peers' directories are in {demo.folder}.")
-    if not summary.equal:
-        raise PeerError("the peers' states differ, which must never happen; please report it with the logs (--keep)")
+    if fault := play.aim.fault():
+        raise PeerError(fault)
     return ExitCode.OK
+
+
+def _play(args: argparse.Namespace) -> Play:
+    from peer.demo.cast import Cheat
+    from peer.demo.plays import learning_play, training_play
+
+    if not args.rl:
+        if args.cheat is not None:
+            raise PeerError("--cheat is about rollouts; add --rl", ExitCode.USAGE)
+        peers = args.peers or PEERS
+        if peers > MAX_PEERS:
+            raise PeerError(f"{peers} peers do not fit on one computer; at most {MAX_PEERS}", ExitCode.USAGE)
+        return training_play(peers, args.rounds or ROUNDS, args.run_file)
+    if args.peers is not None:
+        raise PeerError("--rl has a cast of its own; leave --peers out", ExitCode.USAGE)
+    return learning_play(args.rounds, Cheat(args.cheat) if args.cheat else None, args.run_file)
 
 
 def _interrupt(number: int, frame: object) -> None:

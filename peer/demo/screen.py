@@ -1,4 +1,4 @@
-"""The demo on the terminal: a line a peer with what it does now, redrawn; or a line a round where that cannot be."""
+"""The demo on the terminal: a line a peer with what it does now, redrawn; or what is new, where that cannot be."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import sys
 from typing import Self
 
 from peer.console.standard_streams import draws
-from peer.demo.swarm import Demo, Member, Summary
+from peer.demo.member import Member
+from peer.demo.swarm import Demo
 from peer.drawing import bar, fit
-from peer.formatting import clean, duration, number
+from peer.formatting import clean
 
 
 class Screen:
@@ -18,19 +19,13 @@ class Screen:
     def __init__(self, demo: Demo, *, quiet: bool) -> None:
         self._demo, self._quiet = demo, quiet
         self._redraws = draws(sys.stderr)
-        self._unicode = (sys.stderr.encoding or "").lower().replace("-", "") == "utf8"
+        self._unicode = can_draw(sys.stderr.encoding)
         self._drawn = 0
-        self._told = -1
+        self._told = 0
 
     def __enter__(self) -> Self:
         if not self._quiet:
-            demo = self._demo
-            print(
-                f"{demo.peers} peers, {demo.rounds} rounds, {demo.signed.manifest.parameters} parameters; "
-                "Ctrl-C ends it and cleans up.",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"{self._demo.play.aim.title()}; Ctrl-C ends it and cleans up.", file=sys.stderr, flush=True)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -44,10 +39,10 @@ class Screen:
         if self._redraws:
             self._draw_over(progress_lines(self._demo, self._width(), unicode=self._unicode))
             return
-        committed = min(member.committed for member in self._demo.members)
-        if committed > self._told:
-            self._told = committed
-            print(progress_lines(self._demo, 200, unicode=self._unicode)[0], file=sys.stderr, flush=True)
+        news = self._demo.play.aim.news
+        for line in news[self._told :]:
+            print(line, file=sys.stderr, flush=True)
+        self._told = len(news)
 
     def _width(self) -> int:
         return shutil.get_terminal_size((80, 24)).columns
@@ -59,39 +54,27 @@ class Screen:
         self._drawn = len(lines)
 
 
+def can_draw(encoding: str | None) -> bool:
+    """Whether a stream of this encoding shows blocks."""
+    return (encoding or "").lower().replace("-", "") == "utf8"
+
+
 def progress_lines(demo: Demo, width: int, *, unicode: bool) -> list[str]:
     """One line for the swarm, one for each peer."""
-    committed = min((member.committed for member in demo.members), default=0)
-    losses = [(rounds, loss) for member in demo.members for rounds, loss in member.evals.items()]
-    held_out = f"held-out loss {number(max(losses)[1])} after {max(losses)[0]}" if losses else "no loss yet"
-    drawn = bar(committed, demo.rounds, 20, unicode=unicode)
-    lines = [f"round {committed} of {demo.rounds} {drawn} {held_out}, {duration(demo.seconds)}"]
-    lines += [member_line(member, unicode=unicode) for member in demo.members]
+    aim = demo.play.aim
+    lines = [aim.headline(demo.seconds, unicode=unicode)]
+    lines += [member_line(member, aim.remark(member.name), unicode=unicode) for member in demo.members]
     return [fit(line, width - 1) for line in lines]
 
 
-def member_line(member: Member, *, unicode: bool) -> str:
-    """What one peer does now."""
+def member_line(member: Member, remark: str, *, unicode: bool) -> str:
+    """What one peer does now, and what there is to say about it."""
     status, shown = member.progress.status, member.progress.bar
+    said = f"{remark}  " if remark else ""
     if shown is not None:
         drawn = bar(shown.done, shown.total, 12, unicode=unicode)
-        return f"  {member.name}  {shown.what} {drawn} {shown.done}/{shown.total}  {shown.detail}"
+        return f"  {member.name}  {said}{shown.what} {drawn} {shown.done}/{shown.total}  {shown.detail}"
     if status is None:
-        return f"  {member.name}  starting"
+        return f"  {member.name}  {said}starting"
     why = clean(status.why_detail or status.why_idle, 120)
-    return f"  {member.name}  {status.phase}" + (f": {why}" if why else "")
-
-
-def summary_lines(summary: Summary, demo: Demo) -> list[str]:
-    """The result for a person."""
-    wire = summary.wire_bytes_per_param_round
-    return [
-        f"{summary.rounds} rounds committed by {summary.peers} peers in {duration(summary.seconds)}",
-        f"held-out loss   {number(summary.eval_loss_start)} at the start, {number(summary.eval_loss_end)} at the end",
-        f"exchanged       {number(wire)} bytes sent by each peer, per parameter and round",
-        *(
-            f"state digest    {member.name}  {digest[:32] or 'none'}"
-            for member, digest in zip(demo.members, summary.state_digests.values(), strict=True)
-        ),
-        f"all digests are {'equal' if summary.equal else 'NOT EQUAL'}",
-    ]
+    return f"  {member.name}  {said}{status.phase}" + (f": {why}" if why else "")

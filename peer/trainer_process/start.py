@@ -11,6 +11,8 @@ import trio
 
 from peer.installation import child_environment
 
+PROGRAM: tuple[str, ...] = ("trainer",)
+"""The module that it runs, and words before its options."""
 OPTIONS = ("--fd", "--theta-fd", "--contribution-fd")
 
 
@@ -18,7 +20,7 @@ async def start_trainer(fds: Sequence[int]) -> trio.Process:
     """Start a trainer with its socket, theta and contribution (`OPTIONS`); raises OSError."""
     options = [text for name, fd in zip(OPTIONS, fds, strict=True) for text in (name, str(fd))]
     return await trio.lowlevel.open_process(
-        [sys.executable, "-m", "trainer", *options],
+        [sys.executable, "-m", *PROGRAM, *options],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -70,6 +70,29 @@ eviction_s = 8.0
 stall_s = 4.0
 """
 )
+ROLLOUT_RUN = (
+    TINY_MODEL.replace("[data]", '[data]\ncorpus = "examples"')
+    + """
+[rounds]
+inner_steps = 10
+grace_s = 3.0
+eviction_s = 8.0
+stall_s = 4.0
+[rl]
+environment = "sort"
+warm_rounds = 1
+prompts_per_batch = 2
+group_size = 4
+batches_per_round = 2
+max_tokens = 8
+row_tokens = 64
+micro_batch_tokens = 512
+optimizer_steps = 1
+lr = 1e-3
+warmup_steps = 0
+"""
+)
+"""Learns from rollouts after its first round; too small to solve anything."""
 
 
 @dataclass

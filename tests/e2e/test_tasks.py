@@ -8,8 +8,7 @@ from typing import Any
 
 from peer.errors import ExitCode
 from protocol import events as ev
-from tests.e2e.swarm import Peer, Swarm
-from tests.e2e.test_rollouts import RUN
+from tests.e2e.swarm import ROLLOUT_RUN, Peer, Swarm
 
 TASKS = [
     {
@@ -32,7 +31,7 @@ def amended(peer: Peer) -> list[ev.TasksAmended]:
 
 
 def test_tasks_of_a_volunteer_are_admitted_and_solved(tmp_path: Path) -> None:
-    with Swarm(tmp_path, RUN) as swarm:
+    with Swarm(tmp_path, ROLLOUT_RUN) as swarm:
         swarm.create_run()
         organiser = swarm.peer("organiser").start()
         volunteer = swarm.peer("volunteer").start("--role", "rollout")

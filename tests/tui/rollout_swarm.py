@@ -14,8 +14,7 @@ from pathlib import Path
 from peer.control.client import Stamped
 from protocol import events as ev
 from protocol.status import PeerStatus
-from tests.e2e.swarm import Peer, Swarm
-from tests.e2e.test_rollouts import RUN
+from tests.e2e.swarm import ROLLOUT_RUN, Peer, Swarm
 from tests.tui.recording import STATUS_EVERY, line_of
 from tui.feed import Feed, Found, Told
 
@@ -72,7 +71,7 @@ def play(swarm: Swarm, trainer: Peer, writer: Peer, validator: Peer, liar: Peer)
 def main() -> int:
     folder, end = Path(sys.argv[1]), threading.Event()
     folder.mkdir(parents=True)
-    run = RUN
+    run = ROLLOUT_RUN
     for old, new in EASY:
         assert old in run
         run = run.replace(old, new)

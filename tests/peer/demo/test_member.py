@@ -6,12 +6,14 @@ import math
 from pathlib import Path
 
 from peer.control.client import Stamped
-from peer.demo.swarm import Member
+from peer.demo.cast import Part
+from peer.demo.member import Member
 from protocol import events as ev
+from protocol.wire.presence import Role
 
 
 def test_steps_evaluations_and_rounds_get_a_peer_on_and_repetitions_do_not() -> None:
-    member = Member(1, Path(), None)  # type: ignore[arg-type]
+    member = Member(Part("peer-1", Role.TRAINER), Path(), None)  # type: ignore[arg-type]
 
     def gets_on(event: ev.Event) -> bool:
         before = member.furthest

@@ -1,0 +1,70 @@
+"""What a demo plays: its run, its cast, and what it is to show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from peer.demo.aim import Aim
+from peer.demo.cast import Cheat, Part, only_trainers, with_rollouts
+from peer.demo.learning import Learning
+from peer.demo.training import Training
+from peer.errors import ExitCode, PeerError
+from peer.joining.run_source import start_of
+from peer.weights.brought import Brought
+from protocol.run.manifest import RunManifest, SignedManifest, demo_manifest, sign
+from protocol.run.run_file import load_run_file, parse_run_file
+from protocol.wire.identity import Identity
+
+LEARNING_RUN = "learning.toml"
+"""The built-in run with rollouts, a run file beside this module."""
+
+
+@dataclass(frozen=True)
+class Play:
+    """begins_with: what its run file brings along, if anything: weights, a tokenizer, chats."""
+
+    signed: SignedManifest
+    begins_with: Brought | None
+    cast: tuple[Part, ...]
+    aim: Aim
+
+
+def training_play(peers: int, rounds: int, run_file: Path | None) -> Play:
+    """The built-in demo's recipe or a run file's, with so many trainers, who wait for each other before the first round."""
+    organiser, start = Identity.generate(), _start(run_file)
+    manifest = demo_manifest().manifest if run_file is None else load_run_file(run_file, organiser.peer_id, start)
+    most = max(peers, manifest.rounds.max_members)
+    rounds_section = manifest.rounds.model_copy(update={"min_members": peers, "max_members": most})
+    signed = _private(organiser, manifest, {"rounds": rounds_section.model_dump()})
+    cast = only_trainers(peers)
+    return Play(signed, start, cast, Training(cast, rounds, signed.manifest))
+
+
+def learning_play(versions: int | None, cheat: Cheat | None, run_file: Path | None) -> Play:
+    """The built-in run with rollouts or a run file's.  versions: None for as many as it takes.  Raises `PeerError`."""
+    organiser, start = Identity.generate(), _start(run_file)
+    manifest = learning_manifest(organiser) if run_file is None else load_run_file(run_file, organiser.peer_id, start)
+    if manifest.rl is None:
+        raise PeerError(f"{run_file} has no section [rl], which --rl needs; add one, or leave --rl out", ExitCode.INPUT)
+    signed, cast = _private(organiser, manifest, {}), with_rollouts(cheat)
+    return Play(signed, start, cast, Learning(cast, versions, signed.manifest))
+
+
+def learning_manifest(organiser: Identity) -> RunManifest:
+    """The built-in run with rollouts."""
+    text = (files(__package__) / LEARNING_RUN).read_text(encoding="utf-8")
+    return parse_run_file(text, organiser.peer_id, LEARNING_RUN)
+
+
+def _start(run_file: Path | None) -> Brought | None:
+    return start_of(run_file) if run_file is not None else None
+
+
+def _private(organiser: Identity, manifest: RunManifest, changes: Mapping[str, Any]) -> SignedManifest:
+    """The same of this organiser, whom nobody else knows; whoever is there votes."""
+    fields = {**manifest.model_dump(), "organiser": organiser.peer_id, "founders": "anyone", **changes}
+    return sign(organiser, RunManifest.model_validate(fields))
