@@ -35,6 +35,8 @@ from protocol.wire.tasks import Amendment, TaskSet
 LOOK_S = 0.5
 REPEAT_S = 30.0
 """Gossip may be lost, and others come: what we offer, and an amendment that no record has, is said again so often."""
+MOST_TOLD = 16
+"""Offers of strangers that are told in `REPEAT_S`, for all of them together."""
 OWN = 1 << 50
 """In place of a number, for what we offer; amendments are kept by theirs, which are lower."""
 
@@ -57,7 +59,7 @@ class TaskSets:
         self._newest = Newest()
         self.asked: set[Hash] = set()
         self.nursery: trio.Nursery | None = None
-        self._said_at = -REPEAT_S
+        self._said_at, self._told = -REPEAT_S, 0
         self._seen = TasksInForce()
         self.counting = Counting()
         self.opened: Callable[[Sequence[int]], bool] = lambda slots: True
@@ -105,7 +107,7 @@ class TaskSets:
             self.counting.keep_only({each.slot for each in tasks.sets})
             await self._offload(write_guarded, self._statements.disk, self._counts_path, self.counting.encode())
         if trio.current_time() - self._said_at >= REPEAT_S:
-            self._said_at = trio.current_time()
+            self._said_at, self._told = trio.current_time(), 0
             pending = self.pending
             for raw in [*self.own.values(), *([pending[1]] if pending is not None else [])]:
                 await self.say(raw)
@@ -204,7 +206,9 @@ class TaskSets:
         offer = Offer(body, publisher, raw, is_member)
         if not self.offers.hear(offer):
             return False
-        self._session.emit(TaskSetOffered(publisher, offer.root.hex(), body.name, body.count, body.size))
+        self._told += not is_member
+        if is_member or self._told <= MOST_TOLD:
+            self._session.emit(TaskSetOffered(publisher, offer.root.hex(), body.name, body.count, body.size))
         return True
 
     def take(self, body: Amendment, raw: bytes) -> bool:
