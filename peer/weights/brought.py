@@ -6,6 +6,7 @@ each other.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from protocol.wire.hashes import Hash
 from trainer.config import TrainingConfig
 from trainer.data.chat_reading import ChatReading
 from trainer.environments.jsonl import read_file
-from trainer.environments.registry import files_of
+from trainer.environments.records import read_tasks
+from trainer.environments.registry import check_named, files_of
 from trainer.reading import reading_of, tokenizer_of
 
 
@@ -75,9 +77,22 @@ class Brought:
         try:
             tokenizer = tokenizer_of(config)
             reading = reading_of(config, tokenizer) if CHATS in self._paths else None
+            if manifest.rl is not None:
+                check_named(manifest.rl.environment, manifest.rl.problems, self._tasks())
         except ValueError as error:
             raise PeerError(str(error), ExitCode.INPUT) from error
         return reading.described() if isinstance(reading, ChatReading) else ""
+
+    def _tasks(self) -> dict[str, int]:
+        """How many there are in each file of the environment.  Raises ValueError with file and line."""
+        found: dict[str, int] = {}
+        for name in self._data:
+            if name.startswith(TASKS):
+                try:
+                    found[name.removeprefix(TASKS)] = len(read_tasks(io.BytesIO(self._data[name])))
+                except ValueError as error:
+                    raise ValueError(f"{self._paths[name]}: {error}") from error
+        return found
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
         """Put all of it where the organiser's peer has it.  Raises `PeerError`, also when the folder has changed."""

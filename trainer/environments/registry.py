@@ -67,12 +67,13 @@ def open_named(text: str, files: Mapping[str, str] | None = None) -> Environment
     return open_environment(name, **_located(name, options, files or {}))
 
 
-def check_named(text: str, problems: int) -> None:
+def check_named(text: str, problems: int, tasks: Mapping[str, int] | None = None) -> None:
     """Raise ValueError with one sentence where no peer could open what a manifest names, or it has fewer problems.
 
-    Opens what needs nothing but this package.  Packages, files and sandboxes are each computer's own.
+    Opens what needs nothing but this package.  Packages and sandboxes are each computer's own.  tasks: how many there are
+    in the files, by what the environment calls them, as far as that is known.
     """
-    size = _check(*read_name(text))
+    size = _check(*read_name(text), tasks or {})
     if size is not None and size < problems:
         raise ValueError(f"it has {size} problems, not {problems}; problems = {size} would do")
 
@@ -100,18 +101,19 @@ def _opener(name: str, options: Mapping[str, Any]) -> Callable[..., Environment]
     return opener
 
 
-def _check(name: str, options: Mapping[str, Any]) -> int | None:
+def _check(name: str, options: Mapping[str, Any], tasks: Mapping[str, int] | None = None) -> int | None:
     """How many problems it has, where that can be told here.  Raises ValueError."""
     _opener(name, options)
     if name == MIXTURE:
         parts = _parts(options["of"])
         if not parts or any(part["name"] == MIXTURE for part in parts):
             raise ValueError("a mixture is of environments that are no mixtures, as in mixture(add(digits=3), sort)")
-        sizes = [_check(part["name"], {key: part[key] for key in part if key != "name"}) for part in parts]
+        sizes = [_check(part["name"], {key: part[key] for key in part if key != "name"}, tasks) for part in parts]
         known = [size for size in sizes if size is not None]
         return len(sizes) * min(known) if len(known) == len(sizes) else None
     if name == FILE:
         _check_file(options)
+        return (tasks or {}).get(options["path"])
     return open_environment(name, **options).size if name in BUILT_IN else None
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from peer.errors import PeerError
 from peer.joining.run_source import create_run, find_run
 from peer.joining.standing import find_standing
 from peer.paths import run_dir
@@ -25,9 +26,9 @@ TASK = b'{"problem_id": "one", "task_type": "exact_answer", "prompt": "1+1", "ve
 TASKS = f'jsonl(path=\\"tasks.jsonl\\", digest=\\"{digest_of(TASK)}\\")'
 
 
-def run_file(folder: Path, environment: str) -> Path:
+def run_file(folder: Path, environment: str, problems: int = 8) -> Path:
     path = folder / "run.toml"
-    path.write_text(f'name = "a run"\n[rl]\nenvironment = "{environment}"\nproblems = 8\n')
+    path.write_text(f'name = "a run"\n[rl]\nenvironment = "{environment}"\nproblems = {problems}\nprompts_per_batch = 1\n')
     return path
 
 
@@ -48,7 +49,7 @@ def test_a_wrong_environment_is_told_when_the_run_is_created(environment: str, s
 
 def test_the_tasks_are_files_of_the_run_which_the_organiser_has_and_a_trainer_reads(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_bytes(TASK)
-    path, data = run_file(tmp_path, TASKS), tmp_path / "data"
+    path, data = run_file(tmp_path, TASKS, 1), tmp_path / "data"
     assert isinstance(find_run(str(path), data), SignedManifest) and not (data / "runs").exists()
     signed = create_run(path, data)
     folder = run_dir(data, signed.run)
@@ -83,3 +84,15 @@ def test_a_manifest_whose_environment_reads_a_file_that_it_does_not_name_is_refu
     )
     found = find_standing(manifest, run_id(manifest), organiser, b"", 0, Role.TRAINER, tmp_path)
     assert found.problem is not None and "tasks.jsonl" in found.problem
+
+
+def test_more_problems_than_tasks_and_lines_that_are_no_tasks_are_told_when_the_run_is_created(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_bytes(TASK)
+    with pytest.raises(PeerError, match="it has 1 problems, not 8; problems = 1 would do"):
+        create_run(run_file(tmp_path, TASKS), tmp_path / "data")
+    with pytest.raises(PeerError, match="it has 2 problems, not 8; problems = 2 would do"):
+        create_run(run_file(tmp_path, f"mixture(sort, {TASKS})"), tmp_path / "data")
+    wrong = TASK + b"[]\n"
+    (tmp_path / "tasks.jsonl").write_bytes(wrong)
+    with pytest.raises(PeerError, match="tasks.jsonl: line 2"):
+        create_run(run_file(tmp_path, TASKS.replace(digest_of(TASK), digest_of(wrong)), 1), tmp_path / "data")
