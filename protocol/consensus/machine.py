@@ -295,8 +295,9 @@ class RoundMachine:
     def _tick(self, view: View, now: float) -> list[RoundEffect]:
         """Close the round, lead our attempt, or lose patience with another's."""
         state = self._state
-        if state.decided is not None or self._certified is not None:
+        if state.decided is not None or (self._certified is not None and not self._is_lost(self._certified, view)):
             return []
+        self._certified = None
         effects = self._repair()
         if not self._closing:
             asks, closable = state.closing.gather(view, now)
@@ -314,6 +315,13 @@ class RoundMachine:
         if ballot is not None and ballot.proposer == self.me:
             effects += self._proposer.lead(ballot, view, now)
         return effects
+
+    def _is_lost(self, commit: Commit, view: View) -> bool:
+        """Whether all who may have the result of a certified record are gone: then it is as if we had not heard of it, and
+        whoever of them comes back shows it again."""
+        members = (PeerId(member.peer) for member in commit.record.members)
+        holders = {*self.base.electors, *members} - {self.me}
+        return bool(holders) and all(self._state.closing.is_gone(peer, view) for peer in holders)
 
     def _is_accompanied(self) -> bool:
         """Whether a quorum is in our attempt, as far as we know: before that nothing can come of it, and whoever is ahead

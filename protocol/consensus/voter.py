@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.consensus.ballot import Ballot
+from protocol.consensus.carrying import carried_lock, carried_plan
 from protocol.consensus.effects import BeginExchange, ObtainResult, Persist, Reject, RoundEffect, Send
 from protocol.consensus.justification import Justification, carries_lock, justify
 from protocol.consensus.policy import CALL_S, RESEND_S
@@ -93,8 +94,8 @@ class Voter:
             self._call, to = Call(ballot, now), (ballot.proposer,)
         if ballot.attempt > state.entered:
             effects.append(self._keep(enter(state.kept, ballot.attempt)))
-        binding = self._binding(ballot, view)
-        roll = roll_of(binding, ballot, state.held(view), state.standing_plan())
+        binding = carried_lock(state, ballot, view)
+        roll = roll_of(binding, ballot, state.held(view), carried_plan(state, ballot, view))
         if roll is None:
             return effects, ballot
         locks = [lock for lock in (binding.lock, binding.reduced) if lock is not None]
@@ -104,19 +105,6 @@ class Voter:
         """Whether the plan of the attempt that is due has no result yet, as far as we know."""
         plan = self._state.plan
         return plan is not None and plan_hash(plan) not in self._state.results and not self.is_voting
-
-    def _binding(self, ballot: Ballot, view: View) -> Kept:
-        """What is kept, without a lock by members of whom so many are gone that no quorum of them can carry it on.
-
-        That is where members vote, and only crashes are tolerated: else their deaths would end a run that has just begun.
-        """
-        kept = self._state.kept
-        lock = kept.reduced if ballot.absent else kept.lock
-        if not ballot.members or lock is None:
-            return kept
-        members = [PeerId(member.peer) for member in lock.record.members]
-        here = sum(not self._state.closing.is_gone(peer, view) for peer in members)
-        return kept if here > len(members) // 2 else kept.model_copy(update={"lock": None, "reduced": None})
 
     def _due(self, view: View, now: float) -> Ballot | None:
         """The ballot of the attempt that is due, or of the first after it whose proposer can propose."""

@@ -25,6 +25,11 @@ def collector_at_rest() -> Iterator[None]:
 
 
 def spare_what_is_loaded() -> None:
-    """What exists now, modules above all, is not looked at again.  Call once, when everything is loaded."""
+    """What exists now, modules above all, is not looked at again before the next call.  Call it when everything is loaded.
+
+    What was spared before and is garbage by now goes: a peer that leaves its run and comes back, all in one process, would
+    keep every earlier network and node for good, since these refer to each other.
+    """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -46,7 +46,7 @@ FULL_EVERY_S = 720.0
 """A peer whose disk is full again within ten minutes of its return waits longer each time before it returns."""
 METRICS_PORT = 9464
 READ = f"from urllib.request import urlopen; print(urlopen('http://127.0.0.1:{METRICS_PORT}/metrics').read().decode())"
-WARM_UP_ROUNDS, WARM_UP_S = 500, 3600.0
+WARM_UP_ROUNDS, WARM_UP_S = 1000, 3600.0
 """Before the night begins: what a peer remembers of earlier rounds has a limit, and fills up until then."""
 MORE = {"memory_mb": 5, "descriptors": 2, "threads": 2, "tasks": 4, "files": 4}
 """What must not grow, and by how much its medians may differ by chance."""

@@ -67,7 +67,8 @@ class Gossip:
     def _new_router(self) -> GossipSub:
         """The library's router, which also sends our own messages outside the mesh, and no RPC over the limit.
 
-        It remembers nothing of peers that have gone, and sends again what a neighbour asks for once, within its allowance.
+        It remembers nothing of peers that have gone, nothing of messages but what it may have to send again, and sends again
+        what a neighbour asks for once, within its allowance.
         """
         from libp2p.custom_types import TProtocol
         from libp2p.pubsub.gossipsub import GossipSub
@@ -92,6 +93,13 @@ class Gossip:
                 names = dict.fromkeys(iwant_msg.messageIDs)
                 again = [name for name in names if gossip._may_have_again(sender_peer_id, name)]
                 await super().handle_iwant(type(iwant_msg)(messageIDs=again), sender_peer_id)
+
+            async def publish(self, msg_forwarder: ID, pubsub_msg: Message) -> None:
+                await super().publish(msg_forwarder, pubsub_msg)
+                # Only the adaptive interval, which is off, would take anything out of the first; the second keeps a
+                # thousand messages whole, to compare them with others of their names, of which none comes through.
+                self.recent_message_deliveries.clear()
+                self.equivocation_detection.clear()
 
             def remove_peer(self, peer_id: ID) -> None:
                 super().remove_peer(peer_id)

@@ -89,6 +89,8 @@ class Parliament:
         """The hash of a chunk that was proven wrong: nobody averages to it again."""
         self.refused: set[bytes] = set()
         """Results that nobody can account for."""
+        self.starved: set[PeerId] = set()
+        """Who gets no results."""
         self.queue: list[tuple[PeerId, PeerId, Body]] = []
         self.silent_since: dict[PeerId, float] = {}
         self.performed: list[RoundEffect] = []
@@ -220,7 +222,7 @@ class Parliament:
                 self.tell(seat, ExchangeDone(name, entries, provenance))
             elif isinstance(effect, ObtainResult) and effect.record.result_root in self.refused:
                 self.tell(seat, AuditFailed(effect.record.result_root))
-            elif isinstance(effect, ObtainResult):
+            elif isinstance(effect, ObtainResult) and seat.me not in self.starved:
                 self.tell(seat, ResultObtained(effect.record.result_root))
             elif isinstance(effect, Committed):
                 seat.committed = effect.commit

@@ -84,6 +84,53 @@ def test_the_members_vote_when_all_electors_are_gone() -> None:
     assert certificate.absent == sorted(electors) and {vote.peer for vote in certificate.votes} <= {one, two, three}
 
 
+@pytest.mark.parametrize("joiners", [1, 2, 3])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_the_members_go_on_whenever_the_only_elector_dies(joiners: int, steps: int) -> None:
+    """With one joiner left, a plan that the dead one is in has no quorum of members: they make another one."""
+    parliament = Parliament(1, joiners=joiners)
+    elector, *others = parliament.seats
+    parliament.ready()
+    for kind in STEPS[:steps]:
+        parliament.pass_on(kind)
+    parliament.queue.clear()
+    parliament.crash(elector)
+    parliament.run(EVICTION_S + 30)
+    assert not parliament.undecided() and len(parliament.records()) == 1
+    assert parliament.commits()[0].certificate.absent == [elector]
+
+
+def test_a_certified_record_whose_result_went_with_everybody_who_had_it_holds_nobody_up() -> None:
+    parliament = Parliament(1, joiners=1)
+    elector, joiner = parliament.seats
+    parliament.starved.add(joiner)
+    parliament.ready()
+    parliament.run(3)
+    certified = parliament.seats[elector].committed
+    assert certified is not None and parliament.undecided() == [joiner]
+    parliament.crash(elector)
+    parliament.starved.clear()
+    parliament.run(EVICTION_S - 1)
+    assert parliament.undecided() == [joiner], "it may come back, with the result"
+    parliament.run(60)
+    record = parliament.seats[joiner].committed
+    assert record is not None and [member.peer for member in record.record.members] == [joiner]
+    assert record.certificate.absent == [elector], "it yields to the certified one, should that turn up"
+
+
+def test_whoever_has_the_result_of_a_certified_record_is_waited_for() -> None:
+    parliament = Parliament(1, joiners=2)
+    elector, joiner, other = parliament.seats
+    parliament.starved.add(joiner)
+    parliament.ready()
+    parliament.run(3)
+    parliament.crash(elector)
+    parliament.starved.clear()
+    parliament.run(100)
+    assert parliament.undecided() == [joiner] and len(parliament.records()) == 1
+    assert parliament.seats[other].committed is not None
+
+
 def test_nobody_takes_an_elector_for_absent_that_it_hears() -> None:
     """A liar calls ballots without electors that are alive; whoever hears them votes in none of these."""
     parliament = Parliament(4)

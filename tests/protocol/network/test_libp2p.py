@@ -71,6 +71,19 @@ def test_gossip_goes_both_ways_after_a_stream_of_it_has_ended_at_one_end() -> No
     trio.run(main)
 
 
+def test_of_messages_that_were_sent_and_passed_on_nothing_is_kept_for_good() -> None:
+    async def main() -> None:
+        a, b = Recorder(), Recorder()
+        async with pair(a, b) as (one, two):
+            for each in range(8):
+                await gossip_until(one, b, b"news %d" % each)
+            for end in (one, two):
+                router = stack(end).gossip._router
+                assert router.recent_message_deliveries == {} and router.equivocation_detection == {}
+
+    trio.run(main)
+
+
 def test_a_peer_in_the_address_book_is_no_stranger_when_it_connects_first() -> None:
     """A newcomer that has no manifest yet can answer no greeting, and asks whoever is connected: also the peer of its
     invitation that has found it first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 from enum import Enum
 from typing import Annotated, Literal
 
@@ -121,5 +122,21 @@ def test_what_is_loaded_is_not_collected_again() -> None:
     try:
         spare_what_is_loaded()
         assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
+
+
+def test_what_was_spared_and_is_garbage_goes_the_next_time() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.itself = self
+
+    node = Node()
+    left = weakref.ref(node)
+    try:
+        spare_what_is_loaded()
+        del node
+        spare_what_is_loaded()
+        assert left() is None
     finally:
         gc.unfreeze()

@@ -1,0 +1,74 @@
+"""A peer's stays in its run, one after the other."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from peer.console.display import Style
+from peer.daemon.lives import Lives
+from peer.daemon.settings import DaemonSettings, RunChoice
+from peer.rests.judge import Rest
+from peer.settings.live import LiveSettings
+from peer.settings.sources import gather
+from protocol.events import Event
+from protocol.node.node import Node
+from protocol.run.manifest import demo_manifest
+from protocol.wire.identity import Identity, PeerId
+from protocol.wire.presence import Role, WhyIdle
+
+FULL = Rest(WhyIdle.DISK_FULL, "full")
+STAYS = 3
+
+
+class Stays:
+    """Ends each stay as soon as its node says anything, for a reason that is over at once.  nodes: of all stays."""
+
+    def __init__(self, folder: Path) -> None:
+        signed = demo_manifest()
+        choice = RunChoice(signed.run, PeerId(signed.manifest.organiser), signed)
+        live = LiveSettings(gather({}, {"PEER_CONFIG": ""}))
+        settings = DaemonSettings(folder, "me", Role.SEED, Style.SILENT, live, local=True)
+        self.lives = Lives(settings, Identity.generate(), choice, self.emit)
+        self.nodes: list[weakref.ref[Node]] = []
+        self.left_over: list[int] = []
+        """At the end of each stay, how many nodes of earlier ones are still there."""
+
+    def emit(self, event: Event) -> None:
+        node = self.lives.node
+        if node is None or node in [known() for known in self.nodes]:
+            return
+        self.left_over.append(sum(known() is not None for known in self.nodes))
+        self.nodes.append(weakref.ref(node))
+        trio.lowlevel.current_trio_token().run_sync_soon(self.end)
+
+    def end(self) -> None:
+        if len(self.nodes) < STAYS:
+            self.lives._spent(self.lives.part, trio.CancelScope(), FULL)
+        else:
+            self.lives.leave()
+
+
+def test_nothing_of_earlier_stays_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def is_over(*arguments: Any) -> None:
+        await trio.lowlevel.checkpoint()
+
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    monkeypatch.setenv("PEER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setattr("peer.daemon.away.Away.until_over", is_over)
+
+    async def main() -> Stays:
+        stays = Stays(tmp_path / "data")
+        await stays.lives.run(lambda: None)
+        return stays
+
+    (tmp_path / "data").mkdir(mode=0o700)
+    try:
+        assert trio.run(main).left_over == [0] * STAYS
+    finally:
+        gc.unfreeze()
