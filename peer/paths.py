@@ -67,11 +67,6 @@ def run_dir(data: Path, run: bytes) -> Path:
     return runs_dir(data) / run.hex()
 
 
-def tasks_dir(folder: Path) -> Path:
-    """Where the files of tasks lie that a run's environment reads.  folder: the run's."""
-    return folder / "tasks"
-
-
 def manifest_file(data: Path, run: bytes) -> Path:
     """Where the signed manifest of a run lies."""
     return run_dir(data, run) / "manifest"

@@ -9,10 +9,10 @@ seconds, losses are nats a token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from protocol.event import Event as Event
 from protocol.network_events import LinkChanged as LinkChanged
+from protocol.network_events import NobodyAnswers as NobodyAnswers
 from protocol.network_events import PortMapped as PortMapped
 from protocol.network_events import ReachabilityChanged as ReachabilityChanged
 from protocol.network_events import StrangersClosed as StrangersClosed
@@ -379,18 +379,6 @@ class HandlerFailed(Event):
     what: str
     reason: str
     times: int
-
-
-@dataclass(frozen=True)
-class NobodyAnswers(Event):
-    """No peer of the invitation has answered yet.
-
-    seconds: since the search began.  tried: maps of address, times and problem (a phrase).  check: what the person can do.
-    """
-
-    seconds: float
-    tried: list[dict[str, Any]]
-    check: str
 
 
 @dataclass(frozen=True)

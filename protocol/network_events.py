@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from protocol.event import Event
 
@@ -52,3 +53,15 @@ class StrangersClosed(Event):
     silent: int
     crowded: int
     busiest: str
+
+
+@dataclass(frozen=True)
+class NobodyAnswers(Event):
+    """No peer of the invitation has answered yet.
+
+    seconds: since the search began.  tried: maps of address, times and problem (a phrase).  check: what the person can do.
+    """
+
+    seconds: float
+    tried: list[dict[str, Any]]
+    check: str

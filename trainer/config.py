@@ -65,8 +65,7 @@ class TrainingConfig:
     """All that a trainer needs to know of a run.
 
     rl, environment: of an RL run; None and empty in others.  environment: with its options, as the manifest names it.
-    tasks: the folder of the files that the environment reads.  tokenizer: None for bytes.  files: where the run's own files
-    lie here, by name.
+    tokenizer: None for bytes.  files: where the run's own files lie here, by name.
     """
 
     seed: int
@@ -80,14 +79,12 @@ class TrainingConfig:
     environment: str = ""
     tokenizer: TokenizerConfig | None = None
     files: Mapping[str, str] = field(default_factory=dict)
-    tasks: str = ""
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any]) -> TrainingConfig:
         """From `{seed, model, data, inner, inner_steps, max_members, chunk_parameters}` of a manifest.
 
-        In an RL run there are `{rl, environment}` too, and a tokenizer in one that has it; `tasks` and `files` are the
-        peer's to say.
+        In an RL run there are `{rl, environment}` too, and a tokenizer in one that has it; `files` are the peer's to say.
         """
         return cls(
             seed=int(sections["seed"]),
@@ -101,7 +98,6 @@ class TrainingConfig:
             environment=str(sections.get("environment", "")),
             tokenizer=TokenizerConfig.from_mapping(sections["tokenizer"]) if "tokenizer" in sections else None,
             files=dict(sections.get("files", {})),
-            tasks=str(sections.get("tasks", "")),
         )
 
     @property

@@ -34,7 +34,7 @@ def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading
         path = _file(config, CHATS)
         return ChatReading(path, tokenizer, data.sequence_length, data.held_out_percent, packed=data.packed)
     if data.corpus == "examples":
-        corpus = examples.corpus_of(open_named(config.environment, Path(config.tasks)), data.held_out_percent, tokenizer)
+        corpus = examples.corpus_of(open_named(config.environment, config.files), data.held_out_percent, tokenizer)
     else:
         corpus = corpora.load(data.corpus, data.held_out_percent, tokenizer if config.tokenizer else None)
     return corpora.TextReading(corpus, data.sequence_length)

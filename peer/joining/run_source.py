@@ -16,14 +16,14 @@ import psutil
 from peer.control.client import ControlClient, ControlError
 from peer.errors import ExitCode, PeerError
 from peer.files.atomic import write_atomically
-from peer.joining.environment import check_tasks, keep_tasks
+from peer.joining.environment import environment_problem
 from peer.joining.mistaken_words import remedy_for
 from peer.keyfile import load_or_create_identity
 from peer.paths import make_private, manifest_file
 from peer.weights.brought import Brought, brought_by
 from protocol.run.invitation import Invitation, looks_like_invitation, read_invitation
 from protocol.run.manifest import MAX_MANIFEST_BYTES, SignedManifest, open_manifest, sign
-from protocol.run.run_file import load_run_file
+from protocol.run.run_file import RunFileError, load_run_file
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import HASH_BYTES, Hash
 from protocol.wire.identity import PeerId
@@ -35,7 +35,7 @@ MAX_OWN_ADDRESSES = 8
 
 def create_run(path: Path, data: Path, tell: Callable[[str], None] = lambda about_chats: None) -> SignedManifest:
     """Sign the run file with this peer's identity as organiser, and keep the manifest in the data directory, with all that
-    the run file brings along and the files of its tasks.
+    the run file brings along.
 
     tell: gets what a person should know of its chats.
     """
@@ -43,7 +43,6 @@ def create_run(path: Path, data: Path, tell: Callable[[str], None] = lambda abou
     if start is not None and (about := start.check(signed.manifest)):
         tell(about)
     store_manifest(signed, data)
-    keep_tasks(signed, path, data)
     if start is not None:
         start.keep(signed, data)
     return signed
@@ -53,12 +52,14 @@ def _signed_run(path: Path, data: Path) -> tuple[SignedManifest, Brought | None]
     """The run of a run file as ours, and what it brings along, if anything."""
     identity, start = load_or_create_identity(data), start_of(path)
     manifest = load_run_file(path, identity.peer_id, start)
-    check_tasks(manifest, path)
+    problem = environment_problem(manifest)
+    if problem is not None:
+        raise RunFileError(f"{path.name}: {problem}")
     return sign(identity, manifest), start
 
 
 def start_of(path: Path) -> Brought | None:
-    """What a run file brings along, if anything: weights, a tokenizer, chats.  Raises `PeerError` or `RunFileError`."""
+    """What a run file brings along, if anything (`peer.weights.brought`).  Raises `PeerError` or `RunFileError`."""
     return brought_by(path)
 
 
@@ -107,12 +108,9 @@ def find_run(word: str, data: Path, *, founding: bool = False) -> SignedManifest
     path = Path(word)
     if path.suffix == ".toml":
         signed, start = _signed_run(path, data)
-        if founding:
-            if start is not None:
-                start.check(signed.manifest)
-            keep_tasks(signed, path, data)
-            if start is not None:
-                start.keep(signed, data)
+        if founding and start is not None:
+            start.check(signed.manifest)
+            start.keep(signed, data)
         return signed
     if path.is_file():
         return read_manifest(path)

@@ -15,6 +15,7 @@ from protocol.run.manifest import SignedManifest
 from protocol.wire.tasks import MAX_SET_BYTES, MAX_SET_TASKS
 from trainer.environments.records import Task
 from trainer.environments.task_set import read_task_set
+from trainer.rl.targets import most_prompt_bytes
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,13 @@ def _read(signed: SignedManifest, source: Path) -> tuple[bytes, Checked]:
             f"{source} has {len(tasks)} tasks in {size} bytes, more than {MAX_SET_TASKS} in {MAX_SET_BYTES}; split it",
             ExitCode.INPUT,
         )
-    most = rl.row_tokens + 1 - rl.max_tokens
+    most = most_prompt_bytes(rl.row_tokens, rl.max_tokens, rl.length_targets)
     longest = max(tasks, key=lambda task: len(task.prompt.encode()))
     if len(longest.prompt.encode()) > most:
         raise PeerError(
             f"{source}: the prompt of {longest.problem_id!r:.80} has {len(longest.prompt.encode())} bytes, and this run "
-            f"learns from prompts of at most {most} (row_tokens + 1 - max_tokens); shorten it, or leave it out",
+            f"learns from prompts of at most {most} (row_tokens + 1 - max_tokens, less what names a length); shorten it, or "
+            "leave it out",
             ExitCode.INPUT,
         )
     kinds = Counter(type(task.verification).__name__ for task in tasks)

@@ -21,7 +21,6 @@ from typing import Any
 import trio
 
 from kernels.layout import chunk_layout, payload_bytes
-from peer.paths import tasks_dir
 from peer.trainer_process.channel import Listener, TrainerChannel, unheard
 from peer.trainer_process.child import how_it_ended, reap
 from peer.trainer_process.log import TrainerLog
@@ -69,13 +68,13 @@ class TrainerSettings:
     def for_run(
         cls, manifest: RunManifest, log_path: Path, files: Mapping[str, Path] | None = None, *, trains: bool = True
     ) -> TrainerSettings:
-        """For the work of `manifest`, whose files of tasks lie beside its log.
+        """For the work of `manifest`.
 
-        files: where the run's other files will lie when the trainer is started, by name.
+        files: where the run's files will lie when the trainer is started, by name.
         """
         size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
         here = {name: str(path) for name, path in (files or {}).items()}
-        sections = manifest.trainer_sections() | {"tasks": str(tasks_dir(log_path.parent)), "files": here}
+        sections = manifest.trainer_sections() | {"files": here}
         return cls(sections, size, log_path, trains)
 
 

@@ -1,4 +1,4 @@
-"""What a run file brings along besides its numbers: a folder of weights, a tokenizer, chats.
+"""What a run file brings along besides its numbers: a folder of weights, a tokenizer, chats, the tasks of its environment.
 
 The manifest names all of it by hashes.  The organiser's data directory keeps it; other peers fetch it from there and from
 each other.
@@ -6,6 +6,7 @@ each other.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,18 @@ from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
 from peer.weights.start import FolderStart
 from peer.weights.tokenizer_facts import tokenizer_facts
-from protocol.run.data_section import CHATS, MAX_FILE_BYTES, TOKENIZER, FileSection
+from protocol.run.data_section import CHATS, MAX_FILE_BYTES, TASKS, TOKENIZER, FileSection
 from protocol.run.manifest import RunManifest, SignedManifest
-from protocol.run.run_file import sections_of
+from protocol.run.run_file import RunFileError, sections_of
 from protocol.state.disk import Disk, StoreFailed
 from protocol.state.weight_files import WeightFiles
 from protocol.sync.run_files import file_section, keep_file
 from protocol.wire.hashes import Hash
 from trainer.config import TrainingConfig
 from trainer.data.chat_reading import ChatReading
+from trainer.environments.jsonl import read_file
+from trainer.environments.records import read_tasks
+from trainer.environments.registry import check_named, files_of
 from trainer.reading import reading_of, tokenizer_of
 
 
@@ -30,11 +34,17 @@ class Brought:
     """A `protocol.run.run_file.Start`.  Raises `PeerError` for what no run can have."""
 
     def __init__(
-        self, folder: FolderStart | None, tokenizer: Path | None, chats: Path | None, said: Mapping[str, Any]
+        self,
+        folder: FolderStart | None,
+        tokenizer: Path | None,
+        chats: Path | None,
+        tasks: Mapping[str, Path],
+        said: Mapping[str, Any],
     ) -> None:
-        """said: what the run file says of the tokenizer, which goes before what its files say."""
+        """tasks: by what the environment calls them.  said: what the run file says of the tokenizer, which goes before what
+        its files say."""
         self._folder = folder
-        paths = {TOKENIZER: tokenizer, CHATS: chats}
+        paths = {TOKENIZER: tokenizer, CHATS: chats} | {TASKS + name: tasks[name] for name in tasks}
         self._paths = {name: path for name, path in paths.items() if path is not None}
         self._data = {name: _content(path) for name, path in self._paths.items()}
         self.sections: dict[str, dict[str, Any]] = {}
@@ -43,6 +53,9 @@ class Brought:
         if tokenizer is not None:
             with_file = {"file": file_section(self._data[TOKENIZER]).model_dump()}
             self.sections["tokenizer"] = tokenizer_facts(tokenizer, said) | with_file
+        if tasks:
+            files = [{"path": name, **file_section(self._data[TASKS + name]).model_dump()} for name in sorted(tasks)]
+            self.sections["rl"] = {"files": files}
 
     @property
     def facts(self) -> Mapping[str, Any] | None:
@@ -64,9 +77,22 @@ class Brought:
         try:
             tokenizer = tokenizer_of(config)
             reading = reading_of(config, tokenizer) if CHATS in self._paths else None
+            if manifest.rl is not None:
+                check_named(manifest.rl.environment, manifest.rl.problems, self._tasks())
         except ValueError as error:
             raise PeerError(str(error), ExitCode.INPUT) from error
         return reading.described() if isinstance(reading, ChatReading) else ""
+
+    def _tasks(self) -> dict[str, int]:
+        """How many there are in each file of the environment.  Raises ValueError with file and line."""
+        found: dict[str, int] = {}
+        for name in self._data:
+            if name.startswith(TASKS):
+                try:
+                    found[name.removeprefix(TASKS)] = len(read_tasks(io.BytesIO(self._data[name])))
+                except ValueError as error:
+                    raise ValueError(f"{self._paths[name]}: {error}") from error
+        return found
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
         """Put all of it where the organiser's peer has it.  Raises `PeerError`, also when the folder has changed."""
@@ -90,9 +116,26 @@ def brought_by(path: Path) -> Brought | None:
         tokenizer = tokenizer / TOKENIZER
     if tokenizer is None and model is not None and "file" not in said and (model / TOKENIZER).is_file():
         tokenizer = model / TOKENIZER
-    if model is None and tokenizer is None and chats is None:
+    tasks = _tasks(path, sections.get("rl"))
+    if model is None and tokenizer is None and chats is None and not tasks:
         return None
-    return Brought(FolderStart(model) if model is not None else None, tokenizer, chats, said)
+    return Brought(FolderStart(model) if model is not None else None, tokenizer, chats, tasks, said)
+
+
+def _tasks(path: Path, section: Any) -> dict[str, Path]:
+    """The files beside the run file that its environment names; a wrong environment is told of when the run is."""
+    try:
+        files = files_of(section["environment"]) if isinstance(section, Mapping) else []
+    except (KeyError, TypeError, ValueError):
+        return {}
+    found: dict[str, Path] = {}
+    for name, digest in files:
+        found[name] = path.parent / name
+        try:
+            read_file(str(found[name]), digest)
+        except ValueError as error:
+            raise RunFileError(f"{path.name}: [rl] environment: {error}") from error
+    return found
 
 
 def _named(path: Path, section: Any) -> Path | None:

@@ -18,6 +18,8 @@ from protocol.rollouts.turn import Turn
 from protocol.state.weight_files import WeightFiles
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import Contribution
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
 from protocol.wire.learned import Learned, UsedBatch, learned_from
 
 LOOK_S = 0.25
@@ -36,7 +38,8 @@ class Chosen:
 
 
 class Selection:
-    """Of one trainer.  wanted: batches of a round.  given: the sets of tasks that the trainer process has."""
+    """Of one trainer.  wanted: batches of a round.  given: the sets of tasks that the trainer process has.  before: what an
+    earlier life learned from, by author and root: whoever made it says it again, and it may be young enough."""
 
     given: GivenTasks | None = None
 
@@ -44,6 +47,7 @@ class Selection:
         self._session, self._pool, self._files, self._turn, self.wanted = session, pool, files, turn, wanted
         self._tasks = tasks
         self._hurried = False
+        self.before: frozenset[tuple[PeerId, Hash]] = frozenset()
 
     def hurry(self) -> None:
         """The others wait for us: begin with what there is, if there is anything."""
@@ -70,8 +74,8 @@ class Selection:
                 yield Chosen(batches, tuple(self._files.path(root) for root in roots))
 
     def _usable(self, round: int) -> list[Batch]:
-        """Those whose tasks the trainer process has."""
-        given, found = self.given, self._pool.usable(round)
+        """Those that we have not learned from, and whose tasks the trainer process has."""
+        given, found = self.given, [batch for batch in self._pool.usable(round) if batch.key not in self.before]
         return [batch for batch in found if given is None or given.holds(batch.body.version)]
 
     def use(self, round: int, chosen: Chosen, contribution: Contribution) -> Learned:

@@ -1,7 +1,7 @@
 """What is read: a text that is there or chats, in which tokens.
 
-Chats and tokenizers are files of the run: the manifest names them by the root over the hashes of their chunks, and every
-peer fetches them from others.
+Chats, tokenizers and the tasks of an environment are files of the run: the manifest names them by the root over the hashes
+of their chunks, and every peer fetches them from others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ FILE_CHUNK_BYTES = 1 << 20
 MAX_FILE_BYTES = 64 << 20
 CHATS, TOKENIZER = "chats.jsonl", "tokenizer.json"
 """What the files are called, whatever the organiser's were called."""
+TASKS = "tasks/"
+"""What the names of files of tasks begin with; the environment's own names follow."""
+MAX_TASKS_FILES = 16
 
 
 class FileSection(Section):
@@ -39,6 +42,18 @@ class FileSection(Section):
     def chunks(self) -> int:
         """How many it has."""
         return -(-self.size // FILE_CHUNK_BYTES)
+
+
+class TasksSection(FileSection):
+    """A file of the tasks that the environment of a run with rollouts reads."""
+
+    path: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
+    """What the environment calls it."""
+
+    @property
+    def called(self) -> str:
+        """Its name among the files of the run."""
+        return TASKS + self.path
 
 
 class DataSection(Section):

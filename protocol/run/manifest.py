@@ -275,7 +275,8 @@ class RunManifest(Section):
     def files(self) -> dict[str, FileSection]:
         """The files that every peer of the run has, by name."""
         named = {TOKENIZER: self.tokenizer.file if self.tokenizer is not None else None, CHATS: self.data.chats}
-        return {name: file for name, file in named.items() if file is not None}
+        tasks = {file.called: file for file in self.rl.files} if self.rl is not None else {}
+        return {name: file for name, file in named.items() if file is not None} | tasks
 
     @property
     def genesis(self) -> Hash | None:

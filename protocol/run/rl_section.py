@@ -6,16 +6,17 @@ The fields below `max_async` are the trainer's (`trainer.rl.config`), with the s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from protocol.run.data_section import MAX_TASKS_FILES, TasksSection
 from protocol.run.fitting import Problem, refuse
 from protocol.run.section import Section
 from protocol.wire.learned import MAX_USED
 from protocol.wire.rollouts import MAX_BATCH_BYTES, MAX_ROLLOUTS
 
-OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_round", "judge_s", "warm_rounds"})
+OURS = frozenset({"environment", "problems", "prompts_per_batch", "batches_per_round", "judge_s", "warm_rounds", "files"})
 """Fields that the trainer does not read in this section."""
 
 HEAD_BYTES, TOKEN_BYTES = 32, 3
@@ -31,6 +32,8 @@ Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
 
 class RlSection(Section):
     """Rollouts and their learning; left out of a run that only reads text."""
+
+    LATER: ClassVar[frozenset[str]] = frozenset({"files"})
 
     environment: Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[\x20-\x7e]+$")]
     """Name of the tasks that rollouts solve, with its options: "add", "add(digits=3)", "mixture(add(digits=3), sort)"."""
@@ -57,9 +60,9 @@ class RlSection(Section):
     length_targets: Annotated[list[Tokens], Field(max_length=64)] = []
     """Lengths in tokens of which each prompt names one; none is no length reward."""
     min_solve_rate: Share = 0.1
-    """Mean reward of a problem, from 0 to 1, below which it is too hard to learn from."""
+    """Mean reward of a problem, from 0 to 1, below which it is too hard to learn from, for a filter before a run."""
     max_solve_rate: Share = 0.8
-    """Mean reward of a problem, from 0 to 1, above which it is too easy to learn from."""
+    """Mean reward of a problem, from 0 to 1, above which it is too easy to learn from, for a filter before a run."""
     divide_by_std: bool = True
     """Whether advantages are divided by the standard deviation of their group's rewards."""
     drop_zero_advantage: bool = True
@@ -108,6 +111,8 @@ class RlSection(Section):
     """Units of logits over temperature by which a token may be behind the one that the sampling chooses."""
     max_share_beyond: Share = 0.01
     """Share of a rollout's tokens that may be farther behind."""
+    files: Annotated[list[TasksSection], Field(max_length=MAX_TASKS_FILES)] = []
+    """The files that the environment reads, which every peer fetches; they follow from those beside the run file."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -115,6 +120,9 @@ class RlSection(Section):
         return self
 
     def _problems(self) -> Iterator[Problem]:
+        paths = [file.path for file in self.files]
+        if paths != sorted(set(paths)):
+            yield Problem(("files",), "files must be sorted by path and without repetition; sort them")
         if self.rollouts_per_batch > MAX_ROLLOUTS:
             would_do = max(1, MAX_ROLLOUTS // self.group_size)
             yield Problem(
@@ -139,6 +147,11 @@ class RlSection(Section):
                 ("row_tokens", "max_tokens"),
                 f"row_tokens ({self.row_tokens}) is less than max_tokens ({self.max_tokens}), and a sequence is never cut; "
                 f"row_tokens = {self.max_tokens + self.max_tokens // 4} would do",
+            )
+        if self.kl_weight:
+            yield Problem(
+                ("kl_weight",),
+                "kl_weight needs the run's first weights, which trainers do not keep; kl_weight = 0.0 would do",
             )
         if self.delta < 1 + self.eps:
             yield Problem(("delta", "eps"), f"delta ({self.delta:g}) is less than 1 + eps; delta = 4.0 would do")

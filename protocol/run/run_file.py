@@ -304,6 +304,8 @@ def _value(value: Any) -> str:
         return _value(value.value)
     if isinstance(value, float):
         return repr(value)
+    if isinstance(value, BaseModel):
+        return "{" + ", ".join(f"{name} = {_value(getattr(value, name))}" for name in type(value).model_fields) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     return json.dumps(value, ensure_ascii=False)  # the strings of JSON, its integers and booleans are TOML's too

@@ -54,6 +54,12 @@ def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
     return credits
 
 
+def learned_by(records: Iterable[Record], member: PeerId) -> frozenset[tuple[PeerId, Hash]]:
+    """The batches, by author and root, that these records say `member` learned from."""
+    named = [each.rollouts for record in records for each in record.members if each.peer == member]
+    return frozenset((batch.author, batch.root) for learned in named if learned is not None for batch in learned.batches)
+
+
 def counted(record: Record, me: PeerId) -> list[Event]:
     """The event that says whose rollouts a record was made of; none where there were none."""
     used = {(author, root): tokens for author, root, tokens in _batches(record)}

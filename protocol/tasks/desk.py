@@ -10,7 +10,7 @@ from protocol.state.disk import StoreFailed
 from protocol.tasks.counting import fault_of
 from protocol.tasks.offers import MOST_OF_ONE, Offer
 from protocol.tasks.organising import CannotAmend, admitting, removing
-from protocol.tasks.task_sets import OWN, TaskSets
+from protocol.tasks.task_sets import TaskSets
 from protocol.wire.hashes import Hash
 from protocol.wire.tasks import AdmittedSet, Amendment, TaskSet
 
@@ -41,7 +41,7 @@ class TaskDesk:
             root, size = await sets.files.adopt(source)
             body = TaskSet(name=name, count=count, size=size, root=root)
             raw = self._session.seal(body).raw
-            await sets.keep(OWN, raw)
+            await sets.keep_offer(raw)
         except (StoreFailed, OSError) as error:
             raise CannotAmend(f"the tasks cannot be kept: {error}") from error
         except ValueError as error:

@@ -21,6 +21,7 @@ from protocol.state.guarded import read_guarded, write_guarded
 from protocol.state.replica import Replica
 from protocol.state.tasks_in_force import TasksInForce, first_problem
 from protocol.tasks.counting import Counting
+from protocol.tasks.newest import Newest, Signed
 from protocol.tasks.offers import Offer, Offers
 from protocol.tasks.set_files import SetFiles
 from protocol.trainer_link import TaskFile
@@ -34,6 +35,8 @@ from protocol.wire.tasks import Amendment, TaskSet
 LOOK_S = 0.5
 REPEAT_S = 30.0
 """Gossip may be lost, and others come: what we offer, and an amendment that no record has, is said again so often."""
+MOST_TOLD = 16
+"""Offers of strangers that are told in `REPEAT_S`, for all of them together."""
 OWN = 1 << 50
 """In place of a number, for what we offer; amendments are kept by theirs, which are lower."""
 
@@ -41,9 +44,8 @@ OWN = 1 << 50
 class TaskSets:
     """Of one node in a run with rollouts; `run` it.
 
-    own: what we offer.  pending: the newest amendment, while no record has it.  asked: sets that our owner wants.  counting:
-    what became of tasks, at a trainer.  opened: whether the trainer process can use the sets in these slots.  unusable:
-    slots of those that it cannot use, and why.
+    own: what we offer.  asked: sets that our owner wants.  counting: what became of tasks, at a trainer.  opened: whether
+    the trainer process can use the sets in these slots.  unusable: slots of those that it cannot use, and why.
     """
 
     def __init__(self, session: Session, guard: Watching, replica: Replica, offload: Offload, swarm: Swarm) -> None:
@@ -54,10 +56,10 @@ class TaskSets:
         self.files = SetFiles(session, guard, replica.store.tasks, offload, swarm)
         self.offers = Offers()
         self.own: dict[Hash, bytes] = {}
-        self.pending: tuple[Amendment, bytes] | None = None
+        self._newest = Newest()
         self.asked: set[Hash] = set()
         self.nursery: trio.Nursery | None = None
-        self._said_at = -REPEAT_S
+        self._said_at, self._told = -REPEAT_S, 0
         self._seen = TasksInForce()
         self.counting = Counting()
         self.opened: Callable[[Sequence[int]], bool] = lambda slots: True
@@ -88,7 +90,7 @@ class TaskSets:
                 self.own[Hash(body.root)] = raw
                 self.offers.hear(Offer(body, sender, raw, is_member=True))
             elif isinstance(body, Amendment) and sender == self.organiser:
-                self.take(body, raw)
+                self._newest.recall(body, raw)
         counts = await self._offload(read_guarded, self._statements.disk, self._counts_path)
         try:
             self.counting = Counting.decode(counts) if counts is not None else self.counting
@@ -98,9 +100,6 @@ class TaskSets:
     async def _tend(self, nursery: trio.Nursery) -> None:
         tasks = self.in_force
         self._tell(tasks)
-        if self.pending is not None and self.pending[0].number <= tasks.number:
-            self.pending = None
-            await self._offload(self._statements.keep_all, (), tasks.number + 1)
         needed = self._needed()
         self.files.begin(nursery, needed)
         await self.files.tidy({*needed, *self.own, *self.asked})
@@ -108,8 +107,9 @@ class TaskSets:
             self.counting.keep_only({each.slot for each in tasks.sets})
             await self._offload(write_guarded, self._statements.disk, self._counts_path, self.counting.encode())
         if trio.current_time() - self._said_at >= REPEAT_S:
-            self._said_at = trio.current_time()
-            for raw in [*self.own.values(), *([self.pending[1]] if self.pending is not None else [])]:
+            self._said_at, self._told = trio.current_time(), 0
+            pending = self.pending
+            for raw in [*self.own.values(), *([pending[1]] if pending is not None else [])]:
                 await self.say(raw)
 
     def _tell(self, tasks: TasksInForce) -> None:
@@ -141,6 +141,11 @@ class TaskSets:
         """At the newest version."""
         return self._replica.history.roster.tasks
 
+    @property
+    def pending(self) -> Signed | None:
+        """The newest amendment, while no record has it."""
+        return self._newest.pending(self.in_force)
+
     def at(self, version: int) -> TasksInForce:
         """At a version of our chain, at most the newest."""
         return self._replica.history.roster_at(min(version, self._replica.history.length)).tasks
@@ -152,15 +157,15 @@ class TaskSets:
 
     def _needed(self) -> dict[Hash, tuple[int, PeerId]]:
         """Sets that must be here, with their sizes and who published them."""
-        sets = [each for version in self._versions() for each in self.at(version).live]
-        sets += self.pending[0].sets if self.pending is not None else []
+        sets, pending = [each for version in self._versions() for each in self.at(version).live], self.pending
+        sets += pending[0].sets if pending is not None else []
         return {Hash(each.root): (each.size, PeerId(each.publisher)) for each in sets}
 
     def usable_files(self) -> list[TaskFile]:
         """What the trainer process should have, as far as it is here: the sets of all versions that rollouts may be of, and
         of an amendment that no record has yet."""
-        sets = {each.slot: each for version in self._versions() for each in self.at(version).live}
-        sets |= {each.slot: each for each in (self.pending[0].sets if self.pending is not None else ())}
+        sets, pending = {each.slot: each for version in self._versions() for each in self.at(version).live}, self.pending
+        sets |= {each.slot: each for each in (pending[0].sets if pending is not None else ())}
         return [
             TaskFile(first_problem(slot), each.count, self.files.path(root), self.files.digests[root])
             for slot, each in sorted(sets.items())
@@ -169,11 +174,12 @@ class TaskSets:
 
     def amendment(self) -> bytes | None:
         """What is to go into our plans: the newest amendment, once its sets are here and can be used."""
-        if self.pending is None:
+        following = self._newest.next(self.in_force)
+        if following is None:
             return None
-        body, raw = self.pending
-        is_next = body.number > self.in_force.number and all(each.root in self.files.digests for each in body.sets)
-        return raw if is_next and self.opened([each.slot for each in body.sets]) else None
+        body, raw = following
+        are_here = all(each.root in self.files.digests for each in body.sets)
+        return raw if are_here and self.opened([each.slot for each in body.sets]) else None
 
     def against(self, tasks: TasksInForce) -> int | None:
         """The sets that fall out by what was counted here, as our READY says it."""
@@ -200,19 +206,14 @@ class TaskSets:
         offer = Offer(body, publisher, raw, is_member)
         if not self.offers.hear(offer):
             return False
-        self._session.emit(TaskSetOffered(publisher, offer.root.hex(), body.name, body.count, body.size))
+        self._told += not is_member
+        if is_member or self._told <= MOST_TOLD:
+            self._session.emit(TaskSetOffered(publisher, offer.root.hex(), body.name, body.count, body.size))
         return True
 
     def take(self, body: Amendment, raw: bytes) -> bool:
-        """Whether this amendment is the newest now: of two with one number the first counts, until a record has one."""
-        if self.pending is not None and body.number <= self.pending[0].number:
-            return False
-        try:
-            self.in_force.check(self._session.run, self._replica.manifest, raw)
-        except Malformed:
-            return False
-        self.pending = body, raw
-        return True
+        """Whether this amendment, which the organiser signed, is the newest now."""
+        return self._newest.hear(self.in_force, body, raw)
 
     async def _keep(self, number: int, raw: bytes) -> None:
         with self._guard.watch(self.organiser, "amendment"):
@@ -222,5 +223,9 @@ class TaskSets:
                 self._session.emit(Notice("warning", f"an amendment cannot be kept: {error}"))
 
     async def keep(self, number: int, raw: bytes) -> None:
-        """A statement of ours, or an amendment, on disk when this returns.  Raises `StoreFailed`."""
-        await self._offload(self._statements.keep, number, raw)
+        """The newest amendment is on disk when this returns, and older ones are not.  Raises `StoreFailed`."""
+        await self._offload(self._statements.keep_all, [(number, raw)], number)
+
+    async def keep_offer(self, raw: bytes) -> None:
+        """A statement of ours is on disk when this returns.  Raises `StoreFailed`."""
+        await self._offload(self._statements.keep, OWN, raw)

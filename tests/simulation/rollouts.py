@@ -21,6 +21,7 @@ from protocol.events import (
     RoundCommitted,
     ValidatorSetAside,
 )
+from protocol.node.node import Node
 from protocol.run.data_section import DataSection
 from protocol.run.manifest import OuterSection, RoundSection, RunManifest, SignedManifest, sign
 from protocol.run.model_section import ModelSection
@@ -36,6 +37,8 @@ from tests.simulation.rollout_trainer import RolloutTrainer
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
+LOOKED_BACK = 3
+"""Rounds in which a batch may be learned from: `max_async` + 1, as it is by default."""
 ROLES = {Role.TRAINER: 3, Role.ROLLOUT: 3, Role.VALIDATOR: 2}
 
 
@@ -80,7 +83,8 @@ class RolloutJudge:
         """Names of batches that were made right."""
         self.accepted: dict[tuple[int, int], set[str]] = defaultdict(set)
         """Of a seat's life."""
-        self._decided: set[tuple[int, int, str, str]] = set()
+        self._decided: set[tuple[int, int, str, int, int]] = set()
+        """By author, version and number: a cheat may state the same bytes again."""
         self.decisions: Counter[str] = Counter()
         self._learned: set[tuple[int, int, str]] = set()
         self.learned: Counter[int] = Counter()
@@ -113,7 +117,7 @@ class RolloutJudge:
 
     def on_event(self, seat: Seat, event: Event) -> None:
         if isinstance(event, BatchDecided):
-            key = (seat.number, seat.lives, event.author, event.root)
+            key = (seat.number, seat.lives, event.author, event.version, event.number)
             if key in self._decided:
                 raise Violation(f"once: {seat.number} gave {event.root[:8]} a second verdict, {event.verdict}")
             self._decided.add(key)
@@ -137,6 +141,16 @@ class RolloutJudge:
             name = member.rollouts.root.hex() if member.rollouts is not None else ""
             if member.peer not in self._world.judge.liars and name not in self.used[member.peer, round]:
                 raise Violation(f"committed: round {round} names other rollouts than {member.peer} learned from")
+            if member.rollouts is not None and member.peer not in self._world.judge.liars:
+                before = _named_by(seat.node, member.peer, range(max(0, round - LOOKED_BACK), round))
+                if before & {(batch.author, batch.root) for batch in member.rollouts.batches}:
+                    raise Violation(f"once: round {round} names what {member.peer} had learned from before")
+
+
+def _named_by(node: Node, peer: str, rounds: range) -> set[tuple[str, bytes]]:
+    """The batches that a peer learned from in these rounds."""
+    learned = [member.rollouts for round in rounds for member in node.commit_at(round).record.members if member.peer == peer]
+    return {(batch.author, batch.root) for each in learned if each is not None for batch in each.batches}
 
 
 def name_of(data: bytes) -> str:

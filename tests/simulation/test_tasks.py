@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from random import Random
 
 import pytest
 import trio
 
-from protocol.events import Event, TasksAmended, TaskSetFellOut
+from protocol.events import Event, TasksAmended, TaskSetFellOut, TaskSetOffered
 from protocol.network.interface import Acceptance
 from protocol.network.simulated.weather import Weather
 from protocol.tasks.desk import TaskDesk
 from protocol.tasks.offers import MOST, MOST_OF_ONE
 from protocol.tasks.organising import CannotAmend
+from protocol.tasks.task_sets import MOST_TOLD
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.messages import pack
@@ -167,8 +169,11 @@ def test_statements_of_others_admit_nothing_and_cost_little() -> None:
         wrong.replace(b"percent2", b"percentZ"),
     ]
 
+    told: Counter[int] = Counter()
+
     async def scenario(world: World) -> None:
         seats = cast_with_organiser(world)
+        world.listeners.append(lambda seat, event: told.update([seat.number] * isinstance(event, TaskSetOffered)))
         for seat in world.seats:
             world.start(seat)
         await world.until_round(1, within_s=240)
@@ -180,6 +185,7 @@ def test_statements_of_others_admit_nothing_and_cost_little() -> None:
             offer = TaskSet(name="s", count=1, size=MAX_SET_BYTES, root=number.to_bytes(32, "big"))
             key = Identity.from_seed(random.randbytes(32)) if number % 2 else seats[Role.ROLLOUT][0].identity
             seat.node.dispatcher.on_gossip(stranger.peer_id, pack(key, SIGNED.run, offer).raw)
+        assert 0 < told[seat.number] <= 2 * MOST_TOLD, "nor does a crowd fill the log"
         await world.until_round(max(world.rounds()) + 2, within_s=240)
         known = states(seat)
         assert len(known) <= MOST and set(known.values()) <= {"offered"}, "nothing of it is fetched"

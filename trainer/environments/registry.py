@@ -6,7 +6,6 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from trainer.environments import builtin, conversations, jsonl
@@ -42,7 +41,7 @@ ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
     "reasoning-gym": ReasoningGym,
     "verifiers": VerifiersTasks,
 }
-MIXTURE, FILE = "mixture", "jsonl"
+MIXTURE, FILE, TASKS = "mixture", "jsonl", "tasks/"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 BUILT_IN = ("reverse", "sort", "add", "shift", "count", "close", "guess", "lookup", "calculate")
@@ -58,28 +57,29 @@ def open_environment(name: str, **options: Any) -> Environment:
     return _opener(name, options)(**options)
 
 
-def open_named(text: str, folder: Path | None = None) -> Environment:
+def open_named(text: str, files: Mapping[str, str] | None = None) -> Environment:
     """The environment that a run's manifest names (`trainer.environments.naming`); raises as `open_environment`.
 
-    folder: where the files lie that it names.
+    files: where the files of the run lie, by name; those of tasks are called `TASKS` and what the environment calls them.
     """
     name, options = read_name(text)
     _check(name, options)
-    return open_environment(name, **_located(name, options, folder))
+    return open_environment(name, **_located(name, options, files or {}))
 
 
-def check_named(text: str, problems: int) -> None:
+def check_named(text: str, problems: int, tasks: Mapping[str, int] | None = None) -> None:
     """Raise ValueError with one sentence where no peer could open what a manifest names, or it has fewer problems.
 
-    Opens what needs nothing but this package.  Packages, files and sandboxes are each computer's own.
+    Opens what needs nothing but this package.  Packages and sandboxes are each computer's own.  tasks: how many there are
+    in the files, by what the environment calls them, as far as that is known.
     """
-    size = _check(*read_name(text))
+    size = _check(*read_name(text), tasks or {})
     if size is not None and size < problems:
         raise ValueError(f"it has {size} problems, not {problems}; problems = {size} would do")
 
 
 def files_of(text: str) -> list[tuple[str, str]]:
-    """Names and digests of the files that a run's environment reads, which lie in one folder.  Raises ValueError."""
+    """Names and digests of the files that a run's environment reads.  Raises ValueError."""
     name, options = read_name(text)
     _check(name, options)
     parts = options["of"] if name == MIXTURE else [{"name": name, **options}]
@@ -101,18 +101,19 @@ def _opener(name: str, options: Mapping[str, Any]) -> Callable[..., Environment]
     return opener
 
 
-def _check(name: str, options: Mapping[str, Any]) -> int | None:
+def _check(name: str, options: Mapping[str, Any], tasks: Mapping[str, int] | None = None) -> int | None:
     """How many problems it has, where that can be told here.  Raises ValueError."""
     _opener(name, options)
     if name == MIXTURE:
         parts = _parts(options["of"])
         if not parts or any(part["name"] == MIXTURE for part in parts):
             raise ValueError("a mixture is of environments that are no mixtures, as in mixture(add(digits=3), sort)")
-        sizes = [_check(part["name"], {key: part[key] for key in part if key != "name"}) for part in parts]
+        sizes = [_check(part["name"], {key: part[key] for key in part if key != "name"}, tasks) for part in parts]
         known = [size for size in sizes if size is not None]
         return len(sizes) * min(known) if len(known) == len(sizes) else None
     if name == FILE:
         _check_file(options)
+        return (tasks or {}).get(options["path"])
     return open_environment(name, **options).size if name in BUILT_IN else None
 
 
@@ -125,12 +126,13 @@ def _check_file(options: Mapping[str, Any]) -> None:
         raise ValueError("a file of tasks needs its digest, so that all peers have the same; add digest (b2sum -l 128)")
 
 
-def _located(name: str, options: dict[str, Any], folder: Path | None) -> dict[str, Any]:
-    """The options with the paths of files in `folder`."""
+def _located(name: str, options: dict[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
+    """The options with the paths of the run's files."""
     if name == MIXTURE:
-        return {"of": [{"name": part["name"], **_located(part["name"], part, folder)} for part in options["of"]]}
+        return {"of": [{"name": part["name"], **_located(part["name"], part, files)} for part in options["of"]]}
     if name != FILE:
         return options
-    if folder is None:
-        raise ValueError("a run's tasks in a file need a folder")
-    return {**options, "path": str(folder / options["path"])}
+    called = TASKS + options["path"]
+    if called not in files:
+        raise ValueError(f"the run's file {called} is not here")
+    return {**options, "path": files[called]}

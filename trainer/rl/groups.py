@@ -6,7 +6,6 @@ of its group.  Without the division by the standard deviation they are those of 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,16 +105,3 @@ def length_reward(reward: float, length: int, target: int, weight: float) -> flo
     length: tokens that the model chose.
     """
     return reward - weight * abs(target - length)
-
-
-def target_length(targets: Sequence[int], seed: int, problem: int) -> int | None:
-    """The length that the prompt of `problem` names, one of `targets`, the same for everybody; None where there are none."""
-    if not targets:
-        return None
-    digest = hashlib.blake2b(f"length/{seed}/{problem}".encode(), digest_size=8).digest()
-    return targets[int.from_bytes(digest, "big") % len(targets)]
-
-
-def with_target(prompt: str, target: int | None) -> str:
-    """The prompt, naming its target length in INTELLECT-2's words."""
-    return prompt if target is None else f"{prompt} Think for {target} tokens before giving a response."

@@ -29,9 +29,10 @@ from trainer.models.llama.model import Decoder
 from trainer.rl.batch import decode_batch, encode_batch
 from trainer.rl.config import SLOTS, SPARE_VERSIONS, RlConfig
 from trainer.rl.form import Forms, Reason
-from trainer.rl.groups import Group, grouped, scored
+from trainer.rl.groups import Group, Scored, grouped, scored
 from trainer.rl.packing import check_lengths
 from trainer.rl.rollout import Rollout
+from trainer.rl.targets import Targeted
 from trainer.rl.verification import Assignment, Judged, Verifier
 
 F32 = npt.NDArray[np.float32]
@@ -44,10 +45,11 @@ Between = Callable[[], None]
 
 @dataclass(frozen=True)
 class Tasks:
-    """What rollouts are about, and in which tokens."""
+    """What rollouts are about, and in which tokens.  seed: draws the lengths that prompts name."""
 
     environment: Environment
     tokenizer: Tokenizer
+    seed: int = 0
 
 
 class RolloutWorker:
@@ -56,8 +58,9 @@ class RolloutWorker:
     def __init__(self, config: RlConfig, model: ModelConfig, tasks: Tasks, device: torch.device, slots: int = SLOTS) -> None:
         """slots: sequences that are generated at a time."""
         self._slots = slots
-        self.config, self._model, self._tasks, self._device = config, model, tasks, device
-        self._forms = Forms(model, tasks.environment, tasks.tokenizer, config)
+        self.config, self._model, self._tokenizer, self._device = config, model, tasks.tokenizer, device
+        self._environment = Targeted(tasks.environment, config.length_targets, tasks.seed)
+        self._forms = Forms(model, self._environment, tasks.tokenizer, config)
         self.versions: dict[int, Tensor] = {}
         self._engine: tuple[int, Engine] | None = None
         """With its number of tokens a sequence."""
@@ -118,7 +121,7 @@ class RolloutWorker:
             return [Judged(Reason.MALFORMED, str(error))] * len(places)
         if [(rollout.problem, rollout.copy) for rollout in rollouts] != places:
             return [Judged(Reason.WRONG_PROMPT, "the batch has not the rollouts that were assigned")] * len(places)
-        verifier = Verifier(model, self._tasks.environment, self._tasks.tokenizer, self.config)
+        verifier = Verifier(model, self._environment, self._tokenizer, self.config)
         return verifier.verify(assignment, rollouts, between)
 
     def groups(self, paths: Sequence[Path]) -> list[Group]:
@@ -132,7 +135,7 @@ class RolloutWorker:
             try:
                 rollouts = decode_batch(path.read_bytes())
                 check_lengths(rollouts, self.config.row_tokens)
-                groups += grouped(scored(rollout, self._solved(rollout)) for rollout in rollouts)
+                groups += grouped(map(self._scored, rollouts))
             except Exception as error:  # noqa: BLE001 - bytes of strangers, and what environments do with texts
                 print(f"the batch {path.name} is left out: {error}", file=sys.stderr)
         return [replace(group, problem=number) for number, group in zip(count(), groups, strict=False)]
@@ -165,7 +168,7 @@ class RolloutWorker:
         return self._engine[1]
 
     def _requests(self, assignment: Assignment) -> Iterator[Request]:
-        tokenizer = self._tasks.tokenizer
+        tokenizer = self._tokenizer
         prompts = {index: tuple(tokenizer.prompt(self._problem(index).prompt)) for index in assignment.problems}
         for number, (index, copy) in enumerate(_places(assignment)):
             key = stream_key(assignment.run, assignment.version, assignment.peer, index, copy)
@@ -173,16 +176,17 @@ class RolloutWorker:
 
     def _reply(self, request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
         """What the environment says after a turn of the batch that is being made."""
-        tasks, problem = self._tasks, self._problem(self._problems[request.id])
-        reply = tasks.environment.reply(problem, read_turns(tasks.environment, problem, output, made, tasks.tokenizer))
-        return None if reply is None else tasks.tokenizer.reply(reply)
+        environment, problem = self._environment, self._problem(self._problems[request.id])
+        reply = environment.reply(problem, read_turns(environment, problem, output, made, self._tokenizer))
+        return None if reply is None else self._tokenizer.reply(reply)
 
     def _problem(self, index: int) -> Problem:
-        return self._tasks.environment.problem(index)
+        return self._environment.problem(index)
 
-    def _solved(self, rollout: Rollout) -> float:
+    def _scored(self, rollout: Rollout) -> Scored:
         problem, turns = self._forms.read(rollout)
-        return self._tasks.environment.score(problem, turns)
+        solved = self._environment.score(problem, turns)
+        return scored(rollout, solved, self._environment.target(rollout.problem), self.config.length_weight)
 
 
 def _places(assignment: Assignment) -> Iterator[tuple[int, int]]:

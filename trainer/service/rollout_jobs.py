@@ -15,6 +15,7 @@ from trainer.reading import tokenizer_of
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group
 from trainer.rl.learner import AfterStep, Learner, LearnTask
+from trainer.rl.targets import most_prompt_bytes
 from trainer.rl.verification import Assignment, Judged
 from trainer.rl.worker import F32, Between, OnProgress, RolloutWorker, Tasks
 from trainer.worker import Done, Task, Worker
@@ -33,8 +34,9 @@ class RolloutJobs:
 
     def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker | None, device: torch.device) -> None:
         self._config, self._rl, self._worker = config, rl, worker
-        self._environment = Extended(open_named(config.environment, Path(config.tasks)))
-        tasks = Tasks(self._environment, worker.tokenizer if worker is not None else tokenizer_of(config))
+        self._environment = Extended(open_named(config.environment, config.files))
+        tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
+        tasks = Tasks(self._environment, tokenizer, config.seed)
         self._rollouts = RolloutWorker(rl, config.model, tasks, device)
         self._learner: Learner | None = None
 
@@ -44,7 +46,8 @@ class RolloutJobs:
 
     def use_tasks(self, sets: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
         """Have the problems of these sets, and of no others; those that cannot be used, by their first problem, and why."""
-        most, files = self._rl.row_tokens + 1 - self._rl.max_tokens, [TaskFile(**each) for each in sets]
+        rl, files = self._rl, [TaskFile(**each) for each in sets]
+        most = most_prompt_bytes(rl.row_tokens, rl.max_tokens, rl.length_targets)
         return [*self._environment.use(files, most_prompt_bytes=most).items()]
 
     def generate(

@@ -6,24 +6,29 @@ from pathlib import Path
 
 import pytest
 
+from peer.errors import PeerError
 from peer.joining.run_source import create_run, find_run
 from peer.joining.standing import find_standing
-from peer.paths import run_dir, tasks_dir
+from peer.paths import run_dir
 from peer.trainer_process.process import TrainerSettings
 from protocol.run.manifest import RunManifest, SignedManifest, run_id
-from protocol.run.run_file import RunFileError
-from protocol.wire.identity import Identity
+from protocol.run.run_file import RunFileError, dump, parse_run_file
+from protocol.state.disk import Disk
+from protocol.state.weight_files import WeightFiles
+from protocol.sync.run_files import is_right, paths_of
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
 from trainer.environments.jsonl import digest_of
+from trainer.environments.registry import open_named
 
 TASK = b'{"problem_id": "one", "task_type": "exact_answer", "prompt": "1+1", "verification_info": {"ground_truth": "2"}}\n'
 TASKS = f'jsonl(path=\\"tasks.jsonl\\", digest=\\"{digest_of(TASK)}\\")'
 
 
-def run_file(folder: Path, environment: str) -> Path:
+def run_file(folder: Path, environment: str, problems: int = 8) -> Path:
     path = folder / "run.toml"
-    path.write_text(f'name = "a run"\n[rl]\nenvironment = "{environment}"\nproblems = 8\n')
+    path.write_text(f'name = "a run"\n[rl]\nenvironment = "{environment}"\nproblems = {problems}\nprompts_per_batch = 1\n')
     return path
 
 
@@ -42,15 +47,20 @@ def test_a_wrong_environment_is_told_when_the_run_is_created(environment: str, s
     assert sentence in str(told.value)
 
 
-def test_the_organisers_tasks_are_copied_to_where_its_trainer_reads_them(tmp_path: Path) -> None:
+def test_the_tasks_are_files_of_the_run_which_the_organiser_has_and_a_trainer_reads(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_bytes(TASK)
-    path, data = run_file(tmp_path, TASKS), tmp_path / "data"
+    path, data = run_file(tmp_path, TASKS, 1), tmp_path / "data"
     assert isinstance(find_run(str(path), data), SignedManifest) and not (data / "runs").exists()
     signed = create_run(path, data)
     folder = run_dir(data, signed.run)
-    assert (tasks_dir(folder) / "tasks.jsonl").read_bytes() == TASK
-    config = TrainingConfig.from_sections(TrainerSettings.for_run(signed.manifest, folder / "trainer.log").sections)
-    assert config.tasks == str(tasks_dir(folder))
+    files = WeightFiles(Disk(), folder / "files")
+    files.load()
+    assert [*signed.manifest.files] == ["tasks/tasks.jsonl"]
+    assert all(is_right(files, file) for file in signed.manifest.files.values())
+    settings = TrainerSettings.for_run(signed.manifest, folder / "trainer.log", paths_of(signed.manifest, files))
+    config = TrainingConfig.from_sections(settings.sections)
+    assert open_named(config.environment, config.files).problem(0).prompt == "1+1"
+    assert parse_run_file(dump(signed.manifest), PeerId(signed.manifest.organiser)) == signed.manifest
     (tmp_path / "tasks.jsonl").write_bytes(TASK + TASK.replace(b"one", b"two"))
     with pytest.raises(RunFileError, match="other tasks than this run's"):
         create_run(path, data)
@@ -64,3 +74,25 @@ def test_a_joiner_is_told_of_tasks_that_only_another_version_knows(role: Role, t
     found = find_standing(manifest, run_id(manifest), organiser, b"", 0, role, tmp_path)
     assert found.problem is not None and "'chess'" in found.problem and "install the version" in found.problem
     assert find_standing(manifest, run_id(manifest), organiser, b"", 0, Role.SEED, tmp_path).problem is None
+
+
+def test_a_manifest_whose_environment_reads_a_file_that_it_does_not_name_is_refused(tmp_path: Path) -> None:
+    organiser = Identity.from_seed(bytes(32)).peer_id
+    environment = TASKS.replace("\\", "")
+    manifest = RunManifest.model_validate(
+        {"name": "no file", "organiser": organiser, "founders": "anyone", "rl": {"environment": environment}}
+    )
+    found = find_standing(manifest, run_id(manifest), organiser, b"", 0, Role.TRAINER, tmp_path)
+    assert found.problem is not None and "tasks.jsonl" in found.problem
+
+
+def test_more_problems_than_tasks_and_lines_that_are_no_tasks_are_told_when_the_run_is_created(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_bytes(TASK)
+    with pytest.raises(PeerError, match="it has 1 problems, not 8; problems = 1 would do"):
+        create_run(run_file(tmp_path, TASKS), tmp_path / "data")
+    with pytest.raises(PeerError, match="it has 2 problems, not 8; problems = 2 would do"):
+        create_run(run_file(tmp_path, f"mixture(sort, {TASKS})"), tmp_path / "data")
+    wrong = TASK + b"[]\n"
+    (tmp_path / "tasks.jsonl").write_bytes(wrong)
+    with pytest.raises(PeerError, match="tasks.jsonl: line 2"):
+        create_run(run_file(tmp_path, TASKS.replace(digest_of(TASK), digest_of(wrong)), 1), tmp_path / "data")

@@ -312,3 +312,8 @@ def test_examples_are_those_of_an_environment() -> None:
     assert a_manifest(data={"corpus": "examples"}, rl=RL).data.corpus == "examples"
     with pytest.raises(ValidationError, match=r"no section \[rl\]"):
         a_manifest(data={"corpus": "examples"})
+
+
+def test_a_kl_term_is_refused_as_no_trainer_has_the_first_weights() -> None:
+    with pytest.raises(ValidationError, match=r"kl_weight = 0\.0 would do"):
+        a_manifest(rl=RL | {"kl_weight": 0.1})

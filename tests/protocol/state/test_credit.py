@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.state.credit import MOST_TOLD, Credit, counted, ledger, reward_of
+from protocol.state.credit import MOST_TOLD, Credit, counted, learned_by, ledger, reward_of
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.learned import UsedBatch, learned_from
@@ -68,3 +68,9 @@ def test_very_many_rollout_peers_are_told_in_part_and_this_one_always() -> None:
     fields = event.to_fields()
     assert [*fields["authors"]][:2] == [DAN, crowd[99]] and len(fields["authors"]) == MOST_TOLD
     assert fields["others"] == 101 - MOST_TOLD and fields["batches"] == 101
+
+
+def test_what_a_member_learned_from_is_in_its_records() -> None:
+    records = [a_record(0, ([(DAN, 1, 100)], 0.5), ([(DAN, 2, 7)], 0.2)), a_record(1, ([(EVE, 3, 9)], 0.5))]
+    assert learned_by(records, ANN) == {(DAN, root(1)), (EVE, root(3))}
+    assert learned_by(records, BOB) == {(DAN, root(2))} and learned_by(records, EVE) == frozenset()

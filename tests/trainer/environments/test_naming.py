@@ -92,7 +92,7 @@ def test_a_name_opens_what_it_names(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_bytes(TASK)
     name = f'mixture(sort, jsonl(path="tasks.jsonl", digest="{DIGEST}"))'
     assert files_of(name) == [("tasks.jsonl", DIGEST)] and files_of("add") == []
-    mixed = open_named(name, tmp_path)
+    mixed = open_named(name, {"tasks/tasks.jsonl": str(tmp_path / "tasks.jsonl")})
     assert (mixed.size, mixed.problem(1).prompt) == (2, "1+1")
-    with pytest.raises(ValueError, match="no file"):
-        open_named(name, tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="tasks/tasks.jsonl is not here"):
+        open_named(name)

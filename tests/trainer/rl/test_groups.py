@@ -17,8 +17,6 @@ from trainer.rl.groups import (
     length_reward,
     scored,
     solvable,
-    target_length,
-    with_target,
 )
 from trainer.rl.rollout import Rollout
 
@@ -87,12 +85,3 @@ def test_each_token_beside_the_target_length_costs_the_same() -> None:
 def test_only_tokens_that_the_model_chose_count_as_length() -> None:
     assert scored(rollout(made=(True, False, False, True)), 1.0, 2, 0.1).reward == 1.0
     assert scored(rollout(made=(True, False)), 0.5).reward == 0.5
-
-
-def test_the_target_is_named_in_the_prompt_and_the_same_for_everybody() -> None:
-    drawn = [target_length((10, 20, 30), 1, problem) for problem in range(300)]
-    assert drawn == [target_length((10, 20, 30), 1, problem) for problem in range(300)]
-    assert {count: drawn.count(count) > 60 for count in (10, 20, 30)} == {10: True, 20: True, 30: True}
-    assert drawn != [target_length((10, 20, 30), 2, problem) for problem in range(300)]
-    assert with_target("2 + 2?", 20) == "2 + 2? Think for 20 tokens before giving a response."
-    assert target_length((), 1, 0) is None and with_target("2 + 2?", None) == "2 + 2?"

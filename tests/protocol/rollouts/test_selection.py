@@ -1,0 +1,39 @@
+"""What a trainer learns from: enough accepted batches, none of which it has learned from in an earlier life."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+
+from protocol.rollouts.batch import Batch
+from protocol.rollouts.selection import Selection
+from protocol.rollouts.turn import Turn
+from protocol.state.disk import Disk
+from protocol.state.weight_files import WeightFiles
+from protocol.wire.hashes import hash_bytes
+from protocol.wire.rollouts import RolloutBatch
+from tests.protocol.peers import ANN, BOB
+
+
+def a_batch(number: int) -> Batch:
+    root = hash_bytes("batch", bytes([number]))
+    body = RolloutBatch(version=3, tip=bytes(32), number=number, incarnation=1, rollouts=8, tokens=64, size=9, root=root)
+    return Batch(BOB.peer_id, body, b"raw")
+
+
+def test_what_an_earlier_life_learned_from_is_not_chosen_again(tmp_path: Path) -> None:
+    old, new, other = map(a_batch, range(3))
+    session: Any = SimpleNamespace(me=ANN.peer_id)
+    pool: Any = SimpleNamespace(usable=lambda version: [old, new, other])
+    tasks: Any = None
+
+    async def main() -> None:
+        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
+        selection.before = frozenset({old.key})
+        async with selection.chosen(4, lambda have, missing: None) as chosen:
+            assert {batch.root for batch in chosen.batches} == {new.root, other.root}
+
+    trio.run(main)

@@ -1,0 +1,60 @@
+"""Prompts name a length, the same one for everybody, and other lengths cost reward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, parameters
+from trainer.rl.batch import decode_batch
+from trainer.rl.config import RlConfig
+from trainer.rl.form import Reason
+from trainer.rl.targets import Targeted, most_prompt_bytes, target_length, with_target
+from trainer.rl.verification import Assignment
+from trainer.rl.worker import RolloutWorker, Tasks
+
+ASSIGNED = Assignment(b"run", 5, "12D3KooWworker", (7, 4), 3)
+RL = RlConfig(
+    max_tokens=24,
+    row_tokens=96,
+    micro_batch_tokens=256,
+    top_k=32,
+    chunk_tokens=8,
+    length_targets=(2, 30),
+    length_weight=0.01,
+)
+
+
+def worker(rl: RlConfig, seed: int = 1) -> RolloutWorker:
+    model = FAMILIES["llama"]
+    made = RolloutWorker(rl, model, Tasks(Letters(), TOKENIZER, seed), CPU)
+    made.keep_version(ASSIGNED.version, parameters(model, seed=ASSIGNED.version))
+    return made
+
+
+def test_the_target_is_named_in_the_prompt_and_the_same_for_everybody() -> None:
+    drawn = [target_length((10, 20, 30), 1, problem) for problem in range(300)]
+    assert drawn == [target_length((10, 20, 30), 1, problem) for problem in range(300)]
+    assert {count: drawn.count(count) > 60 for count in (10, 20, 30)} == {10: True, 20: True, 30: True}
+    assert drawn != [target_length((10, 20, 30), 2, problem) for problem in range(300)]
+    assert with_target("2 + 2?\n", 20) == "2 + 2? Think for 20 tokens before giving a response.\n"
+    assert target_length((), 1, 0) is None and with_target("2 + 2?", None) == "2 + 2?"
+    longest = with_target("x" * most_prompt_bytes(200, 100, (5, 1000)), 1000)
+    assert len(longest) == 101 and most_prompt_bytes(200, 100, ()) == 101
+
+
+def test_a_runs_rollouts_answer_prompts_with_lengths_and_are_rewarded_by_them(tmp_path: Path) -> None:
+    path, targeted = tmp_path / "batch", Targeted(Letters(), RL.length_targets, 1)
+    worker(RL).generate(ASSIGNED, path)
+    rollouts = decode_batch(path.read_bytes())
+    assert [TOKENIZER.decode(each.prompt) for each in rollouts[::3]] == [targeted.problem(each).prompt for each in (7, 4)]
+    assert [each.reason for each in worker(RL).verify(ASSIGNED, path)] == [None] * 6
+    plain = worker(replace(RL, length_targets=())).verify(ASSIGNED, path)
+    assert {each.reason for each in plain} == {Reason.WRONG_PROMPT}
+    for group in worker(RL).groups([path]):
+        for member in group.members:
+            target = targeted.target(member.rollout.problem)
+            assert target is not None
+            assert member.reward == pytest.approx(member.solved - 0.01 * abs(target - sum(member.rollout.made)))

@@ -1,0 +1,66 @@
+"""Prompts that name a length: how many tokens a model should think for, and what it costs to think for fewer or more.
+
+The length is drawn from a run's `length_targets`, the same for everybody, so that whoever generates, verifies or learns
+makes the same prompt and the same reward of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trainer.environments.environment import Environment, Problem
+
+
+class Targeted(Environment):
+    """The problems of another environment, each with its length in the prompt.
+
+    targets: none leaves the prompts as they are.  seed: the run's.
+    """
+
+    def __init__(self, own: Environment, targets: Sequence[int], seed: int) -> None:
+        self._own, self._targets, self._seed = own, targets, seed
+        self.max_turns = own.max_turns
+
+    @property
+    def size(self) -> int:
+        return self._own.size
+
+    def problem(self, index: int) -> Problem:
+        problem = self._own.problem(index)
+        return replace(problem, prompt=with_target(problem.prompt, self.target(index)))
+
+    def target(self, index: int) -> int | None:
+        """The length that the prompt of this problem names, in tokens; None where it names none."""
+        return target_length(self._targets, self._seed, index)
+
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        return self._own.score(problem, turns)
+
+    def solution(self, problem: Problem) -> tuple[str, ...]:
+        return self._own.solution(problem)
+
+    def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        return self._own.reply(problem, turns)
+
+
+def target_length(targets: Sequence[int], seed: int, problem: int) -> int | None:
+    """The length that the prompt of `problem` names, one of `targets`, the same for everybody; None where there are none."""
+    if not targets:
+        return None
+    digest = hashlib.blake2b(f"length/{seed}/{problem}".encode(), digest_size=8).digest()
+    return targets[int.from_bytes(digest, "big") % len(targets)]
+
+
+def with_target(prompt: str, target: int | None) -> str:
+    """The prompt, naming its target length in INTELLECT-2's words, before the line feeds at its end."""
+    if target is None:
+        return prompt
+    text = prompt.rstrip("\n")
+    return f"{text} Think for {target} tokens before giving a response.{prompt[len(text) :]}"
+
+
+def most_prompt_bytes(row_tokens: int, max_tokens: int, targets: Sequence[int]) -> int:
+    """Bytes that a task's prompt may have, so that it can be learned from with its output and the length that it names."""
+    return row_tokens + 1 - max_tokens - max((len(with_target("", target)) for target in targets), default=0)
