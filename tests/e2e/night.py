@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
@@ -100,9 +100,8 @@ def read(peer: Peer, began: float) -> Reading:
     told = subprocess.run([*peer.around, sys.executable, "-c", READ], capture_output=True, text=True, check=True).stdout
     metrics = {family.name: family.samples[0].value for family in text_string_to_metric_families(told)}
     process = psutil.Process(peer.pid)
-    paths = [path for path in peer.folder.rglob("*") if path.is_file() and path.name != "output.log"]
-    records = [path for path in paths if path.parent.name == "records"]
-    others = [path for path in paths if path.parent.name != "records"]
+    sizes = {path: size for path, size in sizes_in(peer.folder).items() if path.name != "output.log"}
+    others = [size for path, size in sizes.items() if path.parent.name != "records"]
     return Reading(
         time.monotonic() - began,
         peer.committed,
@@ -112,9 +111,19 @@ def read(peer: Peer, began: float) -> Reading:
         process.num_threads(),
         int(metrics["manyhands_tasks"]),
         len(others),
-        sum(path.stat().st_size for path in others),
-        len(records),
+        sum(others),
+        len(sizes) - len(others),
     )
+
+
+def sizes_in(folder: Path) -> dict[Path, int]:
+    """Bytes of each file, but for new ones that get their names in this moment."""
+    found: dict[Path, int] = {}
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file():
+                found[path] = path.stat().st_size
+    return found
 
 
 @contextmanager
