@@ -7,6 +7,7 @@ import pytest
 from protocol.rollouts.pool import Pool
 from tests.fuzz import proofs
 from tests.fuzz.rollouts import fuzz
+from trainer.rl.form import Forms
 from trainer.rl.verification import Judged, Verifier
 
 CASES = 3000
@@ -23,7 +24,7 @@ def test_changed_proofs_rollouts_batches_and_statements_are_refused_or_mean_the_
     ("where", "what", "instead", "said"),
     [
         (proofs, "check_form", lambda *arguments: None, "Malformed"),
-        (Verifier, "_check_bounds", lambda self, rollout: None, "Malformed"),
+        (Forms, "_check_bounds", lambda self, rollout: None, "Malformed"),
         (Verifier, "_judge", lambda self, rollout, measured, *turns: Judged(None, measured=measured), "is accepted"),
         (Pool, "_is_possible", lambda self, body: True, "a pool passes on"),
     ],

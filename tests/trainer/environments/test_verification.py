@@ -155,7 +155,7 @@ def test_file_of_tasks_is_an_environment(tmp_path: Path) -> None:
 
 def test_file_that_cannot_be_used_is_refused_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tasks.jsonl"
-    with pytest.raises(ValueError, match="cannot read"):
+    with pytest.raises(ValueError, match="there is no file"):
         open_file(str(path))
     path.write_bytes(line() + b"\n" + line(prompt=""))
     with pytest.raises(ValueError, match=r"tasks.jsonl: line 2: prompt is empty"):
