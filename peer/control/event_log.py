@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -84,7 +85,7 @@ def log_file(folder: Path, max_bytes: int = MAX_FILE_BYTES) -> RotatingFile:
 
 
 class EventLog:
-    """Everything that happens goes through `emit`, from trio's thread.
+    """Everything that happens goes through `emit`, from the thread that made this one: trio's.
 
     file: where to write, None for nowhere.  first: makes the event that every life begins with.
     wall, mono: the two clocks of the stamps.
@@ -105,6 +106,7 @@ class EventLog:
         self._pending: deque[str] = deque()
         self._wake = trio.Event()
         self._closed = False
+        self._thread = threading.get_ident()
         self.lines_lost = 0
         self.listeners_dropped = 0
 
@@ -116,6 +118,7 @@ class EventLog:
 
     def emit(self, event: Event) -> None:
         """Stamp and hand out; never blocks, never raises."""
+        assert threading.get_ident() == self._thread, "a listener is woken from trio's thread alone"
         self.begin()
         stamped = self.stamp(event)
         if isinstance(event, PROGRESS):

@@ -111,7 +111,7 @@ class Following:
         replica, offload = catch_up.replica, catch_up.offload
         chains = RemoteChains(session, replica, offload, Budget(trio.current_time()), anchor)
         settled = Settled(replica.rounds)
-        choice = ForkChoice(session, replica, standpoints, settled, anchor)
+        choice = ForkChoice(replica, standpoints, settled, anchor)
         return cls(session, guard, replica, offload, claims, chains, choice, catch_up, Held(replica, offload), settled)
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Following:
         """Our chain has changed since, or more of it is final or settled: what is left of the move."""
         if not move.branch.is_rooted or move.leader == self._session.me:
             return None
-        rounds = min(self._choice.judge(move.branch, move.leader).rounds, move.rounds)
+        rounds = min(self._told(self._choice.judge(move.branch, move.leader)).rounds, move.rounds)
         tip = self._replica.history.tip
         return Move(move.branch, rounds, move.leader, tip) if rounds > move.branch.common else None
 
@@ -237,7 +237,13 @@ class Following:
     async def _judge(self, branch: Branch, peer: PeerId) -> Choice:
         async with self._chain_in_use:
             choice: Choice = await self._offload(self._choice.judge, branch, peer)
-            return choice
+        return self._told(choice)
+
+    def _told(self, choice: Choice) -> Choice:
+        """The same, its news told."""
+        for event in choice.news:
+            self._session.emit(event)
+        return choice
 
     def _in_use(self) -> list[str]:
         """Slots of branches that are worked on, or about to be taken over."""

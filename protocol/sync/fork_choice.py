@@ -10,10 +10,9 @@ wins over one without it, unless final records would be given up: that is how a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from protocol.events import Notice, SecondHistory
-from protocol.network.session import Session
+from protocol.events import Event, Notice, SecondHistory
 from protocol.run.anchor import Anchor, Chain
 from protocol.state.branch import Branch
 from protocol.state.chain import is_full, prefer, rank, record_hash
@@ -36,30 +35,39 @@ STAYING = (
 
 @dataclass(frozen=True)
 class Choice:
-    """rounds: of the branch that we take over, no more than those in common if none.  lost: the branch loses for good."""
+    """rounds: of the branch that we take over, no more than those in common if none.  lost: the branch loses for good.
+
+    news: to be told.
+    """
 
     rounds: int
     lost: bool = False
+    news: tuple[Event, ...] = ()
 
 
 class ForkChoice:
-    """Judges branches that are rooted in our chain.  Blocking: it reads a record of each."""
+    """Judges branches that are rooted in our chain.  Blocking: it reads a record of each, in a thread that tells nobody."""
 
     def __init__(
         self,
-        session: Session,
         replica: Replica,
         standpoints: Standpoints,
         settled: Settled,
         anchor: Anchor | None = None,
     ) -> None:
-        self._session, self._replica, self._standpoints, self._settled = session, replica, standpoints, settled
+        self._replica, self._standpoints, self._settled = replica, standpoints, settled
         self._anchor = anchor
+        self._news: list[Event] = []
         self._alarms: dict[Hash, None] = {}
         self._told = False
 
     def judge(self, branch: Branch, shown_by: PeerId) -> Choice:
         """How much of it we take over."""
+        choice, news = self._judge(branch, shown_by), tuple(self._news)
+        self._news.clear()
+        return replace(choice, news=news)
+
+    def _judge(self, branch: Branch, shown_by: PeerId) -> Choice:
         common = branch.common
         if common == branch.length:
             return Choice(common)
@@ -68,6 +76,8 @@ class ForkChoice:
             self._standpoints.showed(shown_by, Side(branch.tip_at(common), rank(electors, branch.commit_at(common))))
         if common == self._replica.history.length:
             return Choice(self._followed(branch, common))
+        if record_hash(self._replica.history.commit_at(common).record) == branch.tip_at(common + 1):
+            return Choice(common)  # we have come to the same record meanwhile
         if not self._wins(branch, common, shown_by):
             return Choice(common, lost=True)
         return Choice(self._followed(branch, common + 1))
@@ -106,7 +116,7 @@ class ForkChoice:
         final = self._replica.history.final
         if common < final and not self._told:
             self._told = True
-            self._session.emit(Notice("warning", STAYING.format(round=common, final=final)))
+            self._news.append(Notice("warning", STAYING.format(round=common, final=final)))
         return common >= final
 
     def _alarm(self, ours: Commit, theirs: Commit, shown_by: PeerId) -> None:
@@ -118,7 +128,7 @@ class ForkChoice:
         self._alarms[tip] = None
         both = {vote.peer for vote in ours.certificate.votes} & {vote.peer for vote in theirs.certificate.votes}
         round, mine = ours.record.round, record_hash(ours.record).hex()
-        self._session.emit(SecondHistory(round, mine, tip.hex(), shown_by, sorted(both)))
+        self._news.append(SecondHistory(round, mine, tip.hex(), shown_by, sorted(both)))
 
     def _followed(self, branch: Branch, start: int) -> int:
         """The round of the first provisional record from `start` on that the electors do not stand on; else all."""

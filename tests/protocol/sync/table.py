@@ -21,6 +21,7 @@ from protocol.membership.liveness import Membership
 from protocol.network.interface import Refused, nothing
 from protocol.run.anchor import Anchor
 from protocol.run.manifest import SignedManifest
+from protocol.state.branch import Branch
 from protocol.state.replica import Replica
 from protocol.sync.budget import Budget
 from protocol.sync.catch_up import CatchUp
@@ -103,7 +104,7 @@ class Table:
         self.budget, self.settled = Budget(trio.current_time()), Settled(self.ours.rounds)
         self.chains = RemoteChains(session, self.ours, at_once, self.budget)
         self.standpoints = standpoints
-        self.choice = ForkChoice(session, self.ours, standpoints, self.settled)
+        self.choice = ForkChoice(self.ours, standpoints, self.settled)
         self.held = Held(self.ours, at_once)
         self.following = Following(
             session,
@@ -136,10 +137,17 @@ class Table:
         self.others.append(a_replica(self.signed, self.folder / name))
         return self.others[-1]
 
+    def branch(self, common: int, replica: Replica) -> Branch:
+        """The chain of this replica as a branch of ours, which has so many records in common with it."""
+        branch = Branch(self.ours.history, self.ours.store.branches, "shown", common)
+        for round in range(common, replica.history.length):
+            branch.append(replica.history.commit_at(round))
+        return branch
+
     def invite(self, anchor: Anchor) -> None:
         """We join with an invitation that names this record."""
         self.chains.anchor = anchor
-        self.choice = ForkChoice(self.session, self.ours, self.standpoints, self.settled, anchor)
+        self.choice = ForkChoice(self.ours, self.standpoints, self.settled, anchor)
         self.following._choice = self.choice
 
     def hear(self, peer: PeerId, replica: Replica | None = None, **changes: Any) -> None:
