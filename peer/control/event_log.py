@@ -51,10 +51,12 @@ class Subscription:
 
     def __init__(self, capacity: float) -> None:
         self._send, self._receive = trio.open_memory_channel[Stamped](capacity)
+        self._thread = threading.get_ident()
         self.dropped = False
 
     def offer(self, stamped: Stamped) -> bool:
         """Queue it; False when the listener is too far behind, or hears nothing any more: it is dropped from now on."""
+        assert threading.get_ident() == self._thread, "a listener that is woken from another thread never wakes again"
         try:
             self._send.send_nowait(stamped)
         except trio.WouldBlock:
@@ -85,7 +87,7 @@ def log_file(folder: Path, max_bytes: int = MAX_FILE_BYTES) -> RotatingFile:
 
 
 class EventLog:
-    """Everything that happens goes through `emit`, from the thread that made this one: trio's.
+    """Everything that happens goes through `emit`, from trio's thread.
 
     file: where to write, None for nowhere.  first: makes the event that every life begins with.
     wall, mono: the two clocks of the stamps.
@@ -106,7 +108,6 @@ class EventLog:
         self._pending: deque[str] = deque()
         self._wake = trio.Event()
         self._closed = False
-        self._thread = threading.get_ident()
         self.lines_lost = 0
         self.listeners_dropped = 0
 
@@ -118,7 +119,6 @@ class EventLog:
 
     def emit(self, event: Event) -> None:
         """Stamp and hand out; never blocks, never raises."""
-        assert threading.get_ident() == self._thread, "a listener is woken from trio's thread alone"
         self.begin()
         stamped = self.stamp(event)
         if isinstance(event, PROGRESS):
