@@ -178,8 +178,7 @@ def policy_loss(
     least 1 + eps; infinity clips on one side only (PPO).  `kl_weight` needs a reference.
     """
     assert hidden.shape[:-1] == targets.shape, f"hidden {tuple(hidden.shape)} against targets {tuple(targets.shape)}"
-    assert targets.shape == old_logp.shape == advantages.shape == mask.shape
-    assert reference_logp is None or reference_logp.shape == targets.shape
+    assert {each.shape for each in (old_logp, advantages, mask, reference_logp) if each is not None} == {targets.shape}
     assert 0 <= eps < 1 and delta >= 1 + eps and temperature > 0 and chunk_tokens > 0
     assert reference_logp is not None or not kl_weight, "a KL term needs a reference"
     tokens = _PolicyTokens(

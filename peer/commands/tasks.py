@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peer.commands import add_command
+from peer.console.asking import ask, show
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -68,14 +69,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run_list(args: argparse.Namespace) -> int:
     """Print the sets; exit code 5 when no peer runs here."""
-    from peer.console.plain_json import print_json
-
-    status = _ask(args, "tasks")
-    if args.json:
-        print_json(status)
-    else:
-        print("\n".join(describe(status)))
-    return ExitCode.OK
+    return show(args, "tasks", describe)
 
 
 def run_publish(args: argparse.Namespace) -> int:
@@ -85,11 +79,11 @@ def run_publish(args: argparse.Namespace) -> int:
     from peer.paths import data_dir
     from peer.tasks.checking import prepared
 
-    folder, run = data_dir(args.data_dir), _ask(args, "tasks")["run"]
+    folder, run = data_dir(args.data_dir), ask(args, "tasks")["run"]
     source = Path(args.source).absolute()
     name = args.name if args.name is not None else source.name[:64]
     with prepared(chosen_run(run, folder), source, folder) as ready:
-        done = _ask(args, "publish-tasks", file=ready.file, name=name, count=len(ready.tasks))
+        done = ask(args, "publish-tasks", file=ready.file, name=name, count=len(ready.tasks))
     print(f"set         {done['id']}")
     print(f"name        {done['name']}")
     print(f"tasks       {done['tasks']} in {size(done['size_bytes'])}: {_kinds(ready.kinds)}")
@@ -113,7 +107,7 @@ def run_show(args: argparse.Namespace) -> int:
 def run_admit(args: argparse.Namespace) -> int:
     """Fetch the set, check it as its publisher should have, and sign the amendment."""
     fetched, checked = _fetched(args)
-    done = _ask(args, "admit-tasks", timeout_s=FETCH_TIMEOUT_S, id=fetched["id"], percent=args.percent)
+    done = ask(args, "admit-tasks", timeout_s=FETCH_TIMEOUT_S, id=fetched["id"], percent=args.percent)
     print(f"admitted    {fetched['id']}")
     print(f"tasks       {len(checked.tasks)}: {_kinds(checked.kinds)}")
     _say_amended(done)
@@ -126,8 +120,8 @@ def _fetched(args: argparse.Namespace) -> tuple[dict[str, Any], Checked]:
     from peer.paths import data_dir
     from peer.tasks.checking import check
 
-    folder, run = data_dir(args.data_dir), _ask(args, "tasks")["run"]
-    fetched = _ask(args, "fetch-tasks", timeout_s=FETCH_TIMEOUT_S, id=args.id)
+    folder, run = data_dir(args.data_dir), ask(args, "tasks")["run"]
+    fetched = ask(args, "fetch-tasks", timeout_s=FETCH_TIMEOUT_S, id=args.id)
     checked = check(chosen_run(run, folder), Path(fetched["path"]))
     if len(checked.tasks) != fetched["tasks"]:
         raise PeerError(
@@ -139,7 +133,7 @@ def _fetched(args: argparse.Namespace) -> tuple[dict[str, Any], Checked]:
 
 def run_remove(args: argparse.Namespace) -> int:
     """Sign an amendment without the set."""
-    _say_amended(_ask(args, "remove-tasks", id=args.id))
+    _say_amended(ask(args, "remove-tasks", id=args.id))
     return ExitCode.OK
 
 
@@ -151,18 +145,6 @@ def _say_amended(done: dict[str, Any]) -> None:
 
 def _kinds(kinds: dict[str, int]) -> str:
     return ", ".join(f"{count} {KINDS.get(kind, kind)}" for kind, count in sorted(kinds.items()))
-
-
-def _ask(args: argparse.Namespace, command: str, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:
-    from peer.control.client import ControlClient, ControlError, NotRunning
-    from peer.paths import data_dir
-
-    try:
-        return ControlClient(data_dir(args.data_dir), timeout_s=timeout_s).request(command, **fields)
-    except NotRunning as error:
-        raise PeerError(f"{error}; start one with `peer join`", ExitCode.NOT_RUNNING) from error
-    except ControlError as error:
-        raise PeerError(str(error)) from error
 
 
 def describe(status: dict[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peer.commands import add_command
+from peer.console.asking import ask, show
 from peer.errors import ExitCode, PeerError
 
 if TYPE_CHECKING:
@@ -48,14 +49,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the running peer has; exit code 5 when no peer runs here."""
-    from peer.console.plain_json import print_json
-
-    status = _ask(args, "weights")
-    if args.json:
-        print_json(status)
-    else:
-        print("\n".join(describe(status)))
-    return ExitCode.OK
+    return show(args, "weights", describe)
 
 
 def run_publish(args: argparse.Namespace) -> int:
@@ -65,29 +59,17 @@ def run_publish(args: argparse.Namespace) -> int:
     from peer.paths import data_dir
     from peer.weights.publish import prepared
 
-    folder, running = data_dir(args.data_dir), _ask(args, "weights")["run"]
+    folder, running = data_dir(args.data_dir), ask(args, "weights")["run"]
     source = Path(args.source).absolute()
     if not source.exists():
         raise PeerError(f"there is no {source}; give a safetensors file, or a folder with some", ExitCode.INPUT)
     with prepared(chosen_run(running, folder), source, folder) as name:
-        done = _ask(args, "publish-weights", timeout_s=PUBLISH_TIMEOUT_S, file=name, anchor_every=args.anchor_every)
+        done = ask(args, "publish-weights", timeout_s=PUBLISH_TIMEOUT_S, file=name, anchor_every=args.anchor_every)
     print(f"version     {done['version']}")
     print(f"whole       {size(done['size_bytes'])}{'' if done['kind'] == 'anchor' else ', to be had by patches'}")
     print(f"patch       {size(done['patch_bytes']) if done['patch_bytes'] is not None else '-'}")
     print(f"weights     {done['weights']}")
     return ExitCode.OK
-
-
-def _ask(args: argparse.Namespace, command: str, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:
-    from peer.control.client import ControlClient, ControlError, NotRunning
-    from peer.paths import data_dir
-
-    try:
-        return ControlClient(data_dir(args.data_dir), timeout_s=timeout_s).request(command, **fields)
-    except NotRunning as error:
-        raise PeerError(f"{error}; start one with `peer join`", ExitCode.NOT_RUNNING) from error
-    except ControlError as error:
-        raise PeerError(str(error)) from error
 
 
 def describe(status: dict[str, Any]) -> list[str]:

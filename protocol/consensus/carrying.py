@@ -1,7 +1,7 @@
-"""What a voter carries on from earlier attempts: a lock or a plan, while enough of those that it needs are here.  Pure.
+"""What a round carries on, while those that it needs are here: a lock, a plan, a certified record.  Pure.
 
-Where members vote, only crashes are tolerated, and so many of them may be gone that no quorum of them can carry it on.  It
-is let go then: else their deaths would end a run that has just begun.
+Where members vote, only crashes are tolerated, and so many of them may be gone that no quorum of them can carry on a lock or
+a plan.  It is let go then: else their deaths would end a run that has just begun.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from protocol.consensus.round_state import RoundState
 from protocol.consensus.terms import View
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Kept, Member
+from protocol.wire.messages import Commit, Kept, Member
 
 
 def carried_lock(state: RoundState, ballot: Ballot, view: View) -> Kept:
@@ -29,6 +29,16 @@ def carried_plan(state: RoundState, ballot: Ballot, view: View) -> Hash | None:
     """The plan that we took up, if it stands and can be carried on."""
     plan = state.plan
     return state.standing_plan() if plan is not None and _are_here(state, plan.members, ballot, view) else None
+
+
+def is_result_lost(state: RoundState, commit: Commit, view: View) -> bool:
+    """Whether all who may have the result of a certified record are gone.
+
+    Then it is as if we had not heard of the record; whoever of them comes back shows it again.
+    """
+    members = (PeerId(member.peer) for member in commit.record.members)
+    holders = {*state.base.electors, *members} - {state.me}
+    return bool(holders) and all(state.closing.is_gone(peer, view) for peer in holders)
 
 
 def _are_here(state: RoundState, members: Sequence[Member], ballot: Ballot, view: View) -> bool:

@@ -30,6 +30,7 @@ is, and answers with effects; `protocol.node.round_runner` performs them.  It do
 
 from __future__ import annotations
 
+from protocol.consensus.carrying import is_result_lost
 from protocol.consensus.effects import Committed, FinishCompute, Forward, ObtainResult, Reject, Repair, RoundEffect, Send
 from protocol.consensus.events import (
     AmendmentHeld,
@@ -295,7 +296,7 @@ class RoundMachine:
     def _tick(self, view: View, now: float) -> list[RoundEffect]:
         """Close the round, lead our attempt, or lose patience with another's."""
         state = self._state
-        if state.decided is not None or (self._certified is not None and not self._is_lost(self._certified, view)):
+        if state.decided is not None or (self._certified is not None and not is_result_lost(state, self._certified, view)):
             return []
         self._certified = None
         effects = self._repair()
@@ -315,13 +316,6 @@ class RoundMachine:
         if ballot is not None and ballot.proposer == self.me:
             effects += self._proposer.lead(ballot, view, now)
         return effects
-
-    def _is_lost(self, commit: Commit, view: View) -> bool:
-        """Whether all who may have the result of a certified record are gone: then it is as if we had not heard of it, and
-        whoever of them comes back shows it again."""
-        members = (PeerId(member.peer) for member in commit.record.members)
-        holders = {*self.base.electors, *members} - {self.me}
-        return bool(holders) and all(self._state.closing.is_gone(peer, view) for peer in holders)
 
     def _is_accompanied(self) -> bool:
         """Whether a quorum is in our attempt, as far as we know: before that nothing can come of it, and whoever is ahead

@@ -101,13 +101,7 @@ class Node:
         initialise = trainer.initialise if trainer is not None and replica.manifest.genesis is None else None
         self._claims = claims = Claims(replica, membership)
         catalogue = Catalogue(replica.manifest)
-        self._shelves = Shelves(
-            ReplicaShelf(replica),
-            VersionShelf(catalogue, replica.store.weights),
-            FolderShelf(replica.store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
-            FolderShelf(replica.store.tasks, "tasks", TASK_CHUNK_BYTES),
-            FolderShelf(replica.store.files, "file", FILE_CHUNK_BYTES),
-        )
+        self._shelves = _shelves_of(replica, catalogue)
         self._offload, self._swarm = offload, Swarm(session, membership, self._shelves, offload)
         self.files = RunFiles(session, replica.manifest, replica.store.files, self._swarm, offload)
         self._background = Background()
@@ -387,3 +381,15 @@ class Node:
 
     def _rollout_status(self) -> RolloutStatus | None:
         return self._counting.status(self._state.rounds, self._rollouts.waiting) if self._rollouts is not None else None
+
+
+def _shelves_of(replica: Replica, catalogue: Catalogue) -> Shelves:
+    """All that a peer serves."""
+    store = replica.store
+    return Shelves(
+        ReplicaShelf(replica),
+        VersionShelf(catalogue, store.weights),
+        FolderShelf(store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
+        FolderShelf(store.tasks, "tasks", TASK_CHUNK_BYTES),
+        FolderShelf(store.files, "file", FILE_CHUNK_BYTES),
+    )

@@ -65,12 +65,30 @@ class Gossip:
         self._pubsub.set_topic_validator(self._topic, self._validate, False)
 
     def _new_router(self) -> GossipSub:
+        """The library's router as we use it.
+
+        Its adaptive interval slowed 1 s to 60 s after deaths, its spam limit counts our own messages, and its eclipse
+        protection prunes peers that share an address, as on one computer: all three are off.
+        """
+        from libp2p.custom_types import TProtocol
+
+        return self._router_class()(
+            protocols=[TProtocol("/meshsub/1.1.0")],
+            degree=DEGREE,
+            degree_low=DEGREE_LOW,
+            degree_high=DEGREE_HIGH,
+            heartbeat_interval=HEARTBEAT_S,
+            adaptive_gossip_enabled=False,
+            spam_protection_enabled=False,
+            eclipse_protection_enabled=False,
+        )
+
+    def _router_class(self) -> type[GossipSub]:
         """The library's router, which also sends our own messages outside the mesh, and no RPC over the limit.
 
         It remembers nothing of peers that have gone, nothing of messages but what it may have to send again, and sends again
         what a neighbour asks for once, within its allowance.
         """
-        from libp2p.custom_types import TProtocol
         from libp2p.pubsub.gossipsub import GossipSub
 
         gossip = self
@@ -106,18 +124,7 @@ class Gossip:
                 for peers in self.back_off.values():
                     peers.pop(peer_id, None)
 
-        # The library's adaptive interval slowed 1 s to 60 s after deaths, its spam limit counts our own messages, and
-        # its eclipse protection prunes peers that share an address, as on one computer: all three are off.
-        return FloodPublish(
-            protocols=[TProtocol("/meshsub/1.1.0")],
-            degree=DEGREE,
-            degree_low=DEGREE_LOW,
-            degree_high=DEGREE_HIGH,
-            heartbeat_interval=HEARTBEAT_S,
-            adaptive_gossip_enabled=False,
-            spam_protection_enabled=False,
-            eclipse_protection_enabled=False,
-        )
+        return FloodPublish
 
     def _new_pubsub(self, host: Host) -> Pubsub:
         """The library's publish and subscribe, but for the reading of streams, and for what their end means."""
