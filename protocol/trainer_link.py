@@ -38,6 +38,7 @@ class ComputeTask:
     first_step: swarm's step number of our first step (round * H), for the schedule.
     warmup_steps: inner steps over which the learning rate rises from 0 (a joiner without Adam moments), 0 for none.
     rollouts: files of accepted batches to learn from, in a run of reinforcement learning.
+    reference: file of the weights that its KL term compares with, bf16; None where the run has no such term.
     """
 
     round: int
@@ -46,6 +47,7 @@ class ComputeTask:
     first_step: int
     warmup_steps: int
     rollouts: tuple[Path, ...] = ()
+    reference: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,8 @@ def trainer_memory(config: TrainingConfig, device: str, work: Work = Work.TRAIN)
     else:
         rows = max(rl.row_tokens, rl.micro_batch_tokens) if device == "cpu" else rl.row_tokens
         learning = _step_bytes(model, rows, width, POLICY_LOGITS)
-        used = versions + _state_bytes(model) + max(learning, _verifying_bytes(model, rl, width))
+        passes = max(_verifying_bytes(model, rl, width), _comparing_bytes(model, rl, width) if rl.kl_weight else 0)
+        used = versions + _state_bytes(model) + max(learning, passes)
         reading = _of_reading(config, device)
         used = max(used, versions + max(reading.host - CPU_PROCESS_BYTES if device == "cpu" else reading.device, 0))
     if device == "cpu":
@@ -127,6 +128,13 @@ def _verifying_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
     tokens = max(rl.micro_batch_tokens, rl.row_tokens)
     judged = min(rl.max_tokens, tokens) * model.vocab * (CHOICE_BYTES + 16)
     return weights + tokens * _passing_values(model) * 4 + judged
+
+
+def _comparing_bytes(model: ModelConfig, rl: RlConfig, width: int) -> int:
+    """The reference weights of the KL term and a pass with them, before the first step of a version."""
+    tokens = max(rl.micro_batch_tokens, rl.row_tokens)
+    logits = POLICY_LOGITS * min(tokens, LOSS_TOKENS) * model.vocab * 4
+    return width * model.parameters + tokens * _passing_values(model) * 4 + logits
 
 
 def _passing_values(model: ModelConfig) -> int:

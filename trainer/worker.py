@@ -35,6 +35,7 @@ class Task:
     """One round's work, as `protocol.trainer_link.ComputeTask` has it.
 
     rollouts: names of the files of batches, all in the folder `rollouts_in`, which is said once: a frame is no load.
+    reference: path of the weights that the KL term compares with; empty for none.
     """
 
     round: int
@@ -44,6 +45,7 @@ class Task:
     warmup_steps: int
     rollouts: Sequence[str] = ()
     rollouts_in: str = ""
+    reference: str = ""
 
 
 @dataclass(frozen=True)

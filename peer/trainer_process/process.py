@@ -147,7 +147,8 @@ class TrainerProcess:
 
         folders = {str(path.parent) for path in task.rollouts} or {""}
         assert len(folders) == 1, "all batches lie in one folder"
-        fields = {**vars(task), "rollouts": [path.name for path in task.rollouts], "rollouts_in": folders.pop()}
+        names = {"rollouts": [path.name for path in task.rollouts], "rollouts_in": folders.pop()}
+        fields = {**vars(task), **names, "reference": str(task.reference or "")}
         solved: list[tuple[int, int, int]] = []
 
         def hear(message: dict[str, Any]) -> None:

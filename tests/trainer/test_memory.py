@@ -19,6 +19,7 @@ from trainer.memory import micro_batch, trainer_memory
 from trainer.models.llama.config import ModelConfig
 from trainer.models.llama.model import Decoder
 from trainer.optim.inner import InnerLoop
+from trainer.rl.config import RlConfig
 
 SHAPE = ModelConfig.from_mapping(small.MODEL | {"dim": 64, "heads": 4, "kv_heads": 2, "ffn": 160, "layers": 3})
 
@@ -86,3 +87,15 @@ def test_a_gpu_needs_room_for_one_sequence_and_the_computer_none_for_parameters(
 def test_the_estimate_needs_no_torch() -> None:
     code = "import sys, trainer.memory; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("device", "width"), [("cpu", 4), ("cuda", 2)])
+def test_a_kl_term_costs_a_copy_of_the_reference_while_it_is_compared_with(device: str, width: int) -> None:
+    """A copy in computing precision, which is gone before the first step."""
+    model = replace(SHAPE, dim=1024, heads=16, ffn=2816, layers=20, vocab=256)
+    rl = RlConfig(max_tokens=16, row_tokens=32, micro_batch_tokens=32)
+    without = trainer_memory(replace(config(model), rl=rl), device)
+    having = trainer_memory(replace(config(model), rl=replace(rl, kl_weight=0.1)), device)
+    extra = having.host - without.host + having.device - without.device
+    assert 0 <= extra <= width * model.parameters
+    assert memory._comparing_bytes(model, rl, width) > width * model.parameters

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from trainer.optim.rate import warmed
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group, advantages, informative
 from trainer.rl.packing import Packed, check_lengths, pack
+from trainer.rl.reference import read_reference
 from trainer.rl.rollout import Rollout
 from trainer.rl.statistics import Learnt, Totals
 
@@ -41,33 +43,26 @@ AfterStep = Callable[[int, float, int, float], bool]
 
 @dataclass(frozen=True)
 class LearnTask:
-    """One version's work.  order: decides which completions share a batch.  first_step: optimiser steps that the run had."""
+    """One version's work.
+
+    order: decides which completions share a batch.  first_step: optimiser steps that the run had.  reference: file of the
+    weights that the KL term compares with; needed where the run has one.
+    """
 
     order: int
     first_step: int
+    reference: Path | None = None
 
 
 class Learner:
     """Model and optimiser of one run on one device.  layout: the chunks of a contribution, each encoded on its own."""
 
-    def __init__(
-        self,
-        config: RlConfig,
-        model: Decoder,
-        chunk_parameters: int,
-        reference: F32 | None = None,
-    ) -> None:
-        """model: whose parameters are changed.
-
-        reference: the parameters that the KL term compares with; needed where the run has one.
-        """
-        if config.kl_weight and reference is None:
-            raise ValueError("kl_weight is above 0, and there are no parameters to compare with; give the run's first ones")
+    def __init__(self, config: RlConfig, model: Decoder, chunk_parameters: int) -> None:
+        """model: whose parameters are changed."""
         self.config = config
         self.model = model
         self.optimiser = AdamW(self.model, adamw_config(config))
         self.layout = chunk_layout(len(self.model.flat), chunk_parameters)
-        self._reference = None if reference is None else self.model.over(torch.from_numpy(reference).to(model.flat.device))
         self._micro_batches = MicroBatches()
 
     def compute(
@@ -80,19 +75,19 @@ class Learner:
     ) -> Learnt:
         """Learn from `groups`, starting at `theta`, and encode the difference into `out`.
 
-        Raises ValueError for a rollout that the model cannot read, before anything else; NotFinite, and whatever
-        `after_step` raises.
+        Raises ValueError for a rollout that the model cannot read, and without the reference weights that the run's loss
+        needs, before anything else; NotFinite, and whatever `after_step` raises.
         """
-        self._check(groups)
+        self._check(task, groups)
         load(theta, self.model.flat)
         learnt = self.learn(task, groups, after_step)
         return replace(learnt, norm=encode_difference(theta, self.model.flat, self.layout, out))
 
     def learn(self, task: LearnTask, groups: Sequence[Group], after_step: AfterStep = lambda *_: False) -> Learnt:
         """Take the steps from the parameters as they are; `compute` without theta and difference (norm 0)."""
-        self._check(groups)
+        self._check(task, groups)
         kept = informative(groups) if self.config.drop_zero_advantage else groups
-        batches = [self._frozen(packed) for packed in self._batches(kept, task.order)]
+        batches = self._frozen(self._batches(kept, task.order), task.reference)
         totals, began = Totals(dropped=len(groups) - len(kept)), time.monotonic()
         for number, batch in enumerate(batches):
             totals.merge(self._accumulate(batch))
@@ -104,8 +99,10 @@ class Learner:
                 break
         return totals.learnt(groups)
 
-    def _check(self, groups: Sequence[Group]) -> None:
-        """Raise ValueError for rollouts that the model cannot read."""
+    def _check(self, task: LearnTask, groups: Sequence[Group]) -> None:
+        """Raise ValueError for a task without reference weights that are needed, and rollouts that the model cannot read."""
+        if self.config.kl_weight and task.reference is None:
+            raise ValueError("kl_weight is above 0, and there are no reference weights to compare with")
         rollouts = [member.rollout for group in groups for member in group.members]
         check_lengths(rollouts, self.config.row_tokens)
         largest = max((max(*rollout.prompt, *rollout.output) for rollout in rollouts), default=0)
@@ -128,10 +125,13 @@ class Learner:
         ]
 
     @torch.no_grad()
-    def _frozen(self, packed: Packed) -> _Batch:
-        """The batch with the log-probabilities of its targets under the parameters as they are, and the reference."""
-        reference = None if self._reference is None else self._log_probabilities(self._reference, packed)
-        return _Batch(packed, self._log_probabilities(self.model, packed), reference)
+    def _frozen(self, parts: Sequence[Packed], reference: Path | None) -> list[_Batch]:
+        """Batches with the log-probabilities of their targets under the parameters as they are, and under the reference."""
+        batches = [_Batch(packed, self._log_probabilities(self.model, packed)) for packed in parts]
+        if not self.config.kl_weight or reference is None:
+            return batches
+        other = self.model.over(read_reference(reference, len(self.model.flat), self.model.flat.device))
+        return [replace(batch, reference_logp=self._log_probabilities(other, batch.packed)) for batch in batches]
 
     def _log_probabilities(self, model: Decoder, packed: Packed) -> Tensor:
         """(rows, places), of the targets."""
@@ -192,7 +192,7 @@ class _Batch:
 
     packed: Packed
     old_logp: Tensor
-    reference_logp: Tensor | None
+    reference_logp: Tensor | None = None
 
 
 def _spans(packed: Packed, part: int) -> list[slice]:

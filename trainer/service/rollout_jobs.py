@@ -86,7 +86,8 @@ class RolloutJobs:
         solved = [_solved(group) for group in groups if group.members[0].rollout.problem >= self._environment.size]
         for start in range(0, len(solved), PROBLEMS_AT_ONCE):
             tell(solved[start : start + PROBLEMS_AT_ONCE])
-        learnt = self._learner.compute(LearnTask(task.round, task.first_step), groups, theta, out, after_step)
+        learn = LearnTask(task.round, task.first_step, Path(task.reference) if task.reference else None)
+        learnt = self._learner.compute(learn, groups, theta, out, after_step)
         # Where all rewards of each group are equal nothing is learned; the difference of zeros weighs one token.
         return Done(max(1, learnt.tokens), max(1, learnt.steps), learnt.loss, learnt.norm, learnt.reward)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,8 @@ def groups(problems: int = 4, copies: int = 5, seed: int = 0) -> list[Group]:
     return grouped(pieces)
 
 
-def learner(reference: np.ndarray | None = None, **changes: Any) -> Learner:
-    made = Learner(replace(CONFIG, **changes), Decoder(MODEL, small.CPU), small.SECTIONS["chunk_parameters"], reference)
+def learner(**changes: Any) -> Learner:
+    made = Learner(replace(CONFIG, **changes), Decoder(MODEL, small.CPU), small.SECTIONS["chunk_parameters"])
     made.model.flat.copy_(torch.from_numpy(small.theta()))
     return made
 
@@ -109,15 +110,46 @@ def test_a_step_has_the_gradient_of_each_sequence_alone(changes: dict[str, Any],
     assert learnt.ratio == pytest.approx(1.0, abs=1e-5) and learnt.clipped == 0.0
 
 
-def test_the_kl_term_compares_with_the_reference() -> None:
-    reference = small.theta() + 0.05 * np.random.default_rng(0).standard_normal(small.PARAMETERS).astype(np.float32)
-    made = learner(reference, optimizer_steps=1, kl_weight=0.5)
+def written(weights: np.ndarray, folder: Path) -> tuple[Path, np.ndarray]:
+    """A file of the weights in bf16, and what they are then."""
+    rounded = torch.from_numpy(weights).to(torch.bfloat16)
+    path = folder / "reference"
+    path.write_bytes(rounded.view(torch.int16).numpy().tobytes())
+    return path, rounded.float().numpy()
+
+
+def test_the_kl_term_compares_with_the_reference(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).standard_normal(small.PARAMETERS).astype(np.float32)
+    path, reference = written(small.theta() + 0.05 * noise, tmp_path)
+    made = learner(optimizer_steps=1, kl_weight=0.5)
     wanted, watched = plain_gradient(made, groups(), reference), Watched(made)
-    learnt = made.learn(TASK, groups())
+    learnt = made.learn(replace(TASK, reference=path), groups())
     torch.testing.assert_close(watched.gradients[0], wanted, rtol=1e-3, atol=1e-6)
     assert learnt.kl > 0.01
-    with pytest.raises(ValueError, match="no parameters to compare with"):
-        learner(kl_weight=0.5)
+
+
+def test_a_kl_term_without_its_reference_is_refused(tmp_path: Path) -> None:
+    made = learner(kl_weight=0.5)
+    with pytest.raises(ValueError, match="no reference weights to compare with"):
+        compute(made, groups())
+    (tmp_path / "short").write_bytes(bytes(2 * small.PARAMETERS - 2))
+    with pytest.raises(ValueError, match=f"have {small.PARAMETERS - 1} parameters"):
+        compute(made, groups(), replace(TASK, reference=tmp_path / "short"))
+
+
+def test_a_large_kl_weight_keeps_the_policy_near_the_reference(tmp_path: Path) -> None:
+    """The same rollouts again and again: without the term the policy runs away from where it began."""
+    path, _ = written(small.theta(), tmp_path)
+
+    def drift(weight: float) -> float:
+        made = learner(optimizer_steps=1, lr=3e-3, kl_weight=weight)
+        for round in range(12):
+            made.learn(LearnTask(order=round, first_step=round, reference=path), groups())
+        made.config = replace(made.config, kl_weight=1.0)  # so that it is measured
+        return made.learn(LearnTask(order=0, first_step=12, reference=path), groups()).kl
+
+    free, held = drift(0.0), drift(300.0)
+    assert free > 0.05 and held < free / 10, (free, held)
 
 
 def test_same_work_gives_the_same_bytes_and_theta_is_never_written() -> None:

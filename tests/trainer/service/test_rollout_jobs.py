@@ -69,6 +69,23 @@ def test_a_batch_is_made_judged_and_learned_from(jobs: RolloutJobs, worker: Work
     assert not solved, "only problems of the crowd are counted"
 
 
+def test_a_kl_term_compares_with_the_file_that_the_task_names(worker: Worker, tmp_path: Path) -> None:
+    """Weights far from the policy's make another contribution than the policy's own."""
+    jobs = RolloutJobs(worker.config, replace(RL, kl_weight=10.0, drop_zero_advantage=False), worker, small.CPU)
+    jobs.keep_version(2, small.theta())
+    jobs.generate(TASK, str(tmp_path / "batch"), lambda *_: None)
+    made = []
+    for name, weights in (("own", small.theta()), ("other", -small.theta())):
+        (tmp_path / name).write_bytes((weights.view(np.uint32) >> 16).astype("<u2").tobytes())
+        out = memoryview(bytearray(payload_bytes(worker.layout)))
+        task = Task(3, 0, 1, 3, 0, ["batch"], str(tmp_path), str(tmp_path / name))
+        made.append((jobs.learn(task, small.theta(), out, lambda *_: False, lambda _: None).loss, bytes(out)))
+    assert made[1][0] > made[0][0] + 0.1, "a distance costs loss"
+    assert made[0][1] != made[1][1]
+    with pytest.raises(ValueError, match="no reference weights"):
+        jobs.learn(replace(task, reference=""), small.theta(), out, lambda *_: False, lambda _: None)
+
+
 def test_a_round_whose_batches_are_all_rubbish_ends_with_a_contribution_of_nothing(
     jobs: RolloutJobs, worker: Worker, tmp_path: Path
 ) -> None:
@@ -118,7 +135,7 @@ def test_between_steps_work_may_be_held_up_or_given_up(jobs: RolloutJobs, tmp_pa
 
 
 def test_what_is_said_at_once_fits_into_a_frame() -> None:
-    names = {"rollouts": ["ab" * 32] * MOST_BATCHES, "rollouts_in": "/" * 4096}
+    names = {"rollouts": ["ab" * 32] * MOST_BATCHES, "rollouts_in": "/" * 4096, "reference": "/" * 4096}
     assert frames.pack({"id": 1 << 30, "do": "compute", "task": names})
     problems = {"problems": [(1 << 40) - 1] * MAX_ROLLOUTS, "run": "ab" * 32, "peer": "1" * 60}
     assert frames.pack({"id": 1 << 30, "do": "verify", "task": problems, "path": "/" * 4096})
