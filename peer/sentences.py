@@ -173,6 +173,7 @@ def blob(what: str, number: int) -> str:
         "weights": f"version {number}, whole",
         "patch": f"version {number}, patch",
         "file": f"file {number + 1} of the run",
+        "reference": f"reference weights, of round {number}",
     }
     return names.get(what, f"{clean(what)} {number}")
 

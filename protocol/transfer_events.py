@@ -11,10 +11,11 @@ from protocol.event import Event
 class TransferProgress(Event):
     """A blob is on its way to this peer.
 
-    what: checkpoint, result, weights, patch or file.  number: the rounds that a checkpoint has applied, the round of a
-    result, the version that weights or a patch lead to, the place of a file among the run's.  blob: its name.  done, total:
-    chunks.  chunks: a map of at most 256 cells, one for one chunk or several: # where all are here, + where some are, . for
-    none.  sources: peers that have some of it.  left_s: None while no rate is known.
+    what: checkpoint, result, weights, patch, file, rollouts, tasks or reference.  number: the rounds that a checkpoint has
+    applied, the round of a result, the version that weights or a patch lead to, the place of a file among the run's, the
+    version that rollouts are of, 0 of tasks, the round that reference weights began.  blob: its name.  done, total: chunks.
+    chunks: a map of at most 256 cells, one for one chunk or several: # where all are here, + where some are, . for none.
+    sources: peers that have some of it.  left_s: None while no rate is known.
     """
 
     what: str

@@ -170,7 +170,7 @@ class Lives:
 
     def _state(self) -> tuple[Path, int]:
         signed = self.part.choice.signed
-        return self._folder, signed.manifest.state_bytes if signed is not None else 0
+        return self._folder, signed.manifest.stored_bytes if signed is not None else 0
 
 
 def _line_bytes(part: Participation) -> int:

@@ -177,7 +177,7 @@ class Participation:
     def _weights(self) -> WeightSettings:
         """What versions of the weights may take: states go before them."""
         now, signed = self._settings.live.now, self.choice.signed
-        states = (STATES_ON_DISK + STATES_TO_GO_ON) * signed.manifest.state_bytes if signed is not None else 0
+        states = (STATES_ON_DISK + STATES_TO_GO_ON) * signed.manifest.stored_bytes if signed is not None else 0
         most = max(0, now.max_disk - states - MARGIN_BYTES) if now.max_disk is not None else None
         return WeightSettings(now.keep_versions, now.weights_cap, most)
 
@@ -281,7 +281,7 @@ class Participation:
             raise PeerError(standing.problem, ExitCode.NOT_ADMITTED)
         self.choice = replace(self.choice, signed=signed, admission=standing.admission)
         check_memory(manifest, role)
-        problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.state_bytes)
+        problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes)
         if problem:
             raise StoreFull(problem)
         store_manifest(signed, self._settings.data_dir)

@@ -112,7 +112,7 @@ def disk(folder: Path, manifest: RunManifest) -> list[Check]:
     """Room for the run, and how fast it is written."""
     remedy = "make room or choose another --data-dir"
     free = shutil.disk_usage(folder).free
-    room = at_least("disk space", free, STATES_ON_DISK * manifest.state_bytes, size, remedy, Verdict.FAIL)
+    room = at_least("disk space", free, STATES_ON_DISK * manifest.stored_bytes, size, remedy, Verdict.FAIL)
     try:
         speed = measure_disk(folder)
     except (PeerError, OSError) as error:

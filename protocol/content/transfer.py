@@ -18,7 +18,8 @@ MOST_CELLS = 256
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a blob is for.  what: checkpoint, result, weights, patch or file.  number: of the round, version or file."""
+    """What a blob is for.  what: checkpoint, result, weights, patch, file, rollouts, tasks or reference.  number: of the
+    round, version or file."""
 
     what: str
     number: int

@@ -168,15 +168,13 @@ class Contributor:
     async def _learn(self, trainer: TrainerLink, task: ComputeTask, work: Work, selection: Selection) -> Contribution:
         """As `_train`, from accepted rollouts, once there are enough."""
 
-        def show(found: int, missing: str) -> None:
-            text = f"{found} of {selection.wanted} accepted batches of rollouts are here"
-            why = WhyIdle.FETCHING_TASKS if missing else WhyIdle.WAITING_FOR_ROLLOUTS
-            self._activity.show(Phase.COMPUTING, why, (missing or text)[:200])
+        def show(why: WhyIdle, detail: str) -> None:
+            self._activity.show(Phase.COMPUTING, why, detail[:200])
 
         async with selection.chosen(task.round, show) as chosen:
             self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()
-            task = replace(task, rollouts=chosen.paths)
+            task = replace(task, rollouts=chosen.paths, reference=chosen.reference)
             contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
         work.rollouts = selection.use(task.round, chosen, contribution)
         return contribution

@@ -392,4 +392,5 @@ def _shelves_of(replica: Replica, catalogue: Catalogue) -> Shelves:
         FolderShelf(store.rollouts, "rollouts", ROLLOUT_CHUNK_BYTES),
         FolderShelf(store.tasks, "tasks", TASK_CHUNK_BYTES),
         FolderShelf(store.files, "file", FILE_CHUNK_BYTES),
+        FolderShelf(store.reference, "reference", replica.manifest.checkpoint_chunk_bytes),
     )

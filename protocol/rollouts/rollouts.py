@@ -47,6 +47,7 @@ from protocol.rollouts.kept_standing import KeptStanding
 from protocol.rollouts.kept_versions import Keeping, KeptVersions
 from protocol.rollouts.occupation import WORK, Occupation
 from protocol.rollouts.pool import Pool
+from protocol.rollouts.reference import reference_of
 from protocol.rollouts.repeating import Repeating
 from protocol.rollouts.room import PLACES
 from protocol.rollouts.selection import Selection
@@ -122,6 +123,7 @@ class Rollouts:
         self._turn = Turn()
         self._checking = Checking(session, rl, self._files, self._turn, tasks)
         self.selection = Selection(session, self._pool, self._files, self._turn, rl.batches_per_round, tasks)
+        self.selection.reference = reference_of(session, replica, offload, swarm, membership, keeping, settings.role)
         self._kept: KeptVersions | None = None
         self._given: GivenTasks | None = None
         self._worker: Worker | None = None
@@ -158,6 +160,8 @@ class Rollouts:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._again, self._look)
+            if self.selection.reference is not None:
+                nursery.start_soon(self._again, self.selection.reference.run)
             if self._kept is not None:
                 nursery.start_soon(self._again, self._follow, self._kept)
                 if self._settings.role in (Role.TRAINER, Role.VALIDATOR):
@@ -306,7 +310,7 @@ class Rollouts:
         with self._guard.watch(batch.author, "batch of rollouts"), scope:
             try:
                 body = batch.body
-                here = await self._library.fetch(batch.root, body.size, body.version, batch.author, self._rl.judge_s)
+                here = await self._library.fetch(batch.root, body.size, body.version, (batch.author,), self._rl.judge_s)
             except StoreFailed as error:
                 self._session.emit(Notice("warning", f"rollouts cannot be kept: {error}"))
         del self._fetching[scope]
@@ -365,7 +369,7 @@ class Rollouts:
         while True:
             await self._pause.wait()
             made = None
-            if self._has_many_pending():
+            if self._pool.pending(trio.current_time()) >= MOST_PENDING:
                 self._show_idle(WhyIdle.WAITING_FOR_VERDICTS, f"{MOST_PENDING} batches wait for a verdict")
             elif obstacle := self._worker.obstacle():
                 self._show_idle(WhyIdle.WAITING_FOR_WEIGHTS, obstacle)
@@ -383,9 +387,6 @@ class Rollouts:
             if body.version > forgotten:
                 forgotten = body.version
                 await self._worker.forget_before(forgotten - self._rl.max_async)
-
-    def _has_many_pending(self) -> bool:
-        return self._pool.pending(trio.current_time()) >= MOST_PENDING
 
     async def _make(self, worker: Worker) -> tuple[RolloutBatch, Envelope] | None:
         try:

@@ -14,6 +14,7 @@ from protocol.network.session import Session
 from protocol.rollouts.batch import Batch
 from protocol.rollouts.given_tasks import GivenTasks
 from protocol.rollouts.pool import Pool
+from protocol.rollouts.reference import Reference
 from protocol.rollouts.turn import Turn
 from protocol.state.weight_files import WeightFiles
 from protocol.tasks.task_sets import TaskSets
@@ -21,16 +22,21 @@ from protocol.trainer_link import Contribution
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.learned import Learned, UsedBatch, learned_from
+from protocol.wire.presence import WhyIdle
 
 LOOK_S = 0.25
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Batches to learn from in a round, in the order of their names, and their files."""
+    """Batches to learn from in a round, in the order of their names, and their files.
+
+    reference: the weights that the loss compares with, where the run has a KL term.
+    """
 
     batches: Sequence[Batch]
     paths: tuple[Path, ...]
+    reference: Path | None
 
     def learned(self, reward: float | None) -> Learned:
         """What READY says of them, and so the record.  reward: mean of the rollouts."""
@@ -38,10 +44,12 @@ class Chosen:
 
 
 class Selection:
-    """Of one trainer.  wanted: batches of a round.  given: the sets of tasks that the trainer process has.  before: what an
-    earlier life learned from, by author and root: whoever made it says it again, and it may be young enough."""
+    """Of one trainer.  wanted: batches of a round.  given: the sets of tasks that the trainer process has.  reference: the
+    weights that the KL term compares with, in a run that has one.  before: what an earlier life learned from, by author and
+    root: whoever made it says it again, and it may be young enough."""
 
     given: GivenTasks | None = None
+    reference: Reference | None = None
 
     def __init__(self, session: Session, pool: Pool, files: WeightFiles, turn: Turn, wanted: int, tasks: TaskSets) -> None:
         self._session, self._pool, self._files, self._turn, self.wanted = session, pool, files, turn, wanted
@@ -58,20 +66,32 @@ class Selection:
         return self._turn.taken()
 
     @asynccontextmanager
-    async def chosen(self, round: int, on_wait: Callable[[int, str], None]) -> AsyncIterator[Chosen]:
-        """Wait for enough accepted batches that we have not learned from, and for the trainer process; they are ours within.
+    async def chosen(self, round: int, on_wait: Callable[[WhyIdle, str], None]) -> AsyncIterator[Chosen]:
+        """Wait for enough accepted batches that we have not learned from, for the weights that the loss compares with, and
+        for the trainer process; they are ours within.
 
-        on_wait: told how many batches there are so far, and which tasks are missing, if some are.
+        on_wait: told what it waits for, in a sentence.
         """
         self._hurried = False
-        while len(usable := self._usable(round)) < (1 if self._hurried else self.wanted):
-            on_wait(len(usable), self.given.missing(round) if self.given is not None else "")
+        while lacking := self._lacking(round, len(usable := self._usable(round))):
+            on_wait(*lacking)
             await trio.sleep(LOOK_S)
         batches = sorted(usable[: self.wanted], key=lambda batch: (batch.root, batch.author))
         roots = [batch.root for batch in batches]
+        reference = self.reference.path if self.reference is not None else None
         with self._files.using(*roots):
             async with self._turn.taken():
-                yield Chosen(batches, tuple(self._files.path(root) for root in roots))
+                yield Chosen(batches, tuple(self._files.path(root) for root in roots), reference)
+
+    def _lacking(self, round: int, usable: int) -> tuple[WhyIdle, str] | None:
+        """What a round waits for that has so many batches; None where it need not wait."""
+        if self.reference is not None and (missing := self.reference.missing()):
+            return WhyIdle.FETCHING_REFERENCE, missing
+        if usable >= (1 if self._hurried else self.wanted):
+            return None
+        if self.given is not None and (missing := self.given.missing(round)):
+            return WhyIdle.FETCHING_TASKS, missing
+        return WhyIdle.WAITING_FOR_ROLLOUTS, f"{usable} of {self.wanted} accepted batches of rollouts are here"
 
     def _usable(self, round: int) -> list[Batch]:
         """Those that we have not learned from, and whose tasks the trainer process has."""

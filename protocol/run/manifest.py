@@ -52,6 +52,7 @@ MAX_ELECTORS = 64
 """Peers that vote on one record; so many founders at most."""
 MAX_MANIFEST_BYTES = 320 << 10
 STATE_BYTES_PER_PARAMETER = 8
+BF16_BYTES = 2
 """Parameter and momentum, fp32 each."""
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$"
@@ -307,6 +308,16 @@ class RunManifest(Section):
     def state_bytes(self) -> int:
         """Bytes of the outer state, which every peer holds in memory."""
         return STATE_BYTES_PER_PARAMETER * self.parameters
+
+    @property
+    def reference_bytes(self) -> int:
+        """Bytes of the weights that the KL term compares with, which trainers and seeds keep; 0 in a run without one."""
+        return BF16_BYTES * self.parameters if self.rl is not None and self.rl.kl_weight else 0
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes on the disk for each state that is kept there."""
+        return self.state_bytes + self.reference_bytes
 
     def outer_step(self, round: int, tokens: Sequence[int]) -> OuterStep:
         """Rate and momentum of a round whose record's members contributed so many tokens each, whatever chunks lack some."""

@@ -74,7 +74,7 @@ class RlSection(Section):
     entropy_weight: Weight = 1e-4
     """Of the entropy bonus: a nat is worth so much loss."""
     kl_weight: Weight = 0.0
-    """Of the divergence from the run's first weights: a nat costs so much."""
+    """Of the divergence from the weights that rollouts began with: a nat costs so much."""
     optimizer_steps: Annotated[int, Field(ge=1, le=10_000)] = 8
     """Steps in which a version's rollouts are trained on once."""
     lr: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 3e-7
@@ -147,11 +147,6 @@ class RlSection(Section):
                 ("row_tokens", "max_tokens"),
                 f"row_tokens ({self.row_tokens}) is less than max_tokens ({self.max_tokens}), and a sequence is never cut; "
                 f"row_tokens = {self.max_tokens + self.max_tokens // 4} would do",
-            )
-        if self.kl_weight:
-            yield Problem(
-                ("kl_weight",),
-                "kl_weight needs the run's first weights, which trainers do not keep; kl_weight = 0.0 would do",
             )
         if self.delta < 1 + self.eps:
             yield Problem(("delta", "eps"), f"delta ({self.delta:g}) is less than 1 + eps; delta = 4.0 would do")

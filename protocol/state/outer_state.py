@@ -9,18 +9,19 @@ Everything here blocks for as long as memory takes; call it in worker threads.  
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
 from kernels.layout import chunk_layout
 from kernels.outer import apply_result
 from kernels.outer_step import OuterStep
-from protocol.run.manifest import RunManifest
+from protocol.run.manifest import BF16_BYTES, RunManifest
 from protocol.state.shared_memory import SharedRegion
 from protocol.wire.hashes import Hash, chunk_hash, tree_root
 
 BYTES_PER_VALUE = 4
-BF16_BYTES = 2
 
 
 def bf16(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
@@ -93,12 +94,15 @@ class OuterState:
         """What peers compare, and records name."""
         return tree_root(self.leaves())
 
-    def weights_root(self) -> Hash:
-        """The root of the tree over the parameters in bf16, rounded to nearest even, little endian, in pieces as large as
-        those of the digest."""
+    def weights(self) -> Iterator[bytes]:
+        """The parameters in bf16, rounded to nearest even, little endian, in pieces as large as those of the digest."""
         assert not self._torn
         count, bits = self._piece // BF16_BYTES, self._theta.view(np.uint32)
-        return tree_root([chunk_hash(bf16(bits[at : at + count]).tobytes()) for at in range(0, bits.size, count)])
+        return (bf16(bits[at : at + count]).tobytes() for at in range(0, bits.size, count))
+
+    def weights_root(self) -> Hash:
+        """The root of the tree over these pieces."""
+        return tree_root([chunk_hash(piece) for piece in self.weights()])
 
     def close(self) -> None:
         """Give the memory back."""

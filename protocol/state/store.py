@@ -11,6 +11,7 @@
     files/                      the run's files, likewise, in a run that has some
     rollouts/                   batches of rollouts, likewise, in a run of reinforcement learning
     tasks/                      sets of tasks, likewise, what was signed about them, and what was counted
+    reference/                  the weights that a run's KL term compares with, likewise
     standing                    how rollout peers and validators stand with us, likewise
     chosen                      the record of an invitation to whose history this peer came over
 
@@ -79,6 +80,7 @@ class Store:
         self.weights = WeightFiles(self.disk, root / "weights")
         self.rollouts = WeightFiles(self.disk, root / "rollouts")
         self.files = WeightFiles(self.disk, root / "files")
+        self.reference = WeightFiles(self.disk, root / "reference")
         self.tasks = WeightFiles(self.disk, root / "tasks")
         self._records, self._branches, self._journal = records, branches, root / "switch"
         self._chosen, self._standing = root / "chosen", root / "standing"

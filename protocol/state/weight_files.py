@@ -261,6 +261,17 @@ class WeightFiles:
         return self.folder / f"{root.hex()}.{kind}"
 
 
+def is_whole(files: WeightFiles, root: Hash, size: int, chunk_bytes: int) -> bool:
+    """Whether a file is here with the bytes that its name says; a damaged one is on its way again.  Reads all.  Blocking."""
+    view = files.view(root, size)
+    if view is None:
+        return False
+    if tree_root(leaves_of(view, chunk_bytes)) == root:
+        return True
+    files.demote(root)
+    return False
+
+
 def leaves_of(data: bytes | memoryview, chunk_bytes: int) -> list[Hash]:
     """The hashes of the chunks of some bytes."""
     return [chunk_hash(data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes)]

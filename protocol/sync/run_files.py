@@ -20,7 +20,7 @@ from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.run.data_section import FILE_CHUNK_BYTES, FileSection
 from protocol.run.manifest import RunManifest
-from protocol.state.weight_files import WeightFiles, leaves_of
+from protocol.state.weight_files import WeightFiles, is_whole, leaves_of
 from protocol.wire.hashes import tree_root
 
 RETRY_S = 1.0
@@ -73,13 +73,7 @@ class RunFiles:
 
 def is_right(files: WeightFiles, file: FileSection) -> bool:
     """Whether a file is here with the bytes that the manifest names; a damaged one is on its way again.  Blocking."""
-    view = files.view(file.name, file.size)
-    if view is None:
-        return False
-    if tree_root(leaves_of(view, FILE_CHUNK_BYTES)) == file.name:
-        return True
-    files.demote(file.name)
-    return False
+    return is_whole(files, file.name, file.size, FILE_CHUNK_BYTES)
 
 
 def keep_file(files: WeightFiles, file: FileSection, data: bytes) -> None:

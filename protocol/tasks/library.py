@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -71,13 +71,13 @@ class Library:
         self._places, self._needed, self._removing = trio.CapacityLimiter(at_once), needed, trio.Lock()
         self._under_way: dict[Hash, trio.Event] = {}
 
-    async def fetch(self, root: Hash, size: int, number: int, maker: PeerId, within_s: float) -> bool:
-        """Whether the bytes of a blob, of this size, are here in the end.  number: for people.  maker: is asked first, as
-        the others may not have it yet.  Raises `StoreFailed`."""
+    async def fetch(self, root: Hash, size: int, number: int, first: Container[PeerId], within_s: float) -> bool:
+        """Whether the bytes of a blob, of this size, are here in the end.  number: for people.  first: are asked first, as
+        the others may not have it.  Raises `StoreFailed`."""
         async with self._places, self._alone(root):
             with trio.move_on_after(within_s):
                 for _ in range(TRIES):
-                    if self._files.has(root) or await self._try(root, size, number, maker):
+                    if self._files.has(root) or await self._try(root, size, number, first):
                         break
                     await trio.sleep(RETRY_S)
         return self._files.sizes().get(root) == size
@@ -96,8 +96,8 @@ class Library:
             del self._under_way[root]
             ended.set()
 
-    async def _try(self, root: Hash, size: int, number: int, maker: PeerId) -> bool:
-        count, sources = -(-size // self._chunk_bytes), self._sources(maker)
+    async def _try(self, root: Hash, size: int, number: int, first: Container[PeerId]) -> bool:
+        count, sources = -(-size // self._chunk_bytes), self._sources(first)
         leaves = await fetch_leaves(self._session, root, count, sources, self._what)
         if leaves is None:
             return False
@@ -111,9 +111,9 @@ class Library:
             await self._offload(self._files.publish, part, root, leaves)
         return whole
 
-    def _sources(self, maker: PeerId) -> Sequence[PeerId]:
+    def _sources(self, first: Container[PeerId]) -> Sequence[PeerId]:
         connected = [*self._session.network.connected()]
-        return sorted(connected, key=lambda peer: peer != maker)[:MOST_SOURCES]
+        return sorted(connected, key=lambda peer: peer not in first)[:MOST_SOURCES]
 
     async def remove(self, root: Hash) -> bool:
         """Whether the bytes of a blob are gone, or needed again; while somebody reads them they stay."""

@@ -72,7 +72,7 @@ class SetFiles:
         try:
             with self._guard.watch(maker, "set of tasks"):
                 try:
-                    if await self._library.fetch(root, size, 0, maker, FETCH_S):
+                    if await self._library.fetch(root, size, 0, (maker,), FETCH_S):
                         await self._check(root)
                 except StoreFailed as error:
                     self._session.emit(Notice("warning", f"tasks cannot be kept: {error}"))

@@ -59,6 +59,8 @@ class RolloutTrainer(ArithmeticTrainer):
         self._busy = False
         self.tasks: dict[int, tuple[int, list[bytes]]] = {}
         """Sets that it was given: by their first problem the number of tasks, and these."""
+        self.compared: dict[int, bytes] = {}
+        """The reference weights that it was given, by round, in a run with a KL term."""
 
     async def keep_version(self, version: int, theta: memoryview) -> None:
         await trio.lowlevel.checkpoint()
@@ -79,6 +81,9 @@ class RolloutTrainer(ArithmeticTrainer):
         self._alone()
         try:
             batches = [path.read_bytes() for path in task.rollouts]
+            if task.reference is not None:
+                self.compared[task.round] = task.reference.read_bytes()
+            assert bool(task.reference) == bool(task.rollouts and self._rl.kl_weight)
             solved = self._solved(batches)
             contribution = await super().compute(task, theta, on_progress)
         finally:

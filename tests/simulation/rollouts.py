@@ -43,7 +43,7 @@ ROLES = {Role.TRAINER: 3, Role.ROLLOUT: 3, Role.VALIDATOR: 2}
 
 
 @lru_cache(maxsize=4)
-def rl_run(batches_per_round: int = 2) -> SignedManifest:
+def rl_run(batches_per_round: int = 2, kl_weight: float = 0.0, warm_rounds: int = 0) -> SignedManifest:
     """A run of a few thousand parameters, small batches, and rounds of a few seconds."""
     organiser = Identity.from_seed(b"\x2a" * 32)
     rl = RlSection(
@@ -55,6 +55,8 @@ def rl_run(batches_per_round: int = 2) -> SignedManifest:
         max_tokens=16,
         row_tokens=32,
         optimizer_steps=8,
+        kl_weight=kl_weight,
+        warm_rounds=warm_rounds,
     )
     manifest = RunManifest(
         name="rollouts",
@@ -137,6 +139,8 @@ class RolloutJudge:
 
     def _committed(self, seat: Seat, round: int) -> None:
         assert seat.node is not None
+        if not seat.node._replica.manifest.learns_from_rollouts(round):
+            return
         for member in seat.node.commit_at(round).record.members:
             name = member.rollouts.root.hex() if member.rollouts is not None else ""
             if member.peer not in self._world.judge.liars and name not in self.used[member.peer, round]:

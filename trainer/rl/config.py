@@ -61,8 +61,8 @@ class RlConfig(Section):
     """Of the entropy bonus: a nat is worth so much loss.  Ours: PRIME-RL's default, which the run's file leaves,
     is 0.001."""
     kl_weight: float = 0.0
-    """Of the divergence from the run's first weights: a nat costs so much.  Ours: the report says 0.001, and the
-    run's file nothing, which is none."""
+    """Of the divergence from the weights that rollouts began with: a nat costs so much.  Ours: the report says 0.001, and
+    the run's file nothing, which is none."""
 
     # -- the optimiser --
     optimizer_steps: int = 8

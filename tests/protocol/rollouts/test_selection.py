@@ -33,7 +33,7 @@ def test_what_an_earlier_life_learned_from_is_not_chosen_again(tmp_path: Path) -
     async def main() -> None:
         selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
         selection.before = frozenset({old.key})
-        async with selection.chosen(4, lambda have, missing: None) as chosen:
+        async with selection.chosen(4, lambda why, detail: None) as chosen:
             assert {batch.root for batch in chosen.batches} == {new.root, other.root}
 
     trio.run(main)

@@ -314,6 +314,9 @@ def test_examples_are_those_of_an_environment() -> None:
         a_manifest(data={"corpus": "examples"})
 
 
-def test_a_kl_term_is_refused_as_no_trainer_has_the_first_weights() -> None:
-    with pytest.raises(ValidationError, match=r"kl_weight = 0\.0 would do"):
-        a_manifest(rl=RL | {"kl_weight": 0.1})
+def test_a_kl_term_costs_its_reference_weights_on_the_disk() -> None:
+    without, having = a_manifest(rl=RL), a_manifest(rl=RL | {"kl_weight": 0.1})
+    assert (without.reference_bytes, without.stored_bytes) == (0, without.state_bytes)
+    assert having.reference_bytes == 2 * having.parameters
+    assert having.stored_bytes == having.state_bytes + having.reference_bytes
+    assert having.trainer_sections()["rl"]["kl_weight"] == 0.1

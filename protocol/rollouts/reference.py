@@ -1,0 +1,214 @@
+"""The weights that the KL term of a run compares with: its trainers and seeds have them, and serve them to each other.
+
+    reference/<root>.blob       the parameters in bf16, little endian (`protocol.state.weight_files`)
+
+They are the parameters of the state that rollouts began with: that after `warm_rounds` rounds.  The record of the round that
+began there names their root, so whoever has the chain knows it, and every branch has its own.  A peer that stands at that
+state writes them itself, before the record can be; everybody else fetches them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container
+from pathlib import Path
+
+import trio
+
+from protocol.content.swarm import Swarm
+from protocol.events import Notice
+from protocol.membership.liveness import Membership
+from protocol.network.session import Session
+from protocol.offload import Offload
+from protocol.rollouts.kept_versions import Keeping
+from protocol.state.disk import StoreFailed
+from protocol.state.replica import Replica
+from protocol.state.weight_files import WeightFiles, is_whole
+from protocol.tasks.library import Library
+from protocol.wire.hashes import Hash, chunk_hash, tree_root
+from protocol.wire.identity import PeerId
+from protocol.wire.presence import Role
+
+KEEPERS = (Role.TRAINER, Role.SEED)
+LOOK_S = 0.25
+RETRY_S = 5.0
+"""After nobody had them, or the disk failed."""
+LONG_S = 120.0
+"""When nobody has had them for so long, the person is told what to do."""
+
+
+class Reference:
+    """Of one trainer or seed, in a run with a KL term; `run` it.  sources: peers that are asked first."""
+
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        keeping: Keeping,
+        swarm: Swarm,
+        offload: Offload,
+        sources: Callable[[], Container[PeerId]],
+    ) -> None:
+        manifest = replica.manifest
+        assert manifest.rl is not None, "no run with rollouts"
+        self._session, self._replica, self._keeping, self._offload = session, replica, keeping, offload
+        self._sources, self._files = sources, replica.store.reference
+        self._round, self._size = manifest.rl.warm_rounds, manifest.reference_bytes
+        self._piece = manifest.checkpoint_chunk_bytes
+        self._library = Library(session, self._files, swarm, offload, "reference", self._piece, at_once=1)
+        self._known: tuple[Hash, Hash] | None = None
+        """The tip that rollouts began on, and the root of the weights there."""
+        self._named_by: Hash | None = None
+        """The record that says so; none yet where it is only our state that does."""
+        self._right: set[Hash] = set()
+        """Those whose bytes were checked in this life."""
+        self._trouble, self._lacking_since, self._told = "", math.inf, False
+
+    # -- what a trainer asks ------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path | None:
+        """Where those of our chain lie, if they are here and checked."""
+        root = self._root()
+        return self._files.path(root) if root is not None and root in self._right and self._files.has(root) else None
+
+    def missing(self) -> str:
+        """Why they are not here yet, in a sentence; empty where they are."""
+        if self.path is not None:
+            return ""
+        if self._trouble:
+            return self._trouble
+        if self._replica.history.length <= self._round:
+            return "the reference weights of the KL term are being written"
+        if self._lacks_long():
+            return self._nobody()
+        return "the reference weights of the KL term are being fetched"
+
+    def _lacks_long(self) -> bool:
+        return trio.current_time() - self._lacking_since > LONG_S
+
+    def _nobody(self) -> str:
+        return (
+            "no peer here has the reference weights of the KL term: start again a trainer or seed that was in the run when "
+            f"round {self._round} began, or later"
+        )
+
+    def _root(self) -> Hash | None:
+        """What our chain calls them; None before it is so long, and until that was looked at."""
+        history = self._replica.history
+        if self._known is None or history.length < self._round or history.tip_at(self._round) != self._known[0]:
+            return None
+        return self._known[1]
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._offload(self._files.load)
+        while True:
+            try:
+                await self._follow()
+                self._trouble = ""
+            except StoreFailed as error:
+                self._warn(f"the reference weights cannot be kept: {error}")
+                await trio.sleep(RETRY_S)
+            await trio.sleep(LOOK_S)
+
+    def _warn(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._session.emit(Notice("warning", trouble))
+        self._trouble = trouble
+
+    async def _follow(self) -> None:
+        """Have them, if our chain has any.  Raises `StoreFailed`."""
+        if self._replica.history.length > self._round and not self._keeping.changing.locked():
+            self._read_name()
+        if self.path is not None or self._replica.history.length < self._round:
+            return
+        if self._replica.history.length == self._round:
+            await self._write_ours()
+        elif (root := self._root()) is not None:
+            await self._obtain(root)
+        if self.path is not None:
+            await self._tidy()
+
+    def _read_name(self) -> None:
+        """From the record of our chain, which nobody is changing."""
+        history = self._replica.history
+        record = history.tip_at(self._round + 1)
+        if record != self._named_by:
+            root = history.commit_at(self._round).record.weights
+            assert root is not None, "a record of a run with rollouts"
+            self._known, self._named_by = (history.tip_at(self._round), Hash(root)), record
+
+    async def _write_ours(self) -> None:
+        """From our state, which is the one that rollouts begin with, if nobody is changing it."""
+        try:
+            self._keeping.changing.acquire_nowait()
+        except trio.WouldBlock:
+            return
+        try:
+            history, mark = self._replica.history, self._keeping.mark
+            if mark.digest and mark.rounds == history.length == self._round:
+                root = await self._offload(self._write)
+                self._known, self._named_by = (history.tip, root), None
+                self._right.add(root)
+        finally:
+            self._keeping.changing.release()
+
+    def _write(self) -> Hash:
+        """Blocking: the name under which they are here now."""
+        state = self._replica.state
+        leaves = [chunk_hash(piece) for piece in state.weights()]
+        root = tree_root(leaves)
+        if not is_whole(self._files, root, self._size, self._piece):
+            part, at = self._files.begin(root, self._size), 0
+            for piece in state.weights():
+                part.view[at : at + len(piece)] = piece
+                at += len(piece)
+            self._files.publish(part, root, leaves)
+        return root
+
+    async def _obtain(self, root: Hash) -> None:
+        """From our disk, where their bytes are checked, or from others."""
+        here = await self._offload(is_whole, self._files, root, self._size, self._piece)
+        if here or await self._library.fetch(root, self._size, self._round, self._sources(), math.inf):
+            self._right.add(root)
+            self._lacking_since, self._told = math.inf, False
+            return
+        self._lacking_since = min(self._lacking_since, trio.current_time())
+        if self._lacks_long() and not self._told:
+            self._told = True
+            self._session.emit(Notice("warning", self._nobody()))
+        await trio.sleep(RETRY_S)
+
+    async def _tidy(self) -> None:
+        """Beside those of our chain the newest others stay: we may go back to the branch that they are of."""
+        others = await self._offload(_by_age, self._files, self._root())
+        for root in others[:-1]:
+            await self._library.remove(root)
+            self._right.discard(root)
+
+
+def _by_age(files: WeightFiles, but: Hash | None) -> list[Hash]:
+    """The complete files, the oldest first, without one; those on their way before them.  Blocking."""
+    whole = [root for root in files.sizes() if root != but]
+    return [*files.parts()] + sorted(whole, key=lambda root: files.path(root).stat().st_mtime)
+
+
+def reference_of(
+    session: Session,
+    replica: Replica,
+    offload: Offload,
+    swarm: Swarm,
+    membership: Membership,
+    keeping: Keeping,
+    role: Role,
+) -> Reference | None:
+    """A peer's; None where it needs none."""
+
+    def sources() -> frozenset[PeerId]:
+        return frozenset(peer for peer, known in membership if known.heartbeat.role in KEEPERS)
+
+    needs = replica.manifest.reference_bytes and role in KEEPERS
+    return Reference(session, replica, keeping, swarm, offload, sources) if needs else None

@@ -1,0 +1,197 @@
+"""The weights that a KL term compares with, in a simulated swarm: the same for all, whoever comes late, dies or lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protocol.rollouts.reference import LONG_S
+from protocol.state.weight_files import leaves_of
+from protocol.wire.hashes import Hash, tree_root
+from protocol.wire.presence import Role, WhyIdle
+from tests.simulation.rollout_trainer import RolloutTrainer
+from tests.simulation.rollouts import cast, rl_run
+from tests.simulation.runs import holds, simulate
+from tests.simulation.seat import Seat
+from tests.simulation.world import World
+
+WARM = 2
+RUN = rl_run(kl_weight=0.1, warm_rounds=WARM)
+ROLES = {Role.TRAINER: 3, Role.ROLLOUT: 2, Role.VALIDATOR: 1}
+
+
+def named(seat: Seat) -> Hash:
+    """What the chain of a peer says that the reference is."""
+    assert seat.node is not None
+    root = seat.node.commit_at(WARM).record.weights
+    assert root is not None
+    return Hash(root)
+
+
+def compared(seat: Seat) -> dict[int, bytes]:
+    """What the trainer process of a peer was given, by round."""
+    assert isinstance(seat.trainer, RolloutTrainer)
+    return seat.trainer.compared
+
+
+def check(seat: Seat) -> None:
+    """It learned, and from nothing before the first round with rollouts, and compared with what the chain names."""
+    given = compared(seat)
+    assert given and min(given) >= WARM
+    assert {tree_root(leaves_of(data, RUN.manifest.checkpoint_chunk_bytes)) for data in given.values()} == {named(seat)}
+
+
+def file_of(seat: Seat) -> Path:
+    assert seat.node is not None
+    return seat.node._replica.store.reference.path(named(seat))
+
+
+def has_them(seat: Seat) -> bool:
+    rollouts = seat.node._rollouts if seat.node is not None else None
+    return rollouts is not None and rollouts.selection.reference is not None and bool(rollouts.selection.reference.path)
+
+
+async def until_learning(world: World, seat: Seat) -> None:
+    await world.until(
+        f"{seat.number} learns", lambda: isinstance(seat.trainer, RolloutTrainer) and bool(seat.trainer.compared), 240
+    )
+
+
+def test_all_compare_with_the_weights_that_rollouts_began_with_and_who_comes_late_fetches_them() -> None:
+    async def scenario(world: World) -> None:
+        _, seats = cast(world, ROLES)
+        first, second, late = seats[Role.TRAINER]
+        for seat in world.seats:
+            if seat is not late:
+                world.start(seat)
+        await world.until_round(WARM + 3, within_s=240)
+        world.start(late)
+        await until_learning(world, late)
+        for seat in (first, second, late):
+            check(seat)
+        for seat in [*seats[Role.ROLLOUT], *seats[Role.VALIDATOR]]:
+            assert seat.node is not None and seat.node._replica.store.reference.is_empty, "only those that train need them"
+
+        world.faults.kill(late)
+        world.start(late)
+        await until_learning(world, late)
+        check(late)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=RUN))
+
+
+def test_a_seed_keeps_them_for_trainers_that_come_when_all_others_are_gone() -> None:
+    roles = {**ROLES, Role.SEED: 1}
+
+    async def scenario(world: World) -> None:
+        _, seats = cast(world, roles)
+        *old, late = seats[Role.TRAINER]
+        (seed,) = seats[Role.SEED]
+        for seat in world.seats:
+            if seat not in (late, seed):
+                world.start(seat)
+        await world.until_round(WARM + 2, within_s=240)
+        world.start(seed)
+        await world.until("the seed has them", lambda: has_them(seed), within_s=120)
+        for seat in old:
+            world.leave(seat)
+        world.start(late)
+        await until_learning(world, late)
+        check(late)
+
+    holds(simulate(sum(roles.values()), scenario, signed=RUN))
+
+
+def test_what_was_altered_on_the_disk_is_found_at_the_start_and_fetched_again() -> None:
+    async def scenario(world: World) -> None:
+        _, seats = cast(world, ROLES)
+        victim = seats[Role.TRAINER][0]
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(WARM + 2, within_s=240)
+        path = file_of(victim)
+        world.faults.kill(victim)
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+        world.start(victim)
+        await until_learning(world, victim)
+        check(victim)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=RUN))
+
+
+def test_where_nobody_has_them_a_trainer_waits_and_says_what_to_do() -> None:
+    """Two of three trainers lost them; the third, which has them, is away."""
+
+    async def scenario(world: World) -> None:
+        _, seats = cast(world, ROLES)
+        losers, owner = seats[Role.TRAINER][:2], seats[Role.TRAINER][2]
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(WARM + 2, within_s=240)
+        world.faults.kill(owner)
+        for seat in losers:
+            path = file_of(seat)
+            world.faults.kill(seat)
+            path.unlink()
+        for seat in losers:
+            world.start(seat)
+
+        def tells(seat: Seat, word: str) -> bool:
+            status = seat.node.status() if seat.node is not None else None
+            return status is not None and status.why_idle == WhyIdle.FETCHING_REFERENCE.value and word in status.why_detail
+
+        await world.until("they wait", lambda: all(tells(seat, "fetched") for seat in losers), within_s=120)
+        await world.until("they say why", lambda: all(tells(seat, "start again") for seat in losers), within_s=2 * LONG_S)
+        world.start(owner)
+        for seat in losers:
+            await until_learning(world, seat)
+            check(seat)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=RUN))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_other_bytes_than_the_chain_names_are_refused(seed: int) -> None:
+    """One trainer serves zeros under the right name: the late one takes nothing of it, and all from the others."""
+
+    async def scenario(world: World) -> None:
+        _, seats = cast(world, ROLES)
+        liar, honest, late = seats[Role.TRAINER]
+        for seat in world.seats:
+            if seat is not late:
+                world.start(seat)
+        await world.until_round(WARM + 2, within_s=240)
+        assert liar.node is not None and honest.node is not None
+        find, root, sent = liar.node._shelves.find, named(liar), list[int]()
+
+        def lying(name: Hash) -> object:
+            held = find(name)
+            if name != root or held is None:
+                return held
+            return _Altered(held, sent)
+
+        liar.node._shelves.find = lying  # type: ignore[method-assign, assignment]
+        world.start(late)
+        await until_learning(world, late)
+        check(late)
+        assert sent, "it was asked"
+
+    holds(simulate(sum(ROLES.values()), scenario, seed, signed=RUN))
+
+
+class _Altered:
+    """A blob whose chunks are zeros."""
+
+    def __init__(self, held: object, sent: list[int]) -> None:
+        self._held, self._sent = held, sent
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._held, name)
+
+    def read(self, chunk: int) -> bytes | None:
+        data = self._held.read(chunk)  # type: ignore[attr-defined]
+        self._sent.append(chunk)
+        return bytes(len(data)) if data is not None else None
