@@ -76,9 +76,10 @@ def _of_rollouts(event: ev.Event, name: Naming) -> str:
             why = f": {clean(reason)}" if reason else ""
             seen = ", which we verified ourselves" if checked else ""
             return f"batch {batch} of {name(author)} at version {version}{seen}, is {clean(verdict)}{why}"
-        case ev.RolloutsUsed(round, batches, rollouts, reward, _):
+        case ev.RolloutsUsed(round, batches, rollouts, reward, _, kl):
             mean = f", mean reward {number(reward)}" if reward is not None else ""
-            return f"round {round}: learned from {rollouts} rollouts in {len(batches)} batches{mean}"
+            far = f", {kl:.2g} nats from the reference" if kl is not None else ""
+            return f"round {round}: learned from {rollouts} rollouts in {len(batches)} batches{mean}{far}"
         case ev.RolloutsCounted(round, reward, batches, tokens, _, _, mine):
             mean = f", mean reward {number(reward)}" if reward is not None else ""
             ours = f"; {len(mine)} of them {'is' if len(mine) == 1 else 'are'} ours" if mine else ""

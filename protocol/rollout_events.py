@@ -63,7 +63,8 @@ class BatchDecided(Event):
 class RolloutsUsed(Event):
     """This trainer has learned from these batches in a round.  root: over their names, as its READY says.
 
-    reward: the mean of the rollouts, 0 to 1, as computed here.
+    reward: the mean of the rollouts, 0 to 1, as computed here.  kl: how far the policy was from the reference weights, nats
+    a token; None where the loss has no KL term, or nothing moved the policy.
     """
 
     round: int
@@ -71,6 +72,7 @@ class RolloutsUsed(Event):
     rollouts: int
     reward: float | None
     root: str
+    kl: float | None = None
 
 
 @dataclass(frozen=True)

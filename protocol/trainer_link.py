@@ -65,8 +65,9 @@ class Progress:
 class Contribution:
     """What a finished compute left.  `data`: codec bytes of the pseudo-gradient, valid until the next compute begins.
 
-    reward: mean of the rollouts that were learned from, 0 to 1; None where text was read.  solved: of each problem of a set
-    of tasks among them, its number, its rollouts, and how many solved it.
+    reward: mean of the rollouts that were learned from, 0 to 1; None where text was read.  kl: how far the policy was from
+    the reference weights, nats a token; None where the loss has no KL term, or nothing moved the policy.  solved: of each
+    problem of a set of tasks among them, its number, its rollouts, and how many solved it.
     """
 
     round: int
@@ -77,6 +78,7 @@ class Contribution:
     data: memoryview
     reward: float | None = None
     solved: tuple[tuple[int, int, int], ...] = ()
+    kl: float | None = None
 
 
 class TrainerLink(Protocol):

@@ -54,7 +54,8 @@ class Done:
 
     tokens: that counted.  loss: mean over the steps; norm: of the difference.
 
-    reward: mean of the rollouts that were learned from, 0 to 1; None where text was read.
+    reward: mean of the rollouts that were learned from, 0 to 1; None where text was read.  kl: how far the policy was from
+    the reference weights, nats a token; None in a run without a KL term.
     """
 
     tokens: int
@@ -62,6 +63,7 @@ class Done:
     loss: float
     norm: float
     reward: float | None = None
+    kl: float | None = None
 
 
 def pick_device(name: str) -> torch.device:

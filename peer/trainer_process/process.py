@@ -170,6 +170,7 @@ class TrainerProcess:
             data,
             answer["reward"],
             tuple(solved),
+            answer["kl"],
         )
 
     async def evaluate(self, theta: memoryview, on_progress: Callable[[int, int], None]) -> float:

@@ -106,5 +106,6 @@ class Selection:
             batch.used = True
         self._tasks.counting.note_solved(contribution.solved)
         names, rollouts = [batch.root.hex() for batch in chosen.batches], sum(each.body.rollouts for each in chosen.batches)
-        self._session.emit(RolloutsUsed(round, names, rollouts, contribution.reward, learned.root.hex()))
+        told = RolloutsUsed(round, names, rollouts, contribution.reward, learned.root.hex(), contribution.kl)
+        self._session.emit(told)
         return learned

@@ -13,13 +13,15 @@ import pytest
 from protocol import events as ev
 from tests.e2e.swarm import ROLLOUT_RUN, Peer, Swarm
 
+RUN = ROLLOUT_RUN + "kl_weight = 0.5\ndrop_zero_advantage = false\n"
+"""Its loss has a KL term, which moves the policy where no reward does."""
 VERSIONS = 3
 """Rounds that learn from rollouts."""
 
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    with Swarm(tmp_path_factory.mktemp("rollouts"), ROLLOUT_RUN) as swarm:
+    with Swarm(tmp_path_factory.mktemp("rollouts"), RUN) as swarm:
         swarm.create_run()
         for name, role in (("trainer", "trainer"), ("writer", "rollout"), ("validator", "validator")):
             swarm.peer(name).start("--role", role)
@@ -52,6 +54,12 @@ def test_versions_come_of_rollouts_that_were_generated_proved_and_verified(swarm
     assert all(decided[root] == "accepted" for root in used)
     assert all(event.rejected == 0 for event in validator.heard(ev.BatchJudged))
     assert not trainer.heard(ev.RolloutPeerSetAside) and not trainer.heard(ev.ValidatorSetAside)
+    assert all(event.kl is not None and 0 <= event.kl < 0.5 for event in used_in), "and stays near the reference"
+
+
+def references(peer: Peer) -> dict[str, bytes]:
+    """The reference weights that a peer has, by name."""
+    return {path.name: path.read_bytes() for path in peer.folder.rglob("reference/*.blob")}
 
 
 def test_everybody_hears_of_rewards_and_accounts_for_them(swarm: Swarm) -> None:
@@ -76,7 +84,8 @@ def test_versions_go_on_when_the_trainer_is_killed_and_when_another_one_takes_ov
     last = learns(swarm, trainer, 1)[-1].round
     trainer.kill()
     trainer.start("--role", "trainer")
-    assert learns(swarm, trainer, 1)[0].round > last, "it goes on where it was"
+    again = learns(swarm, trainer, 1)[0]
+    assert again.round > last and again.kl is not None, "it goes on where it was"
 
     heir = swarm.peer("heir").start("--role", "trainer")
     both = swarm.whole(heir, trainer)  # that the heir has committed: it votes from now on
@@ -86,3 +95,6 @@ def test_versions_go_on_when_the_trainer_is_killed_and_when_another_one_takes_ov
     swarm.until("a version of the heir's alone", lambda: heir.heard(ev.RolloutsUsed)[-1].round > alone)
     swarm.equal(learns(swarm, heir, 1)[-1].round + 1, heir, writer, validator)
     assert not heir.heard(ev.RolloutPeerSetAside) and not heir.heard(ev.ValidatorSetAside)
+    assert references(heir) == references(trainer) and len(references(heir)) == 1, "it compares with the same weights"
+    assert all(event.kl is not None for event in heir.heard(ev.RolloutsUsed))
+    assert not references(writer) and not references(validator)

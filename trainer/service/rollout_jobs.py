@@ -89,7 +89,8 @@ class RolloutJobs:
         learn = LearnTask(task.round, task.first_step, Path(task.reference) if task.reference else None)
         learnt = self._learner.compute(learn, groups, theta, out, after_step)
         # Where all rewards of each group are equal nothing is learned; the difference of zeros weighs one token.
-        return Done(max(1, learnt.tokens), max(1, learnt.steps), learnt.loss, learnt.norm, learnt.reward)
+        kl = learnt.kl if self._rl.kl_weight and learnt.steps else None
+        return Done(max(1, learnt.tokens), max(1, learnt.steps), learnt.loss, learnt.norm, learnt.reward, kl)
 
 
 def _assignment(task: dict[str, Any]) -> Assignment:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import trio
+from trio.testing import MockClock
 
 from protocol.rollouts.batch import Batch
 from protocol.rollouts.selection import Selection
@@ -14,6 +15,7 @@ from protocol.rollouts.turn import Turn
 from protocol.state.disk import Disk
 from protocol.state.weight_files import WeightFiles
 from protocol.wire.hashes import hash_bytes
+from protocol.wire.presence import WhyIdle
 from protocol.wire.rollouts import RolloutBatch
 from tests.protocol.peers import ANN, BOB
 
@@ -37,3 +39,28 @@ def test_what_an_earlier_life_learned_from_is_not_chosen_again(tmp_path: Path) -
             assert {batch.root for batch in chosen.batches} == {new.root, other.root}
 
     trio.run(main)
+
+
+def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Path) -> None:
+    """Also when the others wait for it, and whatever batches are here."""
+    session: Any = SimpleNamespace(me=ANN.peer_id)
+    pool: Any = SimpleNamespace(usable=lambda version: [a_batch(0)])
+    tasks: Any = None
+    reference: Any = SimpleNamespace(path=None, missing=lambda: "" if reference.path else "they are being fetched")
+    told = list[tuple[WhyIdle, str]]()
+
+    async def main() -> None:
+        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
+        selection.reference = reference
+
+        def on_wait(why: WhyIdle, detail: str) -> None:
+            told.append((why, detail))
+            selection.hurry()
+            if len(told) == 3:
+                reference.path = tmp_path / "weights"
+
+        async with selection.chosen(4, on_wait) as chosen:
+            assert chosen.reference == tmp_path / "weights"
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert told == [(WhyIdle.FETCHING_REFERENCE, "they are being fetched")] * 3

@@ -1,0 +1,242 @@
+"""The weights that a KL term compares with follow the chain: on every branch, and whatever an own state was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+from trio.testing import MockClock
+
+from protocol.event import Event
+from protocol.events import Notice
+from protocol.rollouts.reference import Reference, reference_of
+from protocol.state.disk import Disk, StoreFull
+from protocol.state.outer_state import OuterState
+from protocol.state.weight_files import WeightFiles, leaves_of
+from protocol.wire.hashes import Hash, hash_bytes, tree_root
+from protocol.wire.presence import Role
+from tests.protocol.peers import ANN
+from tests.simulation.determinism import inline
+from tests.simulation.rollouts import rl_run
+
+WARM = 2
+MANIFEST = rl_run(kl_weight=0.1, warm_rounds=WARM).manifest
+PIECE = MANIFEST.checkpoint_chunk_bytes
+NOW = 1.0
+"""After this many seconds it has looked."""
+
+
+class Chain:
+    """As much of a history as is asked for; `branch` is in every tip.  weights: what its record of round `WARM` names."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.branch, self.weights = length, "ours", b""
+
+    def tip_at(self, rounds: int) -> Hash:
+        return hash_bytes("tip", f"{self.branch} {rounds}".encode())
+
+    @property
+    def tip(self) -> Hash:
+        return self.tip_at(self.length)
+
+    def commit_at(self, round: int) -> Any:
+        assert round == WARM < self.length
+        return SimpleNamespace(record=SimpleNamespace(weights=self.weights))
+
+
+class Others:
+    """In place of the library: has the weights in `served`."""
+
+    def __init__(self, files: WeightFiles) -> None:
+        self._files, self.served, self.asked = files, dict[Hash, bytes](), list[Hash]()
+        self.removed = list[Hash]()
+
+    async def fetch(self, root: Hash, size: int, number: int, first: object, within_s: float) -> bool:
+        await trio.lowlevel.checkpoint()
+        assert (size, number) == (MANIFEST.reference_bytes, WARM)
+        self.asked.append(root)
+        if root in self.served:
+            put(self._files, self.served[root])
+        return root in self.served
+
+    async def remove(self, root: Hash) -> bool:
+        await trio.lowlevel.checkpoint()
+        self._files.remove(root)
+        self.removed.append(root)
+        return True
+
+
+def put(files: WeightFiles, data: bytes) -> Hash:
+    leaves = leaves_of(data, PIECE)
+    part = files.begin(tree_root(leaves), len(data))
+    part.view[:] = data
+    files.publish(part, tree_root(leaves), leaves)
+    return tree_root(leaves)
+
+
+class Stage:
+    """A peer after `length` rounds, whose state's weights are `own`."""
+
+    def __init__(self, folder: Path, length: int) -> None:
+        self.chain, self.said = Chain(length), list[Event]()
+        self.files = WeightFiles(Disk(durable=False), folder / "reference")
+        self.files.load()
+        self.others, self.state = Others(self.files), OuterState(MANIFEST)
+        self.state.reset()
+        self.state.theta[:4] = b"\x00\x00\x80\x3f"
+        self.state.rounds = length
+        self.own = b"".join(self.state.weights())
+        self.keeping: Any = SimpleNamespace(changing=trio.Lock(), mark=SimpleNamespace(rounds=length, digest=b"x"))
+
+    def open(self) -> Reference:
+        session: Any = SimpleNamespace(me=ANN.peer_id, emit=self.said.append)
+        store = SimpleNamespace(reference=self.files)
+        replica: Any = SimpleNamespace(manifest=MANIFEST, history=self.chain, state=self.state, store=store)
+        swarm: Any = None
+        nobody: Any = []
+        made = reference_of(session, replica, inline, swarm, nobody, self.keeping, Role.TRAINER)
+        assert made is not None
+        made._library = self.others  # type: ignore[assignment]
+        return made
+
+
+def name_of(data: bytes) -> Hash:
+    return tree_root(leaves_of(data, PIECE))
+
+
+def other_weights(number: int) -> bytes:
+    return bytes([number]) * MANIFEST.reference_bytes
+
+
+def play(scenario: Any, *arguments: Any) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await scenario(nursery, *arguments)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_only_trainers_and_seeds_of_a_run_with_a_kl_term_have_any() -> None:
+    def has(role: Role, kl_weight: float) -> bool:
+        replica: Any = SimpleNamespace(manifest=rl_run(kl_weight=kl_weight).manifest, store=SimpleNamespace(reference=None))
+        none: Any = None
+        return reference_of(none, replica, none, none, none, none, role) is not None
+
+    assert [role for role in Role if has(role, 0.1)] == [Role.TRAINER, Role.SEED]
+    assert not any(has(role, 0.0) for role in Role)
+
+
+def test_whoever_stands_where_rollouts_begin_writes_them_before_the_record_names_them(tmp_path: Path) -> None:
+    async def scenario(nursery: trio.Nursery) -> None:
+        stage = Stage(tmp_path, WARM)
+        reference = stage.open()
+        assert reference.path is None and "being written" in reference.missing()
+        nursery.start_soon(reference.run)
+        await trio.sleep(NOW)
+        assert reference.path is not None and reference.path.read_bytes() == stage.own
+        assert reference.missing() == "" and name_of(stage.own).hex() in reference.path.name
+
+        stage.chain.length, stage.chain.weights = WARM + 1, name_of(stage.own)
+        assert reference.path is not None, "at once"
+        await trio.sleep(NOW)
+        assert reference.path.read_bytes() == stage.own and not stage.others.asked
+
+    play(scenario)
+
+
+def test_nothing_is_written_while_the_state_is_being_changed(tmp_path: Path) -> None:
+    async def scenario(nursery: trio.Nursery) -> None:
+        stage = Stage(tmp_path, WARM)
+        reference = stage.open()
+        async with stage.keeping.changing:
+            nursery.start_soon(reference.run)
+            await trio.sleep(NOW)
+            assert reference.path is None
+        await trio.sleep(NOW)
+        assert reference.path is not None
+
+    play(scenario)
+
+
+def test_where_the_record_names_others_than_our_state_gave_the_record_counts(tmp_path: Path) -> None:
+    async def scenario(nursery: trio.Nursery) -> None:
+        stage, right = Stage(tmp_path, WARM), other_weights(7)
+        reference = stage.open()
+        nursery.start_soon(reference.run)
+        await trio.sleep(NOW)
+        assert reference.path is not None
+        stage.chain.length, stage.chain.weights = WARM + 1, name_of(right)
+        stage.others.served[name_of(right)] = right
+        await trio.sleep(NOW)
+        assert reference.path is not None and reference.path.read_bytes() == right
+
+    play(scenario)
+
+
+def test_each_branch_has_its_own_and_the_one_before_stays(tmp_path: Path) -> None:
+    async def scenario(nursery: trio.Nursery) -> None:
+        stage = Stage(tmp_path, WARM + 4)
+        branches = {f"branch {number}": other_weights(number) for number in range(1, 4)}
+        stage.others.served = {name_of(data): data for data in branches.values()}
+        reference = stage.open()
+
+        async def go_to(branch: str) -> None:
+            stage.chain.branch, stage.chain.weights = branch, name_of(branches[branch])
+            assert reference.path is None, "not those of the branch before"
+            await trio.sleep(NOW)
+            assert reference.path is not None and reference.path.read_bytes() == branches[branch]
+
+        nursery.start_soon(reference.run)
+        await go_to("branch 1")
+        await go_to("branch 2")
+        asked = len(stage.others.asked)
+        await go_to("branch 1")
+        assert len(stage.others.asked) == asked, "they were still here"
+        await go_to("branch 3")
+        assert len(stage.files.sizes()) == 2 and len(stage.others.removed) == 1
+
+    play(scenario)
+
+
+def test_after_a_restart_the_bytes_on_the_disk_are_checked(tmp_path: Path) -> None:
+    async def scenario(nursery: trio.Nursery) -> None:
+        stage, right = Stage(tmp_path, WARM + 4), other_weights(5)
+        root = put(stage.files, right)
+        stage.chain.weights = root
+        data = bytearray(right)
+        data[9] ^= 1
+        stage.files.path(root).write_bytes(data)
+        reference = stage.open()
+        nursery.start_soon(reference.run)
+        await trio.sleep(NOW)
+        assert reference.path is None and stage.others.asked[0] == root
+        stage.others.served[root] = right
+        await trio.sleep(10 * NOW)
+        assert reference.path is not None and reference.path.read_bytes() == right
+
+    play(scenario)
+
+
+def test_a_full_disk_is_told_once_and_tried_again(tmp_path: Path) -> None:
+    async def scenario(nursery: trio.Nursery) -> None:
+        stage = Stage(tmp_path, WARM)
+        full = StoreFull("the disk is full: make room there")
+        begin = stage.files.begin
+
+        def fail(root: Hash, size: int) -> Any:
+            raise full
+
+        stage.files.begin = fail  # type: ignore[method-assign]
+        reference = stage.open()
+        nursery.start_soon(reference.run)
+        await trio.sleep(30 * NOW)
+        assert [event for event in stage.said if isinstance(event, Notice)] == [Notice("warning", reference.missing())]
+        assert "make room there" in reference.missing()
+        stage.files.begin = begin  # type: ignore[method-assign]
+        await trio.sleep(10 * NOW)
+        assert reference.missing() == ""
+
+    play(scenario)
