@@ -27,7 +27,7 @@ SHAPES = {
 PROMPT, OUTPUT = 64, 192
 
 
-def config_of(name: str) -> TrainingConfig:
+def config_of(name: str, kl_weight: float) -> TrainingConfig:
     """A run whose sequences have at most PROMPT + OUTPUT tokens."""
     rl = {"prompts": 2, "group_size": 16, "max_tokens": OUTPUT, "row_tokens": PROMPT + OUTPUT, "optimizer_steps": 1}
     model = SHAPES[name] | {"rope_base": 10_000.0, "norm_eps": 1e-5, "tied": True}
@@ -38,11 +38,11 @@ def config_of(name: str) -> TrainingConfig:
     data = {"corpus": "stdlib", "sequence_length": 64, "sequences_per_step": 1, "held_out_percent": 5}
     return TrainingConfig.from_sections(
         {"seed": 0, "model": model, "data": data, "inner": inner, "inner_steps": 1, "max_members": 1,
-         "chunk_parameters": 1 << 16, "rl": rl | {"micro_batch_tokens": 1024}, "environment": "long"}
+         "chunk_parameters": 1 << 16, "rl": rl | {"micro_batch_tokens": 1024, "kl_weight": kl_weight}, "environment": "long"}
     )  # fmt: skip
 
 
-def work_at(name: str, work: Work, folder: Path) -> None:
+def work_at(name: str, work: Work, folder: Path, kl_weight: float) -> None:
     """Do it, in this process."""
     import numpy as np
     import torch
@@ -70,7 +70,7 @@ def work_at(name: str, work: Work, folder: Path) -> None:
             return ("",)
 
     torch.set_num_threads(1)
-    config, cpu = config_of(name), torch.device("cpu")
+    config, cpu = config_of(name, kl_weight), torch.device("cpu")
     assert config.rl is not None
     trains = Worker(config, cpu, load("stdlib", 5)) if work is Work.TRAIN else None
     if trains is None:
@@ -96,7 +96,8 @@ def work_at(name: str, work: Work, folder: Path) -> None:
         out = bytearray(trains.layout[-1].encoded.stop)
         rollouts.verify(assignment, batch)
         learner = Learner(config.rl, trains.model, config.chunk_parameters)
-        learner.compute(LearnTask(0, 0), rollouts.groups([batch]), theta, memoryview(out))
+        (reference := folder / "reference").write_bytes((theta.view(np.uint32) >> 16).astype("<u2").tobytes())
+        learner.compute(LearnTask(0, 0, reference), rollouts.groups([batch]), theta, memoryview(out))
     lines = Path("/proc/self/status").read_text().splitlines()
     peaks = {line.split()[0]: 1024 * int(line.split()[1]) for line in lines if line.endswith(" kB")}
     print(json.dumps({"peak": peaks["VmHWM:"] - 4 * config.model.parameters, "parameters": config.model.parameters}))
@@ -113,17 +114,18 @@ class Found:
     peak: int
 
 
-def measure(name: str) -> list[Found]:
+def measure(name: str, kl_weight: float) -> list[Found]:
     """Generating, verifying and learning, each in a process of its own."""
     found = []
     with tempfile.TemporaryDirectory(prefix="rollout-memory-") as folder:
         for work in (Work.GENERATE, Work.VERIFY, Work.TRAIN):
             words = [sys.executable, "-m", "benchmarks.rollout_memory", "--work", work.value, "--models", name]
-            done = subprocess.run([*words, "--folder", folder], capture_output=True, text=True, check=False)
+            words += ["--folder", folder, "--kl-weight", str(kl_weight)]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(f"{name}, {work.value}: {done.stderr[-600:]}")
             told = json.loads(done.stdout.splitlines()[-1])
-            estimate = trainer_memory(config_of(name), "cpu", work).host
+            estimate = trainer_memory(config_of(name, kl_weight), "cpu", work).host
             found.append(Found(name, work.value, told["parameters"], estimate, told["peak"]))
     return found
 
@@ -133,13 +135,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--work", choices=[work.value for work in Work], help="do this one in this process")
     parser.add_argument("--folder", type=Path, help="where the rollouts are, with --work")
+    parser.add_argument("--kl-weight", type=float, default=0.0, help="above 0: trainers compare with reference weights, too")
     arguments = parser.parse_args()
     if arguments.work:
-        work_at(arguments.models[0], Work(arguments.work), arguments.folder)
+        work_at(arguments.models[0], Work(arguments.work), arguments.folder, arguments.kl_weight)
         return
     print("| model | parameters | work | estimate MB | peak MB | ratio |\n|---|---|---|---|---|---|", flush=True)
     for name in arguments.models:
-        for each in measure(name):
+        for each in measure(name, arguments.kl_weight):
             print(
                 f"| {each.model} | {each.parameters / 1e6:.1f} M | {each.work} | {each.estimate / 1e6:.0f} | "
                 f"{each.peak / 1e6:.0f} | {each.estimate / each.peak:.2f} |",
