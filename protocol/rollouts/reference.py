@@ -60,6 +60,8 @@ class Reference:
         """The tip that rollouts began on, and the root of the weights there."""
         self._named_by: Hash | None = None
         """The record that says so; none yet where it is only our state that does."""
+        self._written_of = b""
+        """The digest of the state that we wrote them from."""
         self._right: set[Hash] = set()
         """Those whose bytes were checked in this life."""
         self._trouble, self._lacking_since, self._told = "", math.inf, False
@@ -98,6 +100,8 @@ class Reference:
         history = self._replica.history
         if self._known is None or history.length < self._round or history.tip_at(self._round) != self._known[0]:
             return None
+        if history.length == self._round and self._keeping.mark.digest != self._written_of:
+            return None  # our state is another one by now: initial weights came, or it was repaired
         return self._known[1]
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -149,12 +153,16 @@ class Reference:
             return
         try:
             history, mark = self._replica.history, self._keeping.mark
-            if mark.digest and mark.rounds == history.length == self._round:
+            if mark.digest and mark.rounds == history.length == self._round and self._has_begun(mark.digest):
                 root = await self._offload(self._write)
-                self._known, self._named_by = (history.tip, root), None
+                self._known, self._named_by, self._written_of = (history.tip, root), None, mark.digest
                 self._right.add(root)
         finally:
             self._keeping.changing.release()
+
+    def _has_begun(self, digest: bytes) -> bool:
+        """Whether a state is not the one before the run's initial weights are here."""
+        return self._round > 0 or self._replica.manifest.genesis in (None, digest)
 
     def _write(self) -> Hash:
         """Blocking: the name under which they are here now."""

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from protocol.event import Event
 from protocol.events import Notice
 from protocol.rollouts.reference import Reference, reference_of
+from protocol.run.manifest import RunManifest
 from protocol.state.disk import Disk, StoreFull
 from protocol.state.outer_state import OuterState
 from protocol.state.weight_files import WeightFiles, leaves_of
@@ -90,10 +91,10 @@ class Stage:
         self.own = b"".join(self.state.weights())
         self.keeping: Any = SimpleNamespace(changing=trio.Lock(), mark=SimpleNamespace(rounds=length, digest=b"x"))
 
-    def open(self) -> Reference:
+    def open(self, manifest: RunManifest = MANIFEST) -> Reference:
         session: Any = SimpleNamespace(me=ANN.peer_id, emit=self.said.append)
         store = SimpleNamespace(reference=self.files)
-        replica: Any = SimpleNamespace(manifest=MANIFEST, history=self.chain, state=self.state, store=store)
+        replica: Any = SimpleNamespace(manifest=manifest, history=self.chain, state=self.state, store=store)
         swarm: Any = None
         nobody: Any = []
         made = reference_of(session, replica, inline, swarm, nobody, self.keeping, Role.TRAINER)
@@ -157,6 +158,38 @@ def test_nothing_is_written_while_the_state_is_being_changed(tmp_path: Path) -> 
             assert reference.path is None
         await trio.sleep(NOW)
         assert reference.path is not None
+
+    play(scenario)
+
+
+def test_a_state_that_becomes_another_one_is_written_anew(tmp_path: Path) -> None:
+    """It was repaired, say."""
+
+    async def scenario(nursery: trio.Nursery) -> None:
+        stage = Stage(tmp_path, WARM)
+        reference = stage.open()
+        nursery.start_soon(reference.run)
+        await trio.sleep(NOW)
+        stage.state.theta[4:8] = b"\x00\x00\x80\x3f"
+        stage.keeping.mark = SimpleNamespace(rounds=WARM, digest=b"y")
+        assert reference.path is None
+        await trio.sleep(NOW)
+        assert reference.path is not None and reference.path.read_bytes() == b"".join(stage.state.weights()) != stage.own
+
+    play(scenario)
+
+
+def test_a_run_with_initial_weights_has_none_before_they_are_here(tmp_path: Path) -> None:
+    async def scenario(nursery: trio.Nursery) -> None:
+        stage = Stage(tmp_path, 0)
+        changes = {"initial_state": b"initial".hex(), "rl": rl_run(kl_weight=0.1).manifest.rl}
+        reference = stage.open(MANIFEST.model_copy(update=changes))
+        nursery.start_soon(reference.run)
+        await trio.sleep(NOW)
+        assert reference.path is None
+        stage.keeping.mark = SimpleNamespace(rounds=0, digest=b"initial")
+        await trio.sleep(NOW)
+        assert reference.path is not None and reference.path.read_bytes() == stage.own
 
     play(scenario)
 
