@@ -131,7 +131,7 @@ def test_whoever_was_dialled_in_a_meeting_may_relay_for_the_other_whichever_aske
                 while one.link(two.peer_id) == "relayed" or two.link(one.peer_id) == "relayed":
                     await trio.sleep(0.01)
             assert one.link(two.peer_id) == ("reversed" if asker_listens else "direct")
-            where = ("127.0.0.1", dialled.port)
+            where = ("127.0.0.1", dialled.own.port)
             assert stack(other).traversal._dialled()[dialled.peer_id] == where
             assert other.peer_id not in stack(dialled).traversal._dialled()
             assert await stack(other).traversal.circuits._gets_place(dialled.peer_id)
