@@ -73,7 +73,7 @@ class Libp2pNetwork:
                 self._identity, self._run, self._handlers, self._settings, self._emit, self.own.ports, self.own.ends
             )
             self._stack.dialer.remember(self._early_addresses)
-            announced = self.addresses() if self._settings.mdns else []
+            announced = self.own.nearby if self._settings.mdns else None
             await self._stack.run(host, self.own.port, announced, task_status=task_status)
 
     async def close(self) -> None:

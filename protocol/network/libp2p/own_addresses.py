@@ -37,10 +37,11 @@ class OwnAddresses:
 
     def all(self) -> list[str]:
         """Multiaddrs that others can dial, each ending in /p2p/<peer ID>: those outside of a router first."""
-        hosts = interface_addresses() if self._host == ANY_IPV4 else [self._host]
-        interfaces = [transport_address(host, self.port) for host in hosts]
-        outside, inside = ([f"{address}/p2p/{self._peer}" for address in found] for found in (self._outside(), interfaces))
-        return list(dict.fromkeys([*outside, *self._circuits(), *inside]))
+        return list(dict.fromkeys([*self._named(self._outside()), *self._circuits(), *self._named(self._inside())]))
+
+    def nearby(self) -> list[str]:
+        """Those of our interfaces, and those that our owner names."""
+        return list(dict.fromkeys(self._named([*self._announce, *self._inside()])))
 
     def ends(self) -> list[End]:
         """Those that are dialled without a relay, as IP addresses and ports."""
@@ -66,3 +67,10 @@ class OwnAddresses:
         """Where others reach us as our owner, our router and they say, without our peer ID."""
         found = [address for address in [*self._reached(), *self._mapped] if is_public(address)]
         return list(dict.fromkeys([*self._announce, *dict.fromkeys(found[:MAX_FOUND])]))
+
+    def _inside(self) -> list[str]:
+        hosts = interface_addresses() if self._host == ANY_IPV4 else [self._host]
+        return [transport_address(host, self.port) for host in hosts]
+
+    def _named(self, addresses: Sequence[str]) -> list[str]:
+        return [f"{address}/p2p/{self._peer}" for address in addresses]
