@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
+from protocol.network.simulated.weather import Weather
 from protocol.rollouts.reference import LONG_S
 from protocol.state.weight_files import leaves_of
 from protocol.wire.hashes import Hash, tree_root
@@ -16,6 +18,7 @@ from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
 from tests.simulation.world import World
 
+LOSSY = Weather(gossip_loss=0.25, gossip_copies=0.2, gossip_late=0.1, request_loss=0.004)
 WARM = 2
 RUN = rl_run(kl_weight=0.1, warm_rounds=WARM)
 ROLES = {Role.TRAINER: 3, Role.ROLLOUT: 2, Role.VALIDATOR: 1}
@@ -79,6 +82,30 @@ def test_all_compare_with_the_weights_that_rollouts_began_with_and_who_comes_lat
         check(late)
 
     holds(simulate(sum(ROLES.values()), scenario, signed=RUN))
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_trainers_that_die_while_rollouts_begin_compare_with_the_same_weights(seed: int) -> None:
+    """By kill or power cut, at any time from the last warm round on; gossip is lost, and requests are."""
+
+    async def scenario(world: World) -> None:
+        _, seats = cast(world, ROLES)
+        trainers = seats[Role.TRAINER]
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(WARM - 1, within_s=240)
+        for _ in range(6):
+            await trio.sleep(3 * world.random.random())
+            victim = world.random.choice([seat for seat in trainers if seat.up])
+            world.random.choice([world.faults.kill, world.faults.cut_power])(victim)
+            await trio.sleep(world.random.random())
+            world.start(victim)
+        await world.until_round(max(WARM, *world.rounds()) + 3, within_s=480)
+        for seat in trainers:
+            await until_learning(world, seat)
+            check(seat)
+
+    holds(simulate(sum(ROLES.values()), scenario, seed, LOSSY, RUN))
 
 
 def test_a_seed_keeps_them_for_trainers_that_come_when_all_others_are_gone() -> None:
