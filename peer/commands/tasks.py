@@ -86,7 +86,8 @@ def run_publish(args: argparse.Namespace) -> int:
         done = ask(args, "publish-tasks", file=ready.file, name=name, count=len(ready.tasks))
     print(f"set         {done['id']}")
     print(f"name        {done['name']}")
-    print(f"tasks       {done['tasks']} in {size(done['size_bytes'])}: {_kinds(ready.kinds)}")
+    print(f"tasks       {ready.told}: {_kinds(ready.kinds)}")
+    print(f"size        {size(done['size_bytes'])}")
     print("The organiser admits it with `peer tasks admit " + done["id"][:12] + "`; keep this peer running until then.")
     return ExitCode.OK
 
@@ -97,7 +98,7 @@ def run_show(args: argparse.Namespace) -> int:
 
     fetched, checked = _fetched(args)
     print(f"set         {fetched['id']}")
-    print(f"tasks       {len(checked.tasks)}: {_kinds(checked.kinds)}")
+    print(f"tasks       {checked.told}: {_kinds(checked.kinds)}")
     print(f"file        {fetched['path']}")
     for task in checked.tasks[:SHOWN]:
         print(f"task        {clean(task.problem_id, 40)}: {clean(task.prompt, 200)}")
@@ -109,7 +110,7 @@ def run_admit(args: argparse.Namespace) -> int:
     fetched, checked = _fetched(args)
     done = ask(args, "admit-tasks", timeout_s=FETCH_TIMEOUT_S, id=fetched["id"], percent=args.percent)
     print(f"admitted    {fetched['id']}")
-    print(f"tasks       {len(checked.tasks)}: {_kinds(checked.kinds)}")
+    print(f"tasks       {checked.told}: {_kinds(checked.kinds)}")
     _say_amended(done)
     return ExitCode.OK
 
@@ -125,7 +126,8 @@ def _fetched(args: argparse.Namespace) -> tuple[dict[str, Any], Checked]:
     checked = check(chosen_run(run, folder), Path(fetched["path"]))
     if len(checked.tasks) != fetched["tasks"]:
         raise PeerError(
-            f"the set has {len(checked.tasks)} tasks, and its publisher says {fetched['tasks']}; do not admit it",
+            f"the set has {len(checked.tasks)} tasks for this run, and its publisher says {fetched['tasks']}; "
+            "do not admit it",
             ExitCode.INPUT,
         )
     return fetched, checked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,19 @@ def test_more_problems_than_tasks_and_lines_that_are_no_tasks_are_told_when_the_
     (tmp_path / "tasks.jsonl").write_bytes(wrong)
     with pytest.raises(PeerError, match="tasks.jsonl: line 2"):
         create_run(run_file(tmp_path, TASKS.replace(digest_of(TASK), digest_of(wrong)), 1), tmp_path / "data")
+
+
+def test_how_many_tasks_stay_by_their_solve_rates_is_told_when_the_run_is_created(tmp_path: Path) -> None:
+    def rated(*rates: float) -> str:
+        lines = [{**json.loads(TASK), "problem_id": str(at), "solve_rate": rate} for at, rate in enumerate(rates)]
+        (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        return TASKS.replace(digest_of(TASK), digest_of((tmp_path / "tasks.jsonl").read_bytes()))
+
+    told: list[tuple[str, str]] = []
+    create_run(run_file(tmp_path, rated(0, 0.5, 0.25), 2), tmp_path / "data", lambda *remark: told.append(remark))
+    left = "tasks.jsonl: 2 of 3, 1 left out by a solve_rate outside 0.1 to 0.8"
+    assert told == [("tasks", left)]
+    with pytest.raises(PeerError, match=f"it has 2 problems, not 3; problems = 2 would do; {left}"):
+        create_run(run_file(tmp_path, rated(0, 0.5, 0.25), 3), tmp_path / "data")
+    with pytest.raises(PeerError, match="none of the 2 tasks has a solve_rate"):
+        create_run(run_file(tmp_path, rated(0, 1), 1), tmp_path / "data")
