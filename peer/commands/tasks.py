@@ -82,7 +82,13 @@ def _register_rate(group: Subparsers) -> None:
         epilog="Tasks with a solve_rate outside a run's min_solve_rate and max_solve_rate are left out of it.  No peer has "
         "to run.  Interrupted, the same command goes on where it was.",
     )
-    rate.add_argument("source", metavar="FILE", help="JSON lines (docs/environments.md)")
+    rate.add_argument("source", metavar="FILE", nargs="?", help="JSON lines (docs/environments.md)")
+    rate.add_argument(
+        "--environment",
+        metavar="NAME",
+        help='instead of a file, tasks of an environment as run files name it, "add(digits=3)"; nothing is written',
+    )
+    rate.add_argument("--problems", type=_count, default=64, metavar="N", help="of an --environment, spread over it (64)")
     rate.add_argument("--model", metavar="FOLDER", required=True, help="as `peer export` or transformers write it")
     rate.add_argument("--samples", type=_count, default=8, metavar="N", help="answers to each task (8)")
     rate.add_argument("--out", metavar="FILE", help="a new file for the result (default: FILE with .rated in its name)")
@@ -113,28 +119,32 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_rate(args: argparse.Namespace) -> int:
-    """Measure the tasks of a file; what was measured before an interruption stays."""
-    from peer.tasks.rating import Measuring, Sampling, measure
+    """Measure the tasks of a file, of which an interruption leaves what was measured, or some of an environment."""
+    from peer.tasks.rating import Answering, Sampling, measure, survey
 
-    source = Path(args.source).absolute()
-    target = Path(args.out).absolute() if args.out else source.with_name(f"{source.stem}.rated{source.suffix}")
+    if (args.source is None) == (args.environment is None):
+        raise PeerError("name a file of tasks or an --environment, and not both", ExitCode.USAGE)
     run = _of_the_run(args)
     temperature = run.temperature if args.temperature is None else args.temperature
     sampling = Sampling(args.samples, args.max_tokens or run.max_tokens, temperature, args.at_once)
-    what = Measuring(source, target, Path(args.model).absolute(), sampling, args.template or run.template, args.device)
+    how = Answering(Path(args.model).absolute(), sampling, args.template or run.template, args.device)
+    source = Path(args.source or "").absolute()
+    target = Path(args.out).absolute() if args.out else source.with_name(f"{source.stem}.rated{source.suffix}")
     progress = _Progress()
     try:
-        done = measure(what, progress.say)
+        if args.environment is not None:
+            done = survey(args.environment, args.problems, how, progress.say)
+        else:
+            done = measure(source, target, how, progress.say)
     except KeyboardInterrupt:
-        print(
-            f"\npeer: {progress.done} of {progress.total} tasks are measured; the same command goes on there",
-            file=sys.stderr,
-        )
+        kept = "; the same command goes on there" if args.source else ", and nothing is kept"
+        print(f"\npeer: {progress.done} of {progress.total} tasks are measured{kept}", file=sys.stderr)
         return ExitCode.INTERRUPTED
     print(f"tasks       {len(done.rates)}, {args.samples} answers to each")
     print("\n".join(done.told(run.bounds)))
-    print(f"file        {target}")
-    print(f'In a run file beside it: environment = \'jsonl(path="{target.name}", digest="{done.digest}")\'')
+    if args.source is not None:
+        print(f"file        {target}")
+        print(f'In a run file beside it: environment = \'jsonl(path="{target.name}", digest="{done.digest}")\'')
     return ExitCode.OK
 
 

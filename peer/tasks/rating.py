@@ -1,4 +1,4 @@
-"""The tasks of a file solved by a model some times each, and written out with their solve rates: `peer tasks rate`."""
+"""How often a model solves tasks: `peer tasks rate`.  Those of a file are written out with their rates."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, TokenizerFile
 from trainer.environments.jsonl import RecordedTasks, digest_of, read_file
 from trainer.environments.records import MAX_LINE_BYTES, read_tasks
+from trainer.environments.registry import open_named
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.solve_rates import SolveRates, told
 from trainer.environments.task_set import ZSTANDARD
@@ -31,7 +32,7 @@ from trainer.weights.errors import FolderError
 from trainer.weights.reading import WeightsFolder
 from trainer.worker import pick_device
 
-__all__ = ["AsInRun", "Measured", "Measuring", "Sampling", "measure"]
+__all__ = ["Answering", "AsInRun", "Measured", "OnProgress", "Sampling", "measure", "survey"]
 
 TOKENIZER = "tokenizer.json"
 
@@ -41,7 +42,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class AsInRun:
-    """What of a run changes how tasks are answered, and its bounds of solve rates.  template: as `Measuring` has it."""
+    """What of a run changes how tasks are answered, and its bounds of solve rates.  template: as `Answering` has it."""
 
     max_tokens: int = Sampling.max_tokens
     temperature: float = Sampling.temperature
@@ -61,14 +62,12 @@ class AsInRun:
 
 
 @dataclass(frozen=True)
-class Measuring:
-    """What to measure.
+class Answering:
+    """Who answers, and how.
 
     template: how a prompt is laid out; empty for what a run has that begins with the model.  device: auto, cpu or cuda.
     """
 
-    source: Path
-    target: Path
     model: Path
     sampling: Sampling
     template: str = ""
@@ -77,43 +76,60 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Measured:
-    """rates: in the order of the file.  digest: of the file that was written, as a run file names it."""
+    """rates: in the order of the tasks.  digest: of the file that was written, as a run file names it; else empty."""
 
     rates: tuple[float, ...]
-    digest: str
+    digest: str = ""
 
     def told(self, bounds: SolveRates) -> list[str]:
         """For a person: what came out, and what a run with these bounds would make of it."""
-        count, left = len(self.rates), sum(map(bounds.have, self.rates))
+        count, inside = len(self.rates), sum(map(bounds.have, self.rates))
         mean, never, always = sum(self.rates) / count, self.rates.count(0), self.rates.count(1)
-        return [
-            f"solve rate  {mean:.3f} on average; {never} of {count} tasks never solved, {always} always",
-            f"left        {told(left, count, bounds)}",
-        ]
+        lines = [f"solve rate  {mean:.3f} on average; {never} of {count} tasks never solved, {always} always"]
+        if self.digest:
+            lines.append(f"in a run    {told(inside, count, bounds)}")
+        else:
+            lines.append(f"in bounds   {inside} of {count}, {bounds.low:g} to {bounds.high:g}; a run has the others, too")
+        return lines
 
 
-def measure(what: Measuring, on_progress: OnProgress = lambda done, total: None) -> Measured:
-    """Measure, or go on measuring, and write the records with their rates to a new file.  Raises `PeerError`.
+def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress = lambda done, total: None) -> Measured:
+    """Measure the tasks of a file, or go on measuring, and write the records with their rates to a new one.
 
-    What is measured outlives an interruption, in a file beside the new one.
+    What is measured outlives an interruption, in a file beside the new one.  Raises `PeerError`.
     """
-    if what.target.exists():
-        raise PeerError(f"{what.target} exists; remove it, or give another --out", ExitCode.INPUT)
+    if target.exists():
+        raise PeerError(f"{target} exists; remove it, or give another --out", ExitCode.INPUT)
     with _naming_errors():
-        data = read_file(str(what.source))
-        environment, records = _tasks(what.source, data)
-        rater, of = _rater(what)
-        with kept_rates(what.target, {"tasks": digest_of(data), **of}, environment.size) as kept:
+        data = read_file(str(source))
+        environment, records = _tasks(source, data)
+        rater, of = _rater(how)
+        with kept_rates(target, {"tasks": digest_of(data), **of}, environment.size) as kept:
             on_progress(len(kept.rates), environment.size)
             missing = [task for task in range(environment.size) if task not in kept.rates]
             for task, rate in rater.rates(environment, missing) if missing else ():
                 kept.keep(task, rate)
                 on_progress(len(kept.rates), environment.size)
         rates = tuple(kept.rates[task] for task in range(environment.size))
-        written = _rated(records, rates, what.sampling.samples)
-        _write(what.target, written)
+        written = _rated(records, rates, how.sampling.samples)
+        _write(target, written)
         kept.path.unlink(missing_ok=True)
     return Measured(rates, digest_of(written))
+
+
+def survey(name: str, count: int, how: Answering, on_progress: OnProgress = lambda done, total: None) -> Measured:
+    """Measure so many problems, spread over an environment that is named as in a run file.  Raises `PeerError`."""
+    with _naming_errors():
+        environment = open_named(name)
+        rater, _ = _rater(how)
+        count = min(count, environment.size)
+        problems = [number * environment.size // count for number in range(count)]
+        on_progress(0, count)
+        rates: dict[int, float] = {}
+        for problem, rate in rater.rates(environment, problems):
+            rates[problem] = rate
+            on_progress(len(rates), count)
+    return Measured(tuple(rates[problem] for problem in problems))
 
 
 def _tasks(source: Path, data: bytes) -> tuple[RecordedTasks, list[dict[str, Any]]]:
@@ -128,30 +144,30 @@ def _tasks(source: Path, data: bytes) -> tuple[RecordedTasks, list[dict[str, Any
     return RecordedTasks(tasks, digest_of(data)), records
 
 
-def _rater(what: Measuring) -> tuple[Rater, dict[str, Any]]:
+def _rater(how: Answering) -> tuple[Rater, dict[str, Any]]:
     """Who measures, and what its rates depend on."""
-    sampling = what.sampling
+    sampling = how.sampling
     if not 0 < sampling.temperature <= 1000:
         raise PeerError("a temperature is above 0 and at most 1000; give another --temperature", ExitCode.USAGE)
-    if what.device == "cuda" and not torch.cuda.is_available():
+    if how.device == "cuda" and not torch.cuda.is_available():
         raise PeerError("there is no GPU that torch can use here; leave --device out", ExitCode.RESOURCES)
-    folder = WeightsFolder(what.model)
-    tokenizer, template = _tokenizer(what, folder)
+    folder = WeightsFolder(how.model)
+    tokenizer, template = _tokenizer(how, folder)
     weights = rating.weights_in(folder)
     of = {"model": rating.digest_of(weights), "template": template, **asdict(sampling)}
     del of["slots"]  # which changes nothing but the speed
-    return Rater(folder.config, weights, tokenizer, sampling, pick_device(what.device)), of
+    return Rater(folder.config, weights, tokenizer, sampling, pick_device(how.device)), of
 
 
-def _tokenizer(what: Measuring, folder: WeightsFolder) -> tuple[TemplatedTokenizer, str]:
+def _tokenizer(how: Answering, folder: WeightsFolder) -> tuple[TemplatedTokenizer, str]:
     """As a run has it that begins with the folder, and the name of its template."""
     path = folder.folder / TOKENIZER
     if path.is_file():
-        facts = tokenizer_facts(path, {"template": what.template} if what.template else {})
+        facts = tokenizer_facts(path, {"template": how.template} if how.template else {})
         return TemplatedTokenizer(TokenizerFile(path, facts["ends"]), facts["template"]), facts["template"]
     if folder.config.vocab != ByteTokenizer.vocab:
         raise PeerError(f"{folder.folder} has no {TOKENIZER}; copy the one of the model there", ExitCode.INPUT)
-    template = what.template or "raw"
+    template = how.template or "raw"
     return TemplatedTokenizer(ByteTokenizer(), template), template
 
 

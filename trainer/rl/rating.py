@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer.data.tokens import Tokenizer
 from trainer.environments.conversation import read_turns
 from trainer.environments.environment import Environment
-from trainer.generate.engine import Completion, Engine, Request, complete
+from trainer.generate.engine import Completion, Engine, Reply, Request, complete
 from trainer.generate.sampling import stream_key
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.config import SLOTS
@@ -65,12 +65,18 @@ class Rater:
     def rates(self, environment: Environment, problems: Sequence[int]) -> Iterator[tuple[int, float]]:
         """Each of the problems (at least one) with the mean score of its answers, 0 to 1, in the order in which they end.
 
-        environment: of one turn.  What is answered depends on the weights, the prompt and the sampling alone, not on which
-        other problems there are, beyond the rounding of sums.  Raises SandboxUnavailable.
+        What is answered depends on the weights, the prompt and the sampling alone, not on which other problems there are,
+        beyond the rounding of sums.  Raises SandboxUnavailable.
         """
         samples = self._sampling.samples
         prompts = [tuple(self._tokenizer.prompt(environment.problem(problem).prompt)) for problem in problems]
-        engine = self._engine(max(map(len, prompts)))
+
+        def reply(request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
+            problem = environment.problem(problems[request.id // samples])
+            said = environment.reply(problem, read_turns(environment, problem, output, made, self._tokenizer))
+            return None if said is None else self._tokenizer.reply(said)
+
+        engine = self._engine(max(map(len, prompts)), reply if environment.max_turns > 1 else None)
         scores: dict[int, list[float]] = {}
         for completion in complete(engine, self._requests(prompts)):
             place = completion.id // samples
@@ -79,7 +85,7 @@ class Rater:
             if len(found) == samples:
                 yield problems[place], math.fsum(scores.pop(place)) / samples
 
-    def _engine(self, longest: int) -> Engine:
+    def _engine(self, longest: int, reply: Reply | None) -> Engine:
         sampling, dtype = self._sampling, torch.bfloat16 if self._device.type == "cuda" else torch.float32
         engine = Engine(
             self._config,
@@ -88,6 +94,7 @@ class Rater:
             length=longest + sampling.max_tokens,
             temperature=sampling.temperature,
             dtype=dtype,
+            reply=reply,
         )
         engine.load(self._weights.to(self._device, dtype))
         return engine

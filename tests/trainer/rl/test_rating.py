@@ -78,6 +78,24 @@ def test_a_rate_depends_neither_on_other_tasks_nor_on_how_many_are_answered_at_a
     assert alone == {turned[4]: found[turned[4]], turned[1]: found[turned[1]]}
 
 
+class Asks(Halves):
+    """Asks once more, and likes conversations of two turns."""
+
+    max_turns = 2
+
+    def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        return "and?" if len(turns) == 1 else None
+
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        return float(len(turns) == 2)
+
+
+def test_an_environment_of_several_turns_has_its_word() -> None:
+    rater = Rater(CONFIG, WEIGHTS, ByteTokenizer(), Sampling(samples=16, max_tokens=400, slots=16), torch.device("cpu"))
+    ((_, rate),) = rater.rates(Asks(["a"]), [0])
+    assert rate > 0
+
+
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.vocab = 257
