@@ -23,7 +23,7 @@ from trainer.models.llama.initial import initial_parameters
 from trainer.models.llama.model import Decoder
 from trainer.optim.adamw import AdamW
 from trainer.rl.config import RlConfig
-from trainer.rl.groups import Group, grouped, scored, solvable
+from trainer.rl.groups import Group, grouped, scored
 from trainer.rl.learner import Learner, LearnTask, adamw_config
 from trainer.rl.rollout import Rollout
 from trainer.rl.statistics import Learnt
@@ -202,8 +202,8 @@ class Trial:
         pool = list(range(self.settings.pool))
         if not self.variant.filters:
             return pool
-        rates = {group.problem: group.solve_rate for group in self.groups(self.learner.model, pool)}
-        kept = solvable(rates, self.config.min_solve_rate, self.config.max_solve_rate)
+        bounds = self.config.solve_rates
+        kept = [group.problem for group in self.groups(self.learner.model, pool) if bounds.have(group.solve_rate)]
         if not kept:
             raise ValueError("the model solves no problem of the pool neither too rarely nor too often; take another task")
         return kept

@@ -11,7 +11,9 @@ from trainer.data.rows import Reading
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, TokenizerFile
 from trainer.environments import examples
+from trainer.environments.environment import Environment
 from trainer.environments.registry import open_named
+from trainer.environments.solve_rates import ALL
 
 TOKENIZER, CHATS = "tokenizer.json", "chats.jsonl"
 """Names of a run's files."""
@@ -34,10 +36,18 @@ def reading_of(config: TrainingConfig, tokenizer: TemplatedTokenizer) -> Reading
         path = _file(config, CHATS)
         return ChatReading(path, tokenizer, data.sequence_length, data.held_out_percent, packed=data.packed)
     if data.corpus == "examples":
-        corpus = examples.corpus_of(open_named(config.environment, config.files), data.held_out_percent, tokenizer)
+        corpus = examples.corpus_of(environment_of(config), data.held_out_percent, tokenizer)
     else:
         corpus = corpora.load(data.corpus, data.held_out_percent, tokenizer if config.tokenizer else None)
     return corpora.TextReading(corpus, data.sequence_length)
+
+
+def environment_of(config: TrainingConfig) -> Environment:
+    """The tasks that a run's rollouts solve, without those that its bounds of solve rates leave out.
+
+    Raises ValueError when this installation cannot provide them, and SandboxUnavailable.
+    """
+    return open_named(config.environment, config.files, config.rl.solve_rates if config.rl else ALL)
 
 
 def _file(config: TrainingConfig, name: str) -> Path:

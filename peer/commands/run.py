@@ -79,8 +79,8 @@ def run_create(args: argparse.Namespace) -> int:
     from protocol.wire.identity import PeerId
 
     data = data_dir(args.data_dir)
-    about_chats: list[str] = []
-    signed = create_run(Path(args.file), data, about_chats.append)
+    remarks: list[str] = []
+    signed = create_run(Path(args.file), data, lambda what, about: remarks.append(f"{what:<12}{about}"))
     manifest = signed.manifest
     addresses, _ = _addresses(args, signed.run, PeerId(manifest.organiser), data)
     if args.out:
@@ -89,8 +89,8 @@ def run_create(args: argparse.Namespace) -> int:
     print(f"name        {manifest.name}")
     print(f"parameters  {manifest.parameters} ({amount(manifest.parameters)})")
     print(f"memory      {memory_line(manifest)}")
-    for about in about_chats:
-        print(f"chats       {about}")
+    for remark in remarks:
+        print(remark)
     if manifest.admission is Admission.INVITE:
         print(
             "This run admits by token, which this invitation has not; while your peer runs, make one for each guest, whose "

@@ -1,8 +1,12 @@
-"""`peer tasks`: sets of tasks from the crowd: those that there are, offering one, admitting and removing them."""
+"""`peer tasks`: sets of tasks from the crowd: those that there are, offering one, admitting and removing them.
+
+And what comes before a run or an offer: how often a model solves the tasks of a file.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +17,7 @@ from peer.errors import ExitCode, PeerError
 if TYPE_CHECKING:
     from peer.commands import Subparsers
     from peer.tasks.checking import Checked
+    from peer.tasks.rating import AsInRun
 
 FETCH_TIMEOUT_S = 300.0
 SHOWN = 5
@@ -30,7 +35,7 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "tasks",
-        "show, offer, admit and remove sets of tasks from the crowd",
+        "rate tasks; show, offer, admit and remove sets of tasks from the crowd",
         run_list,
         epilog="In runs with rollouts.  Anybody offers a set; the organiser admits it; sets that teach nothing fall out.",
     )
@@ -38,6 +43,7 @@ def register(subparsers: Subparsers) -> None:
     group = parser.add_subparsers(title="commands", metavar="COMMAND")
     listed = add_command(group, "list", "the sets that are admitted or offered, and what is counted of them", run_list)
     listed.add_argument("--json", action="store_true", help="one JSON object")
+    _register_rate(group)
     publish = add_command(
         group,
         "publish",
@@ -67,9 +73,113 @@ def register(subparsers: Subparsers) -> None:
     remove.add_argument("id", metavar="ID", help="the beginning of the set's ID, 6 digits or more")
 
 
+def _register_rate(group: Subparsers) -> None:
+    rate = add_command(
+        group,
+        "rate",
+        "have a model solve the tasks of a file, and write them with their solve rates",
+        run_rate,
+        epilog="Tasks with a solve_rate outside a run's min_solve_rate and max_solve_rate are left out of it.  No peer has "
+        "to run.  Interrupted, the same command goes on where it was.",
+    )
+    rate.add_argument("source", metavar="FILE", nargs="?", help="JSON lines (docs/environments.md)")
+    rate.add_argument(
+        "--environment",
+        metavar="NAME",
+        help='instead of a file, tasks of an environment as run files name it, "add(digits=3)"; nothing is written',
+    )
+    rate.add_argument("--problems", type=_count, default=64, metavar="N", help="of an --environment, spread over it (64)")
+    rate.add_argument("--model", metavar="FOLDER", required=True, help="as `peer export` or transformers write it")
+    rate.add_argument("--samples", type=_count, default=8, metavar="N", help="answers to each task (8)")
+    rate.add_argument("--out", metavar="FILE", help="a new file for the result (default: FILE with .rated in its name)")
+    rate.add_argument(
+        "--run",
+        dest="what",
+        metavar="RUN",
+        help="a run file, manifest or run ID: answers have its length, temperature and template",
+    )
+    rate.add_argument("--max-tokens", type=_count, metavar="N", help="of an answer at most (default: the run's, else 1024)")
+    rate.add_argument("--temperature", type=float, metavar="T", help="of sampling (default: the run's, else 1)")
+    rate.add_argument(
+        "--template",
+        choices=["raw", "plain", "chatml", "llama3"],
+        help="how prompts are laid out (default: the run's, else as in a run that begins with FOLDER)",
+    )
+    rate.add_argument(
+        "--at-once", type=_count, default=32, metavar="N", help="answers made at a time (32); fewer take less memory"
+    )
+    rate.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto takes a GPU where there is one"
+    )
+
+
 def run_list(args: argparse.Namespace) -> int:
     """Print the sets; exit code 5 when no peer runs here."""
     return show(args, "tasks", describe)
+
+
+def run_rate(args: argparse.Namespace) -> int:
+    """Measure the tasks of a file, of which an interruption leaves what was measured, or some of an environment."""
+    from peer.tasks.rating import Answering, Sampling, measure, survey
+
+    if (args.source is None) == (args.environment is None):
+        raise PeerError("name a file of tasks or an --environment, and not both", ExitCode.USAGE)
+    run = _of_the_run(args)
+    temperature = run.temperature if args.temperature is None else args.temperature
+    sampling = Sampling(args.samples, args.max_tokens or run.max_tokens, temperature, args.at_once)
+    how = Answering(Path(args.model).absolute(), sampling, args.template or run.template, args.device)
+    source = Path(args.source or "").absolute()
+    target = Path(args.out).absolute() if args.out else source.with_name(f"{source.stem}.rated{source.suffix}")
+    progress = _Progress()
+    try:
+        if args.environment is not None:
+            done = survey(args.environment, args.problems, how, progress.say)
+        else:
+            done = measure(source, target, how, progress.say)
+    except KeyboardInterrupt:
+        kept = "; the same command goes on there" if args.source else ", and nothing is kept"
+        print(f"\npeer: {progress.done} of {progress.total} tasks are measured{kept}", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    print(f"tasks       {len(done.rates)}, {args.samples} answers to each")
+    print("\n".join(done.told(run.bounds)))
+    if args.source is not None:
+        print(f"file        {target}")
+        print(f'In a run file beside it: environment = \'jsonl(path="{target.name}", digest="{done.digest}")\'')
+    return ExitCode.OK
+
+
+def _of_the_run(args: argparse.Namespace) -> AsInRun:
+    """What of the run that the command line names changes rates; the usual where it names none."""
+    from peer.joining.run_source import find_run
+    from peer.paths import data_dir
+    from peer.tasks.rating import AsInRun
+    from protocol.run.invitation import Invitation
+
+    if args.what is None:
+        return AsInRun()
+    found = find_run(args.what, data_dir(args.data_dir))
+    if isinstance(found, Invitation):
+        raise PeerError(
+            "only the run's peers know what an invitation is to; give the run ID or the manifest", ExitCode.INPUT
+        )
+    return AsInRun.of(found.manifest)
+
+
+class _Progress:
+    """Tells how far it is: in one line on a terminal, else with each tenth."""
+
+    def __init__(self) -> None:
+        self.done = self.total = 0
+        self._told = -1
+
+    def say(self, done: int, total: int) -> None:
+        """As `peer.tasks.rating.OnProgress`."""
+        self.done, self.total = done, total
+        if sys.stderr.isatty():
+            print(f"\r{done} of {total} tasks", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        elif (tenth := 10 * done // total) > self._told:
+            self._told = tenth
+            print(f"{done} of {total} tasks", file=sys.stderr, flush=True)
 
 
 def run_publish(args: argparse.Namespace) -> int:
@@ -86,7 +196,8 @@ def run_publish(args: argparse.Namespace) -> int:
         done = ask(args, "publish-tasks", file=ready.file, name=name, count=len(ready.tasks))
     print(f"set         {done['id']}")
     print(f"name        {done['name']}")
-    print(f"tasks       {done['tasks']} in {size(done['size_bytes'])}: {_kinds(ready.kinds)}")
+    print(f"tasks       {ready.told}: {_kinds(ready.kinds)}")
+    print(f"size        {size(done['size_bytes'])}")
     print("The organiser admits it with `peer tasks admit " + done["id"][:12] + "`; keep this peer running until then.")
     return ExitCode.OK
 
@@ -97,7 +208,7 @@ def run_show(args: argparse.Namespace) -> int:
 
     fetched, checked = _fetched(args)
     print(f"set         {fetched['id']}")
-    print(f"tasks       {len(checked.tasks)}: {_kinds(checked.kinds)}")
+    print(f"tasks       {checked.told}: {_kinds(checked.kinds)}")
     print(f"file        {fetched['path']}")
     for task in checked.tasks[:SHOWN]:
         print(f"task        {clean(task.problem_id, 40)}: {clean(task.prompt, 200)}")
@@ -109,7 +220,7 @@ def run_admit(args: argparse.Namespace) -> int:
     fetched, checked = _fetched(args)
     done = ask(args, "admit-tasks", timeout_s=FETCH_TIMEOUT_S, id=fetched["id"], percent=args.percent)
     print(f"admitted    {fetched['id']}")
-    print(f"tasks       {len(checked.tasks)}: {_kinds(checked.kinds)}")
+    print(f"tasks       {checked.told}: {_kinds(checked.kinds)}")
     _say_amended(done)
     return ExitCode.OK
 
@@ -125,7 +236,8 @@ def _fetched(args: argparse.Namespace) -> tuple[dict[str, Any], Checked]:
     checked = check(chosen_run(run, folder), Path(fetched["path"]))
     if len(checked.tasks) != fetched["tasks"]:
         raise PeerError(
-            f"the set has {len(checked.tasks)} tasks, and its publisher says {fetched['tasks']}; do not admit it",
+            f"the set has {len(checked.tasks)} tasks for this run, and its publisher says {fetched['tasks']}; "
+            "do not admit it",
             ExitCode.INPUT,
         )
     return fetched, checked
@@ -172,6 +284,12 @@ def describe(status: dict[str, Any]) -> list[str]:
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.0%} of {whole}" if whole else "-"
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text} is none; give a whole number from 1 to {1 << 20}")
+    return int(text)
 
 
 def _percent(text: str) -> int:

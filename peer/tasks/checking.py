@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peer.errors import ExitCode, PeerError
@@ -14,16 +14,22 @@ from peer.paths import make_private, run_dir
 from protocol.run.manifest import SignedManifest
 from protocol.wire.tasks import MAX_SET_BYTES, MAX_SET_TASKS
 from trainer.environments.records import Task
+from trainer.environments.solve_rates import SolveRates, told
 from trainer.environments.task_set import read_task_set
 from trainer.rl.targets import most_prompt_bytes
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A file that is a set.  kinds: of verification, with their numbers.  file: its name in the run's folder of tasks."""
+    """A file that is a set.
+
+    tasks: those that stay by the run's bounds of solve rates, the only ones that count.  kinds: of their verification, with
+    their numbers.  told: how many stay, for a person.  file: its name in the run's folder of tasks.
+    """
 
     tasks: tuple[Task, ...]
     kinds: dict[str, int]
+    told: str
     file: str = ""
 
 
@@ -43,7 +49,7 @@ def prepared(signed: SignedManifest, source: Path, data: Path) -> Iterator[Check
     target = folder / f".given-{os.getpid()}.new"
     try:
         target.write_bytes(plain)
-        yield Checked(checked.tasks, checked.kinds, target.name)
+        yield replace(checked, file=target.name)
     finally:
         target.unlink(missing_ok=True)
 
@@ -56,11 +62,13 @@ def _read(signed: SignedManifest, source: Path) -> tuple[bytes, Checked]:
         data = source.read_bytes()
     except OSError as error:
         raise PeerError(f"cannot read {source}: {error.strerror}; name a file of JSON lines", ExitCode.INPUT) from error
+    rates = SolveRates(rl.min_solve_rate, rl.max_solve_rate)
     try:
         read = read_task_set(data)
+        tasks = rates.left(read.tasks)
     except ValueError as error:
         raise PeerError(f"{source}: {error}; docs/environments.md says what a line has", ExitCode.INPUT) from error
-    size, tasks = len(read.plain), read.tasks
+    size = len(read.plain)
     if size > MAX_SET_BYTES or len(tasks) > MAX_SET_TASKS:
         raise PeerError(
             f"{source} has {len(tasks)} tasks in {size} bytes, more than {MAX_SET_TASKS} in {MAX_SET_BYTES}; split it",
@@ -76,4 +84,4 @@ def _read(signed: SignedManifest, source: Path) -> tuple[bytes, Checked]:
             ExitCode.INPUT,
         )
     kinds = Counter(type(task.verification).__name__ for task in tasks)
-    return read.plain, Checked(tasks, dict(kinds))
+    return read.plain, Checked(tasks, dict(kinds), told(len(tasks), len(read.tasks), rates))

@@ -7,7 +7,7 @@ each other.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from peer.weights.start import FolderStart
 from peer.weights.tokenizer_facts import tokenizer_facts
 from protocol.run.data_section import CHATS, MAX_FILE_BYTES, TASKS, TOKENIZER, FileSection
 from protocol.run.manifest import RunManifest, SignedManifest
+from protocol.run.rl_section import RlSection
 from protocol.run.run_file import RunFileError, sections_of
 from protocol.state.disk import Disk, StoreFailed
 from protocol.state.weight_files import WeightFiles
@@ -27,7 +28,11 @@ from trainer.data.chat_reading import ChatReading
 from trainer.environments.jsonl import read_file
 from trainer.environments.records import read_tasks
 from trainer.environments.registry import check_named, files_of
+from trainer.environments.solve_rates import SolveRates, told
 from trainer.reading import reading_of, tokenizer_of
+
+Tell = Callable[[str, str], None]
+"""Told one thing that a person should know: what it is about, and what it says."""
 
 
 class Brought:
@@ -67,32 +72,39 @@ class Brought:
         assert self._folder is not None, "asked only where there are facts"
         return self._folder.digest(piece_bytes)
 
-    def check(self, manifest: RunManifest) -> str:
-        """Read all of it as a trainer will; what a person should know of the chats, empty where there are none.
-
-        Raises `PeerError` with file and line.
-        """
+    def check(self, manifest: RunManifest, tell: Tell = lambda what, about: None) -> None:
+        """Read all of it as a trainer will.  tell: of chats and tasks.  Raises `PeerError` with file and line."""
         paths = {name: str(path) for name, path in self._paths.items()}
         config = TrainingConfig.from_sections(manifest.trainer_sections() | {"files": paths})
         try:
             tokenizer = tokenizer_of(config)
             reading = reading_of(config, tokenizer) if CHATS in self._paths else None
             if manifest.rl is not None:
-                check_named(manifest.rl.environment, manifest.rl.problems, self._tasks())
+                self._check_tasks(manifest.rl, tell)
         except ValueError as error:
             raise PeerError(str(error), ExitCode.INPUT) from error
-        return reading.described() if isinstance(reading, ChatReading) else ""
+        if isinstance(reading, ChatReading):
+            tell("chats", reading.described())
 
-    def _tasks(self) -> dict[str, int]:
-        """How many there are in each file of the environment.  Raises ValueError with file and line."""
-        found: dict[str, int] = {}
-        for name in self._data:
-            if name.startswith(TASKS):
-                try:
-                    found[name.removeprefix(TASKS)] = len(read_tasks(io.BytesIO(self._data[name])))
-                except ValueError as error:
-                    raise ValueError(f"{self._paths[name]}: {error}") from error
-        return found
+    def _check_tasks(self, rl: RlSection, tell: Tell) -> None:
+        """Raises ValueError with file and line, and where too few tasks stay by the run's bounds of solve rates."""
+        rates = SolveRates(rl.min_solve_rate, rl.max_solve_rate)
+        left: dict[str, int] = {}
+        remarks: list[str] = []
+        for name in (name for name in self._data if name.startswith(TASKS)):
+            try:
+                tasks = read_tasks(io.BytesIO(self._data[name]))
+                count = left[name.removeprefix(TASKS)] = len(rates.left(tasks))
+            except ValueError as error:
+                raise ValueError(f"{self._paths[name]}: {error}") from error
+            about = f"{name.removeprefix(TASKS)}: {told(count, len(tasks), rates)}"
+            tell("tasks", about)
+            if count < len(tasks):
+                remarks.append(about)
+        try:
+            check_named(rl.environment, rl.problems, left)
+        except ValueError as error:
+            raise ValueError("; ".join([str(error), *remarks])) from error
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
         """Put all of it where the organiser's peer has it.  Raises `PeerError`, also when the folder has changed."""

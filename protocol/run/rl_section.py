@@ -60,9 +60,9 @@ class RlSection(Section):
     length_targets: Annotated[list[Tokens], Field(max_length=64)] = []
     """Lengths in tokens of which each prompt names one; none is no length reward."""
     min_solve_rate: Share = 0.1
-    """Mean reward of a problem, from 0 to 1, below which it is too hard to learn from, for a filter before a run."""
+    """Tasks in files whose record has a `solve_rate` below it, from 0 to 1, are left out: too hard to learn from."""
     max_solve_rate: Share = 0.8
-    """Mean reward of a problem, from 0 to 1, above which it is too easy to learn from, for a filter before a run."""
+    """Tasks in files whose record has a `solve_rate` above it, from 0 to 1, are left out: too easy to learn from."""
     divide_by_std: bool = True
     """Whether advantages are divided by the standard deviation of their group's rewards."""
     drop_zero_advantage: bool = True

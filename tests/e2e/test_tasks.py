@@ -19,6 +19,8 @@ TASKS = [
     }
     for number in range(20)
 ]
+EASY = {**TASKS[0], "problem_id": "easy", "solve_rate": 1.0, "samples": 8}
+"""What no peer may have a problem of."""
 
 
 def listed(swarm: Swarm, peer: Peer) -> list[dict[str, Any]]:
@@ -41,8 +43,9 @@ def test_tasks_of_a_volunteer_are_admitted_and_solved(tmp_path: Path) -> None:
         source.write_text("\n".join(map(json.dumps, [*TASKS, {**TASKS[0], "problem_id": "x", "prompt": ""}])))
         said = swarm.command(volunteer.folder, "tasks", "publish", str(source), code=ExitCode.INPUT)
         assert "line 21: prompt is empty" in said
-        source.write_text("\n".join(map(json.dumps, TASKS)))
+        source.write_text("\n".join(map(json.dumps, [EASY, *TASKS])))
         said = swarm.command(volunteer.folder, "tasks", "publish", str(source))
+        assert "20 of 21, 1 left out by a solve_rate" in said
         name = said.split()[1]
         swarm.until("the organiser to hear of it", lambda: organiser.heard(ev.TaskSetOffered))
         said = swarm.command(volunteer.folder, "tasks", "admit", name[:12], code=ExitCode.FAILED)
@@ -64,5 +67,5 @@ def test_tasks_of_a_volunteer_are_admitted_and_solved(tmp_path: Path) -> None:
         used = len(organiser.heard(ev.RolloutsUsed))
         swarm.until("the organiser to learn again", lambda: len(organiser.heard(ev.RolloutsUsed)) > used)
         (counted,) = listed(swarm, organiser)
-        assert counted["state"] == "admitted" and counted["here"] and counted["attempts"] > 0
+        assert counted["state"] == "admitted" and counted["here"] and counted["attempts"] > 0 and counted["tasks"] == 20
         assert not organiser.heard(ev.RolloutPeerSetAside)

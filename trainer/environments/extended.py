@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.environments.environment import Environment, Problem
-from trainer.environments.jsonl import RecordedTasks, open_file
+from trainer.environments.jsonl import RecordedTasks, open_rated
 from trainer.environments.sandbox import SandboxUnavailable
+from trainer.environments.solve_rates import ALL, SolveRates
 
 
 @dataclass(frozen=True)
 class TaskFile:
-    """A set in a file.  first: number of its first problem.  count: tasks.  digest: as `open_file` wants it."""
+    """A set in a file.  first: number of its first problem.  count: tasks that stay.  digest: as `open_rated` wants it."""
 
     first: int
     count: int
@@ -23,8 +24,9 @@ class TaskFile:
 class Extended(Environment):
     """The problems of `own`, from 0 on, and those of the sets that `use` was given."""
 
-    def __init__(self, own: Environment) -> None:
-        self._own = own
+    def __init__(self, own: Environment, rates: SolveRates = ALL) -> None:
+        """rates: of the sets' tasks that have numbers."""
+        self._own, self._rates = own, rates
         self._sets: dict[TaskFile, RecordedTasks] = {}
         self.max_turns = own.max_turns
 
@@ -42,7 +44,7 @@ class Extended(Environment):
         unusable: dict[int, str] = {}
         for file in files:
             try:
-                held[file] = self._sets.get(file) or _opened(file, most_prompt_bytes)
+                held[file] = self._sets.get(file) or _opened(file, self._rates, most_prompt_bytes)
             except (ValueError, SandboxUnavailable) as error:
                 unusable[file.first] = str(error)[:300]
         self._sets = held
@@ -74,10 +76,10 @@ class Extended(Environment):
         raise ValueError(f"there is no problem {index}: no set of tasks that is here has it")
 
 
-def _opened(file: TaskFile, most_prompt_bytes: int) -> RecordedTasks:
-    tasks = open_file(file.path, file.digest)
+def _opened(file: TaskFile, rates: SolveRates, most_prompt_bytes: int) -> RecordedTasks:
+    tasks = open_rated(file.path, file.digest, rates)
     if tasks.size != file.count:
-        raise ValueError(f"the set has {tasks.size} tasks, and was said to have {file.count}")
+        raise ValueError(f"the set has {tasks.size} tasks with solve rates of this run, and was said to have {file.count}")
     longest = max(len(tasks.problem(at).prompt.encode()) for at in range(tasks.size))
     if longest > most_prompt_bytes:
         raise ValueError(f"a prompt has {longest} bytes, more than the {most_prompt_bytes} that this run can learn from")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainer.environments.environment import Environment, Problem
 from trainer.environments.records import CodeTests, MathsAnswer, Task, read_tasks
+from trainer.environments.solve_rates import ALL, SolveRates
 from trainer.environments.verification import Verifier
 
 MAX_FILE_BYTES = 512 << 20
@@ -43,13 +44,20 @@ class RecordedTasks(Environment):
 
 
 def open_file(path: str, digest: str | None = None) -> RecordedTasks:
-    """The tasks of a file.  digest: hexadecimal BLAKE2b-128 that its bytes must have.
+    """All tasks of a file, whatever their solve rates; raises as `open_rated`."""
+    return open_rated(path, digest, ALL)
+
+
+def open_rated(path: str, digest: str | None, rates: SolveRates) -> RecordedTasks:
+    """The tasks of a file that a run with these bounds learns from, numbered without the others.
+
+    digest: hexadecimal BLAKE2b-128 that the file's bytes must have.
 
     Raises ValueError with one sentence, with the line's number where a line is at fault, and SandboxUnavailable.
     """
     data = read_file(path, digest)
     try:
-        return RecordedTasks(read_tasks(io.BytesIO(data)), digest_of(data))
+        return RecordedTasks(rates.left(read_tasks(io.BytesIO(data))), digest_of(data))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -1,7 +1,8 @@
 """Tasks as lines of JSON, in the form of GENESYS and SYNTHETIC-1: strict about everything, and bounded.
 
 A line is an object with `problem_id`, `task_type`, `prompt`, `verification_info`, and if wanted `source`, `in_source_id`,
-`gold_standard_solution`, `metadata`, `hf_dataset_name`.  `verification_info` is an object, or a text that is one in JSON.
+`gold_standard_solution`, `metadata`, `hf_dataset_name`, `solve_rate`, `samples`.  `verification_info` is an object, or a
+text that is one in JSON.
 By task type it holds:
 
 * `exact_answer`: `ground_truth`, a text that the answer must be.
@@ -11,7 +12,9 @@ By task type it holds:
   `{"type": "stdin_stdout", "input": text, "output": text}` or
   `{"type": "function_call", "fn_name": name, "input": [argument, …], "output": value}`.
 
-The first two are ours, the others as published.  Tasks are data: nothing in them is ever executed.
+The first two are ours, the others as published.  `solve_rate` is the mean score, 0 to 1, of so many `samples` of a model's
+answers; a run may leave the task out for it (`trainer.environments.solve_rates`).  Tasks are data: nothing in them is ever
+executed.
 """
 
 from __future__ import annotations
@@ -30,13 +33,15 @@ MAX_NAME_BYTES = 256
 MAX_CASES = 64
 """Test cases of a task.  Each costs a process where the program reads its input."""
 MAX_CASE_BYTES = 256 << 10
+MAX_SAMPLES = 1 << 20
+"""Answers that a solve rate may be of."""
 NUMBER = re.compile(
     r"[+-]?[0-9]{1,60}(\.[0-9]{1,60})?([eE][+-]?[0-9]{1,3})?|[+-]?\.[0-9]{1,60}([eE][+-]?[0-9]{1,3})?|[+-]?[0-9]{1,60}/[0-9]{1,60}"
 )
 """Numbers that are read: decimals and fractions, short enough that none becomes huge."""
 
 _FIELDS = {"problem_id", "task_type", "prompt", "verification_info"}
-_ALSO = {"source", "in_source_id", "gold_standard_solution", "metadata", "hf_dataset_name"}
+_ALSO = {"source", "in_source_id", "gold_standard_solution", "metadata", "hf_dataset_name", "solve_rate", "samples"}
 
 
 @dataclass(frozen=True)
@@ -90,12 +95,16 @@ Verification = ExactAnswer | NumericAnswer | MathsAnswer | CodeTests
 
 @dataclass(frozen=True)
 class Task:
-    """One line.  solution: what a good answer looks like, where the line says so."""
+    """One line.  solution: what a good answer looks like, where the line says so.
+
+    solve_rate: the mean score of a model's answers, 0 to 1, as the line says it; None where nobody measured it.
+    """
 
     problem_id: str
     prompt: str
     verification: Verification
     solution: str | None
+    solve_rate: float | None = None
 
 
 def read_tasks(lines: Iterable[bytes]) -> tuple[Task, ...]:
@@ -148,7 +157,18 @@ def read_task(line: bytes) -> Task:
         solution = verification.text
     if solution is None and isinstance(verification, NumericAnswer):
         solution = str(verification.value)
-    return Task(_text(record, "problem_id", MAX_NAME_BYTES), prompt, verification, solution)
+    return Task(_text(record, "problem_id", MAX_NAME_BYTES), prompt, verification, solution, _solve_rate(record))
+
+
+def _solve_rate(record: Mapping[str, Any]) -> float | None:
+    rate, samples = record.get("solve_rate"), record.get("samples")
+    if rate is not None and (type(rate) not in (int, float) or not 0 <= rate <= 1):
+        raise ValueError("solve_rate is no number from 0 to 1")
+    if samples is not None and (type(samples) is not int or not 1 <= samples <= MAX_SAMPLES):
+        raise ValueError(f"samples is no whole number from 1 to {MAX_SAMPLES}")
+    if rate is None and samples is not None:
+        raise ValueError("samples says how many answers solve_rate is of, which is not there")
+    return None if rate is None else float(rate)
 
 
 def number_in(text: str) -> Fraction | None:

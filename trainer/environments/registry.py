@@ -13,6 +13,7 @@ from trainer.environments.environment import Environment
 from trainer.environments.mixture import Mixture
 from trainer.environments.naming import read_name
 from trainer.environments.reasoning_gym import ReasoningGym
+from trainer.environments.solve_rates import ALL, SolveRates
 from trainer.environments.verifiers_tasks import VerifiersTasks
 
 
@@ -57,14 +58,15 @@ def open_environment(name: str, **options: Any) -> Environment:
     return _opener(name, options)(**options)
 
 
-def open_named(text: str, files: Mapping[str, str] | None = None) -> Environment:
+def open_named(text: str, files: Mapping[str, str] | None = None, rates: SolveRates = ALL) -> Environment:
     """The environment that a run's manifest names (`trainer.environments.naming`); raises as `open_environment`.
 
     files: where the files of the run lie, by name; those of tasks are called `TASKS` and what the environment calls them.
+    rates: of the tasks in files that the run learns from; the others have no number.
     """
     name, options = read_name(text)
     _check(name, options)
-    return open_environment(name, **_located(name, options, files or {}))
+    return _opened(name, options, files or {}, rates)
 
 
 def check_named(text: str, problems: int, tasks: Mapping[str, int] | None = None) -> None:
@@ -126,13 +128,14 @@ def _check_file(options: Mapping[str, Any]) -> None:
         raise ValueError("a file of tasks needs its digest, so that all peers have the same; add digest (b2sum -l 128)")
 
 
-def _located(name: str, options: dict[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """The options with the paths of the run's files."""
+def _opened(name: str, options: Mapping[str, Any], files: Mapping[str, str], rates: SolveRates) -> Environment:
+    """The environment, with its tasks from the run's files."""
     if name == MIXTURE:
-        return {"of": [{"name": part["name"], **_located(part["name"], part, files)} for part in options["of"]]}
+        parts = [(part["name"], {key: part[key] for key in part if key != "name"}) for part in options["of"]]
+        return Mixture([_opened(part, its_options, files, rates) for part, its_options in parts])
     if name != FILE:
-        return options
+        return open_environment(name, **options)
     called = TASKS + options["path"]
     if called not in files:
         raise ValueError(f"the run's file {called} is not here")
-    return {**options, "path": files[called]}
+    return jsonl.open_rated(files[called], options["digest"], rates)

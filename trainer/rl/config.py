@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from trainer.environments.solve_rates import SolveRates
 from trainer.section import Section
 
 SLOTS = 32
@@ -44,9 +45,9 @@ class RlConfig(Section):
     """Lengths in tokens of which each prompt names one; none is no length reward.  Ours: the reference run had 2000, 4000,
     6000, 8000 and 10000."""
     min_solve_rate: float = 0.1
-    """Mean reward of a problem, from 0 to 1, below which it is too hard to learn from."""
+    """Tasks in files whose record has a `solve_rate` below it are left out: too hard to learn from."""
     max_solve_rate: float = 0.8
-    """Mean reward of a problem, from 0 to 1, above which it is too easy to learn from."""
+    """Tasks in files whose record has a `solve_rate` above it are left out: too easy to learn from."""
     divide_by_std: bool = True
     """Whether advantages are divided by the standard deviation of their group's rewards."""
     drop_zero_advantage: bool = True
@@ -135,6 +136,11 @@ class RlConfig(Section):
             raise ValueError("row_tokens must be at least max_tokens: a sequence is never cut")
         if any(target < 1 for target in self.length_targets):
             raise ValueError("length_targets must be at least 1 token each")
+
+    @property
+    def solve_rates(self) -> SolveRates:
+        """Of the tasks in files that the run learns from (offline filter)."""
+        return SolveRates(self.min_solve_rate, self.max_solve_rate)
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any]) -> Self:

@@ -7,7 +7,7 @@ of its group.  Without the division by the standard deviation they are those of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainer.rl.rollout import Rollout
@@ -82,11 +82,6 @@ def advantages(rewards: Sequence[float], divide_by_std: bool = True) -> list[flo
 def informative(groups: Iterable[Group]) -> list[Group]:
     """The groups in which not all rewards are equal: the others move nothing (online filter)."""
     return [group for group in groups if group.is_informative]
-
-
-def solvable(solve_rates: Mapping[int, float], low: float, high: float) -> list[int]:
-    """The problems whose solve rate is from `low` to `high`, in their order (offline filter, before a run)."""
-    return sorted(problem for problem, rate in solve_rates.items() if low <= rate <= high)
 
 
 # -- length ------------------------------------------------------------------------------------------------------------

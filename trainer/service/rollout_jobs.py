@@ -10,8 +10,7 @@ import torch
 
 from trainer.config import TrainingConfig
 from trainer.environments.extended import Extended, TaskFile
-from trainer.environments.registry import open_named
-from trainer.reading import tokenizer_of
+from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group
 from trainer.rl.learner import AfterStep, Learner, LearnTask
@@ -34,7 +33,7 @@ class RolloutJobs:
 
     def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker | None, device: torch.device) -> None:
         self._config, self._rl, self._worker = config, rl, worker
-        self._environment = Extended(open_named(config.environment, config.files))
+        self._environment = Extended(environment_of(config), rl.solve_rates)
         tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
         tasks = Tasks(self._environment, tokenizer, config.seed)
         self._rollouts = RolloutWorker(rl, config.model, tasks, device)

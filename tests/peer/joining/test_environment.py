@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from protocol.sync.run_files import is_right, paths_of
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import Role
 from trainer.config import TrainingConfig
-from trainer.environments.jsonl import digest_of
+from trainer.environments.jsonl import RecordedTasks, digest_of
 from trainer.environments.registry import open_named
+from trainer.reading import environment_of
 
 TASK = b'{"problem_id": "one", "task_type": "exact_answer", "prompt": "1+1", "verification_info": {"ground_truth": "2"}}\n'
 TASKS = f'jsonl(path=\\"tasks.jsonl\\", digest=\\"{digest_of(TASK)}\\")'
@@ -96,3 +98,24 @@ def test_more_problems_than_tasks_and_lines_that_are_no_tasks_are_told_when_the_
     (tmp_path / "tasks.jsonl").write_bytes(wrong)
     with pytest.raises(PeerError, match="tasks.jsonl: line 2"):
         create_run(run_file(tmp_path, TASKS.replace(digest_of(TASK), digest_of(wrong)), 1), tmp_path / "data")
+
+
+def test_how_many_tasks_stay_by_their_solve_rates_is_told_when_the_run_is_created(tmp_path: Path) -> None:
+    def rated(*rates: float) -> str:
+        lines = [{**json.loads(TASK), "problem_id": str(at), "solve_rate": rate} for at, rate in enumerate(rates)]
+        (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        return TASKS.replace(digest_of(TASK), digest_of((tmp_path / "tasks.jsonl").read_bytes()))
+
+    told: list[tuple[str, str]] = []
+    run = run_file(tmp_path, rated(0, 0.5, 0.25), 2)
+    signed = create_run(run, tmp_path / "data", lambda *remark: told.append(remark))
+    left = "tasks.jsonl: 2 of 3, 1 left out by a solve_rate outside 0.1 to 0.8"
+    assert told == [("tasks", left)]
+    files = {"tasks/tasks.jsonl": str(tmp_path / "tasks.jsonl")}
+    tasks = environment_of(TrainingConfig.from_sections({**signed.manifest.trainer_sections(), "files": files}))
+    assert isinstance(tasks, RecordedTasks) and [tasks.problem(at).answer.problem_id for at in range(2)] == ["1", "2"]
+    assert tasks.size == 2, "in a trainer process, too"
+    with pytest.raises(PeerError, match=f"it has 2 problems, not 3; problems = 2 would do; {left}"):
+        create_run(run_file(tmp_path, rated(0, 0.5, 0.25), 3), tmp_path / "data")
+    with pytest.raises(PeerError, match="none of the 2 tasks has a solve_rate"):
+        create_run(run_file(tmp_path, rated(0, 1), 1), tmp_path / "data")

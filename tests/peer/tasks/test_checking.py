@@ -55,6 +55,15 @@ def test_runs_without_rollouts_and_files_that_are_not_there_are_told(tmp_path: P
         check(SIGNED, tmp_path / "nothing")
 
 
+def test_tasks_outside_the_runs_solve_rates_do_not_count(tmp_path: Path) -> None:
+    rated = [{**LINE, "problem_id": str(number), "solve_rate": rate} for number, rate in enumerate([0, 0.5, 1])]
+    checked = check(SIGNED, written(tmp_path, *rated, {**LINE, "prompt": "x" * 18, "solve_rate": 1}))
+    assert [task.problem_id for task in checked.tasks] == ["1"] and checked.kinds == {"ExactAnswer": 1}
+    assert checked.told == "1 of 4, 3 left out by a solve_rate outside 0.1 to 0.8"
+    with pytest.raises(PeerError, match="none of the 1 tasks has a solve_rate from 0.1 to 0.8"):
+        check(SIGNED, written(tmp_path, rated[0]))
+
+
 def test_a_set_is_unpacked_into_the_runs_folder_and_taken_away_again(tmp_path: Path) -> None:
     plain = written(tmp_path, LINE, {**LINE, "problem_id": "b"})
     packed = tmp_path / "tasks.zst"

@@ -46,8 +46,8 @@ def a_place(folder: Path, *, chats: str = 40 * CHAT, run: str = RUN) -> Path:
 
 
 def test_the_manifest_names_the_files_and_the_organiser_has_them(tmp_path: Path) -> None:
-    told: list[str] = []
-    signed = create_run(a_place(tmp_path), tmp_path / "data", told.append)
+    told: list[tuple[str, str]] = []
+    signed = create_run(a_place(tmp_path), tmp_path / "data", lambda *remark: told.append(remark))
     manifest = signed.manifest
     assert manifest.tokenizer is not None and manifest.data.chats is not None
     assert (manifest.tokenizer.template, manifest.tokenizer.ends) == ("chatml", list(ENDS)), "the end of a turn goes first"
@@ -55,8 +55,8 @@ def test_the_manifest_names_the_files_and_the_organiser_has_them(tmp_path: Path)
     files.load()
     assert all(is_right(files, file) for file in manifest.files.values())
     assert files.path(manifest.data.chats.name).read_text() == 40 * CHAT
-    (about,) = told
-    assert about.startswith("38 chats in ") and about.endswith(", 2 held out")
+    ((what, about),) = told
+    assert what == "chats" and about.startswith("38 chats in ") and about.endswith(", 2 held out")
 
 
 def test_a_damaged_file_counts_as_absent(tmp_path: Path) -> None:

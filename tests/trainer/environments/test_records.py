@@ -194,7 +194,7 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(list(KINDS)), st.sampled_from([*record(), "other"]), JSON)
+@given(st.sampled_from(list(KINDS)), st.sampled_from([*record(), "solve_rate", "samples", "other"]), JSON)
 def test_any_value_in_any_field_is_read_or_refused(kind: str, field: str, value: Any) -> None:
     read_or_refuse(line(kind, **{field: value}))
 

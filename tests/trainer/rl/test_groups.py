@@ -16,7 +16,6 @@ from trainer.rl.groups import (
     informative,
     length_reward,
     scored,
-    solvable,
 )
 from trainer.rl.rollout import Rollout
 
@@ -71,10 +70,6 @@ def test_the_solve_rate_is_of_the_task_alone() -> None:
     )
     assert Group(0, members).solve_rate == 0.625
     assert Group(0, members).rewards == pytest.approx([0.94, -0.06, 0.94, 0.44])
-
-
-def test_problems_that_are_too_hard_or_too_easy_are_left_out() -> None:
-    assert solvable({4: 0.0, 3: 0.1, 9: 0.8, 1: 0.81, 2: 0.5}, 0.1, 0.8) == [2, 3, 9]
 
 
 def test_each_token_beside_the_target_length_costs_the_same() -> None:

@@ -1,0 +1,207 @@
+"""How often a model solves tasks: `peer tasks rate`.  Those of a file are written out with their rates."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peer.errors import ExitCode, PeerError
+from peer.files.atomic import write_atomically
+from peer.tasks.kept_rates import kept_rates
+from peer.weights.tokenizer_facts import tokenizer_facts
+from protocol.run.manifest import RunManifest
+from trainer.data.templates import TemplatedTokenizer
+from trainer.data.tokens import ByteTokenizer, TokenizerFile
+from trainer.environments.jsonl import RecordedTasks, digest_of, read_file
+from trainer.environments.records import MAX_LINE_BYTES, read_tasks
+from trainer.environments.registry import open_named
+from trainer.environments.sandbox import SandboxUnavailable
+from trainer.environments.solve_rates import SolveRates, told
+from trainer.environments.task_set import ZSTANDARD
+from trainer.rl import rating
+from trainer.rl.config import RlConfig
+from trainer.rl.rating import Rater, Sampling
+from trainer.weights.errors import FolderError
+from trainer.weights.reading import WeightsFolder
+from trainer.worker import pick_device
+
+__all__ = ["Answering", "AsInRun", "Measured", "OnProgress", "Sampling", "measure", "survey"]
+
+TOKENIZER = "tokenizer.json"
+
+OnProgress = Callable[[int, int], None]
+"""Told how many tasks are measured, of how many."""
+
+
+@dataclass(frozen=True)
+class AsInRun:
+    """What of a run changes how tasks are answered, and its bounds of solve rates.  template: as `Answering` has it."""
+
+    max_tokens: int = Sampling.max_tokens
+    temperature: float = Sampling.temperature
+    template: str = ""
+    bounds: SolveRates = RlConfig().solve_rates
+
+    @classmethod
+    def of(cls, manifest: RunManifest) -> AsInRun:
+        """Raises `PeerError` for a run without rollouts."""
+        if manifest.rl is None:
+            raise PeerError("this run learns from text, not from rollouts; give one with a section [rl]", ExitCode.INPUT)
+        template = "plain" if manifest.data.format == "chat" else "raw"
+        if manifest.tokenizer is not None:
+            template = manifest.tokenizer.template
+        bounds = SolveRates(manifest.rl.min_solve_rate, manifest.rl.max_solve_rate)
+        return cls(manifest.rl.max_tokens, manifest.rl.temperature, template, bounds)
+
+
+@dataclass(frozen=True)
+class Answering:
+    """Who answers, and how.
+
+    template: how a prompt is laid out; empty for what a run has that begins with the model.  device: auto, cpu or cuda.
+    """
+
+    model: Path
+    sampling: Sampling
+    template: str = ""
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """rates: in the order of the tasks.  digest: of the file that was written, as a run file names it; else empty."""
+
+    rates: tuple[float, ...]
+    digest: str = ""
+
+    def told(self, bounds: SolveRates) -> list[str]:
+        """For a person: what came out, and what a run with these bounds would make of it."""
+        count, inside = len(self.rates), sum(map(bounds.have, self.rates))
+        mean, never, always = sum(self.rates) / count, self.rates.count(0), self.rates.count(1)
+        lines = [f"solve rate  {mean:.3f} on average; {never} of {count} tasks never solved, {always} always"]
+        if self.digest:
+            lines.append(f"in a run    {told(inside, count, bounds)}")
+        else:
+            lines.append(f"in bounds   {inside} of {count}, {bounds.low:g} to {bounds.high:g}; a run has the others, too")
+        return lines
+
+
+def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress = lambda done, total: None) -> Measured:
+    """Measure the tasks of a file, or go on measuring, and write the records with their rates to a new one.
+
+    What is measured outlives an interruption, in a file beside the new one.  Raises `PeerError`.
+    """
+    if target.exists():
+        raise PeerError(f"{target} exists; remove it, or give another --out", ExitCode.INPUT)
+    with _naming_errors():
+        data = read_file(str(source))
+        environment, records = _tasks(source, data)
+        rater, of = _rater(how)
+        with kept_rates(target, {"tasks": digest_of(data), **of}, environment.size) as kept:
+            on_progress(len(kept.rates), environment.size)
+            missing = [task for task in range(environment.size) if task not in kept.rates]
+            for task, rate in rater.rates(environment, missing) if missing else ():
+                kept.keep(task, rate)
+                on_progress(len(kept.rates), environment.size)
+        rates = tuple(kept.rates[task] for task in range(environment.size))
+        written = _rated(records, rates, how.sampling.samples)
+        _write(target, written)
+        kept.path.unlink(missing_ok=True)
+    return Measured(rates, digest_of(written))
+
+
+def survey(name: str, count: int, how: Answering, on_progress: OnProgress = lambda done, total: None) -> Measured:
+    """Measure so many problems, spread over an environment that is named as in a run file.  Raises `PeerError`."""
+    with _naming_errors():
+        environment = open_named(name)
+        rater, _ = _rater(how)
+        count = min(count, environment.size)
+        problems = [number * environment.size // count for number in range(count)]
+        on_progress(0, count)
+        rates: dict[int, float] = {}
+        for problem, rate in rater.rates(environment, problems):
+            rates[problem] = rate
+            on_progress(len(rates), count)
+    return Measured(tuple(rates[problem] for problem in problems))
+
+
+def _tasks(source: Path, data: bytes) -> tuple[RecordedTasks, list[dict[str, Any]]]:
+    """The tasks, and the records that they were read from.  Raises ValueError with the line's number."""
+    if data.startswith(ZSTANDARD):
+        raise ValueError(f"{source} is compressed; unpack it first: zstd -d {source.name}")
+    try:
+        tasks = read_tasks(io.BytesIO(data))
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}; docs/environments.md says what a line has") from error
+    records = [json.loads(line) for line in io.BytesIO(data) if line.strip()]
+    return RecordedTasks(tasks, digest_of(data)), records
+
+
+def _rater(how: Answering) -> tuple[Rater, dict[str, Any]]:
+    """Who measures, and what its rates depend on."""
+    sampling = how.sampling
+    if not 0 < sampling.temperature <= 1000:
+        raise PeerError("a temperature is above 0 and at most 1000; give another --temperature", ExitCode.USAGE)
+    if how.device == "cuda" and not torch.cuda.is_available():
+        raise PeerError("there is no GPU that torch can use here; leave --device out", ExitCode.RESOURCES)
+    folder = WeightsFolder(how.model)
+    tokenizer, template = _tokenizer(how, folder)
+    weights = rating.weights_in(folder)
+    of = {"model": rating.digest_of(weights), "template": template, **asdict(sampling)}
+    del of["slots"]  # which changes nothing but the speed
+    return Rater(folder.config, weights, tokenizer, sampling, pick_device(how.device)), of
+
+
+def _tokenizer(how: Answering, folder: WeightsFolder) -> tuple[TemplatedTokenizer, str]:
+    """As a run has it that begins with the folder, and the name of its template."""
+    path = folder.folder / TOKENIZER
+    if path.is_file():
+        facts = tokenizer_facts(path, {"template": how.template} if how.template else {})
+        return TemplatedTokenizer(TokenizerFile(path, facts["ends"]), facts["template"]), facts["template"]
+    if folder.config.vocab != ByteTokenizer.vocab:
+        raise PeerError(f"{folder.folder} has no {TOKENIZER}; copy the one of the model there", ExitCode.INPUT)
+    template = how.template or "raw"
+    return TemplatedTokenizer(ByteTokenizer(), template), template
+
+
+def _rated(records: Sequence[Mapping[str, Any]], rates: Sequence[float], samples: int) -> bytes:
+    """The file with rates.  Raises ValueError for records that a task's reader would refuse then."""
+    lines: list[bytes] = []
+    for record, rate in zip(records, rates, strict=True):
+        rated = {**record, "solve_rate": rate, "samples": samples}
+        try:
+            lines.append(json.dumps(rated, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        except ValueError as error:
+            raise ValueError(f"the task {record['problem_id']!r:.80} cannot be written again: {error}") from error
+        if len(lines[-1]) > MAX_LINE_BYTES:
+            raise ValueError(f"the task {record['problem_id']!r:.80} has no room for its solve_rate; shorten it")
+    return b"".join(lines)
+
+
+def _write(target: Path, data: bytes) -> None:
+    try:
+        write_atomically(target, data, replace=False)
+    except FileExistsError as error:
+        raise PeerError(f"{target} exists; remove it, and give the same command again", ExitCode.INPUT) from error
+
+
+@contextmanager
+def _naming_errors() -> Iterator[None]:
+    try:
+        yield
+    except (FolderError, ValueError) as error:
+        raise PeerError(str(error), ExitCode.INPUT) from error
+    except SandboxUnavailable as error:
+        raise PeerError(str(error), ExitCode.RESOURCES) from error
+    except torch.OutOfMemoryError as error:
+        raise PeerError(
+            "the device has not enough memory for so many answers at a time; give a smaller --at-once or --max-tokens",
+            ExitCode.RESOURCES,
+        ) from error

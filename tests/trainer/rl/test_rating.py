@@ -1,0 +1,108 @@
+"""Solve rates: means of scores of a model's own answers, the same in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.trainer.weights.models import random_parameters
+from trainer.data.tokens import ByteTokenizer
+from trainer.environments.environment import Environment, Problem
+from trainer.models.llama.config import ModelConfig
+from trainer.rl.rating import Rater, Sampling, digest_of
+
+CONFIG = ModelConfig.from_mapping(
+    {
+        "vocab": 256,
+        "dim": 32,
+        "layers": 1,
+        "heads": 2,
+        "kv_heads": 1,
+        "ffn": 48,
+        "rope_base": 10_000.0,
+        "norm_eps": 1e-5,
+        "tied": True,
+    }  # fmt: skip
+)
+WEIGHTS = torch.from_numpy(random_parameters(CONFIG)).to(torch.bfloat16)
+PROMPTS = ("a", "what is it?", "ccc", "dd", "a longer one than the others", "f")
+
+
+@dataclass
+class Halves(Environment):
+    """Likes texts whose first byte is in the lower half.  asked: what it scored."""
+
+    prompts: Sequence[str]
+
+    def __post_init__(self) -> None:
+        self.asked: list[tuple[str, float]] = []
+
+    @property
+    def size(self) -> int:
+        return len(self.prompts)
+
+    def problem(self, index: int) -> Problem:
+        return Problem(index, self.prompts[index], None)
+
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        worth = 0.5 if turns[0] and turns[0][0] < "@" else 1.0
+        self.asked.append((problem.prompt, worth))
+        return worth
+
+    def solution(self, problem: Problem) -> tuple[str, ...]:
+        raise ValueError("nobody asks")
+
+
+def rates(prompts: Sequence[str], problems: Sequence[int], **sampling: int) -> tuple[dict[str, float], Halves]:
+    environment = Halves(prompts)
+    options = Sampling(**{"samples": 4, "max_tokens": 6, "slots": 5} | sampling)
+    rater = Rater(CONFIG, WEIGHTS, ByteTokenizer(), options, torch.device("cpu"))
+    return {prompts[problem]: rate for problem, rate in rater.rates(environment, problems)}, environment
+
+
+def test_a_rate_is_the_mean_score_of_so_many_answers() -> None:
+    found, environment = rates(PROMPTS, range(len(PROMPTS)))
+    for prompt in PROMPTS:
+        scores = [worth for asked, worth in environment.asked if asked == prompt]
+        assert len(scores) == 4 and found[prompt] == sum(scores) / 4
+    assert len({*found.values()}) > 1, "answers differ"
+
+
+def test_a_rate_depends_neither_on_other_tasks_nor_on_how_many_are_answered_at_a_time() -> None:
+    found, _ = rates(PROMPTS, range(len(PROMPTS)))
+    turned = PROMPTS[::-1]
+    alone, _ = rates(turned, [4, 1], slots=3)
+    assert alone == {turned[4]: found[turned[4]], turned[1]: found[turned[1]]}
+
+
+class Asks(Halves):
+    """Asks once more, and likes conversations of two turns."""
+
+    max_turns = 2
+
+    def reply(self, problem: Problem, turns: Sequence[str]) -> str | None:
+        return "and?" if len(turns) == 1 else None
+
+    def score(self, problem: Problem, turns: Sequence[str]) -> float:
+        return float(len(turns) == 2)
+
+
+def test_an_environment_of_several_turns_has_its_word() -> None:
+    rater = Rater(CONFIG, WEIGHTS, ByteTokenizer(), Sampling(samples=16, max_tokens=400, slots=16), torch.device("cpu"))
+    ((_, rate),) = rater.rates(Asks(["a"]), [0])
+    assert rate > 0
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.vocab = 257
+    with pytest.raises(ValueError, match="257 tokens, more than the model's 256"):
+        Rater(CONFIG, WEIGHTS, tokenizer, Sampling(), torch.device("cpu"))
+
+
+def test_weights_are_named_by_their_bytes() -> None:
+    assert digest_of(WEIGHTS) == digest_of(WEIGHTS.clone())
+    assert digest_of(WEIGHTS) != digest_of(WEIGHTS.flip(0))

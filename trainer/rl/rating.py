@@ -1,0 +1,112 @@
+"""How often a model solves tasks: some answers to each, made by the project's generator and scored as a run scores them.
+
+For the offline filter (`trainer.environments.solve_rates`), before a run, on one computer and without proofs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.data.tokens import Tokenizer
+from trainer.environments.conversation import read_turns
+from trainer.environments.environment import Environment
+from trainer.generate.engine import Completion, Engine, Reply, Request, complete
+from trainer.generate.sampling import stream_key
+from trainer.models.llama.config import ModelConfig
+from trainer.rl.config import SLOTS
+from trainer.weights.reading import WeightsFolder
+
+RATER = "peer tasks rate"
+"""In the place of the peer that generates: a measurement belongs to no run."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are made.  samples: of each task.  max_tokens: of an answer at most.  slots: answers made at a time."""
+
+    samples: int = 8
+    max_tokens: int = 1024
+    temperature: float = 1.0
+    slots: int = SLOTS
+
+
+def weights_in(folder: WeightsFolder) -> Tensor:
+    """The folder's weights, bf16 (n), as rollouts have them.  Raises `FolderError`."""
+    weights, at = torch.empty(folder.config.parameters, dtype=torch.bfloat16), 0
+    for block in folder.values():
+        weights[at : at + len(block)] = torch.from_numpy(block)
+        at += len(block)
+    return weights
+
+
+def digest_of(weights: Tensor) -> str:
+    """Names the weights, bf16 (n) on the CPU: hexadecimal BLAKE2b-128."""
+    return hashlib.blake2b(weights.view(torch.uint8).numpy().data, digest_size=16).hexdigest()
+
+
+class Rater:
+    """Of one model on one device."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Tensor, tokenizer: Tokenizer, sampling: Sampling, device: torch.device
+    ) -> None:
+        """weights: bf16 (n).  Raises ValueError for a tokenizer with more tokens than the model."""
+        if tokenizer.vocab > config.vocab:
+            raise ValueError(f"the tokenizer has {tokenizer.vocab} tokens, more than the model's {config.vocab}")
+        self._config, self._weights, self._tokenizer = config, weights, tokenizer
+        self._sampling, self._device = sampling, device
+
+    def rates(self, environment: Environment, problems: Sequence[int]) -> Iterator[tuple[int, float]]:
+        """Each of the problems (at least one) with the mean score of its answers, 0 to 1, in the order in which they end.
+
+        What is answered depends on the weights, the prompt and the sampling alone, not on which other problems there are,
+        beyond the rounding of sums.  Raises SandboxUnavailable.
+        """
+        samples = self._sampling.samples
+        prompts = [tuple(self._tokenizer.prompt(environment.problem(problem).prompt)) for problem in problems]
+
+        def reply(request: Request, output: tuple[int, ...], made: tuple[bool, ...]) -> Sequence[int] | None:
+            problem = environment.problem(problems[request.id // samples])
+            said = environment.reply(problem, read_turns(environment, problem, output, made, self._tokenizer))
+            return None if said is None else self._tokenizer.reply(said)
+
+        engine = self._engine(max(map(len, prompts)), reply if environment.max_turns > 1 else None)
+        scores: dict[int, list[float]] = {}
+        for completion in complete(engine, self._requests(prompts)):
+            place = completion.id // samples
+            found = scores.setdefault(place, [])
+            found.append(self._score(environment, problems[place], completion))
+            if len(found) == samples:
+                yield problems[place], math.fsum(scores.pop(place)) / samples
+
+    def _engine(self, longest: int, reply: Reply | None) -> Engine:
+        sampling, dtype = self._sampling, torch.bfloat16 if self._device.type == "cuda" else torch.float32
+        engine = Engine(
+            self._config,
+            self._device,
+            slots=sampling.slots,
+            length=longest + sampling.max_tokens,
+            temperature=sampling.temperature,
+            dtype=dtype,
+            reply=reply,
+        )
+        engine.load(self._weights.to(self._device, dtype))
+        return engine
+
+    def _requests(self, prompts: Sequence[tuple[int, ...]]) -> Iterator[Request]:
+        samples, most, ends = self._sampling.samples, self._sampling.max_tokens, self._tokenizer.ends
+        for number, prompt in enumerate(prompts):
+            named = hashlib.blake2b(repr(prompt).encode(), digest_size=32).digest()
+            for copy in range(samples):
+                yield Request(number * samples + copy, prompt, stream_key(named, 0, RATER, 0, copy), most, ends)
+
+    def _score(self, environment: Environment, index: int, completion: Completion) -> float:
+        problem = environment.problem(index)
+        turns = read_turns(environment, problem, completion.output, completion.made, self._tokenizer)
+        return environment.score(problem, turns)
