@@ -145,8 +145,8 @@ def opinion_in(batch: Batch, validator: PeerId) -> Opinion | None:
 
 
 def discard(batch: Batch) -> list[PoolEffect]:
-    """Its bytes are not needed any more."""
-    if batch.bytes_ is not Bytes.HERE:
+    """Its bytes are not needed any more; those that are on their way have no place among the fetches from now on."""
+    if batch.bytes_ not in (Bytes.COMING, Bytes.HERE):
         return []
     batch.bytes_ = Bytes.GONE
     return [Discard(batch.root)]

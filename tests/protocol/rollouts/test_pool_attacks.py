@@ -14,6 +14,7 @@ from protocol.rollouts.happenings import (
     Deal,
     DealHeard,
     Discard,
+    Ejected,
     Fetch,
     Fetched,
     Forward,
@@ -160,6 +161,16 @@ def test_a_fetch_of_a_batch_that_is_too_old_is_of_no_use() -> None:
     assert batch is not None and table.pool.lacks(batch)
     table.move(3 + RL.max_async + 1)
     assert not table.pool.lacks(batch)
+
+
+def test_who_is_set_aside_while_its_bytes_are_coming_holds_no_place_among_the_fetches() -> None:
+    """Who trickles bytes and then proves itself a liar would else keep its places until its batches are too old."""
+    table = Table(Role.TRAINER, trainers=())
+    for number, key in enumerate(CROWD[:PLACES]):
+        assert fetched_in(table.hear(key, root_of(number))) == [key]
+        table.tell(Ejected(key, "two batches of one number"))
+        assert not table.pool.needs(root_of(number)), "what came of it is removed"
+    assert fetched_in(table.hear()) == [WORKER]
 
 
 def test_a_withheld_batch_is_dealt_to_nobody() -> None:
