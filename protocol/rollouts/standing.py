@@ -12,7 +12,6 @@ Histories outlive us (`protocol.rollouts.kept_standing`); what others said of a 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.wire.identity import PeerId
@@ -23,7 +22,7 @@ FADES = 0.9
 FEWEST_ACCUSERS = 2
 MOST_ACCUSERS = 64
 MAX_KNOWN = 2048
-"""Peers remembered; who was set aside last is forgotten last."""
+"""Peers remembered, at most half of them set aside: keys that prove themselves liars are free, and a clean history is not."""
 
 
 @dataclass
@@ -105,6 +104,14 @@ class Standing:
         known = self._known.setdefault(peer, _Known())
         self._known.move_to_end(peer)
         if len(self._known) > MAX_KNOWN:
-            forgotten: Callable[[PeerId], bool] = lambda each: not self._known[each].aside  # noqa: E731
-            del self._known[next(filter(forgotten, self._known), next(iter(self._known)))]
+            del self._known[self._least(peer)]
         return known
+
+    def _least(self, newest: PeerId) -> PeerId:
+        """Who is forgotten for the newest: of those set aside, where they are more than half, the one seen least lately; else
+        of the others the one with the shortest clean history."""
+        aside = [peer for peer, known in self._known.items() if known.aside]
+        if len(aside) > MAX_KNOWN // 2:
+            return aside[0]
+        others = [peer for peer, known in self._known.items() if not known.aside and peer != newest]
+        return min(others, key=lambda peer: self._known[peer].clean)

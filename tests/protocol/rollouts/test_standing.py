@@ -52,6 +52,29 @@ def test_what_is_remembered_is_bounded_and_who_was_set_aside_is_forgotten_last()
     assert len(standing._known) == MAX_KNOWN
 
 
+def test_a_crowd_that_is_set_aside_takes_nobodys_clean_history() -> None:
+    """Two batches of one number set a key aside, and keys are free."""
+    standing = Standing()
+    for _ in range(3):
+        standing.right(ANN)
+    for number in range(2 * MAX_KNOWN):
+        standing.set_aside(PeerId(f"liar {number}"), "it lied")
+    assert standing.clean(ANN) == 3 and standing.aside(PeerId(f"liar {2 * MAX_KNOWN - 1}"))
+
+
+def test_a_crowd_that_was_right_once_takes_no_longer_history() -> None:
+    """To agree with a verdict is free for a validator."""
+    standing = Standing()
+    for _ in range(3):
+        standing.right(ANN)
+    for number in range(2 * MAX_KNOWN):
+        standing.right(PeerId(f"key {number}"))
+    assert standing.clean(ANN) == 3
+    standing.right(BOB)
+    standing.right(BOB)
+    assert standing.clean(BOB) == 2, "who is new is remembered as well"
+
+
 def test_accusers_are_bounded_for_keys_are_free() -> None:
     standing = Standing()
     for number in range(1000):
