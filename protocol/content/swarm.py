@@ -58,7 +58,7 @@ class Swarm:
     """
 
     def __init__(self, session: Session, members: Members, shelf: Shelf, offload: Offload) -> None:
-        self._session, self._members, self._shelf, self._offload = session, members, shelf, offload
+        self._session, self.members, self._shelf, self._offload = session, members, shelf, offload
         self._uploads = Uploads(session.network, members, self._read, self._fed)
         self._random = random.Random(session.me)
         self._fetches: dict[Hash, list[Fetch]] = {}
@@ -115,7 +115,7 @@ class Swarm:
             if others[0] is fetch:  # of one blob, one at a time
                 self._session.emit(event)
 
-        fetch = Fetch(self._session, self._members, blob, into, here, purpose, on_chunk, tell)
+        fetch = Fetch(self._session, self.members, blob, into, here, purpose, on_chunk, tell)
         others.append(fetch)
         try:
             return await fetch.run(sources)
@@ -142,7 +142,7 @@ class Swarm:
     def originate(self, name: Hash, count: int) -> None:
         """We alone have this blob, of `count` chunks: show it so that each chunk leaves us once."""
         if name not in self._origins:
-            self._origins[name] = OriginOffer(count, self._random, self._members.has_member)
+            self._origins[name] = OriginOffer(count, self._random, self.members.has_member)
 
     def end_origin(self, name: Hash) -> None:
         """We are about to have this blob no more, or others have it."""

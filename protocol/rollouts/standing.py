@@ -22,7 +22,7 @@ FADES = 0.9
 FEWEST_ACCUSERS = 2
 MOST_ACCUSERS = 64
 MAX_KNOWN = 2048
-"""Peers remembered, at most half of them set aside: keys that prove themselves liars are free, and a clean history is not."""
+"""Peers remembered, at most half of them set aside: keys that lie are free, and a clean history is not."""
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Standing:
         return known
 
     def _least(self, newest: PeerId) -> PeerId:
-        """Who is forgotten for the newest: of those set aside, where they are more than half, the one seen least lately; else
+        """Who is forgotten for the newest: of those set aside, where they are more than half, the first one; else
         of the others the one with the shortest clean history."""
         aside = [peer for peer, known in self._known.items() if known.aside]
         if len(aside) > MAX_KNOWN // 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Container, Sequence
 from contextlib import asynccontextmanager
+from random import Random
 
 import trio
 
@@ -70,6 +71,7 @@ class Library:
         self._what, self._chunk_bytes = what, chunk_bytes
         self._places, self._needed, self._removing = trio.CapacityLimiter(at_once), needed, trio.Lock()
         self._under_way: dict[Hash, trio.Event] = {}
+        self._random = Random(session.me)
 
     async def fetch(self, root: Hash, size: int, number: int, first: Container[PeerId], within_s: float) -> bool:
         """Whether the bytes of a blob, of this size, are here in the end.  number: for people.  first: are asked first, as
@@ -98,10 +100,12 @@ class Library:
 
     async def _try(self, root: Hash, size: int, number: int, first: Container[PeerId]) -> bool:
         count, sources = -(-size // self._chunk_bytes), self._sources(first)
-        leaves = await fetch_leaves(self._session, root, count, sources, self._what)
-        if leaves is None:
-            return False
-        await self._offload(self._files.write_leaves, root, leaves)
+        leaves = await self._offload(self._files.leaves, root)
+        if leaves is None or len(leaves) != count:
+            leaves = await fetch_leaves(self._session, root, count, sources, self._what)
+            if leaves is None:
+                return False
+            await self._offload(self._files.write_leaves, root, leaves)
         part = await self._offload(self._files.begin, root, size)
         missing = await self._offload(part.missing, leaves, self._chunk_bytes)
         here = ((1 << count) - 1) & ~set_of(missing)
@@ -112,8 +116,10 @@ class Library:
         return whole
 
     def _sources(self, first: Container[PeerId]) -> Sequence[PeerId]:
-        connected = [*self._session.network.connected()]
-        return sorted(connected, key=lambda peer: peer not in first)[:MOST_SOURCES]
+        """Members before strangers, and of a crowd of strangers others each time: who is first is often only their word."""
+        connected, members = sorted(self._session.network.connected()), self._swarm.members
+        self._random.shuffle(connected)
+        return sorted(connected, key=lambda peer: (peer not in first, not members.has_member(peer)))[:MOST_SOURCES]
 
     async def remove(self, root: Hash) -> bool:
         """Whether the bytes of a blob are gone, or needed again; while somebody reads them they stay."""

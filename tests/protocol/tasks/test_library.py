@@ -1,0 +1,110 @@
+"""Blobs come here though a crowd of strangers says that it has them, and says nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+from trio.testing import MockClock
+
+from protocol.content import leaves as asking
+from protocol.content.download import MOST_SOURCES
+from protocol.network.interface import Refused, Unreachable
+from protocol.state.disk import Disk
+from protocol.state.weight_files import WeightFiles, leaves_of
+from protocol.tasks.library import RETRY_S, Library
+from protocol.wire.hashes import tree_root
+from protocol.wire.identity import PeerId
+from protocol.wire.questions import LeavesReply
+from tests.protocol.peers import ANN
+from tests.simulation.determinism import inline
+
+PIECE = 16
+DATA = bytes(range(40))
+LEAVES = leaves_of(DATA, PIECE)
+ROOT = tree_root(LEAVES)
+MUTE = [PeerId(f"a stranger that says nothing {number:03}") for number in range(3 * MOST_SOURCES)]
+MEMBER, SEED = PeerId("member"), PeerId("seed")
+
+
+class Others:
+    """The network and the swarm.  has: peers that have the blob; all others of `connected` let who asks wait."""
+
+    def __init__(self, connected: Sequence[PeerId], has: Sequence[PeerId]) -> None:
+        self._connected, self._has = connected, has
+        self.asked: list[PeerId] = []
+        self.members: Any = SimpleNamespace(has_member=lambda peer: peer == MEMBER)
+
+    def connected(self) -> Sequence[PeerId]:
+        return self._connected
+
+    async def request(self, peer: PeerId, kind: str, data: bytes, *, timeout_s: float) -> bytes:
+        self.asked.append(peer)
+        await trio.lowlevel.checkpoint()
+        if peer in self._has:
+            return LeavesReply(leaves=list(LEAVES)).encode()
+        if peer not in MUTE:
+            raise Refused("that blob is not here")
+        await trio.sleep(timeout_s)
+        raise Unreachable("no answer")
+
+    async def fetch(self, blob: Any, into: memoryview, sources: Sequence[PeerId], purpose: Any, *, here: int) -> bool:
+        await trio.lowlevel.checkpoint()
+        if not set(self._has) & set(sources):
+            return False
+        into[:] = DATA
+        return True
+
+
+def library(folder: Path, others: Any) -> Library:
+    files = WeightFiles(Disk(durable=False), folder / "files")
+    files.load()
+    session: Any = SimpleNamespace(me=ANN.peer_id, network=others, emit=lambda event: None)
+    return Library(session, files, others, inline, "reference", PIECE)
+
+
+def fetched_in_s(library: Library, first: Sequence[PeerId]) -> float:
+    async def main() -> float:
+        begun = trio.current_time()
+        while not await library.fetch(ROOT, len(DATA), 0, first, float("inf")):
+            await trio.sleep(RETRY_S)
+        return trio.current_time() - begun
+
+    return trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_member_is_asked_before_a_crowd_that_says_it_has_the_blob(tmp_path: Path) -> None:
+    others = Others([*MUTE, MEMBER], [MEMBER])
+    assert fetched_in_s(library(tmp_path, others), [*MUTE, MEMBER]) == 0 and others.asked == [MEMBER]
+
+
+def test_a_stranger_that_has_it_has_its_turn_among_a_crowd_that_says_so_too(tmp_path: Path) -> None:
+    others = Others([*MUTE, SEED], [SEED])
+    assert fetched_in_s(library(tmp_path, others), [*MUTE, SEED]) < 600
+
+
+def test_who_is_named_is_asked_first(tmp_path: Path) -> None:
+    others = Others([MEMBER, *MUTE, SEED], [SEED])
+    assert fetched_in_s(library(tmp_path, others), [SEED]) == 0 and others.asked == [SEED]
+
+
+def test_whoever_does_not_answer_costs_a_moment_and_not_its_whole_time(tmp_path: Path) -> None:
+    crowd = MUTE[: asking.AT_ONCE - 1]
+    others = Others([*crowd, SEED], [SEED])
+    assert fetched_in_s(library(tmp_path, others), crowd) <= len(crowd) * asking.SOON_S
+
+
+def test_peers_that_refuse_are_asked_one_after_the_other(tmp_path: Path) -> None:
+    poor = [PeerId(f"poor {number}") for number in range(5)]
+    others = Others([*poor, SEED], [SEED])
+    assert fetched_in_s(library(tmp_path, others), poor) == 0 and len(others.asked) == 6
+
+
+def test_hashes_that_are_here_are_not_asked_for_again(tmp_path: Path) -> None:
+    others = Others([SEED], [SEED])
+    there = library(tmp_path, others)
+    there._files.write_leaves(ROOT, LEAVES)
+    assert fetched_in_s(there, [SEED]) == 0 and others.asked == []
