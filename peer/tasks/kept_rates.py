@@ -12,6 +12,8 @@ from peer.errors import ExitCode, PeerError
 from peer.files.atomic import write_atomically
 
 SUFFIX = ".part"
+HEAD_BYTES, LINE_BYTES = 4096, 64
+"""Of what says which measurement it is, and of each rate, at most: more is none of ours, and is not read."""
 
 
 class KeptRates:
@@ -50,8 +52,13 @@ def _read(path: Path, measured: Mapping[str, Any], tasks: int) -> dict[int, floa
     """What is kept, up to the first line that was not written whole."""
     if not path.exists():
         return {}
-    head, *lines = path.read_text(errors="replace").splitlines() or [""]
-    if _json(head) != measured:
+    if not path.is_file():
+        raise PeerError(f"{path} is no file; remove it, or give another --out", ExitCode.INPUT)
+    most = HEAD_BYTES + LINE_BYTES * tasks
+    with path.open("rb") as file:
+        raw = file.read(most + 1)
+    head, *lines = raw.decode(errors="replace").splitlines() or [""]
+    if len(raw) > most or _json(head) != measured:
         raise PeerError(
             f"{path} has rates of another measurement (other tasks, weights or options); remove it, or give another --out",
             ExitCode.INPUT,
@@ -59,7 +66,7 @@ def _read(path: Path, measured: Mapping[str, Any], tasks: int) -> dict[int, floa
     rates: dict[int, float] = {}
     for line in lines:
         match _json(line):
-            case [int(task), float(rate)] if 0 <= task < tasks and 0 <= rate <= 1:
+            case [int(task), float(rate)] if type(task) is int and 0 <= task < tasks and 0 <= rate <= 1:
                 rates[task] = rate
             case _:
                 break

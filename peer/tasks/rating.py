@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -35,6 +37,8 @@ from trainer.worker import pick_device
 __all__ = ["Answering", "AsInRun", "Measured", "OnProgress", "Sampling", "measure", "survey"]
 
 TOKENIZER = "tokenizer.json"
+LONGEST = sys.float_info.min
+"""No rate takes more room in a line."""
 
 OnProgress = Callable[[int, int], None]
 """Told how many tasks are measured, of how many."""
@@ -98,11 +102,12 @@ def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress 
 
     What is measured outlives an interruption, in a file beside the new one.  Raises `PeerError`.
     """
-    if target.exists():
+    if os.path.lexists(target):
         raise PeerError(f"{target} exists; remove it, or give another --out", ExitCode.INPUT)
     with _naming_errors():
         data = read_file(str(source))
         environment, records = _tasks(source, data)
+        _rated(records, [LONGEST] * len(records), how.sampling.samples)  # what cannot be written is not measured for hours
         rater, of = _rater(how)
         with kept_rates(target, {"tasks": digest_of(data), **of}, environment.size) as kept:
             on_progress(len(kept.rates), environment.size)
@@ -178,7 +183,7 @@ def _rated(records: Sequence[Mapping[str, Any]], rates: Sequence[float], samples
         rated = {**record, "solve_rate": rate, "samples": samples}
         try:
             lines.append(json.dumps(rated, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"the task {record['problem_id']!r:.80} cannot be written again: {error}") from error
         if len(lines[-1]) > MAX_LINE_BYTES:
             raise ValueError(f"the task {record['problem_id']!r:.80} has no room for its solve_rate; shorten it")

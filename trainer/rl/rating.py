@@ -38,8 +38,9 @@ class Sampling:
 
 def weights_in(folder: WeightsFolder) -> Tensor:
     """The folder's weights, bf16 (n), as rollouts have them.  Raises `FolderError`."""
+    blocks = folder.values()  # which checks that there are so many, before there is room for them
     weights, at = torch.empty(folder.config.parameters, dtype=torch.bfloat16), 0
-    for block in folder.values():
+    for block in blocks:
         weights[at : at + len(block)] = torch.from_numpy(block)
         at += len(block)
     return weights

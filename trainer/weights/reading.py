@@ -42,10 +42,9 @@ class WeightsFolder:
         self.eos: int | None = eos if type(eos) is int else None
 
     def values(self) -> Iterator[F32]:
-        """The flat vector in order, in blocks; raises `FolderError` before the first or between two of them."""
+        """The flat vector in order, in blocks; raises `FolderError` at once or between two of them."""
         tensors = self._tensors()
-        for place in parameter_layout(self.config):
-            yield from self._blocks(place.name, tensors[place.name])
+        return (block for place in parameter_layout(self.config) for block in self._blocks(place.name, tensors[place.name]))
 
     def tensors(self) -> Iterator[F32]:
         """The flat vector in order, tensor by tensor, each flat; raises `FolderError` as `values` does."""
@@ -62,6 +61,10 @@ class WeightsFolder:
     def _tensors(self) -> Mapping[str, StoredTensor]:
         """The model's tensors, each of the shape that config.json says."""
         found = self._found()
+        if self.config.layers > len(found):  # before we list what so many layers have
+            raise FolderError(
+                f"{self.folder} has fewer tensors than config.json says that there are layers; copy both from one place"
+            )
         layout = parameter_layout(self.config)
         if self.config.tied:
             found.pop("lm_head.weight", None)  # some writers repeat the embedding, and readers ignore it
@@ -109,6 +112,8 @@ def _is_file_name(name: Any) -> bool:
 
 def _json(path: Path, remedy: str) -> dict[str, Any]:
     try:
+        if path.exists() and not path.is_file():
+            raise FolderError(f"{path} is no file; {remedy}")  # to open a pipe would wait for ever
         with path.open("rb") as file:
             raw = file.read(MAX_JSON_BYTES + 1)
     except OSError as error:

@@ -61,6 +61,8 @@ def header_of(places: Sequence[ParameterPlace], form: ExportFormat) -> bytes:
 def tensors_in(path: Path) -> dict[str, StoredTensor]:
     """What a file says it holds, by name; raises `FolderError`.  Numbers in formats that are not read are told here."""
     size = path.stat().st_size
+    if size <= LENGTH_BYTES:  # of a pipe, too, which to open would wait for ever
+        raise FolderError(f"{path} is no safetensors file, or only a part of one; copy it again")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         if not 2 <= length <= min(MAX_HEADER_BYTES, size - LENGTH_BYTES):

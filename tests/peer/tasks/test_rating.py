@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.simulation.rollouts import rl_run
 from tests.trainer.rl.test_rating import CONFIG
 from tests.trainer.weights.models import in_blocks, random_parameters
 from trainer.environments.jsonl import digest_of, open_file
+from trainer.environments.records import MAX_LINE_BYTES
 from trainer.environments.solve_rates import SolveRates
 from trainer.rl.rating import Rater
 from trainer.weights.numbers import ExportFormat
@@ -127,6 +129,78 @@ def test_what_was_measured_otherwise_is_not_gone_on_with(place: Place) -> None:
         place.measure()
     place.kept.unlink()
     place.measure()
+
+
+@pytest.mark.parametrize("odd", ['"\\ud800"', "1e400", "[" * 980 + "]" * 980])
+def test_tasks_that_cannot_be_written_again_are_told_before_anything_is_measured(place: Place, odd: str) -> None:
+    place.source.write_text("\n".join(map(json.dumps, TASKS)).replace('"ours"', odd))
+    told: list[int] = []
+    with pytest.raises(PeerError, match="cannot be written again|nested too deeply"):
+        place.measure(lambda done, total: told.append(done))
+    assert not told and not place.kept.exists()
+
+
+def test_a_task_with_no_room_for_its_rate_is_told_before_anything_is_measured(place: Place) -> None:
+    line = json.dumps(TASKS[0])
+    place.source.write_text(line + " " * (MAX_LINE_BYTES - len(line.encode())))
+    place.measure()
+    place.target.unlink()
+    place.source.write_text(line.replace("ours", "o" * (MAX_LINE_BYTES - len(line.encode()))))
+    told: list[int] = []
+    with pytest.raises(PeerError, match="no room for its solve_rate"):
+        place.measure(lambda done, total: told.append(done))
+    assert not told
+
+
+def test_what_somebody_else_put_in_the_place_of_kept_rates_is_not_waited_for_nor_written_to(place: Place) -> None:
+    for odd in (os.mkfifo, Path.mkdir):
+        odd(place.kept)
+        with pytest.raises(PeerError, match="is no file; remove it"):
+            place.measure()
+        (place.kept.rmdir if place.kept.is_dir() else place.kept.unlink)()
+    with place.kept.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(PeerError, match="rates of another measurement"):
+        place.measure()
+    place.kept.unlink()
+    precious = place.kept.with_name("precious")
+    place.kept.symlink_to(precious)
+    place.measure()
+    assert not precious.exists()
+    place.target.unlink()
+    place.target.symlink_to(precious)
+    with pytest.raises(PeerError, match="exists; remove it"):
+        place.measure()
+
+
+def test_rates_of_odd_tasks_that_somebody_wrote_are_not_taken(place: Place) -> None:
+    interrupt(place, 1)
+    head = place.kept.read_text().splitlines()[0]
+    for odd in ("[true, 0.5]", "[1e999, 0.5]", "[1, NaN]", "[1, 1e999]", "[-1, 0.5]", f"[1{'0' * 3000}, 0.5]", "[" * 3000):
+        place.kept.write_text(f"{head}\n{odd}\n")
+        assert interrupted_at(place, 0) == {}, odd
+
+
+def interrupted_at(place: Place, after: int) -> dict[int, float]:
+    """The rates that were kept when a measurement was interrupted."""
+    interrupt(place, after)
+    return dict(json.loads(line) for line in place.kept.read_text().splitlines()[1:])
+
+
+@pytest.mark.parametrize("layers", [10**6, 10**30])
+def test_a_model_that_says_it_is_huge_costs_nothing(place: Place, layers: int) -> None:
+    config = place.how.model / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": layers}))
+    with pytest.raises(PeerError, match="fewer tensors than config.json says"):
+        place.measure()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_in_the_place_of_a_models_file_is_not_waited_for(place: Place, name: str) -> None:
+    (place.how.model / name).unlink()
+    os.mkfifo(place.how.model / name)
+    with pytest.raises(PeerError, match="is no file|is no safetensors file"):
+        place.measure()
 
 
 def test_what_cannot_be_measured_is_told_in_a_sentence(place: Place) -> None:
