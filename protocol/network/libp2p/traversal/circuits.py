@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from math import inf
 
 import trio
@@ -47,6 +47,8 @@ MAX_AGAIN_S = 60.0
 """Before a relay that refused is asked again: at first after `LOOK_S`, for we may not have greeted it yet, then after twice
 as long each time, up to this."""
 MAX_REMEMBERED = 1024
+SOON_S, AT_ONCE = 0.5, 8
+"""The next relay is asked after so long without an answer, up to so many at a time: who is mute holds nobody up."""
 
 log = logging.getLogger(__name__)
 Take = Callable[[trio.SocketStream, str, Way], Awaitable[None]]
@@ -85,11 +87,11 @@ class Circuits:
         """Keep places at relays until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            nursery.start_soon(self._keep)
             while True:
                 if self._reached() is Verdict.REACHABLE:
                     self._places.clear()
                 else:
-                    await self._keep_places()
                     await self._look_for_places()
                 with trio.move_on_after(LOOK_S):
                     await self._met.wait()
@@ -122,39 +124,72 @@ class Circuits:
         return await self._come(end, token), _way(relay, kb_per_s)
 
     async def _look_for_places(self) -> None:
-        """At members first: whoever comes with many keys, and does not relay, is asked last.
+        """At members first, also beside places at strangers, which they take over: a crowd of keys may be there before them.
 
         At relays on the internet already while it is not known whether we are reached: others will be looking for us.
         """
+        dialled, now = self._dialled(), trio.current_time()
+        for relay in self._places.keys() - dialled.keys():
+            del self._places[relay]  # nobody is told of a place there
         in_vain = self._reached() is Verdict.UNREACHABLE
-        for relay, end in sorted(self._dialled().items(), key=lambda item: not self._members.has_member(item[0])):
-            if len(self._places) >= WANTED:
-                return
-            again_at, pause_s = self._refused.get(relay, (-inf, LOOK_S / 2))
-            is_due = relay not in self._places and trio.current_time() >= again_at
-            if is_due and (in_vain or is_public(transport_address(*end))) and not await self._gets_place(relay):
-                pause_s = min(MAX_AGAIN_S, 2 * pause_s)
-                self._refused[relay] = trio.current_time() + pause_s, pause_s
-                self._refused = dict(list(self._refused.items())[-MAX_REMEMBERED:])
+        due = [
+            relay
+            for relay, end in dialled.items()
+            if relay not in self._places and now >= self._refused.get(relay, (-inf, 0.0))[0]
+            if in_vain or is_public(transport_address(*end))
+        ]
+        waiting = iter(sorted(due, key=lambda relay: not self._members.has_member(relay)))
+        async with trio.open_nursery() as nursery:
+            for _ in range(AT_ONCE):
+                over = trio.Event()
+                nursery.start_soon(self._ask_in_turn, waiting, over)
+                with trio.move_on_after(SOON_S):
+                    await over.wait()
+                if over.is_set():
+                    break
+
+    async def _ask_in_turn(self, waiting: Iterator[PeerId], over: trio.Event) -> None:
+        for relay in waiting:
+            if self._is_wanted(relay):
+                await self._gets_place(relay)
+        over.set()
+
+    def _is_wanted(self, relay: PeerId) -> bool:
+        """Whether there is not enough of what a place there would be."""
+        is_member = self._members.has_member(relay)
+        enough = sum(self._members.has_member(each) or not is_member for each in self._places) >= WANTED
+        return not enough and relay not in self._places
+
+    async def _keep(self) -> None:
+        while True:
+            await self._keep_places()
+            await trio.sleep(LOOK_S)
 
     async def _keep_places(self) -> None:
         for relay, granted_at in list(self._places.items()):
-            if trio.current_time() >= granted_at + KEEP_S and not await self._gets_place(relay):
-                self._places.pop(relay, None)
+            if trio.current_time() >= granted_at + KEEP_S:
+                await self._gets_place(relay)
 
     async def _gets_place(self, relay: PeerId) -> bool:
-        """Whether we have a place there from now on."""
-        self._refused.pop(relay, None)
-        question = QUESTION.pack(PLACE, bytes(PEER_BYTES))
+        """Whether we have a place there from now on; where not, it is asked again after a while, later each time."""
+        question, granted = QUESTION.pack(PLACE, bytes(PEER_BYTES)), False
         try:
             answer, _ = await ask(self._host, relay, self._protocol, question, ANSWER.size, ANSWER_S)
+            granted = ANSWER.unpack(answer)[0] == 1
         except Unreachable as error:
             log.debug("no place at a relay: %s", error)
-            return False
-        if ANSWER.unpack(answer)[0] != 1:
-            return False
-        self._places[relay] = trio.current_time()
-        return True
+        now, (_, pause_s) = trio.current_time(), self._refused.pop(relay, (-inf, LOOK_S / 2))
+        if granted:
+            self._places[relay] = now
+            strangers = [each for each in self._places if not self._members.has_member(each)]
+            if len(self._places) > WANTED:
+                del self._places[next(iter(strangers or self._places))]
+        else:
+            self._places.pop(relay, None)
+            pause_s = min(MAX_AGAIN_S, 2 * pause_s)
+            self._refused[relay] = now + pause_s, pause_s
+            self._refused = dict(list(self._refused.items())[-MAX_REMEMBERED:])
+        return granted
 
     async def _on_summons(self, relay: PeerId, connection: MuxedConnection, question: bytes) -> bytes:
         """Somebody wants to reach us through a relay at which we have a place."""
