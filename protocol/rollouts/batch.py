@@ -45,12 +45,13 @@ class Decision(Enum):
 
 @dataclass
 class Dealt:
-    """beacon: what draws the validators.  at: when we heard of it.  order: the first of them, drawn among `among`."""
+    """beacon: what draws the validators.  at: when we heard of it.  order: the first of them, drawn among `among`; None
+    while they are not drawn."""
 
     beacon: Hash
     at: float
     order: tuple[PeerId, ...] = ()
-    among: frozenset[PeerId] = frozenset()
+    among: frozenset[PeerId] | None = None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ PATIENCE = 2
 """Of them, so many may be silent for `judge_s`; then a trainer checks itself."""
 MOST_DEALT = 64
 """Validators among whom batches are dealt: keys are free, and a crowd of them is not to cost us time."""
+MOST_REDRAWN = 256
+"""Deals whose validators are drawn anew between two ticks, as others live now: one that comes and goes without end is not to
+cost us time either.  For the others those of before count, of whom nobody waits longer than for one that is silent."""
 MOST_OTHERS = 16
 """Verdicts of others on a batch, which may come to be asked, or tell us of ours."""
 
@@ -35,6 +38,7 @@ class Scene:
         self.moved = Moved(0, {}, (), (), ())
         self.validators: frozenset[PeerId] = frozenset()
         self.kept: Mapping[int, Hash] = {}
+        self._redraws = MOST_REDRAWN
         self._mute: set[PeerId] = set()
         """Validators that let a turn pass, and have said nothing since: their turn is the next one's, too."""
 
@@ -42,7 +46,7 @@ class Scene:
         """These validators live, and our trainer process holds these versions."""
         tip = self.moved.tips.get(self.moved.version, Hash(b""))
         drawn = some_of(tip, validators, MOST_DEALT)
-        self.kept = kept
+        self.kept, self._redraws = kept, MOST_REDRAWN
         if drawn != self.validators:
             self.validators = drawn
         self._mute &= self.validators
@@ -74,7 +78,8 @@ class Scene:
 
     def _order(self, batch: Batch, dealt: Dealt) -> tuple[PeerId, ...]:
         """Those of a deal that may be asked."""
-        if dealt.among is not self.validators:
+        if dealt.among is None or (dealt.among is not self.validators and self._redraws > 0):
+            self._redraws -= dealt.among is not None
             validators = self.validators - {batch.author}
             dealt.order = tuple(order_of(dealt.beacon, batch.root, validators, FIRST_ASKED))
             dealt.among = self.validators

@@ -231,6 +231,12 @@ def test_a_look_at_thousands_of_batches_draws_no_validators_anew(monkeypatch: An
     drawn.clear()
     table.tick()
     assert drawn == []
+    for number in range(4):  # a validator that comes and goes, four times a second
+        table.validators = frozenset(VALIDATORS[number % 2 :])
+        table.tick()
+    assert len(drawn) == 4 * scenes.MOST_REDRAWN
+    table.tick()
+    assert {dealt.among for batch in table.pool for dealt in batch.deals.values()} == {table.validators}, "soon"
 
 
 def test_a_rollout_peer_does_not_wait_for_ever_for_trainers_that_deal_nothing() -> None:
