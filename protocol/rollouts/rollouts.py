@@ -6,7 +6,6 @@ generate and verify.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Container
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from protocol.offload import Offload
 from protocol.rollouts.batch import Batch
 from protocol.rollouts.checking import Checking
 from protocol.rollouts.dealing import beacon_of
+from protocol.rollouts.fetching import RETRY_S, Fetching
 from protocol.rollouts.given_tasks import GivenTasks
 from protocol.rollouts.happenings import (
     Check,
@@ -32,7 +32,6 @@ from protocol.rollouts.happenings import (
     Discard,
     Ejected,
     Fetch,
-    Fetched,
     Forward,
     Heard,
     Idle,
@@ -70,8 +69,6 @@ from protocol.wire.rollouts import ROLLOUT_CHUNK_BYTES, Judgement, RolloutBatch
 from protocol.wire.rollouts import Deal as DealBody
 
 LOOK_S = 0.25
-RETRY_S = 1.0
-"""After a failure of the trainer process or the disk."""
 MOST_PENDING = 16
 """Batches of ours that wait for a verdict, at which we make no more."""
 
@@ -116,8 +113,7 @@ class Rollouts:
             session, self._files, swarm, offload, "rollouts", ROLLOUT_CHUNK_BYTES, at_once=2 * PLACES, needed=pool.needs
         )
         self._repeating = Repeating(session)
-        self._unwanted: deque[Hash] = deque()
-        self._fetching: dict[trio.CancelScope, Batch] = {}
+        self._fetching = Fetching(session, guard, self._library, pool, rl.judge_s, self._handle)
         self._tip: Hash | None = None
         self._nursery: trio.Nursery | None = None
         self._turn = Turn()
@@ -203,15 +199,10 @@ class Rollouts:
                 if peer in self._liars and not self._pool.standing.aside(peer):
                     self._handle(Ejected(peer, self._liars.reason(peer)))
             self._handle(Tick(self._validators(), self._ready_tips()))
-            for scope, batch in self._fetching.items():
-                if not self._pool.lacks(batch):
-                    scope.cancel()  # too old by now: its place is another one's
+            self._fetching.end_useless()
             await self._standing.keep(trio.current_time())
             await self._repeating.turn()
-            for _ in range(len(self._unwanted)):
-                root = self._unwanted.popleft()
-                if not await self._library.remove(root):
-                    self._unwanted.append(root)
+            await self._fetching.remove_unwanted()
             await trio.sleep(LOOK_S)
 
     def _ready_tips(self) -> dict[int, Hash]:
@@ -285,11 +276,12 @@ class Rollouts:
                 case Compare():
                     self._tasks.counting.note_scores(self._checking.problems(effect.batch), effect.ours, effect.theirs)
                 case Discard():
-                    self._unwanted.append(effect.root)
+                    self._fetching.unwanted.append(effect.root)
                 case Deal():
                     self._deal(effect.batch)
                 case Fetch():
-                    self._start_fetch(effect.batch)
+                    if self._nursery is not None:
+                        self._nursery.start_soon(self._fetching.fetch, effect.batch)
                 case Check():
                     raise AssertionError("a check that nobody asked for")
         return answer
@@ -298,28 +290,6 @@ class Rollouts:
         envelope = self._session.seal(DealBody(author=batch.author, root=batch.root))
         self._repeating.say(envelope.raw)
         self._handle(DealHeard(self._session.me, batch.author, batch.root, beacon_of(envelope.signature)))
-
-    def _start_fetch(self, batch: Batch) -> None:
-        if self._nursery is not None:
-            self._nursery.start_soon(self._fetch, batch)
-
-    async def _fetch(self, batch: Batch) -> None:
-        here: bool | None = None
-        scope = trio.CancelScope()
-        self._fetching[scope] = batch
-        with self._guard.watch(batch.author, "batch of rollouts"), scope:
-            try:
-                body = batch.body
-                here = await self._library.fetch(batch.root, body.size, body.version, (batch.author,), self._rl.judge_s)
-            except StoreFailed as error:
-                self._session.emit(Notice("warning", f"rollouts cannot be kept: {error}"))
-        del self._fetching[scope]
-        if scope.cancelled_caught:
-            self._unwanted.append(batch.root)
-            return
-        if here is None:
-            await trio.sleep(RETRY_S)
-        self._handle(Fetched(batch.author, batch.root, here))
 
     # -- the trainer process ------------------------------------------------------------------------------------------
 
@@ -383,7 +353,7 @@ class Rollouts:
             if self._handle(Heard(self._session.me, body, envelope.raw)):
                 self._repeating.say(envelope.raw)
             else:
-                self._unwanted.append(Hash(body.root))  # too old by now
+                self._fetching.unwanted.append(Hash(body.root))  # too old by now
             if body.version > forgotten:
                 forgotten = body.version
                 await self._worker.forget_before(forgotten - self._rl.max_async)

@@ -15,7 +15,7 @@ from protocol.rollouts.given_tasks import GivenTasks
 from protocol.rollouts.kept_versions import KeptVersions
 from protocol.rollouts.turn import Turn
 from protocol.run.rl_section import RlSection
-from protocol.state.disk import map_file
+from protocol.state.disk import StoreFailed, map_file
 from protocol.state.weight_files import WeightFiles, leaves_of
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import Generated, GenerateTask, RolloutLink, TrainerDied
@@ -95,7 +95,11 @@ class Worker:
         self._next = {version: number + 1, **{each: at for each, at in self._next.items() if each > version}}
         body = await self._offload(self._adopt, version, tip, number, made)
         envelope = self._session.seal(body)
-        await self._offload(self._files.keep, version * MAX_BATCHES + number, envelope.raw)  # we never sign another one
+        try:
+            await self._offload(self._files.keep, version * MAX_BATCHES + number, envelope.raw)  # we never sign another one
+        except StoreFailed:
+            await self._offload(self._files.remove, Hash(body.root))  # nobody will hear of it, and the disk is full
+            raise
         self._swarm.originate(Hash(body.root), body.chunks)
         seconds = trio.current_time() - begun
         self._session.emit(

@@ -69,6 +69,15 @@ class Disk:
             self.remove(path)
             raise _sentence(error, path) from error
 
+    def resume(self, path: Path, size: int) -> mmap.mmap:
+        """A writable mapping of a file of `size` bytes that is here; a copy of one may lack blocks, and they are made."""
+        try:
+            with open(path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, size)
+                return mmap.mmap(file.fileno(), size)
+        except OSError as error:
+            raise _sentence(error, path) from error
+
     def publish(self, path: Path, mapping: mmap.mmap, target: Path) -> None:
         """A mapped file is complete: its bytes to the disk, then its name."""
         try:

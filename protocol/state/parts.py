@@ -36,8 +36,7 @@ class Parts:
                 if other != path and other not in self._in_use:
                     self._disk.remove(other)
             if size_of(path) == size:
-                with open(path, "r+b") as file:
-                    part = Part(path, mmap.mmap(file.fileno(), size))
+                part = Part(path, self._disk.resume(path, size))
             else:
                 part = Part(path, self._disk.allocate(path, size))
             self._in_use.add(path)

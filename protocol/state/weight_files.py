@@ -182,8 +182,7 @@ class WeightFiles:
         """Begin, or go on with, a file of `size` bytes.  Raises `StoreFull`."""
         path = self._path(root, "part")
         if path.exists() and path.stat().st_size == size:
-            with open(path, "r+b") as file:
-                part = Part(root, path, mmap.mmap(file.fileno(), size))
+            part = Part(root, path, self.disk.resume(path, size))
         else:
             part = Part(root, path, self.disk.allocate(path, size), is_new=True)
         with self._lock:

@@ -118,3 +118,14 @@ def test_statements_are_kept_by_number_and_a_damaged_one_counts_as_absent(tmp_pa
     next(files.folder.glob("*10-*")).write_bytes(b"torn")
     files.keep_all([], least=3)
     assert opened(tmp_path).statements() == [b"eleven"]
+
+
+def test_a_part_that_was_copied_without_its_blocks_gets_them_before_anything_is_written(tmp_path: Path) -> None:
+    """To write where a full disk has no block ends the process."""
+    files = opened(tmp_path)
+    path = files.folder / f"{ROOT.hex()}.part"
+    with path.open("wb") as file:
+        file.truncate(1 << 20)
+    assert path.stat().st_blocks == 0
+    files.begin(ROOT, 1 << 20)
+    assert path.stat().st_blocks * 512 >= 1 << 20
