@@ -14,11 +14,10 @@ from protocol.rollouts.happenings import Checked
 from protocol.rollouts.turn import Turn
 from protocol.run.rl_section import RlSection
 from protocol.state.weight_files import WeightFiles
-from protocol.tasks.counting import UNSCORED
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, RolloutVerdict, TrainerDied, TrainerGaveUp, VerifyTask
 from protocol.wire.hashes import Hash
-from protocol.wire.rollouts import CODES, Reason, Verdict
+from protocol.wire.rollouts import CODES, UNSCORED, Reason, Verdict
 
 RETRY_S = 1.0
 """After a failure of the trainer process."""
@@ -65,7 +64,8 @@ class Checking:
         codes = bytes(map(code_of, verdicts))
         if not any(codes) and sum(each.tokens for each in verdicts) != body.tokens:
             codes = bytes([OVERSTATED]) * len(verdicts)  # they are credited, so they have to be right
-        return Checked(batch.author, batch.root, codes, scores)
+        exact = frozenset(place for place, each in enumerate(verdicts) if each.exact)
+        return Checked(batch.author, batch.root, codes, scores, exact)
 
 
 def code_of(verdict: RolloutVerdict) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from protocol.state.tasks_in_force import TasksInForce, place_of
 from protocol.wire import canonical
+from protocol.wire.rollouts import UNSCORED
 from protocol.wire.tasks import MAX_SET_TASKS
 
 LEAST_ATTEMPTS = 32
@@ -26,8 +27,6 @@ LEAST_JUDGED = 8
 """Tasks with enough attempts before a set is judged by them (all of them, where it has fewer)."""
 MOST_DEAD = 0.8
 """Largest share of judged tasks that nobody ever solved, or that everybody always solved."""
-UNSCORED = 255
-"""In place of a score, where there is none."""
 MAX_COUNT = (1 << 32) - 1
 
 _ROW = struct.Struct(">5I")

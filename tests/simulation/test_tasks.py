@@ -21,6 +21,7 @@ from protocol.wire.identity import Identity
 from protocol.wire.messages import pack
 from protocol.wire.presence import Role
 from protocol.wire.tasks import MAX_SET_BYTES, AdmittedSet, Amendment, TaskSet
+from tests.simulation.rollout_liars import FalseScores
 from tests.simulation.rollouts import ROLES, cast, rl_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
@@ -153,6 +154,28 @@ def test_a_set_that_nobody_solves_falls_out_everywhere_at_one_version_and_may_co
 
     holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
     assert len({*fallen.values()}) == 1
+
+
+def test_a_validator_that_lies_about_scores_is_set_aside_and_disputes_no_set() -> None:
+    fallen: list[TaskSetFellOut] = []
+
+    async def scenario(world: World) -> None:
+        world.seats[0].identity = ORGANISER
+        judge, seats = cast(world, ROLES, {(Role.VALIDATOR, 1): FalseScores})
+        world.listeners.append(lambda _, event: fallen.append(event) if isinstance(event, TaskSetFellOut) else None)
+        organiser, liar = seats[Role.TRAINER][0], seats[Role.VALIDATOR][1]
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=240)
+        name = await admitted(world, seats[Role.ROLLOUT][0], organiser, some_tasks("9", 2), 90)
+        await world.until("the liar is set aside", lambda: liar.peer in judge.aside, within_s=600)
+        assert all("scores" in reason for reason in judge.aside[liar.peer].values())
+        await world.until_round(max(world.rounds()) + 8, within_s=600)
+        [shown] = [each for each in desk_of(organiser).status()["sets"] if each["id"] == name]
+        assert shown["verdicts"] == shown["agreeing"], "what it said is not counted"
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    assert not fallen
 
 
 def test_statements_of_others_admit_nothing_and_cost_little() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.state.tasks_in_force import TasksInForce, first_problem
-from protocol.tasks.counting import LEAST_ATTEMPTS, UNSCORED, Counting, TaskCounts, fault_of
+from protocol.tasks.counting import LEAST_ATTEMPTS, Counting, TaskCounts, fault_of
+from protocol.wire.rollouts import UNSCORED
 from protocol.wire.tasks import AdmittedSet
 from tests.protocol.peers import ANN
 
