@@ -27,13 +27,19 @@ LOOK_S = 0.25
 
 @dataclass(frozen=True)
 class Chosen:
-    """Batches to learn from in a round, in the order of their names, and their files."""
+    """Batches to learn from in a round, in the order of their names, and their files.
+
+    against: where there are none, the sets of tasks that READY is against, some of them lost.
+    """
 
     batches: Sequence[Batch]
     paths: tuple[Path, ...]
+    against: int | None = None
 
-    def learned(self, reward: float | None) -> Learned:
+    def learned(self, reward: float | None) -> Learned | None:
         """What READY says of them, and so the record.  reward: mean of the rollouts."""
+        if not self.batches:
+            return None
         return learned_from([UsedBatch(batch.author, batch.root, batch.body.tokens) for batch in self.batches], reward)
 
 
@@ -60,28 +66,38 @@ class Selection:
     @asynccontextmanager
     async def chosen(self, round: int, on_wait: Callable[[int, str], None]) -> AsyncIterator[Chosen]:
         """Wait for enough accepted batches that we have not learned from, and for the trainer process; they are ours within.
+        Where a set of tasks is lost there may be none, as no more are made until it has fallen out.
 
         on_wait: told how many batches there are so far, and which tasks are missing, if some are.
         """
         self._hurried = False
-        while len(usable := self._usable(round)) < (1 if self._hurried else self.wanted):
+        while len(usable := self._usable(round)) < self._least(round):
             on_wait(len(usable), self.given.missing(round) if self.given is not None else "")
             await trio.sleep(LOOK_S)
+        against = None if usable else self._tasks.against(self._tasks.at(round))
         batches = sorted(usable[: self.wanted], key=lambda batch: (batch.root, batch.author))
         roots = [batch.root for batch in batches]
         with self._files.using(*roots):
             async with self._turn.taken():
-                yield Chosen(batches, tuple(self._files.path(root) for root in roots))
+                yield Chosen(batches, tuple(self._files.path(root) for root in roots), against)
+
+    def _least(self, round: int) -> int:
+        """Batches with which we begin."""
+        if any(each.slot in self._tasks.lost for each in self._tasks.at(round).live):
+            return 0
+        return 1 if self._hurried else self.wanted
 
     def _usable(self, round: int) -> list[Batch]:
         """Those that we have not learned from, and whose tasks the trainer process has."""
         given, found = self.given, [batch for batch in self._pool.usable(round) if batch.key not in self.before]
         return [batch for batch in found if given is None or given.holds(batch.body.version)]
 
-    def use(self, round: int, chosen: Chosen, contribution: Contribution) -> Learned:
+    def use(self, round: int, chosen: Chosen, contribution: Contribution) -> Learned | None:
         """A contribution was made of these batches, which are never learned from again, whatever becomes of it; what READY
         says of them."""
         learned = chosen.learned(contribution.reward)
+        if learned is None:
+            return None
         for batch in chosen.batches:
             batch.used = True
         self._tasks.counting.note_solved(contribution.solved)

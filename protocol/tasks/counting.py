@@ -117,11 +117,15 @@ class Counting:
         """By task."""
         return self._slots.get(slot, {})
 
-    def against(self, tasks: TasksInForce) -> int | None:
-        """The sets that fall out by what was counted here: bit i for the i-th of the amendment; None where none does."""
+    def against(self, tasks: TasksInForce, lost: Collection[int] = ()) -> int | None:
+        """The sets that fall out by what was counted here: bit i for the i-th of the amendment; None where none does.
+
+        lost: slots of sets that fall out uncounted.
+        """
         mask = 0
         for at, each in enumerate(tasks.sets):
-            if each.slot not in tasks.fallen and fault_of(each.count, self.of_set(each.slot).values()):
+            is_bad = each.slot in lost or fault_of(each.count, self.of_set(each.slot).values())
+            if each.slot not in tasks.fallen and is_bad:
                 mask |= 1 << at
         return mask or None
 

@@ -9,7 +9,8 @@ from random import Random
 import pytest
 import trio
 
-from protocol.events import Event, TasksAmended, TaskSetFellOut, TaskSetOffered
+from kernels.layout import chunk_layout, payload_bytes
+from protocol.events import Event, Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
 from protocol.network.interface import Acceptance
 from protocol.network.simulated.weather import Weather
 from protocol.tasks.desk import TaskDesk
@@ -30,6 +31,8 @@ from tests.simulation.world import World
 ORGANISER = Identity.from_seed(b"\x2a" * 32)
 LOSSY = Weather(gossip_loss=0.25, gossip_copies=0.2, gossip_late=0.1, request_loss=0.004)
 SIGNED = rl_run()
+NOTHING = memoryview(bytes(payload_bytes(chunk_layout(SIGNED.manifest.parameters, SIGNED.manifest.chunk_parameters))))
+"""What a trainer contributes that has nothing to learn from."""
 
 
 def some_tasks(answer: str, count: int = 3) -> bytes:
@@ -176,6 +179,41 @@ def test_a_validator_that_lies_about_scores_is_set_aside_and_disputes_no_set() -
 
     holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
     assert not fallen
+
+
+def test_a_set_that_nobody_has_any_more_falls_out_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.tasks.task_sets.LOST_S", 30.0)
+    fallen: dict[str, int] = {}
+    warned: set[str] = set()
+
+    async def scenario(world: World) -> None:
+        seats = cast_with_organiser(world)
+
+        def note(seat: Seat, event: Event) -> None:
+            if isinstance(event, TaskSetFellOut):
+                fallen[seat.peer] = event.version
+            elif isinstance(event, Notice) and "leave the set out" in event.text:
+                warned.add(seat.peer)
+
+        world.listeners.append(note)
+        world.judge.on_contribution(NOTHING)
+        publisher = seats[Role.ROLLOUT][0]
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=240)
+        name = await admitted(world, publisher, seats[Role.TRAINER][0], some_tasks("9"), 90)
+        for seat in world.seats:
+            world.faults.kill(seat)
+        for path in seats[Role.TRAINER][0].folder.parent.glob(f"*/**/{name}.*"):
+            path.unlink()
+        for seat in world.seats:
+            world.start(seat)
+        await world.until("it falls out", lambda: len(fallen) == len(world.seats), within_s=600)
+        assert {seat.peer for seat in seats[Role.TRAINER]} <= warned
+        await world.until_round(max(world.rounds()) + 3, within_s=240)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    assert len({*fallen.values()}) == 1
 
 
 def test_statements_of_others_admit_nothing_and_cost_little() -> None:

@@ -7,14 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import trio
+import trio.testing
 
 from protocol.rollouts.batch import Batch
 from protocol.rollouts.selection import Selection
 from protocol.rollouts.turn import Turn
 from protocol.state.disk import Disk
+from protocol.state.tasks_in_force import TasksInForce
 from protocol.state.weight_files import WeightFiles
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.rollouts import RolloutBatch
+from protocol.wire.tasks import AdmittedSet
 from tests.protocol.peers import ANN, BOB
 
 
@@ -28,7 +31,7 @@ def test_what_an_earlier_life_learned_from_is_not_chosen_again(tmp_path: Path) -
     old, new, other = map(a_batch, range(3))
     session: Any = SimpleNamespace(me=ANN.peer_id)
     pool: Any = SimpleNamespace(usable=lambda version: [old, new, other])
-    tasks: Any = None
+    tasks: Any = SimpleNamespace(lost=frozenset(), at=lambda version: TasksInForce())
 
     async def main() -> None:
         selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
@@ -37,3 +40,24 @@ def test_what_an_earlier_life_learned_from_is_not_chosen_again(tmp_path: Path) -
             assert {batch.root for batch in chosen.batches} == {new.root, other.root}
 
     trio.run(main)
+
+
+def test_where_a_set_is_lost_a_round_begins_with_nothing_and_says_against_which(tmp_path: Path) -> None:
+    one = AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=7, publisher=ANN.peer_id)
+    session: Any = SimpleNamespace(me=ANN.peer_id)
+    pool: Any = SimpleNamespace(usable=lambda version: [])
+    in_force = [TasksInForce(1, 50, (one,), frozenset({7})), TasksInForce(1, 50, (one,))]
+    tasks: Any = SimpleNamespace(lost=frozenset({7}), at=lambda version: in_force[version % 2], against=lambda at: 1)
+
+    async def main() -> None:
+        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
+        async with selection.chosen(5, lambda have, missing: None) as chosen:
+            tasks.lost = frozenset()  # it came after all, while the trainer process was busy
+            assert (chosen.batches, chosen.against, chosen.learned(None)) == ([], 1, None)
+        tasks.lost = frozenset({7})
+        with trio.move_on_after(60) as scope:
+            async with selection.chosen(6, lambda have, missing: None):
+                raise AssertionError("it has fallen out, so batches without it come")
+        assert scope.cancelled_caught
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
