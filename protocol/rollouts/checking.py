@@ -48,9 +48,11 @@ class Checking:
         """
         body = batch.body
         task = VerifyTask(self._session.run, body.version, batch.author, self._drawn(batch), self._rl.group_size)
+        verdicts: tuple[RolloutVerdict, ...] | None = None
         try:
             with self._files.using(batch.root):
-                async with self._turn.taken():
+                async with self._turn.lent() as lent:
+                    lent.about(body.version, Hash(body.tip))
                     if held().get(body.version) != body.tip:
                         return Checked(batch.author, batch.root, None)
                     verdicts = await link.verify(task, self._files.path(batch.root))
@@ -60,6 +62,8 @@ class Checking:
             self._session.emit(Notice("warning", f"the trainer stopped while it verified rollouts: {death}"))
             await trio.sleep(RETRY_S)
             return Checked(batch.author, batch.root, None, died=True)
+        if verdicts is None:
+            return Checked(batch.author, batch.root, None)  # it was given up
         scores = bytes(map(score_of, verdicts)) if self._tasks.at(body.version).live else None
         codes = bytes(map(code_of, verdicts))
         if not any(codes) and sum(each.tokens for each in verdicts) != body.tokens:
