@@ -111,8 +111,9 @@ class RolloutsCounted(Event):
     """A record is on disk whose members learned from rollouts: as they say, with this mean reward.
 
     Told again for a round whose record another branch has replaced: what was told of it, and of later ones, counts no more.
-    batches: of them, those that no earlier record names.  tokens: of their outputs.  authors: accepted tokens of each rollout peer: of this one if it is one, then of those
-    with the most, 64 at most.  others: rollout peers that are not told.  mine: the roots of this peer's batches.
+    batches: of them, those that no earlier record names.  tokens: of their outputs.  authors: accepted tokens of each
+    rollout peer: of this one if it is one, then of those with the most, 64 at most.  others: rollout peers that are not
+    told.  mine: the roots of this peer's batches.
     """
 
     round: int

@@ -279,7 +279,7 @@ class Rollouts:
                 case Judge():
                     self._repeating.say(self._session.seal(effect.body).raw)
                 case Compare():
-                    self._tasks.counting.note_scores(self._checking.problems(effect.batch), effect.ours, effect.theirs)
+                    self._tasks.note_scores(self._checking.problems(effect.batch), effect.ours, effect.theirs)
                 case Discard():
                     self._unwanted.append(effect.root)
                 case Deal():

@@ -100,7 +100,7 @@ class Selection:
             return None
         for batch in chosen.batches:
             batch.used = True
-        self._tasks.counting.note_solved(contribution.solved)
+        self._tasks.note_solved(contribution.solved)
         names, rollouts = [batch.root.hex() for batch in chosen.batches], sum(each.body.rollouts for each in chosen.batches)
         self._session.emit(RolloutsUsed(round, names, rollouts, contribution.reward, learned.root.hex()))
         return learned

@@ -6,7 +6,7 @@ offer is fetched only where this peer's owner asks for it (`protocol.tasks.desk`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import trio
@@ -30,7 +30,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import unpack
-from protocol.wire.tasks import Amendment, TaskSet
+from protocol.wire.tasks import AdmittedSet, Amendment, TaskSet
 
 LOOK_S = 0.5
 REPEAT_S = 30.0
@@ -111,7 +111,7 @@ class TaskSets:
         self.files.begin(nursery, needed)
         await self.files.tidy({*needed, *self.own, *self.asked})
         if self.counting.is_new:
-            self.counting.keep_only({each.slot for each in tasks.sets})
+            self.counting.keep_only(roots_of(tasks.sets))
             await self._offload(write_guarded, self._statements.disk, self._counts_path, self.counting.encode())
         if trio.current_time() - self._said_at >= REPEAT_S:
             self._said_at, self._told = trio.current_time(), 0
@@ -200,6 +200,17 @@ class TaskSets:
         are_here = all(each.root in self.files.digests for each in body.sets)
         return raw if are_here and self.opened([each.slot for each in body.sets]) else None
 
+    def note_solved(self, solved: Iterable[tuple[int, int, int]]) -> None:
+        """As `Counting.note_solved`, of rollouts of versions of our chain."""
+        self.counting.note_solved(solved, self._roots())
+
+    def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes) -> None:
+        """As `Counting.note_scores`, likewise."""
+        self.counting.note_scores(problems, ours, theirs, self._roots())
+
+    def _roots(self) -> Mapping[int, Hash]:
+        return roots_of(each for version in self._versions() for each in self.at(version).sets)
+
     def against(self, tasks: TasksInForce) -> int | None:
         """The sets that fall out by what was counted here, or are lost, as our READY says it."""
         return self.counting.against(tasks, self.lost)
@@ -248,3 +259,8 @@ class TaskSets:
     async def keep_offer(self, raw: bytes) -> None:
         """A statement of ours is on disk when this returns.  Raises `StoreFailed`."""
         await self._offload(self._statements.keep, OWN, raw)
+
+
+def roots_of(sets: Iterable[AdmittedSet]) -> dict[int, Hash]:
+    """By slot; within one chain a slot is one set's for ever."""
+    return {each.slot: Hash(each.root) for each in sets}
