@@ -241,8 +241,8 @@ class Participation:
         nursery.start_soon(book.keep)
         self.contacts = Contacts(self._folder, network, self._swarm)
         nursery.start_soon(self.contacts.keep)
-        if self._settings.port_mapping and not self._settings.local and network.needs_a_router():
-            mapping = PortMapping(network.port, (Upnp(), NatPmp()), network.map, self._emit)
+        if self._settings.port_mapping and not self._settings.local and network.own.need_a_router():
+            mapping = PortMapping(network.own.port, (Upnp(), NatPmp()), network.own.map, self._emit)
             nursery.start_soon(mapping.keep)
         self._search = Search(network, self.choice.addresses, self._emit, lambda: bool(self._swarm()))
         if self.choice.addresses:

@@ -32,7 +32,7 @@ class OpenedPort:
     async def keep(self, network: Libp2pNetwork) -> None:
         """Ask the router until cancelled; then the port is closed."""
         self._asked = True
-        await PortMapping(network.port, (Upnp(), NatPmp()), network.map, self._tell).keep()
+        await PortMapping(network.own.port, (Upnp(), NatPmp()), network.own.map, self._tell).keep()
 
     async def wait(self) -> None:
         """Until the router has answered, or is taken to be unable."""

@@ -97,7 +97,7 @@ async def visit(how: Visit) -> Findings:
             settings = NetworkSettings(host, port, not how.local, announce=how.announce)
             visitor = _Visitor(how.choice.run, found.rates)
             async with open_network(how.identity, how.choice.run, visitor, settings) as network:
-                found.checks.append(ok("port", str(network.port)))
+                found.checks.append(ok("port", str(network.own.port)))
                 await _stay(how, network, found)
     except NetworkError as error:
         remedy = "stop the other program, or choose another port with --port or `peer config port`"
@@ -109,7 +109,7 @@ async def _stay(how: Visit, network: Libp2pNetwork, found: Findings) -> None:
     """With the port open in the router, if it can do that and may."""
     opened, problem = OpenedPort(), None
     async with trio.open_nursery() as nursery:
-        if how.port_mapping and not how.local and network.needs_a_router():
+        if how.port_mapping and not how.local and network.own.need_a_router():
             nursery.start_soon(opened.keep, network)
         try:
             await _meet(how, network, found, opened)

@@ -1,7 +1,8 @@
 """Finding the peers of one run on the local network, by multicast DNS.
 
 The service type carries the run, so peers of other runs are never seen.  zeroconf keeps its own thread; addresses
-come back through trio's entry queue.  Without a usable network it is silently off: bootstrap addresses remain.
+come back through trio's entry queue.  Without a usable network it is silently off until there is one: bootstrap addresses
+remain.
 """
 
 from __future__ import annotations
@@ -20,12 +21,19 @@ if TYPE_CHECKING:
     from zeroconf import ServiceInfo, Zeroconf
 
 LOOK_UP_MS = 2000
+LOOK_S = 5.0
+"""Between two looks at our own addresses."""
 
 log = logging.getLogger(__name__)
 
 
-async def discover(run: Hash, me: PeerId, addresses: Sequence[str], found: Callable[[Sequence[str]], None]) -> None:
-    """Announce `addresses` and report those of others until cancelled."""
+async def discover(
+    run: Hash, me: PeerId, addresses: Callable[[], Sequence[str]], found: Callable[[Sequence[str]], None]
+) -> None:
+    """Announce our `addresses`, and report those of others, until cancelled; anew when ours change.
+
+    Where there is no multicast, it is tried again when there are other addresses: a laptop often starts before its network.
+    """
     token = trio.lowlevel.current_trio_token()
 
     def report(others: list[str]) -> None:
@@ -34,16 +42,20 @@ async def discover(run: Hash, me: PeerId, addresses: Sequence[str], found: Calla
         except trio.RunFinishedError:
             return  # discovered while the program ends
 
-    try:
-        service = await trio.to_thread.run_sync(_start, run, me, list(addresses), report)
-    except Exception as error:  # noqa: BLE001 - zeroconf raises many kinds where there is no multicast
-        log.debug("no discovery on the local network: %r", error)
-        return
-    try:
-        await trio.sleep_forever()
-    finally:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(service.close)
+    while True:
+        announced = list(addresses())
+        service: Zeroconf | None = None
+        try:
+            service = await trio.to_thread.run_sync(_start, run, me, announced, report)
+        except Exception as error:  # noqa: BLE001 - zeroconf raises many kinds where there is no multicast
+            log.debug("no discovery on the local network: %r", error)
+        try:
+            while list(addresses()) == announced:
+                await trio.sleep(LOOK_S)
+        finally:
+            if service is not None:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(service.close)
 
 
 def service_info(run: Hash, me: PeerId, addresses: Sequence[str]) -> ServiceInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from protocol.network.libp2p.way import DIRECT, layers, way_of
+from protocol.network.libp2p.way import layers, way_of
 
 End = tuple[str, int]
 """IP address and TCP port."""
@@ -22,13 +22,9 @@ class Socket(Protocol):
 
 
 def local_end(connection: object) -> End | None:
-    """Our end, where others may dial us if the connection is inbound.
-
-    None when the socket is closed, when the library has changed its layers, or when neither has dialled where the other
-    listens.
-    """
+    """Our end; None when the socket is closed, or when the library has changed its layers."""
     sock = socket_of(connection)
-    return local_end_of(sock) if sock is not None and way_of(connection) is DIRECT else None
+    return local_end_of(sock) if sock is not None else None
 
 
 def remote_end(connection: object) -> End | None:

@@ -12,10 +12,10 @@ import trio
 from protocol.events import Event
 from protocol.network.interface import Bandwidth, Handlers, NetworkError, Traffic, Unreachable, nothing
 from protocol.network.libp2p.attempts import Attempt
-from protocol.network.libp2p.ends import End
-from protocol.network.libp2p.host import ANY_IPV4, claim_port, interface_addresses, stop_listening, transport_address
+from protocol.network.libp2p.host import claim_port, stop_listening
 from protocol.network.libp2p.library import TaskStatus
-from protocol.network.libp2p.reachability import Reachability, is_public
+from protocol.network.libp2p.own_addresses import OwnAddresses
+from protocol.network.libp2p.reachability import Reachability
 from protocol.network.libp2p.settings import NetworkSettings
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
@@ -24,14 +24,13 @@ if TYPE_CHECKING:
     from protocol.network.libp2p.stack import Stack
 
 CLOSE_S = 2.0
-MAX_FOUND = 2
-"""Addresses outside of a router that we announce: where others say that they reached us, and that it says to lead to us."""
 
 
 class Libp2pNetwork:
     """One peer's end of the network.  Start it with `await nursery.start(network.run)`, end it with `close`.
 
-    emit: takes `PeerBanned`, `StrangersClosed`, `Dropped`, `LinkChanged` and `ReachabilityChanged`.
+    own: where others may find it.  emit: takes `PeerBanned`, `StrangersClosed`, `Dropped`, `LinkChanged` and
+    `ReachabilityChanged`.
 
     See also `open_network`.
     """
@@ -47,11 +46,18 @@ class Libp2pNetwork:
     ) -> None:
         self._identity, self._run, self._handlers = identity, run, handlers
         self._settings, self._emit = settings, emit
-        self._port = settings.listen_port
         self._early_addresses: list[str] = []
-        self._mapped: list[str] = []
         self._scope = trio.CancelScope(shield=True)
         self._stack: Stack | None = None
+        self.own = OwnAddresses(
+            identity.peer_id,
+            settings.listen_host,
+            settings.listen_port,
+            settings.announce,
+            reached=lambda: self.reachability().reached,
+            circuits=lambda: self._stack.traversal.circuits.addresses(self.peer_id) if self._stack is not None else (),
+            on_mapped=lambda: self._stack.inquiry.look_again() if self._stack is not None else None,
+        )
 
     async def run(self, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
         """Run until `close`, even when cancelled: the library closes its sockets only while its tasks still run.
@@ -60,15 +66,15 @@ class Libp2pNetwork:
         """
         with self._scope:
             host = self._settings.listen_host
-            self._port = claim_port(host, self._port)
+            self.own.port = claim_port(host, self.own.port)
             from protocol.network.libp2p.stack import Stack
 
             self._stack = Stack(
-                self._identity, self._run, self._handlers, self._settings, self._emit, self._ports, self._listening
+                self._identity, self._run, self._handlers, self._settings, self._emit, self.own.ports, self.own.ends
             )
             self._stack.dialer.remember(self._early_addresses)
-            announced = self.addresses() if self._settings.mdns else []
-            await self._stack.run(host, self._port, announced, task_status=task_status)
+            announced = self.own.nearby if self._settings.mdns else None
+            await self._stack.run(host, self.own.port, announced, task_status=task_status)
 
     async def close(self) -> None:
         """Listen no more, close all connections, within `CLOSE_S` at most, and end."""
@@ -85,23 +91,7 @@ class Libp2pNetwork:
 
     def addresses(self) -> Sequence[str]:
         """Multiaddrs that others can dial, each ending in /p2p/<peer ID>."""
-        listening = self._settings.listen_host
-        hosts = interface_addresses() if listening == ANY_IPV4 else [listening]
-        interfaces = [transport_address(host, self._port) for host in hosts]
-        circuits = self._stack.traversal.circuits.addresses(self.peer_id) if self._stack is not None else []
-        outside = [f"{address}/p2p/{self.peer_id}" for address in self._outside()]
-        return list(dict.fromkeys([*outside, *circuits, *(f"{address}/p2p/{self.peer_id}" for address in interfaces)]))
-
-    def _outside(self) -> list[str]:
-        """Where others reach us as our owner, our router and they say, without our peer ID."""
-        found = [address for address in [*self.reachability().reached, *self._mapped] if is_public(address)]
-        return list(dict.fromkeys([*self._settings.announce, *dict.fromkeys(found[:MAX_FOUND])]))
-
-    def _listening(self) -> list[End]:
-        """The same as ends, and those of our interfaces."""
-        split = [address.split("/") for address in self.addresses()]
-        ends = [(parts[2], int(parts[4])) for parts in split if len(parts) == 7 and parts[1] in ("ip4", "ip6")]
-        return list(dict.fromkeys(ends))
+        return self.own.all()
 
     def reached_here(self, counts: Callable[[PeerId], bool]) -> list[str]:
         """Our addresses at which others reach us: as our owner says, and as they did.
@@ -120,26 +110,6 @@ class Libp2pNetwork:
         """Ask some peers now; takes seconds."""
         if self._stack is not None:
             await self._stack.inquiry.inquire()
-
-    @property
-    def port(self) -> int:
-        """Where we listen."""
-        return self._port
-
-    def needs_a_router(self) -> bool:
-        """Whether this computer has no IPv4 address of its own at which everybody could dial it, and nobody named one."""
-        listening = (transport_address(host, self._port) for host in interface_addresses() if ":" not in host)
-        return not self._settings.announce and not any(is_public(address) for address in listening)
-
-    def map(self, addresses: Sequence[str]) -> None:
-        """A router leads from these addresses to us, and from no others; they are announced if they are public."""
-        self._mapped = list(addresses)
-        if self._stack is not None:
-            self._stack.inquiry.look_again()
-
-    def _ports(self) -> list[int]:
-        """Those at which others may find us: ours, and those that lead to it from outside."""
-        return [self._port, *(int(address.split("/")[4]) for address in [*self._mapped, *self._settings.announce])]
 
     def reached_there(self) -> list[str]:
         """Addresses of others at which we have reached them."""

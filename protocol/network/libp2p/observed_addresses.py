@@ -1,9 +1,9 @@
 """The addresses at which others have reached us.
 
-The local end of an inbound connection is a fact: somebody connected to this address of this computer.  Behind a router only
-the others know the address that they dialled; they tell it when they identify themselves (libp2p's `identify`), and that is
-a claim.  Claims are kept by peer, one each, and the caller says whose claims count.  A member's claim outweighs those of any
-number of strangers.
+The local end of a connection that others have dialled is a fact: somebody connected to this address of this computer.
+Behind a router only the others know the address that they dialled; they tell it when they identify themselves (libp2p's
+`identify`), and that is a claim.  Claims are kept by peer, one each, and the caller says whose claims count.  A member's
+claim outweighs those of any number of strangers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from protocol.network.interface import Members
 from protocol.network.libp2p.ends import local_end, remote_end
 from protocol.network.libp2p.host import transport_address
-from protocol.network.libp2p.library import Connection, Host, is_inbound, peer_id_of
-from protocol.network.libp2p.way import DIRECT, way_of
+from protocol.network.libp2p.library import Connection, Host, peer_id_of
+from protocol.network.libp2p.way import is_dialled
 from protocol.wire.identity import PeerId
 
 MAX_CLAIMS = 256
@@ -39,8 +39,8 @@ class ObservedAddresses:
         host._observed_addr_manager.record_observation = lambda conn, observed, local: self.on_claim(conn, str(observed))
 
     def on_connection(self, conn: Connection) -> None:
-        """A connection is complete: take note of its local address if it is inbound."""
-        end = local_end(conn) if is_inbound(conn) else None
+        """A connection is complete: take note of its local address if the peer has dialled us there."""
+        end = local_end(conn) if is_dialled(conn) is False else None
         if end is not None and not _is_of_this_computer(conn, end[0]):
             address = transport_address(*end)
             self._seen[address] = None
@@ -50,7 +50,7 @@ class ObservedAddresses:
 
     def on_claim(self, conn: Connection, address: str) -> None:
         """The other end claims to see us at `address`; that counts only if it has dialled us."""
-        if not is_inbound(conn) or way_of(conn) is not DIRECT or not is_public_form(address):
+        if is_dialled(conn) is not False or not is_public_form(address):
             return
         peer = peer_id_of(conn.muxed_conn.peer_id)
         self._claims[peer] = address

@@ -107,11 +107,16 @@ class Stack:
         self.inbound.attach(self.host.get_network())
 
     async def run(
-        self, host: str, port: int, announced: Sequence[str], *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED
+        self,
+        host: str,
+        port: int,
+        announced: Callable[[], Sequence[str]] | None,
+        *,
+        task_status: TaskStatus = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Listen on `host` and `port` until cancelled.
 
-        announced: our addresses, to announce on the local network; empty to stay silent there.
+        announced: our addresses, to announce on the local network; None to stay silent there.
         """
         addresses = [Multiaddr(transport_address(name, port)) for name in listening_hosts(host)]
         async with AsyncExitStack() as stack:
@@ -127,7 +132,7 @@ class Stack:
                 nursery.start_soon(self.dead_ends.run)
                 nursery.start_soon(self.inquiry.run)
                 nursery.start_soon(self.traversal.run)
-                if announced:
+                if announced is not None:
                     found = partial(self.dialer.remember, claimed=True)
                     nursery.start_soon(discover, self._run, self._me, announced, found)
                 task_status.started()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from protocol.network.libp2p.library import Connection, is_inbound, is_outbound
 from protocol.wire.identity import PeerId
 
 if TYPE_CHECKING:
@@ -62,6 +63,17 @@ def layers(connection: object) -> Iterator[object]:
 def way_of(connection: object) -> Way:
     """The way of a connection of the library."""
     return next((way for layer in layers(connection) if isinstance(way := getattr(layer, "way", None), Way)), DIRECT)
+
+
+def is_dialled(connection: Connection) -> bool | None:
+    """Whether we have dialled the peer where it listens; False if it has dialled us there, None if neither has.
+
+    Who speaks first in the library's handshake says nothing about that: a peer that was asked to dial lets the other speak.
+    """
+    kind, speaks_first = way_of(connection).kind, is_outbound(connection)
+    if kind not in (LinkKind.DIRECT, LinkKind.REVERSED) or not (speaks_first or is_inbound(connection)):
+        return None
+    return speaks_first is (kind is LinkKind.DIRECT)
 
 
 def raw_connection(socket: trio.SocketStream, way: Way, *, dialled: bool) -> RawConnection:

@@ -7,9 +7,10 @@ import threading
 import pytest
 import trio
 
+from protocol.network.libp2p import discovery
 from protocol.network.libp2p.discovery import _start, discover, service_info
-from protocol.wire.hashes import chunk_hash
-from protocol.wire.identity import Identity
+from protocol.wire.hashes import Hash, chunk_hash
+from protocol.wire.identity import Identity, PeerId
 
 RUN, ME = chunk_hash(b"a run"), Identity.from_seed(b"\x07" * 32).peer_id
 ADDRESSES = ["/ip4/127.0.0.1/tcp/4001", "/ip6/2001:db8::7/tcp/4001", "/dns4/example.org/tcp/4001"]
@@ -33,14 +34,45 @@ def test_nothing_goes_on_when_it_has_ended_and_an_ipv6_address_does_not_end_it(a
     async def main() -> None:
         before, works = threads(), can_announce()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(discover, RUN, ME, addresses, lambda others: None)
-            while nursery.child_tasks and not any("ServiceBrowser" in name for name in threads()):
+            nursery.start_soon(discover, RUN, ME, lambda: addresses, lambda others: None)
+            while works and not any("ServiceBrowser" in name for name in threads()):
                 await trio.sleep(0.01)
-            assert bool(nursery.child_tasks) is works
             nursery.cancel_scope.cancel()
         assert threads() == before
 
     trio.run(main)
+
+
+def test_what_is_announced_follows_our_addresses_and_a_network_that_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Service:
+        def __init__(self, addresses: list[str]) -> None:
+            self.addresses = addresses
+
+        def close(self) -> None:
+            said.append(("ended", self.addresses))
+
+    def start(run: Hash, me: PeerId, addresses: list[str], report: object) -> Service:
+        said.append(("began", addresses))
+        if addresses == ["loopback"]:
+            raise OSError("no multicast")
+        return Service(addresses)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(discovery.discover, RUN, ME, lambda: now, lambda others: None)
+            for count, then in ((1, ["first"]), (2, ["second"]), (4, [])):
+                with trio.fail_after(60):
+                    while len(said) < count:
+                        await trio.sleep(0.001)
+                now[:] = then or now
+            nursery.cancel_scope.cancel()
+
+    now, said = ["loopback"], list[tuple[str, list[str]]]()
+    monkeypatch.setattr(discovery, "_start", start)
+    monkeypatch.setattr(discovery, "LOOK_S", 0.001)
+    trio.run(main)
+    first, second = ["first"], ["second"]
+    assert said == [("began", ["loopback"]), ("began", first), ("ended", first), ("began", second), ("ended", second)]
 
 
 def test_addresses_of_both_kinds_are_announced() -> None:

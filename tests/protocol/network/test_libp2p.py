@@ -179,7 +179,7 @@ def test_closed_networks_leave_no_socket_task_or_thread_and_their_ports_to_the_n
                 one.remember(two.addresses())
                 await a.until(lambda a=a: a.connected)  # type: ignore[misc]
                 await b.until(lambda b=b: b.connected)  # type: ignore[misc]
-                ports = one.port, two.port
+                ports = one.own.port, two.own.port
             assert left() == before
 
     trio.run(main)

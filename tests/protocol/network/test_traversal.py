@@ -19,7 +19,7 @@ from protocol.network.libp2p.dial_back import Verdict
 from protocol.network.libp2p.doorstep import MAX_PENDING, Doorstep, receive
 from protocol.network.libp2p.ends import End
 from protocol.network.libp2p.library import library_id
-from protocol.network.libp2p.named_ends import end_of, may_be_dialled
+from protocol.network.libp2p.named_ends import may_be_dialled
 from protocol.network.libp2p.reachability import Reachability
 from protocol.network.libp2p.short_questions import ask
 from protocol.network.libp2p.traversal import circuits as traversal_circuits
@@ -70,27 +70,6 @@ def test_candidates_are_read_as_they_are_written_and_anything_else_is_survived()
         assert len([each for each in found if may_be_dialled(each.end, list)]) <= race.MAX_CANDIDATES
 
 
-NOBODYS = ["0.0.0.0", "224.0.0.1", "240.0.0.1", "169.254.1.1", "127.0.0.1", "::1", "::ffff:127.0.0.1", "fe80::1", "ff02::1"]  # noqa: S104 - no address at all
-
-
-@pytest.mark.parametrize("end", [("192.0.2.1", 22), *((ip, 4001) for ip in NOBODYS)])
-def test_nobody_has_us_dial_what_no_peer_elsewhere_can_be_at(end: End) -> None:
-    assert not may_be_dialled(end, lambda: [("192.0.2.7", 4001)])
-
-
-def test_peers_on_one_computer_dial_each_other_there() -> None:
-    assert may_be_dialled(("127.0.0.1", 4001), lambda: [("127.0.0.1", 4002)])
-    assert may_be_dialled(("192.168.1.2", 4001), lambda: [("127.0.0.1", 4002)])
-
-
-@pytest.mark.parametrize(
-    "at", ["/dns4/example.org/tcp/4001", "/ip4/192.0.2.1/udp/4001", "/ip4/::1/tcp/4001", "/ip4/192.0.2.1/tcp/-1"]
-)
-def test_no_end_is_read_from_a_name_or_from_anything_odd(at: str) -> None:
-    assert end_of(f"{at}/p2p/{A}") is None and end_of(f"{at}/p2p/{A}/p2p-circuit/p2p/{B}") is None
-    assert end_of(f"/ip6/2001:db8::1/tcp/4001/p2p/{A}/p2p-circuit/p2p/{B}") == ("2001:db8::1", 4001)
-
-
 def test_a_mirror_shows_where_a_socket_is_seen() -> None:
     async def main() -> None:
         async with network(Recorder()) as there:
@@ -134,6 +113,45 @@ def test_peers_that_reach_a_third_one_are_joined_there_and_then_find_a_way_of_th
                 while any(way_of(each).relay is not None and not each.is_closed for each in connections):
                     await trio.sleep(0.01)
             assert await one.request(two.peer_id, "echo", b"still there", timeout_s=60) == b"still there"
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("asker_listens", [True, False])
+def test_whoever_was_dialled_in_a_meeting_may_relay_for_the_other_whichever_asked(asker_listens: bool) -> None:
+    """One asks for the meeting; the socket goes to the one of the two that can be dialled."""
+
+    async def main() -> None:
+        async with through_a_relay() as (one, _, two, b):
+            dialled, other = (one, two) if asker_listens else (two, one)
+            stack(other).traversal._meetings._candidates = lambda outside: []  # type: ignore[method-assign]
+            one.remember(stack(two).traversal.circuits.addresses(two.peer_id), claimed=True)
+            await b.until(lambda: one.peer_id in b.connected)
+            with trio.fail_after(60):
+                while one.link(two.peer_id) == "relayed" or two.link(one.peer_id) == "relayed":
+                    await trio.sleep(0.01)
+            assert one.link(two.peer_id) == ("reversed" if asker_listens else "direct")
+            where = ("127.0.0.1", dialled.own.port)
+            assert stack(other).traversal._dialled()[dialled.peer_id] == where
+            assert other.peer_id not in stack(dialled).traversal._dialled()
+            assert await stack(other).traversal.circuits._gets_place(dialled.peer_id)
+
+    trio.run(main)
+
+
+def test_a_place_that_the_relay_gave_to_another_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with through_a_relay() as (_, between, two, _r):
+            circuits, places = stack(two).traversal.circuits, stack(between).traversal.relay._places
+            places.clear()
+            await circuits._keep_places()
+            assert not places, "not before its time"
+            monkeypatch.setattr(traversal_circuits, "KEEP_S", 0.0)
+            await circuits._keep_places()
+            assert list(places) == [two.peer_id] and circuits.addresses(two.peer_id)
+            stack(between).traversal.relay._rate = 0
+            await circuits._keep_places()
+            assert not circuits.addresses(two.peer_id)
 
     trio.run(main)
 

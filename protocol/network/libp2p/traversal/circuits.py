@@ -41,6 +41,8 @@ from protocol.wire.identity import PeerId
 WANTED = 2
 """Relays at which we have a place, so that one may go."""
 LOOK_S = 2.0
+KEEP_S = 30.0
+"""A place at a relay is asked for again after so long: it may have been given to another, and nobody tells us."""
 MAX_AGAIN_S = 60.0
 """Before a relay that refused is asked again: at first after `LOOK_S`, for we may not have greeted it yet, then after twice
 as long each time, up to this."""
@@ -69,7 +71,8 @@ class Circuits:
     ) -> None:
         self._host, self._members, self._dialled, self._reached, self._take = host, members, dialled, reached, take
         self._protocol = relay_protocol(run)
-        self._places: dict[PeerId, None] = {}
+        self._places: dict[PeerId, float] = {}
+        """When each was granted last."""
         self._met = trio.Event()
         self._refused: dict[PeerId, tuple[float, float]] = {}
         """When each relay is asked again, and how long that was from the time before."""
@@ -85,7 +88,8 @@ class Circuits:
             while True:
                 if self._reached() is Verdict.REACHABLE:
                     self._places.clear()
-                elif len(self._places) < WANTED:
+                else:
+                    await self._keep_places()
                     await self._look_for_places()
                 with trio.move_on_after(LOOK_S):
                     await self._met.wait()
@@ -122,28 +126,35 @@ class Circuits:
 
         At relays on the internet already while it is not known whether we are reached: others will be looking for us.
         """
-        now, in_vain = trio.current_time(), self._reached() is Verdict.UNREACHABLE
+        in_vain = self._reached() is Verdict.UNREACHABLE
         for relay, end in sorted(self._dialled().items(), key=lambda item: not self._members.has_member(item[0])):
-            if not in_vain and not is_public(transport_address(*end)):
-                continue
-            again_at, pause_s = self._refused.get(relay, (-inf, LOOK_S / 2))
-            if relay not in self._places and now >= again_at:
-                question = QUESTION.pack(PLACE, bytes(PEER_BYTES))
-                try:
-                    answer, _ = await ask(self._host, relay, self._protocol, question, ANSWER.size, ANSWER_S)
-                    has_place = ANSWER.unpack(answer)[0] == 1
-                except Unreachable as error:
-                    log.debug("no place at a relay: %s", error)
-                    has_place = False
-                self._refused.pop(relay, None)
-                if has_place:
-                    self._places[relay] = None
-                else:
-                    pause_s = min(MAX_AGAIN_S, 2 * pause_s)
-                    self._refused[relay] = now + pause_s, pause_s
-                    self._refused = dict(list(self._refused.items())[-MAX_REMEMBERED:])
             if len(self._places) >= WANTED:
                 return
+            again_at, pause_s = self._refused.get(relay, (-inf, LOOK_S / 2))
+            is_due = relay not in self._places and trio.current_time() >= again_at
+            if is_due and (in_vain or is_public(transport_address(*end))) and not await self._gets_place(relay):
+                pause_s = min(MAX_AGAIN_S, 2 * pause_s)
+                self._refused[relay] = trio.current_time() + pause_s, pause_s
+                self._refused = dict(list(self._refused.items())[-MAX_REMEMBERED:])
+
+    async def _keep_places(self) -> None:
+        for relay, granted_at in list(self._places.items()):
+            if trio.current_time() >= granted_at + KEEP_S and not await self._gets_place(relay):
+                self._places.pop(relay, None)
+
+    async def _gets_place(self, relay: PeerId) -> bool:
+        """Whether we have a place there from now on."""
+        self._refused.pop(relay, None)
+        question = QUESTION.pack(PLACE, bytes(PEER_BYTES))
+        try:
+            answer, _ = await ask(self._host, relay, self._protocol, question, ANSWER.size, ANSWER_S)
+        except Unreachable as error:
+            log.debug("no place at a relay: %s", error)
+            return False
+        if ANSWER.unpack(answer)[0] != 1:
+            return False
+        self._places[relay] = trio.current_time()
+        return True
 
     async def _on_summons(self, relay: PeerId, connection: MuxedConnection, question: bytes) -> bytes:
         """Somebody wants to reach us through a relay at which we have a place."""

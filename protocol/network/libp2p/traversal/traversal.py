@@ -13,7 +13,7 @@ from protocol.network.libp2p.dial_back import Verdict
 from protocol.network.libp2p.doorstep import Doorstep
 from protocol.network.libp2p.ends import End, remote_end
 from protocol.network.libp2p.guarded import guarded
-from protocol.network.libp2p.library import Connection, Host, MuxedConnection, is_outbound, library_id, peer_id_of
+from protocol.network.libp2p.library import Connection, Host, MuxedConnection, library_id, peer_id_of
 from protocol.network.libp2p.link import LinkBroken
 from protocol.network.libp2p.rate_limit import RateLimit
 from protocol.network.libp2p.reputation import Reputation
@@ -24,7 +24,7 @@ from protocol.network.libp2p.traversal.improving import Improving
 from protocol.network.libp2p.traversal.meeting import Meetings
 from protocol.network.libp2p.traversal.mirror import Mirror
 from protocol.network.libp2p.traversal.relay import Relay
-from protocol.network.libp2p.way import DIRECT, Way, raw_connection, way_of
+from protocol.network.libp2p.way import DIRECT, Way, is_dialled, raw_connection, way_of
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 
@@ -174,6 +174,6 @@ class Traversal:
             peer_id_of(identity): end
             for identity, connections in self._swarm.connections.items()
             for connection in connections
-            if not connection.is_closed and is_outbound(connection) and way_of(connection) is DIRECT
+            if not connection.is_closed and is_dialled(connection)
             if (end := remote_end(connection)) is not None
         }
