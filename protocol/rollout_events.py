@@ -110,10 +110,12 @@ class TaskSetFellOut(Event):
 
 @dataclass(frozen=True)
 class RolloutsCounted(Event):
-    """A record is on disk whose members learned from rollouts: as they say, with this mean reward, from so many batches.
+    """A record is on disk whose members learned from rollouts: as they say, with this mean reward.
 
-    tokens: of the batches' outputs.  authors: accepted tokens of each rollout peer: of this one if it is one, then of those
-    with the most, 64 at most.  others: rollout peers that are not told.  mine: the roots of this peer's batches.
+    Told again for a round whose record another branch has replaced: what was told of it, and of later ones, counts no more.
+    batches: of them, those that no earlier record names.  tokens: of their outputs.  authors: accepted tokens of each
+    rollout peer: of this one if it is one, then of those with the most, 64 at most.  others: rollout peers that are not
+    told.  mine: the roots of this peer's batches.
     """
 
     round: int

@@ -19,6 +19,7 @@ VERDICTS = (WAITING, ACCEPTED, REJECTED, STALE, UNSURE)
 KEPT_BATCHES = 1000
 KEPT_REWARDS = 500
 KEPT_ASIDE = 50
+KEPT_LEARNED = 4096
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class RolloutTally:
     used: int = 0
     """Batches that this trainer learned from."""
     accepted_tokens: int = 0
+    earned: dict[int, int] = field(default_factory=dict)
+    """By round, tokens of ours that its record names."""
+    learned: dict[str, None] = field(default_factory=dict)
+    """Names of the batches that this trainer learned from last."""
     seen: bool = False
     """Whether there were any such events."""
 
@@ -94,13 +99,10 @@ class RolloutTally:
                 known = self._batch(author, version, number, root, at)
                 self._put(replace(known, verdict=verdict, reason=reason, rollouts=rollouts))
             case ev.RolloutsUsed(number, roots):
-                self.used += len(roots)
+                self._learned(roots)
                 self._use(roots, number, at)
-            case ev.RolloutsCounted(number, reward, _, _, authors, _, mine):
-                if reward is not None:
-                    self.rewards.append((number, reward))
-                self.accepted_tokens += authors.get(self.me, 0)
-                self._use(mine, number, at)
+            case ev.RolloutsCounted():
+                self._counted(event, at)
             case ev.RolloutPeerSetAside(peer, reason):
                 self.aside.append(Aside(at, peer, "rollout", reason))
             case ev.ValidatorSetAside(peer, reason):
@@ -114,6 +116,7 @@ class RolloutTally:
         other = copy(self)
         other.batches, other.counts = self.batches.copy(), self.counts.copy()
         other.rewards, other.aside = self.rewards.copy(), self.aside.copy()
+        other.earned, other.learned = self.earned.copy(), self.learned.copy()
         return other
 
     def last(self, author: str | None = None, judge: str | None = None) -> list[BatchSeen]:
@@ -124,11 +127,40 @@ class RolloutTally:
             if (author is None or batch.author == author) and (judge is None or judge in batch.judges)
         ]
 
+    def _learned(self, roots: Iterable[str]) -> None:
+        """Each batch counts once, also where it is learned from again because no record came of the first time."""
+        for root in roots:
+            self.used += root not in self.learned
+            self.learned[root] = None
+        for root in [*self.learned][:-KEPT_LEARNED]:
+            del self.learned[root]
+
+    def _counted(self, event: ev.RolloutsCounted, at: float) -> None:
+        self._leave(event.round)
+        if event.reward is not None:
+            self.rewards.append((event.round, event.reward))
+        self.earned[event.round] = event.authors.get(self.me, 0)
+        self.accepted_tokens += self.earned[event.round]
+        if len(self.earned) > KEPT_REWARDS:
+            del self.earned[min(self.earned)]
+        self._use(event.mine, event.round, at)
+
+    def _leave(self, round: int) -> None:
+        """What was counted of this round, and later ones, was of a branch that is ours no more."""
+        for later in [each for each in self.earned if each >= round]:
+            self.accepted_tokens -= self.earned.pop(later)
+        while self.rewards and self.rewards[-1][0] >= round:
+            self.rewards.pop()
+        for key, batch in self.batches.items():
+            if batch.author == self.me and batch.round is not None and batch.round >= round:
+                self.batches[key] = replace(batch, round=None)
+
     def _judged(self, event: ev.BatchJudged, at: float) -> None:
         rollouts = event.accepted + event.rejected + event.inconclusive
-        if event.validator == self.me:
-            self.judged, self.judged_rollouts = self.judged + 1, self.judged_rollouts + rollouts
         known = self._batch(event.author, event.version, event.number, event.root, at)
+        if event.validator == self.me and self.me not in known.judges:
+            self.judged, self.judged_rollouts = self.judged + 1, self.judged_rollouts + rollouts
+        judges = [judge for judge in known.judges if judge != event.validator]
         verdict = REJECTED if event.rejected else UNSURE if event.inconclusive else ACCEPTED
         if known.verdict in (REJECTED, STALE) or (known.verdict == ACCEPTED and verdict == UNSURE):
             verdict = known.verdict  # a later word does not mend it
@@ -138,7 +170,7 @@ class RolloutTally:
                 verdict=verdict,
                 reason=known.reason or ", ".join(event.reasons),
                 rollouts=rollouts,
-                judges=(*known.judges[-7:], event.validator),
+                judges=(*judges[-7:], event.validator),
             )
         )
 

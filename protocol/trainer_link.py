@@ -155,13 +155,17 @@ class VerifyTask:
 
 @dataclass(frozen=True)
 class RolloutVerdict:
-    """Of one rollout.  reason: of a rejection; detail: in a sentence.  reward: None where it was not recomputed."""
+    """Of one rollout.  reason: of a rejection; detail: in a sentence.  reward: None where it was not recomputed.
+
+    exact: whether every computer comes to this reward, as no program had to be run for it.
+    """
 
     verdict: Verdict
     reason: Reason
     detail: str
     reward: float | None
     tokens: int
+    exact: bool = False
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class RolloutProcess(TrainerProcess):
                 each["detail"],
                 each["reward"],
                 each["tokens"],
+                each["exact"],
             )
             for each in told
         )

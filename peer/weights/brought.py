@@ -7,7 +7,7 @@ each other.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ from protocol.sync.run_files import file_section, keep_file
 from protocol.wire.hashes import Hash
 from trainer.config import TrainingConfig
 from trainer.data.chat_reading import ChatReading
+from trainer.data.templates import TemplatedTokenizer
 from trainer.environments.jsonl import read_file
-from trainer.environments.records import read_tasks
+from trainer.environments.records import Task, read_tasks
 from trainer.environments.registry import check_named, files_of
 from trainer.environments.solve_rates import SolveRates, told
 from trainer.reading import reading_of, tokenizer_of
+from trainer.rl.targets import with_target
 
 Tell = Callable[[str, str], None]
 """Told one thing that a person should know: what it is about, and what it says."""
@@ -80,21 +82,23 @@ class Brought:
             tokenizer = tokenizer_of(config)
             reading = reading_of(config, tokenizer) if CHATS in self._paths else None
             if manifest.rl is not None:
-                self._check_tasks(manifest.rl, tell)
+                self._check_tasks(manifest.rl, tokenizer, tell)
         except ValueError as error:
             raise PeerError(str(error), ExitCode.INPUT) from error
         if isinstance(reading, ChatReading):
             tell("chats", reading.described())
 
-    def _check_tasks(self, rl: RlSection, tell: Tell) -> None:
-        """Raises ValueError with file and line, and where too few tasks stay by the run's bounds of solve rates."""
+    def _check_tasks(self, rl: RlSection, tokenizer: TemplatedTokenizer, tell: Tell) -> None:
+        """Raises ValueError with the file, for lines and prompts that cannot be used, and where too few tasks stay."""
         rates = SolveRates(rl.min_solve_rate, rl.max_solve_rate)
         left: dict[str, int] = {}
         remarks: list[str] = []
         for name in (name for name in self._data if name.startswith(TASKS)):
             try:
                 tasks = read_tasks(io.BytesIO(self._data[name]))
-                count = left[name.removeprefix(TASKS)] = len(rates.left(tasks))
+                stay = rates.left(tasks)
+                _check_lengths(stay, rl, tokenizer)
+                count = left[name.removeprefix(TASKS)] = len(stay)
             except ValueError as error:
                 raise ValueError(f"{self._paths[name]}: {error}") from error
             about = f"{name.removeprefix(TASKS)}: {told(count, len(tasks), rates)}"
@@ -114,6 +118,21 @@ class Brought:
         for name, file in signed.manifest.files.items():
             if name in self._data:
                 _keep(files, file, self._data[name])
+
+
+def _check_lengths(tasks: Sequence[Task], rl: RlSection, tokenizer: TemplatedTokenizer) -> None:
+    """Raises ValueError for a prompt that leaves no room for an output in a row."""
+    most, target = rl.row_tokens + 1 - rl.max_tokens, max(rl.length_targets, default=None)
+    template = len(tokenizer.prompt(with_target("", target)))
+    for task in tasks:
+        if len(task.prompt.encode()) + template <= most:
+            continue  # a token has a byte at least
+        tokens = len(tokenizer.prompt(with_target(task.prompt, target)))
+        if tokens > most:
+            raise ValueError(
+                f"the prompt of {task.problem_id!r:.80} has {tokens} tokens, and this run learns from prompts of at most "
+                f"{most} (row_tokens + 1 - max_tokens); shorten it, leave it out, or make row_tokens larger"
+            )
 
 
 def brought_by(path: Path) -> Brought | None:

@@ -87,7 +87,7 @@ class ClosingPolicy:
         if (ready.against or 0).bit_length() > len(self.base.tasks.sets):
             return False  # a plan with it would be none
         try:
-            check_rollouts(self.settings.manifest, self.base.round, ready.rollouts)
+            check_rollouts(self.settings.manifest, self.base.round, ready.rollouts, ready.against)
         except Malformed:
             return False  # else no plan that it is in would be taken
         known = self.ready_of(peer)

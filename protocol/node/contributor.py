@@ -13,6 +13,9 @@ from functools import partial
 from itertools import count
 from math import isfinite
 
+import numpy as np
+
+from kernels.layout import payload_bytes
 from protocol.events import ComputeProgress, Notice
 from protocol.exchange.assignment import contribution_leaves
 from protocol.membership.activity import Activity
@@ -175,9 +178,17 @@ class Contributor:
             self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()
             task = replace(task, rollouts=chosen.paths, reference=chosen.reference)
+            if not chosen.batches:  # of no rollouts the trainer process would read text
+                work.against = chosen.against
+                return self._nothing(task.round)
             contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
         work.rollouts = selection.use(task.round, chosen, contribution)
         return contribution
+
+    def _nothing(self, round: int) -> Contribution:
+        """A contribution that changes nothing, with the least weight: zeros encode differences of zero."""
+        zeros = np.zeros(payload_bytes(self._replica.layout), np.uint8)
+        return Contribution(round, tokens=1, steps=1, loss=0.0, norm=0.0, data=zeros.data)
 
     def _lane(self, base: Base) -> int:
         """Which samples are ours: of contributors to the last record by their place, of others by a hash above those."""
@@ -220,7 +231,7 @@ class Contributor:
             weights=weights_in(state),
             admission=self._settings.admission,
             rollouts=work.rollouts,
-            against=self._against(base.tasks),
+            against=work.against or self._against(base.tasks),
         )
         envelope = self._session.seal(ready)
         work.leaves = leaves

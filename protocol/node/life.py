@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
 from protocol.audit.ejection import Ejections
@@ -103,8 +105,7 @@ class Life:
 
     async def _live(self, outlasting: Outlasting) -> None:
         if not self._files.are_here:
-            self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "fetching the run's files from its peers")
-            await self._files.until_here()
+            await self._files.until_here(partial(self._activity.show, Phase.SYNCING, WhyIdle.FETCHING_STATE))
         self._activity.show(Phase.SYNCING, WhyIdle.FETCHING_STATE, "reading the state from disk")
         await self._keeper.restore()
         await self._gathering.listen()

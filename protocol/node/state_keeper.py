@@ -13,7 +13,6 @@ from protocol.network.session import Session
 from protocol.node.second_thoughts import SecondThoughts
 from protocol.offload import Offload
 from protocol.state.branch import Branch
-from protocol.state.credit import counted
 from protocol.state.electorate import FEWEST_SEATED
 from protocol.state.replica import Replica
 from protocol.sync.catch_up import CatchUp, WrongState
@@ -186,8 +185,7 @@ class StateKeeper:
                     any(m.peer == self._session.me for m in record.members),
                 )
             )
-            for event in counted(record, self._session.me):
-                self._session.emit(event)
+            await self._catch_up.tell_rollouts(record.round)
             result = await self._offload(self._catch_up.stored_result, commit)
             if result is None:
                 return False  # it was altered since we voted for it: the others have it

@@ -32,6 +32,8 @@ class Work:
     leaves: list[Hash] = field(default_factory=list)
     rollouts: Learned | None = None
     """The batches that the contribution was made of, in a run with rollouts."""
+    against: int | None = None
+    """The sets of tasks for which it was made of none."""
     training: trio.Event = field(default_factory=trio.Event)
     """Set once the trainer has been told to train."""
 

@@ -79,6 +79,8 @@ class Batch:
     own: bytes | None = None
     scores: bytes | None = None
     """What our own check gave the rollouts, as in `Judgement`."""
+    exact: frozenset[int] = frozenset()
+    """Rollouts of which every computer comes to the same score, by their places."""
     bytes_: Bytes = Bytes.ABSENT
     wanted: bool = False
     """Whether we are to check it."""
@@ -119,6 +121,6 @@ def found_in(codes: bytes, scores: bytes | None = None) -> Found:
     return Found(opinion_of(codes), reason_of(codes), scores)
 
 
-def is_well_formed(codes: bytes, body: RolloutBatch) -> bool:
+def is_well_formed(codes: bytes, scores: bytes | None, body: RolloutBatch) -> bool:
     """Whether these can be the verdicts on a batch."""
-    return len(codes) == body.rollouts and max(codes) < len(CODES)
+    return len(codes) == body.rollouts and max(codes) < len(CODES) and (scores is None or len(scores) == body.rollouts)

@@ -14,11 +14,10 @@ from protocol.rollouts.happenings import Checked
 from protocol.rollouts.turn import Turn
 from protocol.run.rl_section import RlSection
 from protocol.state.weight_files import WeightFiles
-from protocol.tasks.counting import UNSCORED
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, RolloutVerdict, TrainerDied, TrainerGaveUp, VerifyTask
 from protocol.wire.hashes import Hash
-from protocol.wire.rollouts import CODES, Reason, Verdict
+from protocol.wire.rollouts import CODES, UNSCORED, Reason, Verdict
 
 RETRY_S = 1.0
 """After a failure of the trainer process."""
@@ -49,9 +48,11 @@ class Checking:
         """
         body = batch.body
         task = VerifyTask(self._session.run, body.version, batch.author, self._drawn(batch), self._rl.group_size)
+        verdicts: tuple[RolloutVerdict, ...] | None = None
         try:
             with self._files.using(batch.root):
-                async with self._turn.taken():
+                async with self._turn.lent() as lent:
+                    lent.about(body.version, Hash(body.tip))
                     if held().get(body.version) != body.tip:
                         return Checked(batch.author, batch.root, None)
                     verdicts = await link.verify(task, self._files.path(batch.root))
@@ -61,11 +62,14 @@ class Checking:
             self._session.emit(Notice("warning", f"the trainer stopped while it verified rollouts: {death}"))
             await trio.sleep(RETRY_S)
             return Checked(batch.author, batch.root, None, died=True)
+        if verdicts is None:
+            return Checked(batch.author, batch.root, None)  # it was given up
         scores = bytes(map(score_of, verdicts)) if self._tasks.at(body.version).live else None
         codes = bytes(map(code_of, verdicts))
         if not any(codes) and sum(each.tokens for each in verdicts) != body.tokens:
             codes = bytes([OVERSTATED]) * len(verdicts)  # they are credited, so they have to be right
-        return Checked(batch.author, batch.root, codes, scores)
+        exact = frozenset(place for place, each in enumerate(verdicts) if each.exact)
+        return Checked(batch.author, batch.root, codes, scores, exact)
 
 
 def code_of(verdict: RolloutVerdict) -> int:

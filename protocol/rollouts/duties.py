@@ -23,7 +23,7 @@ from protocol.rollouts.scene import Scene, opinion_in
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
-from protocol.wire.rollouts import Reason
+from protocol.wire.rollouts import UNSCORED, Reason
 
 SURE = (Opinion.GOOD, Opinion.BAD)
 
@@ -171,22 +171,22 @@ class Leading(Onlooker):
         return [*effects, *scene.decide(batch, Decision.REJECTED, reason)]
 
     def compare(self, batch: Batch, validator: PeerId) -> list[PoolEffect]:
-        """As `Duty.compare`: whose verdict our check contradicts is set aside."""
+        """As `Duty.compare`: whose verdict our check contradicts is set aside, and whose score, where all computers come to
+        one: over others honest peers may differ, and the set of tasks is at fault."""
         scene = self._scene
         if batch.own is None or validator == scene.me:
             return []
         ours, theirs = opinion_of(batch.own), opinion_in(batch, validator)
         if ours is Opinion.UNSURE or theirs not in SURE:
             return []
-        if ours is theirs:
+        if ours is not theirs:
+            said = "accepted" if theirs is Opinion.GOOD else "rejected"
+            return scene.set_aside(validator, f"it {said} rollouts, and our own check says the contrary", Role.VALIDATOR)
+        scores = batch.judgements[validator].scores
+        if ours is Opinion.BAD or batch.scores is None or scores is None:
             scene.standing.right(validator)
-            return _compared(batch, batch.judgements[validator].scores) if ours is Opinion.GOOD else []
-        said = "accepted" if theirs is Opinion.GOOD else "rejected"
-        return scene.set_aside(validator, f"it {said} rollouts, and our own check says the contrary", Role.VALIDATOR)
-
-
-def _compared(batch: Batch, theirs: bytes | None) -> list[PoolEffect]:
-    """What is counted of the tasks: whether two peers scored them alike."""
-    if batch.scores is None or theirs is None or len(theirs) != len(batch.scores):
-        return []
-    return [Compare(batch, batch.scores, theirs)]
+            return []
+        if any(scores[place] not in (batch.scores[place], UNSCORED) for place in batch.exact):
+            return scene.set_aside(validator, "it gave rollouts other scores than those of our own check", Role.VALIDATOR)
+        scene.standing.right(validator)
+        return [Compare(batch, batch.scores, scores)]

@@ -73,13 +73,14 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Checked:
-    """Our trainer process has verified a batch; codes: None where it found nothing.  scores: as in `Judgement`.  died: it
-    did, over it."""
+    """Our trainer process has verified a batch; codes: None where it found nothing.  scores: as in `Judgement`.
+    exact: rollouts whose scores every computer comes to.  died: it did, over it."""
 
     author: PeerId
     root: Hash
     codes: bytes | None
     scores: bytes | None = None
+    exact: frozenset[int] = frozenset()
     died: bool = False
 
 

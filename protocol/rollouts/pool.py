@@ -193,11 +193,11 @@ class Pool:
         return [Forward(), *self._look(batch, now)]
 
     def _hear_judgement(self, event: JudgementHeard, now: float) -> list[PoolEffect]:
-        scene, validator, codes = self._scene, event.validator, event.body.codes
+        scene, validator, codes, scores = self._scene, event.validator, event.body.codes, event.body.scores
         batch = self.find(PeerId(event.body.author), Hash(event.body.root))
-        if batch is None or not is_well_formed(codes, batch.body) or not scene.is_heard(batch, validator):
+        if batch is None or not is_well_formed(codes, scores, batch.body) or not scene.is_heard(batch, validator):
             return []
-        batch.judgements[validator] = found_in(codes, event.body.scores)
+        batch.judgements[validator] = found_in(codes, scores)
         scene.note_voice(validator)
         effects: list[PoolEffect] = [Forward()]
         if batch.author == scene.me:
@@ -280,9 +280,9 @@ class Pool:
             self.standing.anomaly(batch.author)
             if batch.deaths >= MOST_DEATHS:  # others may tell
                 return self._duty.checked(batch, bytes([UNSURE]) * batch.body.rollouts)
-        if event.codes is None or batch.decision is not None or not is_well_formed(event.codes, batch.body):
+        if event.codes is None or batch.decision is not None or not is_well_formed(event.codes, event.scores, batch.body):
             return []
-        batch.scores = event.scores
+        batch.scores, batch.exact = event.scores, event.exact
         self._room.note_check(batch.author)
         return [*self._duty.checked(batch, event.codes), *self._drop_all_of(batch.author)]
 

@@ -195,6 +195,7 @@ class Rollouts:
     async def _look(self) -> None:
         while True:
             self._move()
+            self._turn.look()
             for peer in {batch.author for batch in self._pool}:
                 if peer in self._liars and not self._pool.standing.aside(peer):
                     self._handle(Ejected(peer, self._liars.reason(peer)))
@@ -230,6 +231,7 @@ class Rollouts:
         self._tip, length = history.tip, history.length
         oldest = max(0, length - self._rl.max_async)
         tips = {oldest + at: tip for at, tip in enumerate(history.tips(oldest, length + 1 - oldest))}
+        self._turn.moved(tips)
         roster, before = history.roster, history.roster_at(max(0, length - 1))
         self._handle(Moved(length, tips, roster.contributors, before.contributors, roster.electorate.electors))
 
@@ -237,10 +239,8 @@ class Rollouts:
         """Whether to compute nothing, because its owner, or the computer, says so; what was made is served all the same."""
         if on == self._pause.on:
             return
-        if on:
-            self._pause.begin()
-        else:
-            self._pause.end()
+        (self._pause.begin if on else self._pause.end)()
+        self._turn.rest(on)
         if self._link is not None and self._settings.role is not Role.TRAINER:  # a trainer's process is told already
             (self._link.pause if on else self._link.resume)()
 
@@ -274,7 +274,7 @@ class Rollouts:
                 case Judge():
                     self._repeating.say(self._session.seal(effect.body).raw)
                 case Compare():
-                    self._tasks.counting.note_scores(self._checking.problems(effect.batch), effect.ours, effect.theirs)
+                    self._tasks.note_scores(self._checking.problems(effect.batch), effect.ours, effect.theirs)
                 case Discard():
                     self._fetching.unwanted.append(effect.root)
                 case Deal():

@@ -32,14 +32,18 @@ class Chosen:
     """Batches to learn from in a round, in the order of their names, and their files.
 
     reference: the weights that the loss compares with, where the run has a KL term.
+    against: where there are none, the sets of tasks that READY is against, some of them lost.
     """
 
     batches: Sequence[Batch]
     paths: tuple[Path, ...]
     reference: Path | None
+    against: int | None = None
 
-    def learned(self, reward: float | None) -> Learned:
+    def learned(self, reward: float | None) -> Learned | None:
         """What READY says of them, and so the record.  reward: mean of the rollouts."""
+        if not self.batches:
+            return None
         return learned_from([UsedBatch(batch.author, batch.root, batch.body.tokens) for batch in self.batches], reward)
 
 
@@ -68,7 +72,8 @@ class Selection:
     @asynccontextmanager
     async def chosen(self, round: int, on_wait: Callable[[WhyIdle, str], None]) -> AsyncIterator[Chosen]:
         """Wait for enough accepted batches that we have not learned from, for the weights that the loss compares with, and
-        for the trainer process; they are ours within.
+        for the trainer process; they are ours within.  Where a set of tasks is lost there may be no batches, as no more are
+        made until it has fallen out.
 
         on_wait: told what it waits for, in a sentence.
         """
@@ -76,35 +81,45 @@ class Selection:
         while lacking := self._lacking(round, len(usable := self._usable(round))):
             on_wait(*lacking)
             await trio.sleep(LOOK_S)
+        against = None if usable else self._tasks.against(self._tasks.at(round))
         batches = sorted(usable[: self.wanted], key=lambda batch: (batch.root, batch.author))
         roots = [batch.root for batch in batches]
         reference = self.reference.path if self.reference is not None else None
         with self._files.using(*roots):
             async with self._turn.taken():
-                yield Chosen(batches, tuple(self._files.path(root) for root in roots), reference)
+                yield Chosen(batches, tuple(self._files.path(root) for root in roots), reference, against)
 
     def _lacking(self, round: int, usable: int) -> tuple[WhyIdle, str] | None:
         """What a round waits for that has so many batches; None where it need not wait."""
-        if self.reference is not None and (missing := self.reference.missing()):
+        least = self._least(round)
+        if (usable or least) and self.reference is not None and (missing := self.reference.missing()):
             return WhyIdle.FETCHING_REFERENCE, missing
-        if usable >= (1 if self._hurried else self.wanted):
+        if usable >= least:
             return None
         if self.given is not None and (missing := self.given.missing(round)):
             return WhyIdle.FETCHING_TASKS, missing
         return WhyIdle.WAITING_FOR_ROLLOUTS, f"{usable} of {self.wanted} accepted batches of rollouts are here"
+
+    def _least(self, round: int) -> int:
+        """Batches with which we begin."""
+        if any(each.slot in self._tasks.lost for each in self._tasks.at(round).live):
+            return 0
+        return 1 if self._hurried else self.wanted
 
     def _usable(self, round: int) -> list[Batch]:
         """Those that we have not learned from, and whose tasks the trainer process has."""
         given, found = self.given, [batch for batch in self._pool.usable(round) if batch.key not in self.before]
         return [batch for batch in found if given is None or given.holds(batch.body.version)]
 
-    def use(self, round: int, chosen: Chosen, contribution: Contribution) -> Learned:
+    def use(self, round: int, chosen: Chosen, contribution: Contribution) -> Learned | None:
         """A contribution was made of these batches, which are never learned from again, whatever becomes of it; what READY
         says of them."""
         learned = chosen.learned(contribution.reward)
+        if learned is None:
+            return None
         for batch in chosen.batches:
             batch.used = True
-        self._tasks.counting.note_solved(contribution.solved)
+        self._tasks.note_solved(contribution.solved)
         names, rollouts = [batch.root.hex() for batch in chosen.batches], sum(each.body.rollouts for each in chosen.batches)
         told = RolloutsUsed(round, names, rollouts, contribution.reward, learned.root.hex(), contribution.kl)
         self._session.emit(told)

@@ -78,20 +78,23 @@ class Worker:
         return "all batches of these weights are made" if self._next.get(newest[0], 0) >= MAX_BATCHES else ""
 
     async def make(self, on_progress: Callable[[int, int], None]) -> tuple[RolloutBatch, Envelope] | None:
-        """The next batch, stated but not said yet; None while there are no weights to make it with.  Raises `TrainerDied`,
-        `StoreFailed`."""
-        begun, rl = trio.current_time(), self._rl
-        async with self._turn.taken():
+        """The next batch, stated but not said yet; None while there are no weights to make it with, or where it was given
+        up.  Raises `TrainerDied`, `StoreFailed`."""
+        begun, rl, made = trio.current_time(), self._rl, None
+        async with self._turn.lent() as lent:
             newest = self._versions.newest
             if newest is None or self.obstacle():
                 return None
             version, tip = newest
+            lent.about(version, tip)
             number = self._next.get(version, 0)
             run, me, sets = self._session.run, self._session.me, self._tasks.at(version)
             problems = problems_of(run, tip, me, number, rl.prompts_per_batch, rl.problems, sets)
             task = GenerateTask(run, version, me, problems, rl.group_size)
             path = self._files.folder / MADE
             made = await self._link.generate(task, path, on_progress)
+        if made is None:
+            return None
         self._next = {version: number + 1, **{each: at for each, at in self._next.items() if each > version}}
         body = await self._offload(self._adopt, version, tip, number, made)
         envelope = self._session.seal(body)

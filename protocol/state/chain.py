@@ -63,7 +63,7 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
     if any(member.tokens > settings.max_tokens for member in members):
         raise Malformed("a member with more tokens than a round has")
     for member in members:
-        check_rollouts(settings.manifest, base.round, member.rollouts)
+        check_rollouts(settings.manifest, base.round, member.rollouts, member.against)
     if (weights_in(state) is not None) != (settings.manifest.rl is not None):
         raise Malformed("the root of bf16 weights in a run without rollouts, or none in a run with them")
     if any((member.against or 0).bit_length() > len(base.tasks.sets) for member in members):
@@ -76,8 +76,14 @@ def verify_members(settings: RoundSettings, members: Sequence[Member], base: Bas
     check_admissions(settings.manifest, settings.run, base.round, members, base.known, base.uses)
 
 
-def check_rollouts(manifest: RunManifest, round: int, learned: Learned | None) -> None:
-    """Whether a member of a round may name this as what it learned from; raises `Malformed` with the reason."""
+def check_rollouts(manifest: RunManifest, round: int, learned: Learned | None, against: int | None) -> None:
+    """Whether a member of a round may name this as what it learned from; raises `Malformed` with the reason.
+
+    against: the sets of tasks that it is against.  Who is against one may have nothing to learn from: where nobody has a set
+    any more there are no rollouts, and the record that leaves it out has to be made without.
+    """
+    if learned is None and against and manifest.learns_from_rollouts(round):
+        return
     if (learned is not None) != manifest.learns_from_rollouts(round):
         raise Malformed("a member that names rollouts in a round without, or none in a round with them")
     if learned is not None and manifest.rl is not None:

@@ -7,7 +7,7 @@ than they say, and a member that lies is no more than one of many.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.event import Event
@@ -60,11 +60,20 @@ def learned_by(records: Iterable[Record], member: PeerId) -> frozenset[tuple[Pee
     return frozenset((batch.author, batch.root) for learned in named if learned is not None for batch in learned.batches)
 
 
-def counted(record: Record, me: PeerId) -> list[Event]:
-    """The event that says whose rollouts a record was made of; none where there were none."""
-    used = {(author, root): tokens for author, root, tokens in _batches(record)}
-    if not used:
+def named_in(records: Iterable[Record]) -> frozenset[tuple[PeerId, Hash]]:
+    """The batches, by author and root, that members of these records learned from."""
+    return frozenset((author, root) for record in records for author, root, _ in _batches(record))
+
+
+def counted(record: Record, me: PeerId, before: Collection[tuple[PeerId, Hash]]) -> list[Event]:
+    """The event that says whose rollouts a record was made of; none where there were none.
+
+    before: batches that earlier records named.  They are credited, and so told, once.
+    """
+    named = {(author, root): tokens for author, root, tokens in _batches(record)}
+    if not named:
         return []
+    used = {batch: tokens for batch, tokens in named.items() if batch not in before}
     of_author: Counter[str] = Counter()
     for (author, _), tokens in used.items():
         of_author[author] += tokens

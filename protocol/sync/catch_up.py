@@ -7,6 +7,7 @@ repair and a change of branches.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,13 +17,13 @@ from protocol.events import Desynced, RolledBack, StateApplied, StateLoaded
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.state.branch import Branch
-from protocol.state.credit import counted
+from protocol.state.credit import counted, named_in
 from protocol.state.genesis import certified_digest
 from protocol.state.replica import Replica
 from protocol.sync.supplies import Supplies
 from protocol.wire.hashes import Hash, tree_root
 from protocol.wire.identity import PeerId
-from protocol.wire.messages import Commit
+from protocol.wire.messages import Commit, Record
 
 MOST_COUNTED = 500
 """Rounds of a move of which it is told whose rollouts they were made of: the last ones."""
@@ -88,16 +89,21 @@ class CatchUp:
             if not complete:
                 with trio.CancelScope(shield=True):
                     await self.offload(history.switch, common, kept if abandoned else "", common + abandoned)
-        if complete and self.replica.manifest.rl is not None:
-            await self._tell_rollouts(max(common, history.length - MOST_COUNTED))
+        if complete:
+            await self.tell_rollouts(max(common, history.length - MOST_COUNTED))
         return complete
 
-    async def _tell_rollouts(self, start: int) -> None:
-        """Whose rollouts the rounds from `start` on were made of: peers that train in none hear of it only here."""
-        for round in range(start, self.replica.history.length):
-            commit = await self.offload(self.replica.history.commit_at, round)
-            for event in counted(commit.record, self.session.me):
+    async def tell_rollouts(self, start: int) -> None:
+        """Whose rollouts the rounds from `start` on were made of, each batch once, whichever members learned from it."""
+        history, rl = self.replica.history, self.replica.manifest.rl
+        if rl is None:
+            return
+        before: deque[Record] = deque(maxlen=rl.max_async)
+        for round in range(max(0, start - rl.max_async), history.length):
+            record = (await self.offload(history.commit_at, round)).record
+            for event in counted(record, self.session.me, named_in(before)) if round >= start else []:
                 self.session.emit(event)
+            before.append(record)
 
     async def _load(self, shared: int) -> None:
         """The state at the end of our chain, as far as the disk leads.  The present one is used if it is of no more than

@@ -8,7 +8,9 @@ the run's state; a trainer process is started when they are here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import trio
 
@@ -16,6 +18,7 @@ from protocol.content.blob import Blob, set_of
 from protocol.content.leaves import fetch_leaves
 from protocol.content.swarm import Swarm
 from protocol.content.transfer import Purpose
+from protocol.events import Notice
 from protocol.network.session import Session
 from protocol.offload import Offload
 from protocol.run.data_section import FILE_CHUNK_BYTES, FileSection
@@ -24,6 +27,11 @@ from protocol.state.weight_files import WeightFiles, is_whole, leaves_of
 from protocol.wire.hashes import tree_root
 
 RETRY_S = 1.0
+LEAVES_S = 60.0
+"""Within which some peers are asked for the hashes of a file's chunks; then it is others' turn."""
+PATIENCE_S = 300.0
+"""A file of which nothing came for so long is said to be missing, with what a person can do."""
+SHOW_S = 1.0
 
 
 class RunFiles:
@@ -31,7 +39,8 @@ class RunFiles:
 
     def __init__(self, session: Session, manifest: RunManifest, files: WeightFiles, swarm: Swarm, offload: Offload) -> None:
         self._session, self._files, self._swarm, self._offload = session, files, swarm, offload
-        self._named = manifest.files
+        self._named, self._random = manifest.files, Random(session.me)
+        self._state, self._moved_at = "reading the run's files from disk", 0.0
         self._here = trio.Event()
         if not self._named:
             self._here.set()
@@ -41,31 +50,56 @@ class RunFiles:
         """Whether all are here and checked."""
         return self._here.is_set()
 
-    async def until_here(self) -> None:
-        """Until all are here and checked."""
-        await self._here.wait()
+    async def until_here(self, on_wait: Callable[[str], None] = lambda state: None) -> None:
+        """Until all are here and checked.  on_wait: told once a second, in a sentence, which file is waited for."""
+        while not self.are_here:
+            on_wait(self._state)
+            with trio.move_on_after(SHOW_S):
+                await self._here.wait()
 
     async def run(self) -> None:
         """Check what is here and fetch the rest.  Raises `StoreFailed`."""
         if self._here.is_set():
             return
         await self._offload(self._files.load)
-        for number, file in enumerate(self._named.values()):
+        for number, (called, file) in enumerate(self._named.items()):
+            self._state = f"fetching the run's file {called} from its peers"
+            self._moved_at, is_told = trio.current_time(), False
             while not await self._offload(is_right, self._files, file):
-                if not await self._fetch(number, file):
+                if not await self._fetch(number, called, file):
+                    is_told = self._note_missing(called, is_told)
                     await trio.sleep(RETRY_S)
         self._here.set()
 
-    async def _fetch(self, number: int, file: FileSection) -> bool:
-        sources = [*self._session.network.connected()]
-        leaves = await fetch_leaves(self._session, file.name, file.chunks, sources, "file")
+    def _note_missing(self, called: str, is_told: bool) -> bool:
+        """Say so where nothing of a file has come for long; whether it was said."""
+        silent_s = trio.current_time() - self._moved_at
+        if silent_s < PATIENCE_S:
+            return False
+        self._state = f"nobody has given the run's file {called} for {silent_s:.0f} s; ask the organiser to start its peer"
+        if not is_told:
+            self._session.emit(Notice("warning", self._state))
+        return True
+
+    async def _fetch(self, number: int, called: str, file: FileSection) -> bool:
+        sources = sorted(self._session.network.connected())
+        self._random.shuffle(sources)
+        leaves = None
+        with trio.move_on_after(LEAVES_S):
+            leaves = await fetch_leaves(self._session, file.name, file.chunks, sources, "file")
         if leaves is None:
             return False
         part = await self._offload(self._files.begin, file.name, file.size)
         missing = await self._offload(part.missing, leaves, FILE_CHUNK_BYTES)
-        here = ((1 << file.chunks) - 1) & ~set_of(missing)
+        here, left = ((1 << file.chunks) - 1) & ~set_of(missing), len(missing)
         blob = Blob.even(file.name, leaves, file.size, FILE_CHUNK_BYTES)
-        whole = await self._swarm.fetch(blob, part.view, sources, Purpose("file", number), here=here)
+
+        def came() -> None:
+            nonlocal left
+            left, self._moved_at = left - 1, trio.current_time()
+            self._state = f"fetching the run's file {called}: {file.chunks - left} of {file.chunks} parts are here"
+
+        whole = await self._swarm.fetch(blob, part.view, sources, Purpose("file", number), here=here, on_chunk=came)
         if whole:
             await self._offload(self._files.publish, part, file.name, leaves)
         return whole

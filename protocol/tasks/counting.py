@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from protocol.state.tasks_in_force import TasksInForce, place_of
 from protocol.wire import canonical
+from protocol.wire.hashes import Hash
+from protocol.wire.rollouts import UNSCORED
 from protocol.wire.tasks import MAX_SET_TASKS
 
 LEAST_ATTEMPTS = 32
@@ -26,9 +28,10 @@ LEAST_JUDGED = 8
 """Tasks with enough attempts before a set is judged by them (all of them, where it has fewer)."""
 MOST_DEAD = 0.8
 """Largest share of judged tasks that nobody ever solved, or that everybody always solved."""
-UNSCORED = 255
-"""In place of a score, where there is none."""
 MAX_COUNT = (1 << 32) - 1
+
+Place = tuple[int, Hash]
+"""A slot, and the root of the set in it."""
 
 _ROW = struct.Struct(">5I")
 
@@ -86,43 +89,53 @@ def fault_of(count: int, counts: Collection[TaskCounts]) -> str:
 
 
 class Counting:
-    """Of one trainer.  is_new: whether something was counted since `encode` was called last."""
+    """Of one trainer.  is_new: whether something was counted since `encode` was called last.
+
+    Counts are of a set in a slot: on another branch of the chain the slot may be another set's.
+    """
 
     def __init__(self) -> None:
-        self._slots: dict[int, dict[int, TaskCounts]] = {}
+        self._sets: dict[Place, dict[int, TaskCounts]] = {}
         self.is_new = False
 
-    def note_solved(self, solved: Iterable[tuple[int, int, int]]) -> None:
-        """Rollouts were learned from: of each problem its number, how many, and how many solved it."""
-        for problem, attempts, of_these in solved:
-            self._add(problem, TaskCounts(attempts=attempts, solved=of_these))
+    def note_solved(self, solved: Iterable[tuple[int, int, int]], sets: Mapping[int, Hash]) -> None:
+        """Rollouts were learned from: of each problem its number, how many, and how many solved it.
 
-    def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes) -> None:
-        """Another peer scored what we did, rollout for rollout.  problems: of the rollouts."""
+        sets: the roots of the sets in the slots, on our chain; others are not counted.
+        """
+        for problem, attempts, of_these in solved:
+            self._add(problem, TaskCounts(attempts=attempts, solved=of_these), sets)
+
+    def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes, sets: Mapping[int, Hash]) -> None:
+        """Another peer scored what we did, rollout for rollout.  problems: of the rollouts.  sets: as above."""
         for problem, our, their in zip(problems, ours, theirs, strict=False):
             if UNSCORED not in (our, their):
-                self._add(problem, TaskCounts(verdicts=1, agreeing=int(our == their)))
+                self._add(problem, TaskCounts(verdicts=1, agreeing=int(our == their)), sets)
 
-    def _add(self, problem: int, counts: TaskCounts) -> None:
+    def _add(self, problem: int, counts: TaskCounts, sets: Mapping[int, Hash]) -> None:
         place = place_of(problem)
-        if place is not None:
-            of_set = self._slots.setdefault(place[0], {})
+        if place is not None and place[0] in sets:
+            of_set = self._sets.setdefault((place[0], sets[place[0]]), {})
             of_set[place[1]] = of_set.get(place[1], TaskCounts()) + counts
             self.is_new = True
 
-    def keep_only(self, slots: Collection[int]) -> None:
+    def keep_only(self, sets: Mapping[int, Hash]) -> None:
         """Forget all other sets."""
-        self._slots = {slot: of_set for slot, of_set in self._slots.items() if slot in slots}
+        self._sets = {place: of_set for place, of_set in self._sets.items() if sets.get(place[0]) == place[1]}
 
-    def of_set(self, slot: int) -> Mapping[int, TaskCounts]:
+    def of_set(self, slot: int, root: Hash) -> Mapping[int, TaskCounts]:
         """By task."""
-        return self._slots.get(slot, {})
+        return self._sets.get((slot, root), {})
 
-    def against(self, tasks: TasksInForce) -> int | None:
-        """The sets that fall out by what was counted here: bit i for the i-th of the amendment; None where none does."""
+    def against(self, tasks: TasksInForce, lost: Collection[int] = ()) -> int | None:
+        """The sets that fall out by what was counted here: bit i for the i-th of the amendment; None where none does.
+
+        lost: slots of sets that fall out uncounted.
+        """
         mask = 0
         for at, each in enumerate(tasks.sets):
-            if each.slot not in tasks.fallen and fault_of(each.count, self.of_set(each.slot).values()):
+            is_bad = each.slot in lost or fault_of(each.count, self.of_set(each.slot, Hash(each.root)).values())
+            if each.slot not in tasks.fallen and is_bad:
                 mask |= 1 << at
         return mask or None
 
@@ -131,11 +144,11 @@ class Counting:
         self.is_new = False
         return canonical.encode(
             {
-                str(slot): b"".join(
+                f"{slot} {root.hex()}": b"".join(
                     _ROW.pack(task, *(min(count, MAX_COUNT) for count in vars(counts).values()))
                     for task, counts in of_set.items()
                 )
-                for slot, of_set in self._slots.items()
+                for (slot, root), of_set in self._sets.items()
             }
         )
 
@@ -145,10 +158,11 @@ class Counting:
         made, fields = cls(), canonical.decode(data, max_bytes=len(data))
         if not isinstance(fields, dict):
             raise ValueError("no counts")
-        for slot, rows in fields.items():
-            if not isinstance(rows, bytes) or len(rows) % _ROW.size:
+        for place, rows in fields.items():
+            slot, _, root = place.partition(" ")
+            if not root or not isinstance(rows, bytes) or len(rows) % _ROW.size:
                 raise ValueError("counts of another form")
-            made._slots[int(slot)] = {
+            made._sets[int(slot), Hash(bytes.fromhex(root))] = {
                 task: TaskCounts(*counts) for task, *counts in _ROW.iter_unpack(rows) if task < MAX_SET_TASKS
             }
         return made

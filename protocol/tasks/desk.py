@@ -124,7 +124,7 @@ class TaskDesk:
 
     def _shown(self, body: TaskSet, publisher: str, state: str, admitted: AdmittedSet | None = None) -> dict[str, Any]:
         slot = admitted.slot if admitted is not None else 0
-        counts = self._sets.counting.of_set(slot).values()
+        counts = self._sets.counting.of_set(slot, Hash(body.root)).values()
         return {
             "id": body.root.hex(),
             "name": body.name,

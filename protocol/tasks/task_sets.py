@@ -6,7 +6,7 @@ offer is fetched only where this peer's owner asks for it (`protocol.tasks.desk`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import trio
@@ -30,11 +30,13 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import unpack
-from protocol.wire.tasks import Amendment, TaskSet
+from protocol.wire.tasks import AdmittedSet, Amendment, TaskSet
 
 LOOK_S = 0.5
 REPEAT_S = 30.0
 """Gossip may be lost, and others come: what we offer, and an amendment that no record has, is said again so often."""
+LOST_S = 600.0
+"""A set in force that could not be had or used for so long is one that this peer is against: else it held the run up."""
 MOST_TOLD = 16
 """Offers of strangers that are told in `REPEAT_S`, for all of them together."""
 OWN = 1 << 50
@@ -46,6 +48,7 @@ class TaskSets:
 
     own: what we offer.  asked: sets that our owner wants.  counting: what became of tasks, at a trainer.  opened: whether
     the trainer process can use the sets in these slots.  unusable: slots of those that it cannot use, and why.
+    lost: slots of sets in force that could not be had or used for `LOST_S`.
     """
 
     def __init__(self, session: Session, guard: Watching, replica: Replica, offload: Offload, swarm: Swarm) -> None:
@@ -61,6 +64,9 @@ class TaskSets:
         self.nursery: trio.Nursery | None = None
         self._said_at, self._told = -REPEAT_S, 0
         self._seen = TasksInForce()
+        self._lacking: dict[int, float] = {}
+        """Slots of sets in force that are not here, or cannot be used, and since when."""
+        self.lost: frozenset[int] = frozenset()
         self.counting = Counting()
         self.opened: Callable[[Sequence[int]], bool] = lambda slots: True
         self.unusable: Mapping[int, str] = {}
@@ -100,11 +106,12 @@ class TaskSets:
     async def _tend(self, nursery: trio.Nursery) -> None:
         tasks = self.in_force
         self._tell(tasks)
+        self._note_lacking(tasks, trio.current_time())
         needed = self._needed()
         self.files.begin(nursery, needed)
         await self.files.tidy({*needed, *self.own, *self.asked})
         if self.counting.is_new:
-            self.counting.keep_only({each.slot for each in tasks.sets})
+            self.counting.keep_only(roots_of(tasks.sets))
             await self._offload(write_guarded, self._statements.disk, self._counts_path, self.counting.encode())
         if trio.current_time() - self._said_at >= REPEAT_S:
             self._said_at, self._told = trio.current_time(), 0
@@ -122,6 +129,18 @@ class TaskSets:
         for each in tasks.sets:
             if each.slot in tasks.fallen and each.slot not in seen.fallen:
                 self._session.emit(TaskSetFellOut(each.root.hex(), each.name, tasks.fell))
+
+    def _note_lacking(self, tasks: TasksInForce, now: float) -> None:
+        """Give up sets in force that have been out of reach for too long, until they are here after all."""
+        lacking = [each for each in tasks.live if each.root not in self.files.digests or each.slot in self.unusable]
+        self._lacking = {each.slot: self._lacking.get(each.slot, now) for each in lacking}
+        lost = frozenset(slot for slot, since in self._lacking.items() if now - since >= LOST_S)
+        for each in tasks.live:
+            if each.slot in lost - self.lost:
+                why = self.unusable.get(each.slot, "nobody who is here has it")
+                text = f"the set of tasks {each.name} cannot be had or used for {LOST_S:.0f} s: {why}; trainers vote to "
+                self._session.emit(Notice("warning", f"{text}leave the set out"))
+        self.lost = lost
 
     @property
     def _counts_path(self) -> Path:
@@ -181,9 +200,20 @@ class TaskSets:
         are_here = all(each.root in self.files.digests for each in body.sets)
         return raw if are_here and self.opened([each.slot for each in body.sets]) else None
 
+    def note_solved(self, solved: Iterable[tuple[int, int, int]]) -> None:
+        """As `Counting.note_solved`, of rollouts of versions of our chain."""
+        self.counting.note_solved(solved, self._roots())
+
+    def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes) -> None:
+        """As `Counting.note_scores`, likewise."""
+        self.counting.note_scores(problems, ours, theirs, self._roots())
+
+    def _roots(self) -> Mapping[int, Hash]:
+        return roots_of(each for version in self._versions() for each in self.at(version).sets)
+
     def against(self, tasks: TasksInForce) -> int | None:
-        """The sets that fall out by what was counted here, as our READY says it."""
-        return self.counting.against(tasks)
+        """The sets that fall out by what was counted here, or are lost, as our READY says it."""
+        return self.counting.against(tasks, self.lost)
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 
@@ -229,3 +259,8 @@ class TaskSets:
     async def keep_offer(self, raw: bytes) -> None:
         """A statement of ours is on disk when this returns.  Raises `StoreFailed`."""
         await self._offload(self._statements.keep, OWN, raw)
+
+
+def roots_of(sets: Iterable[AdmittedSet]) -> dict[int, Hash]:
+    """By slot; within one chain a slot is one set's for ever."""
+    return {each.slot: Hash(each.root) for each in sets}

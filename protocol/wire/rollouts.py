@@ -49,6 +49,8 @@ CODES: tuple[tuple[Verdict, Reason], ...] = (
     *((Verdict.REJECT, reason) for reason in Reason if reason is not Reason.NONE),
 )
 """A verdict with its reason, in one byte: its place here."""
+UNSCORED = 255
+"""In place of a score in one byte, where there is none."""
 
 
 class RolloutBatch(Body):

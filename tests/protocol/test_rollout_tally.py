@@ -89,6 +89,26 @@ def test_a_batch_that_was_learned_from_was_accepted_also_where_we_did_not_hear_i
     assert stale.counts[ACCEPTED] == 1 and stale.counts[STALE] == 0
 
 
+def test_a_record_that_another_branch_replaced_counts_no_more() -> None:
+    tally = of(
+        made(),
+        made(1, "bb"),
+        ev.RolloutsCounted(6, 0.5, 1, 10, {ANN: 10}, 0, []),
+        ev.RolloutsCounted(7, 0.25, 1, 100, {ME: 100}, 0, ["aa"]),
+        ev.RolloutsCounted(8, 0.75, 1, 100, {ME: 100}, 0, ["bb"]),
+        ev.RolloutsCounted(7, 0.125, 1, 100, {ME: 100}, 0, ["bb"]),
+    )
+    assert tally.accepted_tokens == 100 and [*tally.rewards] == [(6, 0.5), (7, 0.125)]
+    assert {batch.root: batch.round for batch in tally.last()} == {"aa": None, "bb": 7}
+
+
+def test_what_is_learned_from_or_judged_again_after_a_restart_counts_once() -> None:
+    again = [ev.RolloutsUsed(4, ["aa", "bb"], 16, 0.5, "r"), ev.RolloutsUsed(5, ["bb", "cc"], 16, 0.5, "r")]
+    assert of(*again).used == 3
+    twice = of(judged(8, 0, by=ME, author=ANN), judged(8, 0, by=ME, author=ANN))
+    assert (twice.judged, twice.judged_rollouts, twice.last()[0].judges) == (1, 8, (ME,))
+
+
 def test_who_was_set_aside_is_remembered_with_the_reason() -> None:
     tally = of(ev.RolloutPeerSetAside(ANN, "it cheated"), ev.ValidatorSetAside(BOB, "it lied"))
     assert [*tally.aside] == [Aside(0.0, ANN, "rollout", "it cheated"), Aside(1.0, BOB, "validator", "it lied")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,13 @@ class AcceptsAll(RolloutTrainer):
 
     def verdicts(self, task: VerifyTask, data: bytes) -> tuple[RolloutVerdict, ...]:
         return (GOOD,) * (len(task.problems) * task.copies)
+
+
+class FalseScores(RolloutTrainer):
+    """A validator that says of each right answer that it is worth nothing."""
+
+    def verdicts(self, task: VerifyTask, data: bytes) -> tuple[RolloutVerdict, ...]:
+        return tuple(replace(each, reward=each.reward and 0.0) for each in super().verdicts(task, data))
 
 
 class RejectsAll(RolloutTrainer):

@@ -187,7 +187,7 @@ def _verdict(entry: Entry, wanted: Entry) -> RolloutVerdict:
         return _rejected(Reason.WRONG_COMPUTATION)
     if entry["output"] != wanted["output"]:
         return _rejected(Reason.BAD_SAMPLING)
-    return RolloutVerdict(Verdict.ACCEPT, Reason.NONE, "", 1.0, 8)
+    return RolloutVerdict(Verdict.ACCEPT, Reason.NONE, "", 1.0, 8, exact=True)
 
 
 def _rejected(reason: Reason) -> RolloutVerdict:

@@ -143,9 +143,12 @@ class RolloutJudge:
             return
         for member in seat.node.commit_at(round).record.members:
             name = member.rollouts.root.hex() if member.rollouts is not None else ""
-            if member.peer not in self._world.judge.liars and name not in self.used[member.peer, round]:
+            made_of_nothing = member.rollouts is None and member.against
+            if made_of_nothing or member.peer in self._world.judge.liars:
+                continue
+            if name not in self.used[member.peer, round]:
                 raise Violation(f"committed: round {round} names other rollouts than {member.peer} learned from")
-            if member.rollouts is not None and member.peer not in self._world.judge.liars:
+            if member.rollouts is not None:
                 before = _named_by(seat.node, member.peer, range(max(0, round - LOOKED_BACK), round))
                 if before & {(batch.author, batch.root) for batch in member.rollouts.batches}:
                     raise Violation(f"once: round {round} names what {member.peer} had learned from before")

@@ -182,7 +182,7 @@ def test_where_nobody_has_them_a_trainer_waits_and_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_other_bytes_than_the_chain_names_are_refused(seed: int) -> None:
-    """One trainer serves zeros under the right name: the late one takes nothing of it, and all from the others."""
+    """One trainer serves zeros under the right name, and is asked first: the late one takes all from the other."""
 
     async def scenario(world: World) -> None:
         _, seats = cast(world, ROLES)
@@ -192,7 +192,7 @@ def test_other_bytes_than_the_chain_names_are_refused(seed: int) -> None:
                 world.start(seat)
         await world.until_round(WARM + 2, within_s=240)
         assert liar.node is not None and honest.node is not None
-        find, root, sent = liar.node._shelves.find, named(liar), list[int]()
+        find, find_honestly, root, sent = liar.node._shelves.find, honest.node._shelves.find, named(liar), list[int]()
 
         def lying(name: Hash) -> object:
             held = find(name)
@@ -200,7 +200,11 @@ def test_other_bytes_than_the_chain_names_are_refused(seed: int) -> None:
                 return held
             return _Altered(held, sent)
 
+        def after_the_liar(name: Hash) -> object:
+            return find_honestly(name) if name != root or sent else None
+
         liar.node._shelves.find = lying  # type: ignore[method-assign, assignment]
+        honest.node._shelves.find = after_the_liar  # type: ignore[method-assign, assignment]
         world.start(late)
         await until_learning(world, late)
         check(late)

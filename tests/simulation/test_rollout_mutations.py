@@ -78,7 +78,7 @@ def _used_again() -> Any:
     """Nothing is remembered of what was learned from."""
     use = Selection.use
 
-    def forgetful(self: Selection, round: int, chosen: Chosen, contribution: Contribution) -> Learned:
+    def forgetful(self: Selection, round: int, chosen: Chosen, contribution: Contribution) -> Learned | None:
         learned = use(self, round, chosen, contribution)
         for batch in chosen.batches:
             batch.used = False

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import trio
 
+from protocol.events import RolloutsGenerated
 from protocol.network.simulated.weather import Weather
 from protocol.run.admission import make_proof
 from protocol.run.manifest import Admission, sign
 from protocol.run.tokens import bound_token
+from protocol.trainer_link import Generated, GenerateTask
 from protocol.wire.identity import Identity
 from protocol.wire.presence import Role
 from tests.simulation.rollout_liars import (
@@ -214,3 +219,33 @@ def test_without_validators_trainers_check_everything_themselves() -> None:
         await until_aside(world, judge, seats[Role.ROLLOUT][0], seats[Role.TRAINER])
 
     holds(simulate(4, scenario, signed=rl_run()))
+
+
+def test_a_batch_that_takes_until_it_is_too_old_is_given_up_for_one_of_newer_weights() -> None:
+    begun: list[int] = []
+
+    class Slow(RolloutTrainer):
+        async def generate(self, task: GenerateTask, path: Path, on_progress: Callable[[int, int], None]) -> Generated:
+            begun.append(task.version)
+            if len(begun) > 1:
+                return await super().generate(task, path, on_progress)
+            self._alone()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._busy = False
+
+    async def scenario(world: World) -> None:
+        _, seats = cast(world, ROLES)
+        slow = seats[Role.ROLLOUT][0]
+        slow.make_trainer = Slow
+        made: list[RolloutsGenerated] = []
+        world.listeners.append(
+            lambda seat, event: made.append(event) if isinstance(event, RolloutsGenerated) and seat is slow else None
+        )
+        for seat in world.seats:
+            world.start(seat)
+        await world.until("it makes others", lambda: len(made) > 2, within_s=240)
+        assert begun[0] < min(event.version for event in made)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))

@@ -9,7 +9,8 @@ from random import Random
 import pytest
 import trio
 
-from protocol.events import Event, TasksAmended, TaskSetFellOut, TaskSetOffered
+from kernels.layout import chunk_layout, payload_bytes
+from protocol.events import Event, Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
 from protocol.network.interface import Acceptance
 from protocol.network.simulated.weather import Weather
 from protocol.tasks.desk import TaskDesk
@@ -21,6 +22,7 @@ from protocol.wire.identity import Identity
 from protocol.wire.messages import pack
 from protocol.wire.presence import Role
 from protocol.wire.tasks import MAX_SET_BYTES, AdmittedSet, Amendment, TaskSet
+from tests.simulation.rollout_liars import FalseScores
 from tests.simulation.rollouts import ROLES, cast, rl_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
@@ -29,6 +31,8 @@ from tests.simulation.world import World
 ORGANISER = Identity.from_seed(b"\x2a" * 32)
 LOSSY = Weather(gossip_loss=0.25, gossip_copies=0.2, gossip_late=0.1, request_loss=0.004)
 SIGNED = rl_run()
+NOTHING = memoryview(bytes(payload_bytes(chunk_layout(SIGNED.manifest.parameters, SIGNED.manifest.chunk_parameters))))
+"""What a trainer contributes that has nothing to learn from."""
 
 
 def some_tasks(answer: str, count: int = 3) -> bytes:
@@ -150,6 +154,63 @@ def test_a_set_that_nobody_solves_falls_out_everywhere_at_one_version_and_may_co
         await world.until_round(max(world.rounds()) + 4, within_s=240)
         await desk_of(organiser).admit(name, None)
         await world.until("it is admitted again", lambda: states(organiser).get(name) == "admitted!", within_s=240)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    assert len({*fallen.values()}) == 1
+
+
+def test_a_validator_that_lies_about_scores_is_set_aside_and_disputes_no_set() -> None:
+    fallen: list[TaskSetFellOut] = []
+
+    async def scenario(world: World) -> None:
+        world.seats[0].identity = ORGANISER
+        judge, seats = cast(world, ROLES, {(Role.VALIDATOR, 1): FalseScores})
+        world.listeners.append(lambda _, event: fallen.append(event) if isinstance(event, TaskSetFellOut) else None)
+        organiser, liar = seats[Role.TRAINER][0], seats[Role.VALIDATOR][1]
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=240)
+        name = await admitted(world, seats[Role.ROLLOUT][0], organiser, some_tasks("9", 2), 90)
+        await world.until("the liar is set aside", lambda: liar.peer in judge.aside, within_s=600)
+        assert all("scores" in reason for reason in judge.aside[liar.peer].values())
+        await world.until_round(max(world.rounds()) + 8, within_s=600)
+        [shown] = [each for each in desk_of(organiser).status()["sets"] if each["id"] == name]
+        assert shown["verdicts"] == shown["agreeing"], "what it said is not counted"
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    assert not fallen
+
+
+def test_a_set_that_nobody_has_any_more_falls_out_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.tasks.task_sets.LOST_S", 30.0)
+    fallen: dict[str, int] = {}
+    warned: set[str] = set()
+
+    async def scenario(world: World) -> None:
+        seats = cast_with_organiser(world)
+
+        def note(seat: Seat, event: Event) -> None:
+            if isinstance(event, TaskSetFellOut):
+                fallen[seat.peer] = event.version
+            elif isinstance(event, Notice) and "leave the set out" in event.text:
+                warned.add(seat.peer)
+
+        world.listeners.append(note)
+        world.judge.on_contribution(NOTHING)
+        publisher = seats[Role.ROLLOUT][0]
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=240)
+        name = await admitted(world, publisher, seats[Role.TRAINER][0], some_tasks("9"), 90)
+        for seat in world.seats:
+            world.faults.kill(seat)
+        for path in seats[Role.TRAINER][0].folder.parent.glob(f"*/**/{name}.*"):
+            path.unlink()
+        for seat in world.seats:
+            world.start(seat)
+        await world.until("it falls out", lambda: len(fallen) == len(world.seats), within_s=600)
+        assert {seat.peer for seat in seats[Role.TRAINER]} <= warned
+        await world.until_round(max(world.rounds()) + 3, within_s=240)
 
     holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
     assert len({*fallen.values()}) == 1

@@ -36,6 +36,9 @@ class ProceduralTask(Environment):
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
         return float(len(turns) == 1 and turns[0].strip() == problem.answer)
 
+    def is_exact(self, problem: Problem) -> bool:
+        return True
+
     def solution(self, problem: Problem) -> tuple[str, ...]:
         return (str(problem.answer),)
 

@@ -26,6 +26,9 @@ class _Conversation(Environment):
     def size(self) -> int:
         return PROBLEMS
 
+    def is_exact(self, problem: Problem) -> bool:
+        return True
+
 
 class Guess(_Conversation):
     """Find a number from 1 to `most`: `guess 1-15`, then a number a turn, answered by `more` or `less`.

@@ -51,6 +51,10 @@ class Environment(ABC):
         Never raises for anything that a model may write; SandboxUnavailable, where this computer failed, is no score.
         """
 
+    def is_exact(self, problem: Problem) -> bool:
+        """Whether every computer gives an answer to it the same score: no program runs for it, which may be too slow."""
+        return False
+
     @abstractmethod
     def solution(self, problem: Problem) -> tuple[str, ...]:
         """Turns that solve the problem, for a warm start.  Raises ValueError where the environment knows none."""

@@ -60,6 +60,9 @@ class Extended(Environment):
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
         return self._of(problem).score(problem, turns)
 
+    def is_exact(self, problem: Problem) -> bool:
+        return self._of(problem).is_exact(problem)
+
     def solution(self, problem: Problem) -> tuple[str, ...]:
         return self._of(problem).solution(problem)
 

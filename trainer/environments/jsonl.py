@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.environments.environment import Environment, Problem
-from trainer.environments.records import CodeTests, MathsAnswer, Task, read_tasks
+from trainer.environments.records import CodeTests, ExactAnswer, MathsAnswer, NumericAnswer, Task, read_tasks
 from trainer.environments.solve_rates import ALL, SolveRates
 from trainer.environments.verification import Verifier
 
@@ -36,6 +36,9 @@ class RecordedTasks(Environment):
 
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
         return self._verifier.score(problem.answer.verification, turns[0]) if len(turns) == 1 else 0.0
+
+    def is_exact(self, problem: Problem) -> bool:
+        return isinstance(problem.answer.verification, ExactAnswer | NumericAnswer)
 
     def solution(self, problem: Problem) -> tuple[str, ...]:
         if problem.answer.solution is None:

@@ -28,6 +28,9 @@ class Mixture(Environment):
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
         return self._of(problem).score(problem.answer, turns)
 
+    def is_exact(self, problem: Problem) -> bool:
+        return self._of(problem).is_exact(problem.answer)
+
     def solution(self, problem: Problem) -> tuple[str, ...]:
         return self._of(problem).solution(problem.answer)
 

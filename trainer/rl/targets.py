@@ -38,6 +38,9 @@ class Targeted(Environment):
     def score(self, problem: Problem, turns: Sequence[str]) -> float:
         return self._own.score(problem, turns)
 
+    def is_exact(self, problem: Problem) -> bool:
+        return self._own.is_exact(problem)
+
     def solution(self, problem: Problem) -> tuple[str, ...]:
         return self._own.solution(problem)
 

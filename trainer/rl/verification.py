@@ -101,7 +101,8 @@ class Judged:
     """The verdict on a rollout.  reason: None unless it is rejected.  detail: a sentence, empty for an accepted one.
 
     reward: in [0, 1]; None unless it is accepted: without a reason, too, this computer could not score it.  measured: None
-    where the form was wrong already.  tokens: that the model made; 0 where the form was wrong.
+    where the form was wrong already.  tokens: that the model made; 0 where the form was wrong.  exact: whether every
+    computer comes to this reward.
     """
 
     reason: Reason | None
@@ -109,6 +110,7 @@ class Judged:
     reward: float | None = None
     measured: Measured | None = None
     tokens: int = 0
+    exact: bool = False
 
 
 class Verifier:
@@ -243,7 +245,7 @@ class Verifier:
         except Exception as error:  # noqa: BLE001 - an environment that fails over a text says nothing about its author
             return Judged(None, f"it could not be scored here: {type(error).__name__}", None, measured, made)
         assert 0 <= reward <= 1, "an environment's score is from 0 to 1"
-        return Judged(None, "", reward, measured, made)
+        return Judged(None, "", reward, measured, made, self._environment.is_exact(problem))
 
     def _termination(self, rollout: Rollout, measured: Measured, problem: Problem, turns: tuple[str, ...]) -> str:
         """What is wrong with where the output ends; empty for nothing."""

@@ -111,4 +111,5 @@ def _fields(judged: Judged) -> dict[str, Any]:
         "detail": judged.detail[:MAX_DETAIL],
         "reward": judged.reward,
         "tokens": judged.tokens,
+        "exact": judged.exact,
     }

@@ -119,3 +119,17 @@ def test_how_many_tasks_stay_by_their_solve_rates_is_told_when_the_run_is_create
         create_run(run_file(tmp_path, rated(0, 0.5, 0.25), 3), tmp_path / "data")
     with pytest.raises(PeerError, match="none of the 2 tasks has a solve_rate"):
         create_run(run_file(tmp_path, rated(0, 1), 1), tmp_path / "data")
+
+
+def test_a_prompt_that_leaves_no_room_for_an_output_is_told_when_the_run_is_created(tmp_path: Path) -> None:
+    def created(prompt: str) -> SignedManifest:
+        task = json.loads(TASK) | {"prompt": prompt}
+        data = json.dumps(task).encode() + b"\n"
+        (tmp_path / "tasks.jsonl").write_bytes(data)
+        path = run_file(tmp_path, TASKS.replace(digest_of(TASK), digest_of(data)), 1)
+        path.write_text(path.read_text() + "max_tokens = 16\nrow_tokens = 24\n")
+        return create_run(path, tmp_path / "data")
+
+    assert created("1" * 9)
+    with pytest.raises(PeerError, match=r"tasks.jsonl: the prompt of 'one' has 10 tokens, .* at most 9 .*; shorten it"):
+        created("1" * 10)

@@ -74,7 +74,7 @@ class Stage:
             "ratifier": Part("ratifier", self.log),
             "swarm": Part("swarm", self.log),
             "versions": SimpleNamespace(resume=lambda: None),
-            "files": SimpleNamespace(run=self._fetch_files, are_here=not files_s, until_here=self._files.wait),
+            "files": SimpleNamespace(run=self._fetch_files, are_here=not files_s, until_here=self._until_files),
             "keeper": Part("keeper", self.log, advance=lambda commit: checkpoint_due, repair=self.repaired.append),
             "gathering": Part("gathering", self.log, may_begin=self._may_begin),
         }
@@ -99,6 +99,10 @@ class Stage:
     async def _fetch_files(self) -> None:
         await trio.sleep(self._files_s)
         self._files.set()
+
+    async def _until_files(self, on_wait: Callable[[str], None]) -> None:
+        on_wait("fetching the run's file tasks.jsonl from its peers")
+        await self._files.wait()
 
     async def _hand_over(self, outlasting: Outlasting) -> None:
         self.log.append("rounds.hand_over")
@@ -132,7 +136,7 @@ def test_before_the_runs_files_are_here_nothing_of_its_state_is_read() -> None:
     assert stage.run(lambda: seen.extend([stage.steps[:], stage.activity.why, stage.activity.detail]), 29.0) == HEARD_BY
     early, why, detail = seen
     assert isinstance(early, list) and "keeper.restore" not in early and "keeper.restore" in stage.steps
-    assert (why, detail) == (WhyIdle.FETCHING_STATE, "fetching the run's files from its peers")
+    assert (why, detail) == (WhyIdle.FETCHING_STATE, "fetching the run's file tasks.jsonl from its peers")
 
 
 def test_a_life_of_two_rounds() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.rollouts.happenings import Checked, Compare, Idle, Judge, JudgementHeard
+from protocol.events import ValidatorSetAside
+from protocol.rollouts.happenings import Checked, Compare, Idle, Judge, JudgementHeard, PoolEffect, Tell
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import Judgement
 from tests.protocol.rollouts.test_pool import BAD, GOOD, ROOT, WORKER, Table
@@ -12,21 +13,29 @@ from tests.protocol.rollouts.test_pool import BAD, GOOD, ROOT, WORKER, Table
 OURS, THEIRS = b"\xfe\xfe", b"\xfe\x00"
 
 
-def compared(
-    codes: bytes, scores: bytes | None, ours: bytes | None, *, ours_first: bool = False
-) -> list[tuple[bytes, bytes]]:
-    """What a trainer compares that checks a batch which was dealt to a validator."""
+def judged(
+    codes: bytes, scores: bytes | None, ours: bytes | None, exact: frozenset[int], *, ours_first: bool = False
+) -> tuple[Table, list[PoolEffect]]:
+    """A trainer that checks a batch which was dealt to a validator, and what it does.  exact: rollouts with such scores."""
     table = Table(Role.TRAINER, draw=0.0)
     table.hear()
     table.deal()
     table.fetched()
-    validator = table.order[0]
-    said = JudgementHeard(validator, Judgement(author=WORKER, root=ROOT, codes=codes, scores=scores))
-    checked = Checked(WORKER, ROOT, GOOD, ours)
+    said = JudgementHeard(table.order[0], Judgement(author=WORKER, root=ROOT, codes=codes, scores=scores))
+    checked = Checked(WORKER, ROOT, GOOD, ours, exact)
     effects = []
     for event in (checked, said) if ours_first else (said, Idle(), checked):
         effects += table.tell(event)
     assert all(effect.body.scores == ours for effect in effects if isinstance(effect, Judge)), "our own are told"
+    return table, effects
+
+
+def compared(
+    codes: bytes, scores: bytes | None, ours: bytes | None, *, ours_first: bool = False
+) -> list[tuple[bytes, bytes]]:
+    """What a trainer compares of scores that may differ from one computer to another."""
+    table, effects = judged(codes, scores, ours, frozenset(), ours_first=ours_first)
+    assert codes != GOOD or not table.pool.standing.aside(table.order[0]), "nobody lied"
     return [(effect.ours, effect.theirs) for effect in effects if isinstance(effect, Compare)]
 
 
@@ -42,3 +51,26 @@ def test_scores_of_both_are_compared_whoever_was_first(ours_first: bool) -> None
 )
 def test_nothing_else_is_compared(codes: bytes, scores: bytes | None, ours: bytes | None) -> None:
     assert compared(codes, scores, ours) == []
+
+
+@pytest.mark.parametrize("ours_first", [False, True])
+def test_whose_score_every_computer_contradicts_is_set_aside_and_counts_for_nothing(ours_first: bool) -> None:
+    table, effects = judged(GOOD, THEIRS, OURS, frozenset({1}), ours_first=ours_first)
+    [aside] = [
+        effect.event for effect in effects if isinstance(effect, Tell) and isinstance(effect.event, ValidatorSetAside)
+    ]
+    assert aside.peer == table.order[0] and "score" in aside.reason
+    assert table.pool.standing.aside(table.order[0]) == aside.reason
+    assert not [effect for effect in effects if isinstance(effect, Compare)], "no set is disputed for it"
+
+
+@pytest.mark.parametrize("theirs", [OURS, b"\xfe\xff", None, b"\xfe"], ids=["the same", "not scored", "none", "too few"])
+def test_who_says_no_false_score_is_not_set_aside(theirs: bytes | None) -> None:
+    table, _ = judged(GOOD, theirs, OURS, frozenset({0, 1}))
+    assert not table.pool.standing.aside(table.order[0])
+
+
+def test_a_score_that_another_computer_may_not_come_to_is_held_against_nobody() -> None:
+    table, effects = judged(GOOD, THEIRS, OURS, frozenset({0}))
+    assert not table.pool.standing.aside(table.order[0])
+    assert [effect.theirs for effect in effects if isinstance(effect, Compare)] == [THEIRS]

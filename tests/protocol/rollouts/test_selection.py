@@ -7,16 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import trio
-from trio.testing import MockClock
+import trio.testing
 
 from protocol.rollouts.batch import Batch
 from protocol.rollouts.selection import Selection
 from protocol.rollouts.turn import Turn
 from protocol.state.disk import Disk
+from protocol.state.tasks_in_force import TasksInForce
 from protocol.state.weight_files import WeightFiles
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.presence import WhyIdle
 from protocol.wire.rollouts import RolloutBatch
+from protocol.wire.tasks import AdmittedSet
 from tests.protocol.peers import ANN, BOB
 
 
@@ -30,7 +32,7 @@ def test_what_an_earlier_life_learned_from_is_not_chosen_again(tmp_path: Path) -
     old, new, other = map(a_batch, range(3))
     session: Any = SimpleNamespace(me=ANN.peer_id)
     pool: Any = SimpleNamespace(usable=lambda version: [old, new, other])
-    tasks: Any = None
+    tasks: Any = SimpleNamespace(lost=frozenset(), at=lambda version: TasksInForce())
 
     async def main() -> None:
         selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
@@ -45,7 +47,7 @@ def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Pat
     """Also when the others wait for it, and whatever batches are here."""
     session: Any = SimpleNamespace(me=ANN.peer_id)
     pool: Any = SimpleNamespace(usable=lambda version: [a_batch(0)])
-    tasks: Any = None
+    tasks: Any = SimpleNamespace(lost=frozenset(), at=lambda version: TasksInForce())
     reference: Any = SimpleNamespace(path=None, missing=lambda: "" if reference.path else "they are being fetched")
     told = list[tuple[WhyIdle, str]]()
 
@@ -62,5 +64,26 @@ def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Pat
         async with selection.chosen(4, on_wait) as chosen:
             assert chosen.reference == tmp_path / "weights"
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert told == [(WhyIdle.FETCHING_REFERENCE, "they are being fetched")] * 3
+
+
+def test_where_a_set_is_lost_a_round_begins_with_nothing_and_says_against_which(tmp_path: Path) -> None:
+    one = AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=7, publisher=ANN.peer_id)
+    session: Any = SimpleNamespace(me=ANN.peer_id)
+    pool: Any = SimpleNamespace(usable=lambda version: [])
+    in_force = [TasksInForce(1, 50, (one,), frozenset({7})), TasksInForce(1, 50, (one,))]
+    tasks: Any = SimpleNamespace(lost=frozenset({7}), at=lambda version: in_force[version % 2], against=lambda at: 1)
+
+    async def main() -> None:
+        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
+        async with selection.chosen(5, lambda have, missing: None) as chosen:
+            tasks.lost = frozenset()  # it came after all, while the trainer process was busy
+            assert (chosen.batches, chosen.against, chosen.learned(None)) == ([], 1, None)
+        tasks.lost = frozenset({7})
+        with trio.move_on_after(60) as scope:
+            async with selection.chosen(6, lambda have, missing: None):
+                raise AssertionError("it has fallen out, so batches without it come")
+        assert scope.cancelled_caught
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

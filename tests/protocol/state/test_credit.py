@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.state.credit import MOST_TOLD, Credit, counted, learned_by, ledger, reward_of
+from protocol.state.credit import MOST_TOLD, Credit, counted, learned_by, ledger, named_in, reward_of
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.learned import UsedBatch, learned_from
@@ -42,8 +42,12 @@ def test_a_batch_counts_once_whoever_learned_from_it_and_whenever() -> None:
     both = a_record(0, ([(DAN, 1, 100)], 0.5), ([(DAN, 1, 100)], 0.5))
     again = a_record(1, ([(DAN, 1, 100)], 0.5))
     assert ledger([a_commit(both), a_commit(again)])[DAN] == Credit(0, 0, 1, 100)
-    (event,) = counted(both, DAN)
+    (event,) = counted(both, DAN, frozenset())
     assert event.to_fields()["tokens"] == 100 and event.to_fields()["authors"] == {DAN: 100}
+    (event,) = counted(again, DAN, named_in([both]))
+    fields = event.to_fields()
+    assert (fields["batches"], fields["tokens"], fields["authors"], fields["mine"]) == (0, 0, {}, [])
+    assert fields["reward"] == 0.5, "of all that it was made of"
 
 
 def test_the_bytes_of_one_batch_may_be_stated_by_two_peers() -> None:
@@ -57,14 +61,14 @@ def test_the_reward_of_a_record_is_the_mean_over_its_batches() -> None:
 
 
 def test_a_round_without_rollouts_tells_nothing_of_them() -> None:
-    assert counted(RECORD, ANN) == []
+    assert counted(RECORD, ANN, frozenset()) == []
     assert all(credit.batches == 0 for credit in ledger([a_commit(RECORD)]).values())
 
 
 def test_very_many_rollout_peers_are_told_in_part_and_this_one_always() -> None:
     crowd = [Identity.from_seed(number.to_bytes(32, "big")).peer_id for number in range(100)]
     record = a_record(0, ([(peer, at, 1000 + at) for at, peer in enumerate(crowd)] + [(DAN, 1000, 1)], 0.5))
-    (event,) = counted(record, DAN)
+    (event,) = counted(record, DAN, frozenset())
     fields = event.to_fields()
     assert [*fields["authors"]][:2] == [DAN, crowd[99]] and len(fields["authors"]) == MOST_TOLD
     assert fields["others"] == 101 - MOST_TOLD and fields["batches"] == 101

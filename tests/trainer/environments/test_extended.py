@@ -40,6 +40,17 @@ def test_problems_of_sets_come_and_go_beside_the_environments_own(tmp_path: Path
         extended.problem(FIRST)
 
 
+def test_scores_are_exact_where_no_program_runs_for_them(tmp_path: Path) -> None:
+    info = {"language": "python", "test_cases": [{"type": "stdin_stdout", "input": "1", "output": "1"}]}
+    data = line(problem_id="0", task_type="verifiable_code", prompt="?", verification_info=info)
+    (tmp_path / "code").write_bytes(data)
+    extended = Extended(open_environment("mixture", of=[{"name": "add"}, {"name": "guess"}]))
+    files = [a_file(tmp_path, "a"), TaskFile(FIRST + 10, 1, str(tmp_path / "code"), digest_of(data))]
+    unusable = extended.use(files, 100)
+    assert all(extended.is_exact(extended.problem(number)) for number in (0, 1, FIRST))
+    assert unusable or not extended.is_exact(extended.problem(FIRST + 10)), "a computer may be too slow for it"
+
+
 def test_a_set_that_cannot_be_used_is_named_and_the_others_are_used(tmp_path: Path) -> None:
     good = a_file(tmp_path, "a")
     other = TaskFile(FIRST + 10, 3, good.path, "0" * 32)

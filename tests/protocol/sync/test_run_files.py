@@ -1,0 +1,105 @@
+"""The files of a run: fetched from whoever has them, and said to be missing where nobody gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+import trio.testing
+
+from protocol.content.blob import Blob, ChunkSet, chunks_in
+from protocol.content.messages import LeavesRequest
+from protocol.event import Event
+from protocol.events import Notice
+from protocol.network.interface import NetworkError
+from protocol.run.data_section import FILE_CHUNK_BYTES
+from protocol.state.disk import Disk
+from protocol.state.weight_files import WeightFiles, leaves_of
+from protocol.sync.run_files import LEAVES_S, PATIENCE_S, RunFiles, file_section
+from protocol.wire.identity import PeerId
+from protocol.wire.questions import LeavesReply
+from tests.protocol.peers import ANN, BOB
+
+DATA = bytes(FILE_CHUNK_BYTES) + b"the rest"
+SECTION = file_section(DATA)
+
+
+class Peers:
+    """A session whose peers answer for leaves as `answer` says, and a swarm that brings the chunks it is told to."""
+
+    def __init__(self, folder: Path, peers: tuple[PeerId, ...], answer: Callable[[PeerId], Any]) -> None:
+        self.peers, self.answer = peers, answer
+        self.asked: list[PeerId] = []
+        self.events: list[Event] = []
+        self.states: list[str] = []
+        self.brings = [0, 1]
+        network = SimpleNamespace(connected=lambda: self.peers, request=self._request)
+        session: Any = SimpleNamespace(me=ANN.peer_id, network=network, emit=self.events.append)
+        manifest: Any = SimpleNamespace(files={"tasks.jsonl": SECTION})
+        swarm: Any = SimpleNamespace(fetch=self._fetch)
+        self.files = RunFiles(session, manifest, WeightFiles(Disk(), folder / "files"), swarm, self._offload)
+
+    async def _offload(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return function(*arguments)
+
+    async def _request(self, peer: PeerId, kind: str, question: bytes, *, timeout_s: float) -> bytes:
+        assert (kind, question) == ("leaves", LeavesRequest(blob=SECTION.name).encode())
+        self.asked.append(peer)
+        await trio.sleep(timeout_s)
+        return bytes(self.answer(peer))
+
+    async def _fetch(self, blob: Blob, into: memoryview, *_: Any, here: ChunkSet, on_chunk: Callable[[], None]) -> bool:
+        for chunk in [chunk for chunk in self.brings if not here >> chunk & 1]:
+            into[blob.span(chunk)] = DATA[blob.span(chunk)]
+            on_chunk()
+        return not {0, 1} - {*chunks_in(here), *self.brings}
+
+    def run(self, for_s: float) -> bool:
+        """Whether the files are here after so many seconds."""
+
+        async def main() -> None:
+            with trio.move_on_after(for_s):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.files.run)
+                    await self.files.until_here(self.states.append)
+
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        return self.files.are_here
+
+
+def silent(peer: PeerId) -> bytes:
+    raise NetworkError("no answer")
+
+
+def right(peer: PeerId) -> bytes:
+    return LeavesReply(leaves=[*map(bytes, leaves_of(DATA, FILE_CHUNK_BYTES))]).encode()
+
+
+def test_a_file_that_nobody_gives_is_said_to_be_missing_once_with_the_remedy(tmp_path: Path) -> None:
+    peers = Peers(tmp_path, (BOB.peer_id,), silent)
+    assert not peers.run(3 * PATIENCE_S)
+    [told] = [event for event in peers.events if isinstance(event, Notice) and event.level == "warning"]
+    assert "tasks.jsonl" in told.text and "ask the organiser" in told.text
+    assert "tasks.jsonl" in peers.states[2] and "nobody" not in peers.states[2]
+    assert peers.states[-1].startswith("nobody has given the run's file tasks.jsonl for 8")
+
+
+def test_how_far_a_file_is_can_be_read_and_what_came_is_no_silence(tmp_path: Path) -> None:
+    peers = Peers(tmp_path, (BOB.peer_id,), right)
+    peers.brings = [0]
+    assert not peers.run(PATIENCE_S)
+    assert peers.states[-1] == "fetching the run's file tasks.jsonl: 1 of 2 parts are here"
+    peers.brings = [1]
+    assert peers.run(60.0)
+    assert not [event for event in peers.events if isinstance(event, Notice) and event.level == "warning"]
+
+
+def test_silent_peers_keep_a_file_from_us_for_a_bounded_time_only(tmp_path: Path) -> None:
+    crowd = tuple(PeerId(f"silent {number}") for number in range(50))
+    peers = Peers(tmp_path, (*crowd, BOB.peer_id), lambda peer: right(peer) if peer == BOB.peer_id else silent(peer))
+    assert peers.run(40 * LEAVES_S)
+    assert len({*peers.asked[:12]}) > 6, "each time others are asked first"
