@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Container, Sequence
 from contextlib import asynccontextmanager
+from random import Random
 
 import trio
 
@@ -70,6 +71,7 @@ class Library:
         self._what, self._chunk_bytes = what, chunk_bytes
         self._places, self._needed, self._removing = trio.CapacityLimiter(at_once), needed, trio.Lock()
         self._under_way: dict[Hash, trio.Event] = {}
+        self._random = Random(session.me)
 
     async def fetch(self, root: Hash, size: int, number: int, first: Container[PeerId], within_s: float) -> bool:
         """Whether the bytes of a blob, of this size, are here in the end.  number: for people.  first: are asked first, as
@@ -112,7 +114,9 @@ class Library:
         return whole
 
     def _sources(self, first: Container[PeerId]) -> Sequence[PeerId]:
-        connected = [*self._session.network.connected()]
+        """Others each time: of more than may be asked at once, any may be the only one that has it."""
+        connected = sorted(self._session.network.connected())
+        self._random.shuffle(connected)
         return sorted(connected, key=lambda peer: peer not in first)[:MOST_SOURCES]
 
     async def remove(self, root: Hash) -> bool:
