@@ -137,9 +137,10 @@ class TaskSets:
         lost = frozenset(slot for slot, since in self._lacking.items() if now - since >= LOST_S)
         for each in tasks.live:
             if each.slot in lost - self.lost:
-                why = self.unusable.get(each.slot, "nobody who is here has it")
-                text = f"the set of tasks {each.name} cannot be had or used for {LOST_S:.0f} s: {why}; trainers vote to "
-                self._session.emit(Notice("warning", f"{text}leave the set out"))
+                why = self.unusable.get(each.slot)
+                state = f"could not be used for {LOST_S:.0f} s ({why})" if why else f"has not come for {LOST_S:.0f} s"
+                text = f"the set of tasks {each.name} {state}; a trainer without it votes to leave the set out"
+                self._session.emit(Notice("warning", text))
         self.lost = lost
 
     @property
