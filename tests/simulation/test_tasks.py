@@ -182,7 +182,7 @@ def test_a_validator_that_lies_about_scores_is_set_aside_and_disputes_no_set() -
 
 
 def test_a_set_that_nobody_has_any_more_falls_out_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.tasks.task_sets.LOST_S", 30.0)
+    monkeypatch.setattr("protocol.tasks.lost_sets.LOST_S", 30.0)
     fallen: dict[str, int] = {}
     warned: set[str] = set()
 
