@@ -79,7 +79,8 @@ def _of_rollouts(event: ev.Event, name: Naming) -> str:
         case ev.RolloutsUsed(round, batches, rollouts, reward, _, kl):
             mean = f", mean reward {number(reward)}" if reward is not None else ""
             far = f", {kl:.2g} nats from the reference" if kl is not None else ""
-            return f"round {round}: learned from {rollouts} rollouts in {len(batches)} batches{mean}{far}"
+            where = f"{len(batches)} {'batch' if len(batches) == 1 else 'batches'}"
+            return f"round {round}: learned from {rollouts} rollouts in {where}{mean}{far}"
         case ev.RolloutsCounted(round, reward, batches, tokens, _, _, mine):
             mean = f", mean reward {number(reward)}" if reward is not None else ""
             ours = f"; {len(mine)} of them {'is' if len(mine) == 1 else 'are'} ours" if mine else ""

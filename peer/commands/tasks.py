@@ -96,7 +96,7 @@ def _register_rate(group: Subparsers) -> None:
         "--run",
         dest="what",
         metavar="RUN",
-        help="a run file, manifest or run ID: answers have its length, temperature and template",
+        help="a run file, manifest or run ID: answers have its length, temperature, template and end tokens",
     )
     rate.add_argument("--max-tokens", type=_count, metavar="N", help="of an answer at most (default: the run's, else 1024)")
     rate.add_argument("--temperature", type=float, metavar="T", help="of sampling (default: the run's, else 1)")
@@ -127,7 +127,7 @@ def run_rate(args: argparse.Namespace) -> int:
     run = _of_the_run(args)
     temperature = run.temperature if args.temperature is None else args.temperature
     sampling = Sampling(args.samples, args.max_tokens or run.max_tokens, temperature, args.at_once)
-    how = Answering(Path(args.model).absolute(), sampling, args.template or run.template, args.device)
+    how = Answering(Path(args.model).absolute(), sampling, args.template or run.template, run.ends, args.device)
     source = Path(args.source or "").absolute()
     target = Path(args.out).absolute() if args.out else source.with_name(f"{source.stem}.rated{source.suffix}")
     progress = _Progress()

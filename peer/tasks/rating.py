@@ -22,8 +22,9 @@ from protocol.run.manifest import RunManifest
 from trainer.data.templates import TemplatedTokenizer
 from trainer.data.tokens import ByteTokenizer, TokenizerFile
 from trainer.environments.jsonl import RecordedTasks, digest_of, read_file
+from trainer.environments.naming import read_name
 from trainer.environments.records import MAX_LINE_BYTES, read_tasks
-from trainer.environments.registry import open_named
+from trainer.environments.registry import FILE, files_of, open_named
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.solve_rates import SolveRates, told
 from trainer.environments.task_set import ZSTANDARD
@@ -46,11 +47,15 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class AsInRun:
-    """What of a run changes how tasks are answered, and its bounds of solve rates.  template: as `Answering` has it."""
+    """What of a run changes how tasks are answered, and its bounds of solve rates.
+
+    template, ends: as `Answering` has them.
+    """
 
     max_tokens: int = Sampling.max_tokens
     temperature: float = Sampling.temperature
     template: str = ""
+    ends: tuple[int, ...] = ()
     bounds: SolveRates = RlConfig().solve_rates
 
     @classmethod
@@ -58,23 +63,25 @@ class AsInRun:
         """Raises `PeerError` for a run without rollouts."""
         if manifest.rl is None:
             raise PeerError("this run learns from text, not from rollouts; give one with a section [rl]", ExitCode.INPUT)
-        template = "plain" if manifest.data.format == "chat" else "raw"
+        template, ends = "plain" if manifest.data.format == "chat" else "raw", tuple[int, ...]()
         if manifest.tokenizer is not None:
-            template = manifest.tokenizer.template
+            template, ends = manifest.tokenizer.template, tuple(manifest.tokenizer.ends)
         bounds = SolveRates(manifest.rl.min_solve_rate, manifest.rl.max_solve_rate)
-        return cls(manifest.rl.max_tokens, manifest.rl.temperature, template, bounds)
+        return cls(manifest.rl.max_tokens, manifest.rl.temperature, template, ends, bounds)
 
 
 @dataclass(frozen=True)
 class Answering:
     """Who answers, and how.
 
-    template: how a prompt is laid out; empty for what a run has that begins with the model.  device: auto, cpu or cuda.
+    template: how a prompt is laid out; ends: tokens that end an answer.  Both empty for what a run has that begins with the
+    model.  device: auto, cpu or cuda.
     """
 
     model: Path
     sampling: Sampling
     template: str = ""
+    ends: tuple[int, ...] = ()
     device: str = "auto"
 
 
@@ -102,8 +109,7 @@ def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress 
 
     What is measured outlives an interruption, in a file beside the new one.  Raises `PeerError`.
     """
-    if os.path.lexists(target):
-        raise PeerError(f"{target} exists; remove it, or give another --out", ExitCode.INPUT)
+    _check_target(source, target)
     with _naming_errors():
         data = read_file(str(source))
         environment, records = _tasks(source, data)
@@ -122,9 +128,20 @@ def measure(source: Path, target: Path, how: Answering, on_progress: OnProgress 
     return Measured(rates, digest_of(written))
 
 
+def _check_target(source: Path, target: Path) -> None:
+    if target.resolve() == source.resolve():
+        raise PeerError("the result goes to a new file; give another --out", ExitCode.INPUT)
+    if os.path.lexists(target):  # also a link that leads nowhere
+        raise PeerError(f"{target} exists; remove it, or give another --out", ExitCode.INPUT)
+    if not target.parent.is_dir():
+        raise PeerError(f"there is no folder {target.parent}; make it, or give another --out", ExitCode.INPUT)
+
+
 def survey(name: str, count: int, how: Answering, on_progress: OnProgress = lambda done, total: None) -> Measured:
     """Measure so many problems, spread over an environment that is named as in a run file.  Raises `PeerError`."""
     with _naming_errors():
+        if read_name(name)[0] == FILE or files_of(name):
+            raise ValueError("tasks in a file are measured all, and written with their rates; name the file instead")
         environment = open_named(name)
         rater, _ = _rater(how)
         count = min(count, environment.size)
@@ -157,23 +174,25 @@ def _rater(how: Answering) -> tuple[Rater, dict[str, Any]]:
     if how.device == "cuda" and not torch.cuda.is_available():
         raise PeerError("there is no GPU that torch can use here; leave --device out", ExitCode.RESOURCES)
     folder = WeightsFolder(how.model)
-    tokenizer, template = _tokenizer(how, folder)
+    tokenizer, read = _tokenizer(how, folder)
     weights = rating.weights_in(folder)
-    of = {"model": rating.digest_of(weights), "template": template, **asdict(sampling)}
+    of = {"model": rating.digest_of(weights), **read, **asdict(sampling)}
     del of["slots"]  # which changes nothing but the speed
     return Rater(folder.config, weights, tokenizer, sampling, pick_device(how.device)), of
 
 
-def _tokenizer(how: Answering, folder: WeightsFolder) -> tuple[TemplatedTokenizer, str]:
-    """As a run has it that begins with the folder, and the name of its template."""
+def _tokenizer(how: Answering, folder: WeightsFolder) -> tuple[TemplatedTokenizer, dict[str, Any]]:
+    """As a run has it that begins with the folder, and what of it rates depend on."""
     path = folder.folder / TOKENIZER
     if path.is_file():
-        facts = tokenizer_facts(path, {"template": how.template} if how.template else {})
-        return TemplatedTokenizer(TokenizerFile(path, facts["ends"]), facts["template"]), facts["template"]
+        said = {"template": how.template, "ends": [*how.ends]}
+        facts = tokenizer_facts(path, {name: value for name, value in said.items() if value})
+        read = {"tokenizer": digest_of(path.read_bytes()), "template": facts["template"], "ends": [*facts["ends"]]}
+        return TemplatedTokenizer(TokenizerFile(path, facts["ends"]), facts["template"]), read
     if folder.config.vocab != ByteTokenizer.vocab:
         raise PeerError(f"{folder.folder} has no {TOKENIZER}; copy the one of the model there", ExitCode.INPUT)
     template = how.template or "raw"
-    return TemplatedTokenizer(ByteTokenizer(), template), template
+    return TemplatedTokenizer(ByteTokenizer(), template), {"template": template}
 
 
 def _rated(records: Sequence[Mapping[str, Any]], rates: Sequence[float], samples: int) -> bytes:
@@ -205,8 +224,15 @@ def _naming_errors() -> Iterator[None]:
         raise PeerError(str(error), ExitCode.INPUT) from error
     except SandboxUnavailable as error:
         raise PeerError(str(error), ExitCode.RESOURCES) from error
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
         raise PeerError(
             "the device has not enough memory for so many answers at a time; give a smaller --at-once or --max-tokens",
             ExitCode.RESOURCES,
         ) from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Of a GPU, or of the computer, for which torch has no exception of its own."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from trainer.config import TrainingConfig
 from trainer.data.chat_reading import ChatReading
 from trainer.data.templates import TemplatedTokenizer
 from trainer.environments.jsonl import read_file
+from trainer.environments.packages import PackageMissing
 from trainer.environments.records import Task, read_tasks
 from trainer.environments.registry import check_named, files_of
+from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.solve_rates import SolveRates, told
 from trainer.reading import reading_of, tokenizer_of
 from trainer.rl.targets import with_target
@@ -83,6 +86,8 @@ class Brought:
             reading = reading_of(config, tokenizer) if CHATS in self._paths else None
             if manifest.rl is not None:
                 self._check_tasks(manifest.rl, tokenizer, tell)
+                if manifest.data.corpus == "examples":
+                    self._check_examples(config, tokenizer)
         except ValueError as error:
             raise PeerError(str(error), ExitCode.INPUT) from error
         if isinstance(reading, ChatReading):
@@ -109,6 +114,20 @@ class Brought:
             check_named(rl.environment, rl.problems, left)
         except ValueError as error:
             raise ValueError("; ".join([str(error), *remarks])) from error
+
+    def _check_examples(self, config: TrainingConfig, tokenizer: TemplatedTokenizer) -> None:
+        """Raises ValueError where tasks of a file give no example, or, as far as this computer can tell, too few."""
+        files = [name for name in self._data if name.startswith(TASKS)]
+        for name in files:
+            for task in read_tasks(io.BytesIO(self._data[name])):
+                if task.solution is None:
+                    raise ValueError(
+                        f"{self._paths[name]}: the task {task.problem_id!r:.80} names no solution, so it is no example; add "
+                        "gold_standard_solution to it, or leave data.corpus out"
+                    )
+        if files:
+            with suppress(PackageMissing, SandboxUnavailable):
+                reading_of(config, tokenizer)
 
     def keep(self, signed: SignedManifest, data: Path) -> None:
         """Put all of it where the organiser's peer has it.  Raises `PeerError`, also when the folder has changed."""

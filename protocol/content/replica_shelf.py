@@ -86,7 +86,7 @@ class ReplicaShelf:
         spans = [span.encoded for span in replica.layout]
         if len(view) != spans[-1].stop:
             return None
-        commit = replica.history.commit_at(round) if round < replica.history.length else None
+        commit = replica.history.kept(round)
         if commit is None or commit.record.result_root != root:
             return WholeBlob(view, spans, None, is_urgent=True)
         is_newest = round == replica.history.length - 1

@@ -67,8 +67,10 @@ class Serving:
         question = decode_body(CommitsRequest, data)
         commits: list[bytes] = []
         size = 0
-        for round in range(question.start, min(question.start + question.count, self._replica.history.length)):
-            raw = self._replica.history.commit_at(round).encode()
+        for round in range(question.start, question.start + question.count):
+            if (commit := self._replica.history.kept(round)) is None:
+                break
+            raw = commit.encode()
             size += len(raw)
             if commits and size > COMMITS_BYTES:
                 break

@@ -72,7 +72,10 @@ class Reference:
     def path(self) -> Path | None:
         """Where those of our chain lie, if they are here and checked."""
         root = self._root()
-        return self._files.path(root) if root is not None and root in self._right and self._files.has(root) else None
+        if root is None or root not in self._right or not self._files.has(root):
+            return None
+        path = self._files.path(root)
+        return path if path.exists() else None  # else a trainer process ended over it, again and again
 
     def missing(self) -> str:
         """Why they are not here yet, in a sentence; empty where they are."""
@@ -200,6 +203,7 @@ class Reference:
 
 def _by_age(files: WeightFiles, but: Hash | None) -> list[Hash]:
     """The complete files, the oldest first, without one; those on their way before them.  Blocking."""
+    files.check()
     whole = [root for root in files.sizes() if root != but]
     return [*files.parts()] + sorted(whole, key=lambda root: files.path(root).stat().st_mtime)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import trio
@@ -58,7 +59,7 @@ class Selection:
     def __init__(self, session: Session, pool: Pool, files: WeightFiles, turn: Turn, wanted: int, tasks: TaskSets) -> None:
         self._session, self._pool, self._files, self._turn, self.wanted = session, pool, files, turn, wanted
         self._tasks = tasks
-        self._hurried = False
+        self._hurried, self._begun = False, 0.0
         self.before: frozenset[tuple[PeerId, Hash]] = frozenset()
 
     def hurry(self) -> None:
@@ -72,12 +73,12 @@ class Selection:
     @asynccontextmanager
     async def chosen(self, round: int, on_wait: Callable[[WhyIdle, str], None]) -> AsyncIterator[Chosen]:
         """Wait for enough accepted batches that we have not learned from, for the weights that the loss compares with, and
-        for the trainer process; they are ours within.  Where a set of tasks is lost there may be no batches, as no more are
-        made until it has fallen out.
+        for the trainer process; they are ours within.  Where a set of tasks is lost there may be none after a while, as
+        no more are made until it has fallen out.
 
         on_wait: told what it waits for, in a sentence.
         """
-        self._hurried = False
+        self._hurried, self._begun = False, trio.current_time()
         while lacking := self._lacking(round, len(usable := self._usable(round))):
             on_wait(*lacking)
             await trio.sleep(LOOK_S)
@@ -102,7 +103,8 @@ class Selection:
 
     def _least(self, round: int) -> int:
         """Batches with which we begin."""
-        if any(each.slot in self._tasks.lost for each in self._tasks.at(round).live):
+        patience_s = self._tasks.lost.patience_s(self._tasks.at(round))
+        if trio.current_time() - self._begun >= patience_s or (self._hurried and patience_s < inf):
             return 0
         return 1 if self._hurried else self.wanted
 

@@ -52,8 +52,8 @@ MAX_ELECTORS = 64
 """Peers that vote on one record; so many founders at most."""
 MAX_MANIFEST_BYTES = 320 << 10
 STATE_BYTES_PER_PARAMETER = 8
-BF16_BYTES = 2
 """Parameter and momentum, fp32 each."""
+BF16_BYTES = 2
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+$"
 """Text without characters that move a terminal's cursor or turn its direction."""

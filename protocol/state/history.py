@@ -126,6 +126,13 @@ class History:
         assert commit is not None, f"record {round} is in the chain but not on disk"
         return commit
 
+    def kept(self, round: int) -> Commit | None:
+        """The commit of a round, for questions of others, which come in other threads than changes of the chain.
+
+        None where it is not on disk: while branches are exchanged, records leave it before the chain forgets them.
+        """
+        return self._store.records.at(round) if round < self.length else None
+
     def record_at(self, round: int) -> Record | None:
         """The record of `round`; None below genesis."""
         return self.commit_at(round).record if round >= 0 else None

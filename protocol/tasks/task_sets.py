@@ -21,6 +21,7 @@ from protocol.state.guarded import read_guarded, write_guarded
 from protocol.state.replica import Replica
 from protocol.state.tasks_in_force import TasksInForce, first_problem
 from protocol.tasks.counting import Counting
+from protocol.tasks.lost_sets import LostSets
 from protocol.tasks.newest import Newest, Signed
 from protocol.tasks.offers import Offer, Offers
 from protocol.tasks.set_files import SetFiles
@@ -35,8 +36,6 @@ from protocol.wire.tasks import AdmittedSet, Amendment, TaskSet
 LOOK_S = 0.5
 REPEAT_S = 30.0
 """Gossip may be lost, and others come: what we offer, and an amendment that no record has, is said again so often."""
-LOST_S = 600.0
-"""A set in force that could not be had or used for so long is one that this peer is against: else it held the run up."""
 MOST_TOLD = 16
 """Offers of strangers that are told in `REPEAT_S`, for all of them together."""
 OWN = 1 << 50
@@ -48,7 +47,7 @@ class TaskSets:
 
     own: what we offer.  asked: sets that our owner wants.  counting: what became of tasks, at a trainer.  opened: whether
     the trainer process can use the sets in these slots.  unusable: slots of those that it cannot use, and why.
-    lost: slots of sets in force that could not be had or used for `LOST_S`.
+    lost: sets in force that could not be had or used for long.
     """
 
     def __init__(self, session: Session, guard: Watching, replica: Replica, offload: Offload, swarm: Swarm) -> None:
@@ -64,9 +63,7 @@ class TaskSets:
         self.nursery: trio.Nursery | None = None
         self._said_at, self._told = -REPEAT_S, 0
         self._seen = TasksInForce()
-        self._lacking: dict[int, float] = {}
-        """Slots of sets in force that are not here, or cannot be used, and since when."""
-        self.lost: frozenset[int] = frozenset()
+        self.lost = LostSets(session, replica)
         self.counting = Counting()
         self.opened: Callable[[Sequence[int]], bool] = lambda slots: True
         self.unusable: Mapping[int, str] = {}
@@ -106,7 +103,7 @@ class TaskSets:
     async def _tend(self, nursery: trio.Nursery) -> None:
         tasks = self.in_force
         self._tell(tasks)
-        self._note_lacking(tasks, trio.current_time())
+        self.lost.note(tasks, self.files.digests, self.unusable, trio.current_time())
         needed = self._needed()
         self.files.begin(nursery, needed)
         await self.files.tidy({*needed, *self.own, *self.asked})
@@ -129,18 +126,6 @@ class TaskSets:
         for each in tasks.sets:
             if each.slot in tasks.fallen and each.slot not in seen.fallen:
                 self._session.emit(TaskSetFellOut(each.root.hex(), each.name, tasks.fell))
-
-    def _note_lacking(self, tasks: TasksInForce, now: float) -> None:
-        """Give up sets in force that have been out of reach for too long, until they are here after all."""
-        lacking = [each for each in tasks.live if each.root not in self.files.digests or each.slot in self.unusable]
-        self._lacking = {each.slot: self._lacking.get(each.slot, now) for each in lacking}
-        lost = frozenset(slot for slot, since in self._lacking.items() if now - since >= LOST_S)
-        for each in tasks.live:
-            if each.slot in lost - self.lost:
-                why = self.unusable.get(each.slot, "nobody who is here has it")
-                text = f"the set of tasks {each.name} cannot be had or used for {LOST_S:.0f} s: {why}; trainers vote to "
-                self._session.emit(Notice("warning", f"{text}leave the set out"))
-        self.lost = lost
 
     @property
     def _counts_path(self) -> Path:
@@ -213,7 +198,7 @@ class TaskSets:
 
     def against(self, tasks: TasksInForce) -> int | None:
         """The sets that fall out by what was counted here, or are lost, as our READY says it."""
-        return self.counting.against(tasks, self.lost)
+        return self.counting.against(tasks, self.lost.slots)
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 

@@ -65,7 +65,8 @@ class RolloutTrainer(ArithmeticTrainer):
     async def keep_version(self, version: int, theta: memoryview) -> None:
         await trio.lowlevel.checkpoint()
         self._alone()
-        self._weights[version] = weights_of(theta)
+        before = {kept: its for kept, its in self._weights.items() if kept < version}
+        self._weights = before | {version: weights_of(theta)}
         for old in sorted(self._weights)[: -self._rl.max_async - KEPT]:
             del self._weights[old]
         self._busy = False

@@ -13,6 +13,7 @@ from kernels.layout import chunk_layout, payload_bytes
 from protocol.events import Event, Notice, TasksAmended, TaskSetFellOut, TaskSetOffered
 from protocol.network.interface import Acceptance
 from protocol.network.simulated.weather import Weather
+from protocol.run.manifest import sign
 from protocol.tasks.desk import TaskDesk
 from protocol.tasks.offers import MOST, MOST_OF_ONE
 from protocol.tasks.organising import CannotAmend
@@ -182,7 +183,7 @@ def test_a_validator_that_lies_about_scores_is_set_aside_and_disputes_no_set() -
 
 
 def test_a_set_that_nobody_has_any_more_falls_out_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.tasks.task_sets.LOST_S", 30.0)
+    monkeypatch.setattr("protocol.tasks.lost_sets.LOST_S", 30.0)
     fallen: dict[str, int] = {}
     warned: set[str] = set()
 
@@ -214,6 +215,41 @@ def test_a_set_that_nobody_has_any_more_falls_out_and_the_run_goes_on(monkeypatc
 
     holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
     assert len({*fallen.values()}) == 1
+
+
+def test_where_the_voters_do_not_train_rounds_of_nothing_are_few_and_the_organiser_ends_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody's vote takes a lost set out then; rounds that followed each other at once would have no end."""
+    lost_s = 60.0
+    monkeypatch.setattr("protocol.tasks.lost_sets.LOST_S", lost_s)
+    roles = {Role.SEED: 1, Role.TRAINER: 2, Role.ROLLOUT: 2, Role.VALIDATOR: 1}
+    signed = sign(ORGANISER, SIGNED.manifest.model_copy(update={"founders": [ORGANISER.peer_id]}))
+
+    async def scenario(world: World) -> None:
+        world.seats[0].identity = ORGANISER
+        _, seats = cast(world, roles)
+        world.judge.on_contribution(NOTHING)
+        organiser = seats[Role.SEED][0]
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=240)
+        name = await admitted(world, seats[Role.ROLLOUT][0], organiser, some_tasks("9"), 90)
+        for seat in world.seats:
+            world.faults.kill(seat)
+        for path in organiser.folder.parent.glob(f"*/**/{name}.*"):
+            path.unlink()
+        for seat in world.seats:
+            world.start(seat)
+        await trio.sleep(2 * lost_s)
+        before = max(world.rounds())
+        await trio.sleep(4 * lost_s)
+        assert 2 <= max(world.rounds()) - before <= 5
+        await desk_of(organiser).remove(name[:12])
+        await world.until("it is gone", lambda: all(name not in states(seat) for seat in world.seats), within_s=3 * lost_s)
+        await world.until_round(max(world.rounds()) + 4, within_s=240)
+
+    holds(simulate(sum(roles.values()), scenario, signed=signed))
 
 
 def test_statements_of_others_admit_nothing_and_cost_little() -> None:

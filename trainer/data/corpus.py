@@ -47,7 +47,10 @@ class TextReading(Reading):
         self._corpus, self._length, self.digest = corpus, length, corpus.digest
         self.windows, self.held_out_windows = (window_count(each, length) for each in (corpus.train, corpus.held_out))
         if not self.windows or not self.held_out_windows:
-            raise ValueError(f"the corpus is shorter than one window of {length} tokens")
+            raise ValueError(
+                f"the text has {len(corpus.train)} tokens to learn from and {len(corpus.held_out)} held out; each has to "
+                f"have more than data.sequence_length ({length}); make that smaller, or the text longer"
+            )
 
     def rows(self, windows: Sequence[int], *, held_out: bool = False) -> Rows:
         tokens = self._corpus.held_out if held_out else self._corpus.train

@@ -70,11 +70,14 @@ class RolloutWorker:
         self._dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
 
     def keep_version(self, version: int, theta: F32) -> None:
-        """Copy `theta` (n) as the weights of this version; those that nobody needs any more are forgotten."""
+        """Copy `theta` (n) as the weights of this version; those that nobody needs any more are forgotten.
+
+        Later ones are of a branch that was left: kept, they would push this one out as the oldest.
+        """
         weights = torch.empty(self._model.parameters, dtype=torch.bfloat16, device=self._device)
         load(theta, weights)
-        self.versions[version] = weights
-        if self._loaded == version:
+        self.versions = {kept: its for kept, its in self.versions.items() if kept < version} | {version: weights}
+        if self._loaded not in self.versions or self._loaded == version:
             self._loaded = None
         for old in sorted(self.versions)[: -(self.config.max_async + SPARE_VERSIONS)]:
             del self.versions[old]

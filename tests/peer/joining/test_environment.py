@@ -121,6 +121,25 @@ def test_how_many_tasks_stay_by_their_solve_rates_is_told_when_the_run_is_create
         create_run(run_file(tmp_path, rated(0, 1), 1), tmp_path / "data")
 
 
+def test_tasks_that_give_too_little_text_to_read_are_told_when_the_run_is_created(tmp_path: Path) -> None:
+    def created(data: bytes, count: int) -> SignedManifest:
+        (tmp_path / "tasks.jsonl").write_bytes(data)
+        path = run_file(tmp_path, TASKS.replace(digest_of(TASK), digest_of(data)), count)
+        path.write_text(path.read_text() + '[data]\ncorpus = "examples"\nsequence_length = 16\n')
+        return create_run(path, tmp_path / "data")
+
+    many = b"".join(json.dumps(json.loads(TASK) | {"problem_id": str(at)}).encode() + b"\n" for at in range(200))
+    assert created(many, 200)
+    with pytest.raises(PeerError, match=r"has to have more than data.sequence_length \(16\); make that smaller"):
+        created(TASK, 1)
+    silent = json.loads(TASK) | {
+        "task_type": "verifiable_code",
+        "verification_info": {"language": "python", "test_cases": [{"type": "stdin_stdout", "input": "1", "output": "2"}]},
+    }
+    with pytest.raises(PeerError, match="names no solution, .* add gold_standard_solution"):
+        created(json.dumps(silent).encode() + b"\n", 1)
+
+
 def test_a_prompt_that_leaves_no_room_for_an_output_is_told_when_the_run_is_created(tmp_path: Path) -> None:
     def created(prompt: str) -> SignedManifest:
         task = json.loads(TASK) | {"prompt": prompt}

@@ -14,8 +14,11 @@ from peer.cli import main
 from peer.errors import ExitCode, PeerError
 from peer.tasks import rating
 from peer.tasks.rating import Answering, AsInRun, Measured, OnProgress, Sampling, measure, survey
+from protocol.run.data_section import TokenizerSection
 from protocol.run.manifest import demo_manifest
+from protocol.sync.run_files import file_section
 from tests.simulation.rollouts import rl_run
+from tests.trainer.made_tokenizer import ENDS, VOCAB, make_tokenizer
 from tests.trainer.rl.test_rating import CONFIG
 from tests.trainer.weights.models import in_blocks, random_parameters
 from trainer.environments.jsonl import digest_of, open_file
@@ -222,12 +225,58 @@ def test_what_cannot_be_measured_is_told_in_a_sentence(place: Place) -> None:
     assert "there is no file" in refused()
 
 
+def test_where_the_result_cannot_be_written_is_told_before_anything_is_measured(place: Place) -> None:
+    nowhere = place.source.with_name("nowhere") / "rated.jsonl"
+    with pytest.raises(PeerError, match=r"there is no folder .*nowhere; make it"):
+        replace(place, target=nowhere).measure()
+    with pytest.raises(PeerError, match="goes to a new file"):
+        replace(place, target=place.source).measure()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
+def test_too_little_memory_is_told_with_the_options_that_need_it(
+    place: Place, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(Rater, "rates", fail)
+    with pytest.raises(PeerError, match="give a smaller --at-once or --max-tokens"):
+        place.measure()
+    with pytest.raises(PeerError, match="give a smaller --at-once or --max-tokens"):
+        survey("sort", 1, place.how)
+
+
+def test_rates_of_another_tokenizer_or_other_end_tokens_are_not_gone_on_with(place: Place) -> None:
+    config = replace(CONFIG, vocab=VOCAB)
+    model = place.how.model.with_name("speaks")
+    model.mkdir()
+    write_folder(model, config, in_blocks(random_parameters(config)), ExportFormat.FP32, context=64, eos=0)
+    make_tokenizer(model / "tokenizer.json")
+    place = replace(place, how=replace(place.how, model=model, ends=ENDS))
+    interrupt(place, 1)
+    with pytest.raises(PeerError, match="rates of another measurement"):
+        place.measure(ends=ENDS[:1])
+    written = json.loads((model / "tokenizer.json").read_text())
+    (model / "tokenizer.json").write_text(json.dumps(written, indent=1))
+    with pytest.raises(PeerError, match="rates of another measurement"):
+        place.measure()
+
+
 def test_problems_spread_over_an_environment_are_measured_in_their_order(place: Place) -> None:
     told: list[tuple[int, int]] = []
     done = survey("mixture(sort, guess)", 3, place.how, lambda *progress: told.append(progress))
     assert len(done.rates) == 3 and told == [(count, 3) for count in range(4)]
     with pytest.raises(PeerError, match="did you mean 'sort'"):
         survey("sorts", 3, place.how)
+
+
+@pytest.mark.parametrize("digest", ["0", "0" * 32])
+def test_tasks_in_a_file_are_no_environment_to_look_at(digest: str, place: Place) -> None:
+    with pytest.raises(PeerError, match="name the file instead"):
+        survey(f'jsonl(path="tasks.jsonl", digest="{digest}")', 3, place.how)
+    with pytest.raises(PeerError, match="name the file instead"):
+        survey(f'mixture(sort, jsonl(path="tasks.jsonl", digest="{"0" * 32}"))', 3, place.how)
 
 
 def test_a_person_is_told_what_a_run_would_leave_out() -> None:
@@ -241,7 +290,10 @@ def test_a_person_is_told_what_a_run_would_leave_out() -> None:
 def test_answers_are_made_as_in_a_run() -> None:
     rl = rl_run().manifest.rl
     assert rl is not None
-    assert AsInRun.of(rl_run().manifest) == AsInRun(rl.max_tokens, rl.temperature, "raw", SolveRates(0.1, 0.8))
+    assert AsInRun.of(rl_run().manifest) == AsInRun(rl.max_tokens, rl.temperature, "raw", (), SolveRates(0.1, 0.8))
+    tokenizer = TokenizerSection(file=file_section(b"a tokenizer"), template="chatml", ends=[7, 5])
+    spoken = AsInRun.of(rl_run().manifest.model_copy(update={"tokenizer": tokenizer}))
+    assert (spoken.template, spoken.ends) == ("chatml", (7, 5))
     assert AsInRun().bounds == SolveRates(0.1, 0.8)
     with pytest.raises(PeerError, match="learns from text"):
         AsInRun.of(demo_manifest().manifest)

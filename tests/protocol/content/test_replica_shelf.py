@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from protocol.content.replica_shelf import ReplicaShelf
+from protocol.content.serving import Serving
 from protocol.content.shelf import Holding
 from protocol.state.replica import Replica
+from protocol.wire.body import decode_body
 from protocol.wire.hashes import Hash, tree_root
-from tests.protocol.chains import a_replica, a_run
+from protocol.wire.questions import CommitsReply, CommitsRequest
+from tests.protocol.chains import FIVE, a_replica, a_run, grow
 from tests.protocol.peers import ANN
+from tests.simulation.determinism import inline
 
 
 @pytest.fixture
@@ -78,3 +83,22 @@ def test_a_question_for_a_checkpoint_is_noted(replica: Replica) -> None:
     assert not replica.store.checkpoints.was_read(mark, since=0)
     shelf.find(tree_root(replica.state.leaves()))
     assert replica.store.checkpoints.was_read(mark, since=0) and not replica.store.checkpoints.was_read(mark, since=1)
+
+
+def test_questions_that_come_while_branches_are_exchanged_are_answered_with_what_is_there(tmp_path: Path) -> None:
+    """Records leave the disk before the chain forgets them, in another thread than the one that answers."""
+    replica = a_replica(a_run(*FIVE), tmp_path)
+    try:
+        grow(replica, 4, FIVE)
+        roots = [Hash(replica.history.commit_at(round).record.result_root) for round in range(4)]
+        replica.store.records.truncate(2)
+        found = [ReplicaShelf(replica).find(root) for root in roots]
+        assert [held is not None and held.leaves() is not None for held in found] == [True, True, False, False]
+
+        async def ask(start: int) -> CommitsReply:
+            question = CommitsRequest(start=start, count=9).encode()
+            return decode_body(CommitsReply, await Serving(replica, inline).answer("commits", question))
+
+        assert len(trio.run(ask, 1).commits) == 1 and not trio.run(ask, 3).commits and not trio.run(ask, 7).commits
+    finally:
+        replica.state.close()

@@ -254,6 +254,25 @@ def test_after_a_restart_the_bytes_on_the_disk_are_checked(tmp_path: Path) -> No
     play(scenario)
 
 
+def test_files_that_somebody_removes_are_noticed_and_ours_is_fetched_again(tmp_path: Path) -> None:
+    async def scenario(nursery: trio.Nursery) -> None:
+        stage, right = Stage(tmp_path, WARM + 4), other_weights(5)
+        stage.chain.weights = root = name_of(right)
+        other = put(stage.files, other_weights(6))
+        stage.others.served[root] = right
+        reference = stage.open()
+        nursery.start_soon(reference.run)
+        await trio.sleep(NOW)
+        stage.files.path(other).unlink()
+        stage.files.path(root).unlink()
+        assert reference.path is None and "being fetched" in reference.missing()
+        await trio.sleep(NOW)
+        assert reference.path is not None and reference.path.read_bytes() == right
+        assert [*stage.files.sizes()] == [root]
+
+    play(scenario)
+
+
 def test_a_full_disk_is_told_once_and_tried_again(tmp_path: Path) -> None:
     async def scenario(nursery: trio.Nursery) -> None:
         stage = Stage(tmp_path, WARM)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
@@ -15,11 +17,23 @@ from protocol.rollouts.turn import Turn
 from protocol.state.disk import Disk
 from protocol.state.tasks_in_force import TasksInForce
 from protocol.state.weight_files import WeightFiles
+from protocol.tasks.lost_sets import LOST_S, VOTE_S, LostSets
 from protocol.wire.hashes import hash_bytes
+from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import WhyIdle
 from protocol.wire.rollouts import RolloutBatch
 from protocol.wire.tasks import AdmittedSet
 from tests.protocol.peers import ANN, BOB
+
+
+def lost(*slots: int, voters: Sequence[PeerId] = ()) -> LostSets:
+    """Sets that are lost for Ann, on a tip with these voters."""
+    session: Any = SimpleNamespace(me=ANN.peer_id)
+    electorate = SimpleNamespace(electors=voters)
+    replica: Any = SimpleNamespace(history=SimpleNamespace(roster=SimpleNamespace(electorate=electorate)))
+    made = LostSets(session, replica)
+    made.slots = frozenset(slots)
+    return made
 
 
 def a_batch(number: int) -> Batch:
@@ -32,7 +46,7 @@ def test_what_an_earlier_life_learned_from_is_not_chosen_again(tmp_path: Path) -
     old, new, other = map(a_batch, range(3))
     session: Any = SimpleNamespace(me=ANN.peer_id)
     pool: Any = SimpleNamespace(usable=lambda version: [old, new, other])
-    tasks: Any = SimpleNamespace(lost=frozenset(), at=lambda version: TasksInForce())
+    tasks: Any = SimpleNamespace(lost=lost(), at=lambda version: TasksInForce())
 
     async def main() -> None:
         selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
@@ -47,7 +61,7 @@ def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Pat
     """Also when the others wait for it, and whatever batches are here."""
     session: Any = SimpleNamespace(me=ANN.peer_id)
     pool: Any = SimpleNamespace(usable=lambda version: [a_batch(0)])
-    tasks: Any = SimpleNamespace(lost=frozenset(), at=lambda version: TasksInForce())
+    tasks: Any = SimpleNamespace(lost=lost(), at=lambda version: TasksInForce())
     reference: Any = SimpleNamespace(path=None, missing=lambda: "" if reference.path else "they are being fetched")
     told = list[tuple[WhyIdle, str]]()
 
@@ -73,17 +87,50 @@ def test_where_a_set_is_lost_a_round_begins_with_nothing_and_says_against_which(
     session: Any = SimpleNamespace(me=ANN.peer_id)
     pool: Any = SimpleNamespace(usable=lambda version: [])
     in_force = [TasksInForce(1, 50, (one,), frozenset({7})), TasksInForce(1, 50, (one,))]
-    tasks: Any = SimpleNamespace(lost=frozenset({7}), at=lambda version: in_force[version % 2], against=lambda at: 1)
+    tasks: Any = SimpleNamespace(lost=lost(7), at=lambda version: in_force[version % 2], against=lambda at: 1)
 
     async def main() -> None:
         selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
         async with selection.chosen(5, lambda have, missing: None) as chosen:
-            tasks.lost = frozenset()  # it came after all, while the trainer process was busy
+            tasks.lost = lost()  # it came after all, while the trainer process was busy
             assert (chosen.batches, chosen.against, chosen.learned(None)) == ([], 1, None)
-        tasks.lost = frozenset({7})
+        tasks.lost = lost(7)
         with trio.move_on_after(60) as scope:
             async with selection.chosen(6, lambda have, missing: None):
                 raise AssertionError("it has fallen out, so batches without it come")
         assert scope.cancelled_caught
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize(
+    ("voters", "hurried", "after_s"),
+    [((), False, VOTE_S), ((ANN,), False, VOTE_S), ((BOB,), False, LOST_S), ((ANN,), True, 1.0), ((BOB,), True, 1.0)],
+)
+def test_rounds_of_nothing_leave_those_that_have_the_set_time_and_come_one_by_one(
+    voters: Sequence[Identity], hurried: bool, after_s: float, tmp_path: Path
+) -> None:
+    """Else a trainer that lacks a sandbox closed rounds without the others, or a lost set had rounds follow at once."""
+    one = AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=7, publisher=ANN.peer_id)
+    session: Any = SimpleNamespace(me=ANN.peer_id)
+    pool: Any = SimpleNamespace(usable=lambda version: [])
+    gone = lost(7, voters=[voter.peer_id for voter in voters])
+    tasks: Any = SimpleNamespace(lost=gone, at=lambda version: TasksInForce(1, 50, (one,)), against=lambda at: 1)
+
+    async def main() -> None:
+        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
+        for round in (4, 5):
+            begun = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(hurry, selection)
+                async with selection.chosen(round, lambda have, missing: None) as chosen:
+                    assert (chosen.batches, chosen.against) == ([], 1)
+                    assert after_s <= trio.current_time() - begun <= after_s + 1.0
+                nursery.cancel_scope.cancel()
+
+    async def hurry(selection: Selection) -> None:
+        await trio.sleep(1.0)
+        if hurried:
+            selection.hurry()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

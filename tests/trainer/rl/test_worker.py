@@ -13,7 +13,7 @@ from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, decoder, 
 from trainer.environments.environment import Problem
 from trainer.models.llama.config import ModelConfig
 from trainer.rl.batch import decode_batch, encode_batch
-from trainer.rl.config import RlConfig
+from trainer.rl.config import SPARE_VERSIONS, RlConfig
 from trainer.rl.form import Reason
 from trainer.rl.verification import Assignment
 from trainer.rl.worker import RolloutWorker, Tasks
@@ -111,6 +111,22 @@ def test_a_version_given_again_replaces_the_one_before(tmp_path: Path) -> None:
     made.keep_version(ASSIGNED.version, parameters(LLAMA, seed=9))
     made.generate(ASSIGNED, path)
     assert path.read_bytes() != before
+
+
+def test_a_peer_that_goes_back_to_another_branch_works_with_the_version_that_it_is_at(tmp_path: Path) -> None:
+    """Versions of the branch that it left are later, and it may have gone back by more of them than are kept."""
+    made, path, there = worker(), tmp_path / "batch", tmp_path / "there"
+    made.generate(ASSIGNED, path)
+    for version in range(20, 20 + 2 * (RL.max_async + SPARE_VERSIONS)):
+        made.keep_version(version, parameters(LLAMA, seed=1))
+    made.generate(replace(ASSIGNED, version=version), there)
+    made.keep_version(ASSIGNED.version, parameters(LLAMA, seed=ASSIGNED.version))
+    assert {each.reason for each in made.verify(ASSIGNED, path)} == {None}
+    made.generate(ASSIGNED, there)
+    assert there.read_bytes() == path.read_bytes()
+    made.keep_version(version, parameters(LLAMA, seed=2))
+    made.generate(replace(ASSIGNED, version=version), there)
+    assert {each.reason for each in made.verify(replace(ASSIGNED, version=version), there)} == {None}
 
 
 def test_bytes_that_are_no_batch_and_batches_in_another_order_are_rejected_whole(tmp_path: Path) -> None:
