@@ -172,7 +172,7 @@ class StateKeeper:
         record, history = commit.record, self._replica.history
         self._activity.show(Phase.APPLYING, WhyIdle.COMMITTING, f"applying round {record.round}")
         async with self.changing:
-            await self._offload(history.append, commit)
+            (await self._offload(history.written, commit))()
             self._following.go_on(was_away=self._activity.was_away)
             self._activity.was_away = False
             self._session.emit(

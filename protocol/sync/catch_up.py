@@ -78,7 +78,7 @@ class CatchUp:
         """
         history, common = self.replica.history, branch.common
         abandoned = history.length - common
-        kept = await self.offload(history.switch, common, branch.slot, rounds)
+        kept = await self._switch(common, branch.slot, rounds)
         if abandoned:
             self.session.emit(RolledBack(common, abandoned, leader))
         complete = False
@@ -88,10 +88,16 @@ class CatchUp:
         finally:
             if not complete:
                 with trio.CancelScope(shield=True):
-                    await self.offload(history.switch, common, kept if abandoned else "", common + abandoned)
+                    await self._switch(common, kept if abandoned else "", common + abandoned)
         if complete:
             await self.tell_rollouts(max(common, history.length - MOST_COUNTED))
         return complete
+
+    async def _switch(self, common: int, slot: str, rounds: int) -> str:
+        """As `History.switched`, and the chain is the other one."""
+        kept, change = await self.offload(self.replica.history.switched, common, slot, rounds)
+        change()
+        return str(kept)
 
     async def tell_rollouts(self, start: int) -> None:
         """Whose rollouts the rounds from `start` on were made of, each batch once, whichever members learned from it."""

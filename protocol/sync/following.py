@@ -312,7 +312,7 @@ class Following:
     async def strengthen(self, round: int, certificate: Certificate) -> None:
         """A provisional record of our chain becomes full, by this certificate, which the caller has verified."""
         async with self._chain_in_use:
-            await self._offload(self._replica.history.strengthen, round, certificate)
+            (await self._offload(self._replica.history.strengthened, round, certificate))()
 
     async def load(self) -> None:
         """Branches that an earlier life left; before the first look."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -136,6 +137,31 @@ def test_a_partition_heals_to_the_majoritys_chain() -> None:
 
     run = holds(simulate(5, scenario))
     assert any("RolledBack" in line for line in run.trace), "the minority went on by itself and came back"
+
+
+def test_the_chain_changes_only_where_it_is_read() -> None:
+    """Never in another thread, beside whoever reads it."""
+
+    async def scenario(world: World) -> None:
+        for seat in world.seats:
+            seat.offload = partial(changing_nothing, seat)
+        await begin(world, 1)
+        world.faults.partition(world.seats[:2], world.seats[2:])
+        await trio.sleep(60)
+        world.faults.heal()
+        await world.until_equal(within_s=90)
+
+    run = holds(simulate(3, scenario))
+    assert any("RolledBack" in line for line in run.trace)
+
+
+async def changing_nothing(seat: Seat, function: Any, *arguments: Any) -> Any:
+    """As a worker thread."""
+    await trio.sleep(0)
+    before = seat.node.tip if seat.node is not None else None
+    answer = function(*arguments)
+    assert seat.node is None or seat.node.tip == before
+    return answer
 
 
 def test_two_founders_merge() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.state import history as history_module
+from protocol.state import chain_memory
 from protocol.state.base import round_settings
 from protocol.state.history import History
 from protocol.state.store import Store
@@ -43,9 +43,51 @@ def test_the_electors_of_every_tip_are_known(tmp_path: Path) -> None:
 def test_they_are_known_longer_than_what_else_the_chain_says_about_peers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history_module, "ROSTERS_KEPT", 2)
+    monkeypatch.setattr(chain_memory, "ROSTERS_KEPT", 2)
     history = History(SETTINGS, Store(tmp_path))
     for _ in range(6):
         grow(history)
     base = history.base_at(2, history.tip_at(2))
     assert base is not None and base.electors == history.roster_at(2).electorate.electors
+
+
+def seen(history: History) -> tuple[object, ...]:
+    """What a reader combines."""
+    rosters = [history.roster_at(rounds) for rounds in range(history.length + 1)]
+    return history.tips(0, 9), history.base, history.last, history.provisional, history.roster, rosters
+
+
+def test_nobody_sees_half_of_a_change(tmp_path: Path) -> None:
+    history = History(SETTINGS, Store(tmp_path))
+    grow(history)
+    before = seen(history)
+    record = a_record(round=1, previous=history.tip, members=members(*PEERS[2:]))
+    commit = Commit(record=record, index=INDEX, certificate=votes_for(record, PEERS[:3], 0, step=Step.SECOND))
+    change = history.written(commit)
+    assert seen(history) == before, "another thread writes it, and this one reads meanwhile"
+    assert len(History(SETTINGS, Store(tmp_path)).tips(0, 9)) == 3, "on disk already"
+    change()
+    assert seen(history) == seen(History(SETTINGS, Store(tmp_path)))
+    longer = seen(history)
+    kept, change = history.switched(1, "", 1)
+    assert seen(history) == longer
+    change()
+    assert seen(history) == before
+    _, change = history.switched(1, kept, 2)
+    assert seen(history) == before
+    change()
+    assert seen(history) == longer
+
+
+def test_a_record_that_comes_while_another_becomes_full_loses_neither(tmp_path: Path) -> None:
+    history = History(SETTINGS, Store(tmp_path))
+    grow(history)
+    record = a_record(round=1, previous=history.tip, members=members(*PEERS[:3]))
+    absent = {"absent": [PEERS[2]]}
+    certificate = votes_for(record, PEERS[:2], 0, step=Step.SECOND).model_copy(update=absent)
+    history.append(Commit(record=record, index=INDEX, certificate=certificate))
+    assert history.provisional == [1]
+    full = history.strengthened(1, votes_for(record, PEERS[:3], 0, step=Step.SECOND))
+    grow(history)
+    full()
+    assert history.provisional == [] and history.length == 3

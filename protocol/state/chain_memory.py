@@ -1,0 +1,70 @@
+"""What a peer keeps in memory of a record chain.  Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protocol.state.base import RoundSettings
+from protocol.state.chain import genesis_tip, is_full, record_hash
+from protocol.state.electorate import Electorate
+from protocol.state.roster import Roster
+from protocol.wire.hashes import Hash
+from protocol.wire.identity import PeerId
+from protocol.wire.messages import Commit, Record
+
+ROSTERS_KEPT = 256
+"""Tips whose roster is known without reading records again."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One more record.  tip, roster: after it."""
+
+    commit: Commit
+    tip: Hash
+    roster: Roster
+
+
+class ChainMemory:
+    """Of one chain.  tips: after 0, 1, … rounds.  electors: of each tip.  provisional: rounds certified without some of
+    the electors, in order.  rosters: after the newest records, the last one of the tip.  last: the newest record, if any."""
+
+    def __init__(
+        self,
+        tips: list[Hash],
+        electors: list[tuple[PeerId, ...]],
+        provisional: list[int],
+        rosters: Iterable[Roster],
+        last: Record | None,
+    ) -> None:
+        self.tips, self.electors, self.provisional, self.last = tips, electors, provisional, last
+        self.rosters = deque(rosters, maxlen=ROSTERS_KEPT)
+
+    @classmethod
+    def start(cls, settings: RoundSettings) -> ChainMemory:
+        """Of a chain without records."""
+        roster = Roster(Electorate.start(settings))
+        return cls([genesis_tip(settings.run)], [roster.electorate.electors], [], [roster], None)
+
+    def first(self, rounds: int, roster: Roster, last: Record | None) -> ChainMemory:
+        """What there is of the first `rounds` records, to go on from there.  roster, last: of these."""
+        rosters = [*self.rosters]
+        kept = rosters[: max(0, len(rosters) - (len(self.tips) - 1 - rounds))] or [roster]
+        provisional = [round for round in self.provisional if round < rounds]
+        return ChainMemory(self.tips[: rounds + 1], self.electors[: rounds + 1], provisional, kept, last)
+
+    def link(self, commit: Commit) -> Link:
+        """What one more record, which has been verified, adds; it may take a moment."""
+        return Link(commit, record_hash(commit.record), self.rosters[-1].after(commit))
+
+    def add(self, link: Link) -> None:
+        """Add it."""
+        record, electors = link.commit.record, link.roster.electorate.electors
+        self.tips.append(link.tip)
+        self.last = record
+        if not is_full(link.commit.certificate):
+            self.provisional.append(record.round)
+        self.rosters.append(link.roster)
+        self.electors.append(self.electors[-1] if electors == self.electors[-1] else electors)
