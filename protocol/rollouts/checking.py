@@ -13,6 +13,7 @@ from protocol.rollouts.dealing import problems_of
 from protocol.rollouts.happenings import Checked
 from protocol.rollouts.turn import Turn
 from protocol.run.rl_section import RlSection
+from protocol.state.tasks_in_force import TasksInForce
 from protocol.state.weight_files import WeightFiles
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutLink, RolloutVerdict, TrainerDied, TrainerGaveUp, VerifyTask
@@ -34,10 +35,11 @@ class Checking:
 
     def problems(self, batch: Batch) -> list[int]:
         """Of the rollouts of a batch, in their order."""
-        return [problem for problem in self._drawn(batch) for _ in range(self._rl.group_size)]
+        drawn = self._drawn(batch, self._tasks.at(batch.body.version))
+        return [problem for problem in drawn for _ in range(self._rl.group_size)]
 
-    def _drawn(self, batch: Batch) -> tuple[int, ...]:
-        body, rl, tasks = batch.body, self._rl, self._tasks.at(batch.body.version)
+    def _drawn(self, batch: Batch, tasks: TasksInForce) -> tuple[int, ...]:
+        body, rl = batch.body, self._rl
         run, tip = self._session.run, Hash(body.tip)
         return problems_of(run, tip, batch.author, body.number, rl.prompts_per_batch, rl.problems, tasks)
 
@@ -47,14 +49,17 @@ class Checking:
         held: the tips of the versions that the trainer process has.
         """
         body = batch.body
-        task = VerifyTask(self._session.run, body.version, batch.author, self._drawn(batch), self._rl.group_size)
         verdicts: tuple[RolloutVerdict, ...] | None = None
+        sets: TasksInForce | None = None
         try:
             with self._files.using(batch.root):
                 async with self._turn.lent() as lent:
                     lent.about(body.version, Hash(body.tip))
-                    if held().get(body.version) != body.tip:
+                    sets = self._tasks.on(body.version, Hash(body.tip))
+                    if sets is None or held().get(body.version) != body.tip:
                         return Checked(batch.author, batch.root, None)
+                    drawn = self._drawn(batch, sets)
+                    task = VerifyTask(self._session.run, body.version, batch.author, drawn, self._rl.group_size)
                     verdicts = await link.verify(task, self._files.path(batch.root))
         except TrainerGaveUp:
             await trio.sleep_forever()
@@ -62,9 +67,9 @@ class Checking:
             self._session.emit(Notice("warning", f"the trainer stopped while it verified rollouts: {death}"))
             await trio.sleep(RETRY_S)
             return Checked(batch.author, batch.root, None, died=True)
-        if verdicts is None:
+        if verdicts is None or sets is None:
             return Checked(batch.author, batch.root, None)  # it was given up
-        scores = bytes(map(score_of, verdicts)) if self._tasks.at(body.version).live else None
+        scores = bytes(map(score_of, verdicts)) if sets.live else None
         codes = bytes(map(code_of, verdicts))
         if not any(codes) and sum(each.tokens for each in verdicts) != body.tokens:
             codes = bytes([OVERSTATED]) * len(verdicts)  # they are credited, so they have to be right

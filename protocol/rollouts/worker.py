@@ -28,6 +28,9 @@ from protocol.wire.rollouts import MAX_BATCH_BYTES, MAX_BATCHES, ROLLOUT_CHUNK_B
 MADE = ".made.new"
 """A batch that is being made; what an earlier life left of it is removed with all such files."""
 
+VERSIONS_REMEMBERED = 4096
+"""Versions whose numbers are known; nobody gives up so many records, which are settled long before."""
+
 
 class Worker:
     """Of one rollout peer.  incarnation: of this life."""
@@ -50,7 +53,8 @@ class Worker:
         self._link, self._turn, self._versions, self._incarnation = link, turn, versions, incarnation
         self._given, self._tasks = given, tasks
         self._next: dict[int, int] = {}
-        """Of each version, the number of the next batch."""
+        """Of each version, the number of the next batch.  The chain may go back: who then stated another batch with a number
+        of before would have signed two statements that contradict each other."""
 
     async def recall(self) -> list[tuple[RolloutBatch, Envelope]]:
         """What an earlier life stated, of which the bytes are still here; numbers go on after it."""
@@ -95,7 +99,9 @@ class Worker:
             made = await self._link.generate(task, path, on_progress)
         if made is None:
             return None
-        self._next = {version: number + 1, **{each: at for each, at in self._next.items() if each > version}}
+        self._next[version] = number + 1
+        for old in sorted(self._next)[:-VERSIONS_REMEMBERED]:
+            del self._next[old]
         body = await self._offload(self._adopt, version, tip, number, made)
         envelope = self._session.seal(body)
         try:

@@ -154,6 +154,12 @@ class TaskSets:
         """At a version of our chain, at most the newest."""
         return self._replica.history.roster_at(min(version, self._replica.history.length)).tasks
 
+    def on(self, version: int, tip: Hash) -> TasksInForce | None:
+        """At a version with this tip; None where our chain, at the moment, has no such one."""
+        history = self._replica.history
+        is_ours = version <= history.length and history.tip_at(version) == tip
+        return history.roster_at(version).tasks if is_ours else None
+
     def _versions(self) -> range:
         """Those that rollouts may be of."""
         length = self._replica.history.length

@@ -1,0 +1,94 @@
+"""What a validator holds against whom while the chain goes forth and back."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+import trio.testing
+
+from protocol.rollouts.batch import Batch
+from protocol.rollouts.checking import Checking
+from protocol.rollouts.dealing import problems_of
+from protocol.rollouts.happenings import Checked
+from protocol.rollouts.turn import Turn
+from protocol.state.tasks_in_force import TasksInForce
+from protocol.tasks.task_sets import TaskSets
+from protocol.trainer_link import RolloutVerdict, VerifyTask
+from protocol.wire.hashes import Hash
+from protocol.wire.rollouts import Reason, RolloutBatch, Verdict
+from protocol.wire.tasks import AdmittedSet
+from tests.protocol.rollouts.test_pool import ME, RL, WORKER
+
+RUN: Hash = Hash(b"r" * 32)
+TIPS = [Hash(bytes([round]) * 32) for round in range(4)]
+SETS = TasksInForce(1, 50, (AdmittedSet(name="a", count=9, size=9, root=b"s" * 32, slot=1, publisher=WORKER),), highest=1)
+BODY = RolloutBatch(
+    version=3,
+    tip=TIPS[3],
+    number=0,
+    incarnation=1,
+    rollouts=RL.rollouts_per_batch,
+    tokens=RL.rollouts_per_batch,
+    size=9,
+    root=b"b" * 32,
+)
+
+
+class Stage:
+    """A validator whose trainer process holds version 3, of which the last record admitted a set.  length: of its chain."""
+
+    def __init__(self) -> None:
+        self.length, self.asked = 3, list[VerifyTask]()
+        tasks: Any = SimpleNamespace(_replica=SimpleNamespace(history=self))
+        tasks.at = lambda version: self.roster_at(min(version, self.length)).tasks
+        tasks.on = lambda version, tip: TaskSets.on(tasks, version, tip)
+        others: Any = SimpleNamespace(run=RUN, me=ME, using=lambda root: nullcontext(), path=lambda root: Path("b"))
+        self.turn = Turn()
+        self.checking = Checking(others, RL, others, self.turn, tasks)
+
+    def tip_at(self, rounds: int) -> Hash:
+        return TIPS[rounds]
+
+    def roster_at(self, rounds: int) -> Any:
+        return SimpleNamespace(tasks=SETS if rounds == 3 else TasksInForce())
+
+    async def verify(self, task: VerifyTask, path: Path) -> tuple[RolloutVerdict, ...]:
+        await trio.lowlevel.checkpoint()
+        self.asked.append(task)
+        return (RolloutVerdict(Verdict.ACCEPT, Reason.NONE, "", 1.0, 1),) * BODY.rollouts
+
+    async def check(self) -> Checked:
+        link: Any = self
+        return await self.checking.check(link, Batch(WORKER, BODY, b""), lambda: {3: TIPS[3]})
+
+
+def test_a_batch_is_held_against_the_tasks_of_its_own_version() -> None:
+    """Though the chain had gone back when its turn was asked for, and has come to that record again when it came."""
+
+    async def main() -> None:
+        stage = Stage()
+        async with trio.open_nursery() as nursery:
+            async with stage.turn.taken():
+                stage.length = 2
+                nursery.start_soon(stage.check)
+                await trio.testing.wait_all_tasks_blocked()
+                stage.length = 3
+        problems = problems_of(RUN, TIPS[3], WORKER, 0, RL.prompts_per_batch, RL.problems, SETS)
+        assert [task.problems for task in stage.asked] == [problems]
+
+    trio.run(main)
+
+
+def test_a_batch_of_a_version_that_our_chain_has_not_is_held_against_nothing() -> None:
+    async def main() -> None:
+        stage = Stage()
+        stage.length = 2
+        assert (await stage.check()).codes is None
+        stage.length = 3
+        assert (await stage.check()).codes == bytes(BODY.rollouts) and len(stage.asked) == 1
+
+    trio.run(main)

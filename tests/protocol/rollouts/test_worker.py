@@ -1,0 +1,87 @@
+"""What a rollout peer states about its batches while the chain goes forth and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+
+from protocol.rollouts import worker as worker_module
+from protocol.rollouts.turn import Turn
+from protocol.rollouts.worker import Worker
+from protocol.state.disk import Disk
+from protocol.state.tasks_in_force import TasksInForce
+from protocol.state.weight_files import WeightFiles
+from protocol.trainer_link import Generated, GenerateTask
+from protocol.wire.hashes import Hash
+from protocol.wire.rollouts import RolloutBatch
+from tests.protocol.rollouts.test_pool import ME, RL
+from tests.simulation.determinism import inline
+
+T: Hash = Hash(b"t" * 32)
+U: Hash = Hash(b"u" * 32)
+
+
+class Stage:
+    """A rollout peer, and its trainer process, whose batches are all different."""
+
+    def __init__(self, folder: Path) -> None:
+        self.newest, self.made = (0, T), 0
+        self.files = WeightFiles(Disk(durable=False), folder / "rollouts")
+        self.files.load()
+        others: Any = SimpleNamespace(
+            me=ME,
+            run=Hash(b"r" * 32),
+            seal=lambda body: SimpleNamespace(raw=body.encode()),
+            generate=self.generate,
+            missing=lambda version: "",
+            at=lambda version: TasksInForce(),
+            originate=lambda root, count: None,
+            emit=lambda event: None,
+        )
+        self.worker = Worker(others, RL, self.files, others, inline, others, Turn(), self, others, others, 1)  # type: ignore[arg-type]
+
+    async def generate(self, task: GenerateTask, path: Path, on_progress: object) -> Generated:
+        await trio.lowlevel.checkpoint()
+        self.made += 1
+        path.write_bytes(b"%d" % self.made)
+        return Generated(rollouts=RL.rollouts_per_batch, tokens=9)
+
+    async def makes(self, version: int, tip: Hash, batches: int = 1) -> list[RolloutBatch]:
+        """What it states with the weights at this tip."""
+        self.newest, found = (version, tip), []
+        for _ in range(batches):
+            made = await self.worker.make(lambda done, total: None)
+            assert made is not None
+            found.append(made[0])
+        return found
+
+
+def test_no_batch_is_stated_twice_when_the_chain_goes_back(tmp_path: Path) -> None:
+    """Two statements of one life about one batch are proof of a lie."""
+
+    async def main() -> None:
+        stage = Stage(tmp_path)
+        said = await stage.makes(3, T, 2)
+        said += await stage.makes(4, T)
+        said += await stage.makes(3, T)  # the last record was given up
+        said += await stage.makes(3, U)  # and the one before: it is another branch
+        said += await stage.makes(4, U)
+        places = [(body.version, body.number) for body in said]
+        assert places == [(3, 0), (3, 1), (4, 0), (3, 2), (3, 3), (4, 1)]
+
+    trio.run(main)
+
+
+def test_the_numbers_of_versions_that_never_come_back_are_forgotten(tmp_path: Path, monkeypatch: Any) -> None:
+    async def main() -> None:
+        stage = Stage(tmp_path)
+        for version in range(9):
+            await stage.makes(version, T)
+        assert len(stage.worker._next) == 4
+        assert [body.number for body in await stage.makes(8, U)] == [1]
+
+    monkeypatch.setattr(worker_module, "VERSIONS_REMEMBERED", 4)
+    trio.run(main)
