@@ -52,6 +52,7 @@ class Worker:
         self._session, self._rl, self._files, self._swarm, self._offload = session, rl, files, swarm, offload
         self._link, self._turn, self._versions, self._incarnation = link, turn, versions, incarnation
         self._given, self._tasks = given, tasks
+        self._died_over: tuple[int, int] | None = None
         self._next: dict[int, int] = {}
         """Of each version, the number of the next batch.  The chain may go back: who then stated another batch with a number
         of before would have signed two statements that contradict each other."""
@@ -96,7 +97,11 @@ class Worker:
             problems = problems_of(run, tip, me, number, rl.prompts_per_batch, rl.problems, sets)
             task = GenerateTask(run, version, me, problems, rl.group_size)
             path = self._files.folder / MADE
-            made = await self._link.generate(task, path, on_progress)
+            try:
+                made = await self._link.generate(task, path, on_progress)
+            except TrainerDied:
+                self._note_death(version, number)
+                raise
         if made is None:
             return None
         self._next[version] = number + 1
@@ -115,6 +120,12 @@ class Worker:
             RolloutsGenerated(version, number, body.root.hex(), body.rollouts, body.tokens, body.size, seconds)
         )
         return body, envelope
+
+    def _note_death(self, version: int, number: int) -> None:
+        """The process ended over a batch.  One over which it ended twice is never made: it might end over it without end."""
+        if self._died_over == (version, number):
+            self._next[version] = number + 1
+        self._died_over = version, number
 
     def _adopt(self, version: int, tip: Hash, number: int, made: Generated) -> RolloutBatch:
         """Blocking: the bytes that were made, under their name.  Raises `TrainerDied` where there are none."""

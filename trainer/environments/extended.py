@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainer.environments.environment import Environment, Problem
@@ -35,16 +35,19 @@ class Extended(Environment):
         """How many problems the environment itself has."""
         return self._own.size
 
-    def use(self, files: Sequence[TaskFile], most_prompt_bytes: int) -> dict[int, str]:
+    def use(
+        self, files: Sequence[TaskFile], most_prompt_bytes: int, flaw_in: Callable[[str], str] = lambda prompt: ""
+    ) -> dict[int, str]:
         """Have these sets, and no others; those that cannot be used, by their first problem, with the reason in a sentence.
 
-        most_prompt_bytes: of a prompt that can be learned from.
+        most_prompt_bytes: of a prompt that can be learned from.  flaw_in: why no model can answer a prompt, in a phrase;
+        empty where it can.
         """
         held: dict[TaskFile, RecordedTasks] = {}
         unusable: dict[int, str] = {}
         for file in files:
             try:
-                held[file] = self._sets.get(file) or _opened(file, self._rates, most_prompt_bytes)
+                held[file] = self._sets.get(file) or _opened(file, self._rates, most_prompt_bytes, flaw_in)
             except (ValueError, SandboxUnavailable) as error:
                 unusable[file.first] = str(error)[:300]
         self._sets = held
@@ -79,11 +82,15 @@ class Extended(Environment):
         raise ValueError(f"there is no problem {index}: no set of tasks that is here has it")
 
 
-def _opened(file: TaskFile, rates: SolveRates, most_prompt_bytes: int) -> RecordedTasks:
+def _opened(file: TaskFile, rates: SolveRates, most_prompt_bytes: int, flaw_in: Callable[[str], str]) -> RecordedTasks:
     tasks = open_rated(file.path, file.digest, rates)
     if tasks.size != file.count:
         raise ValueError(f"the set has {tasks.size} tasks with solve rates of this run, and was said to have {file.count}")
-    longest = max(len(tasks.problem(at).prompt.encode()) for at in range(tasks.size))
+    prompts = [tasks.problem(at).prompt for at in range(tasks.size)]
+    longest = max(len(prompt.encode()) for prompt in prompts)
     if longest > most_prompt_bytes:
         raise ValueError(f"a prompt has {longest} bytes, more than the {most_prompt_bytes} that this run can learn from")
+    for at, prompt in enumerate(prompts):
+        if flaw := flaw_in(prompt):
+            raise ValueError(f"the prompt of its task {at} {flaw}")
     return tasks

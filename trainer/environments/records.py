@@ -33,6 +33,9 @@ MAX_NAME_BYTES = 256
 MAX_CASES = 64
 """Test cases of a task.  Each costs a process where the program reads its input."""
 MAX_CASE_BYTES = 256 << 10
+MAX_DEPTH = 64
+"""Of lists and objects in each other.  How deep Python itself can read depends on its version: what some computers can
+read and others cannot would part a swarm."""
 MAX_SAMPLES = 1 << 20
 """Answers that a solve rate may be of."""
 NUMBER = re.compile(
@@ -225,7 +228,7 @@ def _read_case(case: Mapping[str, Any]) -> InputCase | CallCase:
     if kind == "function_call":
         _check_fields("a test case", case, {"type", "input", "output", "fn_name"}, set())
         name = _text(case, "fn_name", MAX_NAME_BYTES)
-        if not name.isidentifier():
+        if not (name.isascii() and name.isidentifier()):  # which other letters names have depends on Python's version
             raise ValueError("fn_name is no name of a function")
         if not isinstance(case["input"], list):
             raise ValueError("input of a function_call is no list of arguments")
@@ -243,13 +246,24 @@ _READERS = {
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(
+        value = json.loads(
             text, object_pairs_hook=_unique, parse_constant=lambda name: _refuse(f"{name} is no number in JSON")
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [inner for each in level for inner in _inner(each)]
+    if level:
+        raise ValueError(f"nested too deeply: lists and objects lie in each other at most {MAX_DEPTH} times")
+    return value
+
+
+def _inner(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    """The lists and objects in it."""
+    return [each for each in (value.values() if isinstance(value, dict) else value) if isinstance(each, dict | list)]
 
 
 def _dumps(value: Any) -> str:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
+from trainer.data.tokens import Tokenizer
 from trainer.environments.environment import Environment, Problem
 
 
@@ -67,3 +68,16 @@ def with_target(prompt: str, target: int | None) -> str:
 def most_prompt_bytes(row_tokens: int, max_tokens: int, targets: Sequence[int]) -> int:
     """Bytes that a task's prompt may have, so that it can be learned from with its output and the length that it names."""
     return row_tokens + 1 - max_tokens - max((len(with_target("", target)) for target in targets), default=0)
+
+
+def prompt_flaw(prompt: str, tokenizer: Tokenizer, row_tokens: int, max_tokens: int, targets: Sequence[int]) -> str:
+    """Why nobody can answer this prompt and learn from it, in a phrase; empty where a model can."""
+    longest = max((with_target(prompt, target) for target in targets), key=len, default=prompt)
+    try:
+        tokens = tokenizer.prompt(longest)
+    except ValueError as error:
+        return f"cannot be read by the run's model: {error}"
+    most = row_tokens + 1 - max_tokens
+    if not 1 <= len(tokens) <= most:
+        return f"has {len(tokens)} tokens, and this run learns from prompts of 1 to {most}"
+    return ""

@@ -14,7 +14,7 @@ from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group
 from trainer.rl.learner import AfterStep, Learner, LearnTask
-from trainer.rl.targets import most_prompt_bytes
+from trainer.rl.targets import most_prompt_bytes, prompt_flaw
 from trainer.rl.verification import Assignment, Judged
 from trainer.rl.worker import F32, Between, OnProgress, RolloutWorker, Tasks
 from trainer.worker import Done, Task, Worker
@@ -34,8 +34,8 @@ class RolloutJobs:
     def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker | None, device: torch.device) -> None:
         self._config, self._rl, self._worker = config, rl, worker
         self._environment = Extended(environment_of(config), rl.solve_rates)
-        tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
-        tasks = Tasks(self._environment, tokenizer, config.seed)
+        self._tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
+        tasks = Tasks(self._environment, self._tokenizer, config.seed)
         self._rollouts = RolloutWorker(rl, config.model, tasks, device)
         self._learner: Learner | None = None
 
@@ -46,8 +46,11 @@ class RolloutJobs:
     def use_tasks(self, sets: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
         """Have the problems of these sets, and of no others; those that cannot be used, by their first problem, and why."""
         rl, files = self._rl, [TaskFile(**each) for each in sets]
-        most = most_prompt_bytes(rl.row_tokens, rl.max_tokens, rl.length_targets)
-        return [*self._environment.use(files, most_prompt_bytes=most).items()]
+        room = (rl.row_tokens, rl.max_tokens, rl.length_targets)
+        unusable = self._environment.use(
+            files, most_prompt_bytes(*room), lambda prompt: prompt_flaw(prompt, self._tokenizer, *room)
+        )
+        return [*unusable.items()]
 
     def generate(
         self, task: dict[str, Any], path: str, on_progress: OnProgress, between: Between = lambda: None

@@ -6,15 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 
 from protocol.rollouts import worker as worker_module
+from protocol.rollouts.dealing import problems_of
 from protocol.rollouts.turn import Turn
 from protocol.rollouts.worker import Worker
 from protocol.state.disk import Disk
 from protocol.state.tasks_in_force import TasksInForce
 from protocol.state.weight_files import WeightFiles
-from protocol.trainer_link import Generated, GenerateTask
+from protocol.trainer_link import Generated, GenerateTask, TrainerDied
 from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import RolloutBatch
 from tests.protocol.rollouts.test_pool import ME, RL
@@ -28,7 +30,9 @@ class Stage:
     """A rollout peer, and its trainer process, whose batches are all different."""
 
     def __init__(self, folder: Path) -> None:
-        self.newest, self.made = (0, T), 0
+        self.newest, self.made, self.tasks = (0, T), 0, list[tuple[int, ...]]()
+        self.fatal: set[tuple[int, ...]] = set()
+        """Problems over which the process ends."""
         self.files = WeightFiles(Disk(durable=False), folder / "rollouts")
         self.files.load()
         others: Any = SimpleNamespace(
@@ -46,6 +50,9 @@ class Stage:
     async def generate(self, task: GenerateTask, path: Path, on_progress: object) -> Generated:
         await trio.lowlevel.checkpoint()
         self.made += 1
+        self.tasks.append(task.problems)
+        if task.problems in self.fatal:
+            raise TrainerDied("out of memory")
         path.write_bytes(b"%d" % self.made)
         return Generated(rollouts=RL.rollouts_per_batch, tokens=9)
 
@@ -84,4 +91,19 @@ def test_the_numbers_of_versions_that_never_come_back_are_forgotten(tmp_path: Pa
         assert [body.number for body in await stage.makes(8, U)] == [1]
 
     monkeypatch.setattr(worker_module, "VERSIONS_REMEMBERED", 4)
+    trio.run(main)
+
+
+def test_a_batch_over_which_the_process_ends_again_is_passed_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        stage = Stage(tmp_path)
+        await stage.makes(3, T)
+        fatal = problems_of(Hash(b"r" * 32), T, ME, 1, RL.prompts_per_batch, RL.problems, TasksInForce())
+        stage.fatal = {fatal}
+        for _ in range(2):
+            with pytest.raises(TrainerDied):
+                await stage.makes(3, T)
+        [body] = await stage.makes(3, T)
+        assert body.number == 2 and stage.tasks.count(fatal) == 2
+
     trio.run(main)

@@ -60,3 +60,11 @@ def test_a_set_that_cannot_be_used_is_named_and_the_others_are_used(tmp_path: Pa
     assert {*unusable} == {FIRST + 10, FIRST + 20, FIRST + 30}
     assert "other tasks" in unusable[FIRST + 10] and "said to have 4" in unusable[FIRST + 20]
     assert "more than the 100" in unusable[FIRST + 30]
+
+
+def test_a_set_with_a_prompt_that_no_model_can_answer_is_not_used(tmp_path: Path) -> None:
+    files = [a_file(tmp_path, "good"), a_file(tmp_path, "bad", FIRST + 10, prompt="Stop.")]
+    extended = Extended(open_environment("add"))
+    unusable = extended.use(files, 100, lambda prompt: "has no tokens" if prompt == "Stop." else "")
+    assert unusable == {FIRST + 10: "the prompt of its task 0 has no tokens"}
+    assert extended.problem(FIRST).prompt == "six times seven?"

@@ -108,6 +108,7 @@ def test_what_is_wrong_is_said(text: bytes, sentence: str) -> None:
         ({"type": "stdin_stdout", "input": "", "output": 1}, "output is no text"),
         ({"type": "stdin_stdout", "input": ""}, "has no output"),
         ({"type": "function_call", "fn_name": "a b", "input": [], "output": 1}, "no name of a function"),
+        ({"type": "function_call", "fn_name": "\U0001df25", "input": [], "output": 1}, "no name of a function"),
         ({"type": "function_call", "fn_name": "f", "input": 1, "output": 1}, "no list of arguments"),
         ({"type": "function_call", "fn_name": "f", "input": ["x" * 300_000], "output": 1}, "longer than 256 KiB"),
         ("case", "test case 2 is no JSON object"),
@@ -166,6 +167,19 @@ def read_or_refuse(data: bytes) -> None:
         assert read_task(data).prompt
     except ValueError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize("depth", [60, 61, 900])
+def test_how_deep_is_read_does_not_depend_on_the_version_of_python(depth: int) -> None:
+    """Else a set could be had by some peers of a run and by others not.  The case lies in four already."""
+    case = b'{"type": "function_call", "fn_name": "f", "input": [], "output": ' + b"[" * depth + b"]" * depth + b"}"
+    info = b'{"language": "python", "test_cases": [' + case + b"]}"
+    text = b'{"problem_id": "0", "task_type": "verifiable_code", "prompt": "?", "verification_info": ' + info + b"}"
+    if depth == 60:
+        assert read_task(text).prompt == "?"
+        return
+    with pytest.raises(ValueError, match="at most 64 times"):
+        read_task(text)
 
 
 @pytest.mark.parametrize("data", BOMBS, ids=range(len(BOMBS)))

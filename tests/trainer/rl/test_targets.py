@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.rl.honest import CPU, FAMILIES, TOKENIZER, Letters, parameters
+from trainer.data.templates import TemplatedTokenizer
+from trainer.data.tokens import ByteTokenizer
 from trainer.rl.batch import decode_batch
 from trainer.rl.config import RlConfig
 from trainer.rl.form import Reason
-from trainer.rl.targets import Targeted, most_prompt_bytes, target_length, with_target
+from trainer.rl.targets import Targeted, most_prompt_bytes, prompt_flaw, target_length, with_target
 from trainer.rl.verification import Assignment
 from trainer.rl.worker import RolloutWorker, Tasks
 
@@ -58,3 +60,30 @@ def test_a_runs_rollouts_answer_prompts_with_lengths_and_are_rewarded_by_them(tm
             target = targeted.target(member.rollout.problem)
             assert target is not None
             assert member.reward == pytest.approx(member.solved - 0.01 * abs(target - sum(member.rollout.made)))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "flaw"),
+    [
+        ("one\ntwo", ""),
+        ("one! two", "ends a turn"),
+        ("\x01\x02", "0 tokens"),
+        ("y" * 80, "81 tokens, and this run learns from prompts of 1 to 80"),
+        ("y" * 60, " tokens, and this run"),
+    ],
+    ids=["good", "an end token in a text", "nothing is left", "too long", "too long with its length"],
+)
+def test_a_prompt_that_would_end_the_generating_process_is_known_before(prompt: str, flaw: str) -> None:
+    targets = (5, 100) if prompt == "y" * 60 else ()
+    found = prompt_flaw(prompt, TemplatedTokenizer(Fastidious(), "raw"), 100, 21, targets)
+    assert flaw in found if flaw else not found
+
+
+class Fastidious(ByteTokenizer):
+    """Ends a turn with a mark that texts have, as tokenizers may, leaves out what cannot be printed, and adds a token."""
+
+    ends = (ord("!"),)
+
+    def encode(self, text: str) -> list[int]:
+        tokens = [token for token in super().encode(text) if token >= 10]
+        return [*tokens, ord("y")] if tokens else []
