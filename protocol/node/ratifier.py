@@ -21,7 +21,7 @@ from protocol.network.session import Session
 from protocol.node.guard import Guard
 from protocol.node.rounds import kept_on_disk
 from protocol.offload import Offload
-from protocol.state.chain import is_full, verify_quorum
+from protocol.state.chain import is_full, record_hash, verify_quorum
 from protocol.state.replica import Replica
 from protocol.state.vote_files import NEVER
 from protocol.sync.settled import Settled
@@ -213,5 +213,6 @@ class Ratifier:
             return self._tally.certificate
         if round >= history.length or history.tip_at(round + 1) != record or round in history.provisional:
             return None
-        commit: Commit = await self._offload(history.commit_at, round)
-        return commit.certificate
+        commit: Commit | None = await self._offload(history.kept, round)
+        is_ours = commit is not None and record_hash(commit.record) == record
+        return commit.certificate if commit is not None and is_ours else None  # branches may just be exchanged

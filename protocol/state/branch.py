@@ -106,7 +106,7 @@ class Branch:
 
     def commit_at(self, round: int) -> Commit:
         """The commit of a round below `length`.  Blocking.  Raises `Uprooted`."""
-        commit = self._trunk().commit_at(round) if round < self.start else self._files.at(self.slot, round)
+        commit = self._trunk().kept(round) if round < self.start else self._files.at(self.slot, round)
         if commit is None:
             raise Uprooted
         return commit

@@ -134,8 +134,8 @@ class Following:
         return Move(move.branch, rounds, move.leader, tip) if rounds > move.branch.common else None
 
     def wants_back(self) -> bool:
-        """Whether we should give up provisional records."""
-        return self._choice.back_to() is not None
+        """Whether we should give up provisional records; not while files change their places."""
+        return not self._moving and self._choice.back_to() is not None
 
     def has_claims(self, *, known: bool) -> bool:
         """Whether peers that we know, or strangers, claim to be ahead, and we do not disbelieve them."""

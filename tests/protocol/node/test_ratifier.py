@@ -187,3 +187,17 @@ def test_what_we_ratified_stays_settled_over_a_restart_and_until_our_chain_is_an
         assert settled.rounds == 2, "our chain goes through it again"
 
     on_stage(tmp_path, check, RUN)
+
+
+def test_whoever_asks_while_branches_are_exchanged_is_refused(tmp_path: Path) -> None:
+    """The record is on disk no more, and the chain still has it."""
+
+    async def check(stage: Stage) -> None:
+        grow(stage.replica, 2, FOUNDERS, voters=FOUNDERS)
+        question = RatificationRequest(round=1, record_hash=stage.replica.history.tip).encode()
+        assert decode_body(Certificate, await stage.ratifier.answer(OTHERS[0].peer_id, question)).votes
+        stage.replica.history.switched(1, "", 1)
+        with pytest.raises(Refused):
+            await stage.ratifier.answer(OTHERS[0].peer_id, question)
+
+    on_stage(tmp_path, check, RUN)

@@ -12,6 +12,7 @@ import trio
 from protocol.events import RolledBack, SecondHistory
 from protocol.run.manifest import SignedManifest
 from protocol.state.branch import Branch
+from protocol.state.disk import Disk
 from protocol.state.history import History
 from protocol.state.store import Store
 from protocol.sync.budget import CHECKS_PER_MINUTE
@@ -296,6 +297,28 @@ def test_a_move_is_judged_again_when_our_chain_has_changed(tmp_path: Path) -> No
         assert table.following.move is None
 
     on_table(tmp_path, check)
+
+
+def test_nobody_looks_for_records_that_change_their_places(tmp_path: Path) -> None:
+    """A round's watch asks ten times a second whether to go back, while another thread exchanges branches."""
+
+    async def check(table: Table) -> None:
+        fork(table, 1, {"absent": [BOB, CYN]}, {"absent": [DAN]}, rounds=1)
+        await table.look()
+        move, looked = table.following.move, list[bool]()
+        assert move is not None
+
+        def moving(disk: Disk, source: Path, target: Path) -> None:
+            moved(disk, source, target)
+            if source.parent.name == "records":
+                looked.append(table.following.wants_back())
+
+        moved = Disk.move
+        with patch.object(Disk, "move", moving):
+            assert await table.following.take(move)
+        assert looked and not any(looked) and table.ours.state.digest() == table.theirs.state.digest()
+
+    on_table(tmp_path, check, a_run(*FOUR))
 
 
 def test_a_move_ends_where_our_record_has_become_full_meanwhile(tmp_path: Path) -> None:
