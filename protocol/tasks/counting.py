@@ -16,7 +16,7 @@ from protocol.state.tasks_in_force import TasksInForce, place_of
 from protocol.wire import canonical
 from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import UNSCORED
-from protocol.wire.tasks import MAX_SET_TASKS
+from protocol.wire.tasks import MAX_SET_TASKS, Place
 
 LEAST_ATTEMPTS = 32
 """Attempts at a task before its solve rate says anything."""
@@ -29,9 +29,6 @@ LEAST_JUDGED = 8
 MOST_DEAD = 0.8
 """Largest share of judged tasks that nobody ever solved, or that everybody always solved."""
 MAX_COUNT = (1 << 32) - 1
-
-Place = tuple[int, Hash]
-"""A slot, and the root of the set in it."""
 
 _ROW = struct.Struct(">5I")
 
@@ -127,14 +124,14 @@ class Counting:
         """By task."""
         return self._sets.get((slot, root), {})
 
-    def against(self, tasks: TasksInForce, lost: Collection[int] = ()) -> int | None:
+    def against(self, tasks: TasksInForce, lost: Collection[Place] = ()) -> int | None:
         """The sets that fall out by what was counted here: bit i for the i-th of the amendment; None where none does.
 
-        lost: slots of sets that fall out uncounted.
+        lost: sets that fall out uncounted.
         """
         mask = 0
         for at, each in enumerate(tasks.sets):
-            is_bad = each.slot in lost or fault_of(each.count, self.of_set(each.slot, Hash(each.root)).values())
+            is_bad = each.place in lost or fault_of(each.count, self.of_set(each.slot, Hash(each.root)).values())
             if each.slot not in tasks.fallen and is_bad:
                 mask |= 1 << at
         return mask or None

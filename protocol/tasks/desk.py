@@ -138,5 +138,5 @@ class TaskDesk:
             "verdicts": sum(each.verdicts for each in counts),
             "agreeing": sum(each.agreeing for each in counts),
             "fault": fault_of(body.count, counts),
-            "unusable": self._sets.unusable.get(slot, ""),
+            "unusable": self._sets.unusable.get((slot, Hash(body.root)), ""),
         }

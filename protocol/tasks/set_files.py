@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import trio
@@ -79,10 +79,18 @@ class SetFiles:
         finally:
             self._coming.pop(root).set()
 
+    async def look_again(self, roots: Iterable[Hash]) -> None:
+        """Somebody cannot read these: those whose bytes are not here any more are fetched again."""
+        for root in roots:
+            if root not in self._coming:
+                await self._check(root)
+
     async def _check(self, root: Hash) -> None:
         digest = await self._offload(self._digest, root)
         if digest is not None:
             self.digests[root] = digest
+        else:
+            self.digests.pop(root, None)
 
     def _digest(self, root: Hash) -> str | None:
         """Blocking: of a file whose bytes are right; another one is to be fetched again."""

@@ -31,7 +31,7 @@ from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.messages import unpack
-from protocol.wire.tasks import AdmittedSet, Amendment, TaskSet
+from protocol.wire.tasks import AdmittedSet, Amendment, Place, TaskSet
 
 LOOK_S = 0.5
 REPEAT_S = 30.0
@@ -46,7 +46,7 @@ class TaskSets:
     """Of one node in a run with rollouts; `run` it.
 
     own: what we offer.  asked: sets that our owner wants.  counting: what became of tasks, at a trainer.  opened: whether
-    the trainer process can use the sets in these slots.  unusable: slots of those that it cannot use, and why.
+    the trainer process can use these sets.  unusable: those that it cannot use, and why.
     lost: sets in force that could not be had or used for long.
     """
 
@@ -65,8 +65,8 @@ class TaskSets:
         self._seen = TasksInForce()
         self.lost = LostSets(session, replica)
         self.counting = Counting()
-        self.opened: Callable[[Sequence[int]], bool] = lambda slots: True
-        self.unusable: Mapping[int, str] = {}
+        self.opened: Callable[[Sequence[AdmittedSet]], bool] = lambda sets: True
+        self.unusable: Mapping[Place, str] = {}
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -171,16 +171,17 @@ class TaskSets:
         sets += pending[0].sets if pending is not None else []
         return {Hash(each.root): (each.size, PeerId(each.publisher)) for each in sets}
 
-    def usable_files(self) -> list[TaskFile]:
+    def usable_files(self) -> dict[Place, TaskFile]:
         """What the trainer process should have, as far as it is here: the sets of all versions that rollouts may be of, and
-        of an amendment that no record has yet."""
-        sets, pending = {each.slot: each for version in self._versions() for each in self.at(version).live}, self.pending
-        sets |= {each.slot: each for each in (pending[0].sets if pending is not None else ())}
-        return [
-            TaskFile(first_problem(slot), each.count, self.files.path(root), self.files.digests[root])
+        of an amendment that no record has yet, which takes no slot of theirs."""
+        pending = self.pending
+        sets = {each.slot: each for each in (pending[0].sets if pending is not None else ())}
+        sets |= {each.slot: each for version in self._versions() for each in self.at(version).live}
+        return {
+            each.place: TaskFile(first_problem(slot), each.count, self.files.path(root), self.files.digests[root])
             for slot, each in sorted(sets.items())
             if (root := Hash(each.root)) in self.files.digests
-        ]
+        }
 
     def amendment(self) -> bytes | None:
         """What is to go into our plans: the newest amendment, once its sets are here and can be used."""
@@ -189,7 +190,7 @@ class TaskSets:
             return None
         body, raw = following
         are_here = all(each.root in self.files.digests for each in body.sets)
-        return raw if are_here and self.opened([each.slot for each in body.sets]) else None
+        return raw if are_here and self.opened(body.sets) else None
 
     def note_solved(self, solved: Iterable[tuple[int, int, int]]) -> None:
         """As `Counting.note_solved`, of rollouts of versions of our chain."""
@@ -204,7 +205,7 @@ class TaskSets:
 
     def against(self, tasks: TasksInForce) -> int | None:
         """The sets that fall out by what was counted here, or are lost, as our READY says it."""
-        return self.counting.against(tasks, self.lost.slots)
+        return self.counting.against(tasks, self.lost.places)
 
     # -- hearing ------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from protocol.wire.body import Body, HashField, PeerField
+from protocol.wire.hashes import Hash
 
 TASK_CHUNK_BYTES = 1 << 16
 """How the bytes of a set are cut into chunks."""
@@ -36,6 +37,9 @@ AmendmentField = Annotated[
 ]
 """A signed `Amendment`; None, and not written, where there is none."""
 
+Place = tuple[int, Hash]
+"""A slot, and the root of the set in it."""
+
 
 class TaskSet(Body):
     """A peer offers tasks.  name: for people.  count: tasks.  size, root: of the bytes, in chunks of `TASK_CHUNK_BYTES`;
@@ -59,6 +63,11 @@ class AdmittedSet(TaskSet):
     KIND: ClassVar[str] = ""
     slot: Slot
     publisher: PeerField
+
+    @property
+    def place(self) -> Place:
+        """Its slot, and its root: on another branch of the chain the slot may be another set's."""
+        return self.slot, Hash(self.root)
 
 
 class Amendment(Body):

@@ -170,9 +170,16 @@ class Sandbox:
         return _outcome(child)
 
 
-@functools.cache
 def protections() -> Protections:
-    """What this computer can protect from a program; found out by trying, once for each process."""
+    """What this computer can protect from a program; found out by trying, in each process until it is enough."""
+    found = _tried()
+    if not REQUIRED <= found.given:
+        _tried.cache_clear()  # it may be for want of memory or processes, and there may be some later
+    return found
+
+
+@functools.cache
+def _tried() -> Protections:
     if sys.platform != "linux":
         return Protections(frozenset(), dict.fromkeys(Mechanism, "needs Linux"))
     wanted = set(Mechanism)

@@ -18,7 +18,7 @@ from protocol.state.disk import Disk
 from protocol.state.tasks_in_force import TasksInForce
 from protocol.state.weight_files import WeightFiles
 from protocol.tasks.lost_sets import LOST_S, VOTE_S, LostSets
-from protocol.wire.hashes import hash_bytes
+from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.presence import WhyIdle
 from protocol.wire.rollouts import RolloutBatch
@@ -32,7 +32,7 @@ def lost(*slots: int, voters: Sequence[PeerId] = ()) -> LostSets:
     electorate = SimpleNamespace(electors=voters)
     replica: Any = SimpleNamespace(history=SimpleNamespace(roster=SimpleNamespace(electorate=electorate)))
     made = LostSets(session, replica)
-    made.slots = frozenset(slots)
+    made.places = frozenset((slot, Hash(bytes(32))) for slot in slots)
     return made
 
 

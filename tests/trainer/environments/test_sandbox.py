@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -297,3 +298,12 @@ def test_program_dies_with_the_process_that_wanted_it(tmp_path: Path) -> None:
     for descriptor in watched:
         assert select.select([descriptor], [], [], 60)[0]
         os.close(descriptor)
+
+
+def test_a_computer_that_lacked_memory_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one moment of it kept a peer from the tasks of its run for good."""
+    sandboxes._tried.cache_clear()
+    with monkeypatch.context() as poor:
+        poor.setattr(sandboxes, "_run", lambda *order: SimpleNamespace(failed=None, output=b"", errors=b"no memory"))
+        assert not protections().given
+    assert protections().mechanisms == HERE
