@@ -181,7 +181,11 @@ class Contributor:
             if not chosen.batches:  # of no rollouts the trainer process would read text
                 work.against = chosen.against
                 return self._nothing(task.round)
-            contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
+            try:
+                contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
+            except TrainerDied:
+                selection.note_death(chosen)
+                raise
         work.rollouts = selection.use(task.round, chosen, contribution)
         return contribution
 

@@ -14,6 +14,8 @@ RELATIVE = frozenset({Reason.WITHHELD})
 """Reasons that depend on what a validator could get: nobody lied who says otherwise."""
 UNSURE = CODES.index((Verdict.INCONCLUSIVE, Reason.NONE))
 WITHHELD = CODES.index((Verdict.REJECT, Reason.WITHHELD))
+MOST_DEATHS = 2
+"""Of our trainer process over one batch."""
 
 
 class Opinion(Enum):
@@ -88,7 +90,7 @@ class Batch:
     led: bool = False
     """Whether it was for us to decide on."""
     deaths: int = 0
-    """Of our trainer process, while it verified this."""
+    """Of our trainer process, while it verified this, or learned from it."""
     decision: Decision | None = None
     used: bool = False
 

@@ -6,9 +6,9 @@ and in checks, for all peers together and for each (`protocol.rollouts.room`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from protocol.rollouts.batch import UNSURE, Batch, Bytes, Dealt, Decision, found_in, is_well_formed
+from protocol.rollouts.batch import MOST_DEATHS, UNSURE, Batch, Bytes, Dealt, Decision, found_in, is_well_formed
 from protocol.rollouts.dealing import trainer_of
 from protocol.rollouts.duties import Duty, Leading, Onlooker, Validating
 from protocol.rollouts.happenings import (
@@ -45,8 +45,6 @@ ENOUGH = 2
 """Rounds for which a trainer has accepted batches."""
 AHEAD_ROUNDS = 2
 """Rounds for which there are batches that wait for a verdict: of peers with a clean history, and of others."""
-MOST_DEATHS = 2
-"""Of our trainer process over one batch."""
 
 
 class Pool:
@@ -108,6 +106,17 @@ class Pool:
             and self._scene.is_mine(batch)
         ]
         return sorted(found, key=lambda batch: (batch.body.version, batch.root))
+
+    def note_death(self, batches: Sequence[Batch]) -> None:
+        """Our trainer process ended while it learned from these; of those over which it ended again nothing is learned.
+
+        One of them may be made for it, and only a validator vouch for it: so all that their makers make is checked again.
+        """
+        for batch in batches:
+            batch.deaths += 1
+            batch.used = batch.used or batch.deaths >= MOST_DEATHS
+            if batch.own is None:
+                self.standing.anomaly(batch.author)
 
     # -- events -------------------------------------------------------------------------------------------------------
 

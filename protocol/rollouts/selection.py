@@ -113,6 +113,10 @@ class Selection:
         given, found = self.given, [batch for batch in self._pool.usable(round) if batch.key not in self.before]
         return [batch for batch in found if given is None or given.holds(batch.body.version)]
 
+    def note_death(self, chosen: Chosen) -> None:
+        """The trainer process ended while it learned from these batches."""
+        self._pool.note_death(chosen.batches)
+
     def use(self, round: int, chosen: Chosen, contribution: Contribution) -> Learned | None:
         """A contribution was made of these batches, which are never learned from again, whatever becomes of it; what READY
         says of them."""

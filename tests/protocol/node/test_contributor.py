@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -214,5 +215,40 @@ def test_a_ready_commits_to_every_chunk_of_the_contribution(tmp_path: Path) -> N
             assert part is not None and part[1] == table.trainer.data[span.encoded]
             proof = [Hash(node) for node in part[0]]
             assert verify_proof(Hash(ready.root), len(table.replica.layout), number, chunk_hash(part[1]), proof)
+
+    on_table(tmp_path, check)
+
+
+class Chosen:
+    """A `Selection` of batches; `ended` are those over which the trainer process ended."""
+
+    def __init__(self) -> None:
+        self.batches, self.paths, self.reference = ["batch"], (Path("batch"),), None
+        self.ended, self.used = list[str](), list[str]()
+
+    @asynccontextmanager
+    async def chosen(self, round: int, on_wait: object) -> AsyncIterator[Chosen]:
+        yield self
+
+    def note_death(self, chosen: Chosen) -> None:
+        self.ended += chosen.batches
+
+    def use(self, round: int, chosen: Chosen, contribution: Contribution) -> None:
+        self.used += chosen.batches
+
+
+def test_the_batches_over_which_a_trainer_ends_are_noted(tmp_path: Path) -> None:
+    """Else a batch that is made for it ended the process without end."""
+
+    async def check(table: Table) -> None:
+        table.trainer.deaths = [TrainerDied("killed by signal 9")]
+        selection, task = Chosen(), ComputeTask(7, 0, 1, 0, 0)
+        others: Any = selection
+        link: Any = table.trainer
+        with pytest.raises(TrainerDied):
+            await table.contributor._learn(link, task, table.work, others)
+        assert selection.ended == ["batch"] and not selection.used
+        await table.contributor._learn(link, task, table.work, others)
+        assert selection.ended == selection.used == ["batch"]
 
     on_table(tmp_path, check)

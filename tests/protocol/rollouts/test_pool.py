@@ -256,6 +256,17 @@ def test_what_was_learned_from_is_not_to_be_had_again() -> None:
     assert table.pool.usable(3) == []
 
 
+def test_of_what_ends_the_learning_process_again_nothing_is_learned_and_its_maker_is_checked_again() -> None:
+    table = dealt()
+    table.judge(table.order[0], GOOD)
+    [batch] = table.pool.usable(3)
+    table.pool.note_death([batch])
+    assert table.pool.usable(3) == [batch], "once it may be anything"
+    assert table.pool.standing.clean(WORKER) == 0
+    table.pool.note_death([batch])
+    assert table.pool.usable(3) == [] and not table.pool.standing.aside(WORKER)
+
+
 def test_versions_of_another_branch_are_forgotten() -> None:
     table = dealt()
     other = {version: hash_bytes("other", bytes([version])) for version in (2, 3, 4)}
