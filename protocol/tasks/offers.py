@@ -34,7 +34,8 @@ class Offer:
 
 
 class Offers:
-    """By the names of the sets; the one that was heard first counts."""
+    """By the names of the sets; the one that was heard first counts, but for a member's, which comes before a stranger's:
+    anybody can offer another's set, in a false size."""
 
     def __init__(self) -> None:
         self._known: dict[Hash, Offer] = {}
@@ -48,11 +49,12 @@ class Offers:
 
     def hear(self, offer: Offer) -> bool:
         """Whether this is news, and there is room for it."""
-        if offer.root in self._known:
+        known = self._known.get(offer.root)
+        if known is not None and (known.is_member or not offer.is_member):
             return False
         if sum(known.publisher == offer.publisher for known in self._known.values()) >= MOST_OF_ONE:
             return False
-        if len(self._known) >= MOST:
+        if known is None and len(self._known) >= MOST:
             strangers = (known for known in self._known.values() if not known.is_member)
             victim = next(strangers, next(iter(self._known.values())) if offer.is_member else None)
             if victim is None:
