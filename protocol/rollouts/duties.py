@@ -189,4 +189,6 @@ class Leading(Onlooker):
         if any(scores[place] not in (batch.scores[place], UNSCORED) for place in batch.exact):
             return scene.set_aside(validator, "it gave rollouts other scores than those of our own check", Role.VALIDATOR)
         scene.standing.right(validator)
-        return [Compare(batch, batch.scores, scores)]
+        dealt = batch.deals.get(scene.me)
+        is_asked = dealt is not None and validator in dealt.order[: places_of(dealt.beacon)]
+        return [Compare(batch, batch.scores, scores)] if is_asked else []  # else a crowd of keys outvoted who was asked

@@ -74,3 +74,14 @@ def test_a_score_that_another_computer_may_not_come_to_is_held_against_nobody() 
     table, effects = judged(GOOD, THEIRS, OURS, frozenset({0}))
     assert not table.pool.standing.aside(table.order[0])
     assert [effect.theirs for effect in effects if isinstance(effect, Compare)] == [THEIRS]
+
+
+def test_scores_of_validators_that_were_not_asked_dispute_no_set() -> None:
+    """Keys are free, and who was asked would be outvoted."""
+    table, effects = judged(GOOD, OURS, OURS, frozenset())
+    for validator in table.order[1:]:
+        said = Judgement(author=WORKER, root=ROOT, codes=GOOD, scores=THEIRS)
+        effects += table.tell(JudgementHeard(validator, said))
+    batch = table.pool.find(WORKER, ROOT)
+    assert batch is not None and len(batch.judgements) == len(table.order) + 1 > 2, "all are heard"
+    assert [effect.theirs for effect in effects if isinstance(effect, Compare)] == [OURS]
