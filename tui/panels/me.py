@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from peer.drawing import fit
-from peer.formatting import amount, clean, duration, number, size
+from peer.formatting import amount, clean, duration, many, number, size
 from protocol.status import PeerStatus
 from tui.panels.look import FAINT, Look, line
 from tui.picture import Picture
@@ -35,7 +35,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
         ("moved", f"{size(status.up_bytes)} up, {size(status.down_bytes)} down"),
         ("running", f"for {duration(status.uptime_s)}, version {clean(status.version)}, process {status.pid}"),
         ("trainer", f"process {status.trainer_pid}" if status.trainer_pid else "none now"),
-        ("state", f"after {status.state_rounds} rounds, {status.state_digest[:12] or '-'}"),
+        ("state", f"after {many(status.state_rounds, 'round')}, {status.state_digest[:12] or '-'}"),
         ("final", f"{status.final_rounds} of {status.round} rounds"),
         ("listening", ", ".join(clean(address, 60) for address in status.addresses) or "-"),
         ("others", _reached(status)),
@@ -48,7 +48,7 @@ def _work(status: PeerStatus, share: str) -> tuple[str, str]:
     """What it does, and how fast."""
     told, rate = status.rollouts, f"{amount(status.tokens_per_s)} tokens/s{share}"
     if told is not None and status.role == "rollout":
-        return "rollouts", f"{rate}; {told.generated} batches made, {told.rejected} rejected"
+        return "rollouts", f"{rate}; {many(told.generated, 'batch', 'batches')} made, {told.rejected} rejected"
     if told is not None and status.role == "validator":
         return "verifying", f"{told.verified_per_s:.1f} rollouts/s"
     return "training", f"{rate}; loss {number(status.loss)}"
