@@ -18,20 +18,15 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     status = picture.status
     if status is None:
         return []
-    seen = sum(each.mine is not None for each in picture.rounds)
-    streak = 0
-    for each in reversed(picture.rounds):
-        if each.mine is None:
-            continue
-        if not each.mine:
-            break
-        streak += 1
     others = (known for known in status.swarm if known.liveness == "alive" and known.role == status.role)
     total = status.tokens_per_s + sum(known.tokens_per_s for known in others)
     share = f", {100 * status.tokens_per_s / total:.0f} % of the swarm" if total > 0 else ""
     rows = (
         _work(status, share),
-        ("counted", f"{picture.counted} of {seen} rounds seen here, the last {streak} in a row"),
+        (
+            "counted",
+            f"{picture.counted} of {many(picture.committed, 'round')} seen here, the last {picture.streak} in a row",
+        ),
         ("moved", f"{size(status.up_bytes)} up, {size(status.down_bytes)} down"),
         ("running", f"for {duration(status.uptime_s)}, version {clean(status.version)}, process {status.pid}"),
         ("trainer", f"process {status.trainer_pid}" if status.trainer_pid else "none now"),
