@@ -14,10 +14,13 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.config import TrainingConfig
 from trainer.memory import Work, trainer_memory
+
+if TYPE_CHECKING:
+    from trainer.environments.environment import Environment
 
 SHAPES = {
     "1M": {"vocab": 256, "dim": 128, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 384},
@@ -42,18 +45,8 @@ def config_of(name: str, kl_weight: float) -> TrainingConfig:
     )  # fmt: skip
 
 
-def work_at(name: str, work: Work, folder: Path, kl_weight: float) -> None:
-    """Do it, in this process."""
-    import numpy as np
-    import torch
-
-    from trainer.data.corpus import load
+def _long_prompts() -> Environment:
     from trainer.environments.environment import Environment, Problem
-    from trainer.models.llama.initial import initial_parameters
-    from trainer.rl.learner import Learner, LearnTask
-    from trainer.rl.verification import Assignment
-    from trainer.rl.worker import RolloutWorker, Tasks
-    from trainer.worker import Worker
 
     class Long(Environment):
         """Long prompts, and a score by the first letter, so that there is something to learn."""
@@ -69,6 +62,21 @@ def work_at(name: str, work: Work, folder: Path, kl_weight: float) -> None:
         def solution(self, problem: Problem) -> tuple[str, ...]:
             return ("",)
 
+    return Long()
+
+
+def work_at(name: str, work: Work, folder: Path, kl_weight: float) -> None:
+    """Do it, in this process."""
+    import numpy as np
+    import torch
+
+    from trainer.data.corpus import load
+    from trainer.models.llama.initial import initial_parameters
+    from trainer.rl.learner import Learner, LearnTask
+    from trainer.rl.verification import Assignment
+    from trainer.rl.worker import RolloutWorker, Tasks
+    from trainer.worker import Worker
+
     torch.set_num_threads(1)
     config, cpu = config_of(name, kl_weight), torch.device("cpu")
     assert config.rl is not None
@@ -81,7 +89,7 @@ def work_at(name: str, work: Work, folder: Path, kl_weight: float) -> None:
         tokenizer = trains.tokenizer
     theta = np.memmap(folder / "theta", np.float32, "w+", shape=(config.model.parameters,))
     initial_parameters(config.model, 0, theta)
-    rollouts = RolloutWorker(config.rl, config.model, Tasks(Long(), tokenizer), cpu)
+    rollouts = RolloutWorker(config.rl, config.model, Tasks(_long_prompts(), tokenizer), cpu)
     for version in range(config.rl.max_async + 2):
         rollouts.keep_version(version, theta)
     assignment, batch = Assignment(bytes(32), version, "peer", (0, 1), 16), folder / "batch"
@@ -98,9 +106,12 @@ def work_at(name: str, work: Work, folder: Path, kl_weight: float) -> None:
         learner = Learner(config.rl, trains.model, config.chunk_parameters)
         (reference := folder / "reference").write_bytes((theta.view(np.uint32) >> 16).astype("<u2").tobytes())
         learner.compute(LearnTask(0, 0, reference), rollouts.groups([batch]), theta, memoryview(out))
+    print(json.dumps({"peak": _peak_bytes() - 4 * config.model.parameters, "parameters": config.model.parameters}))
+
+
+def _peak_bytes() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
-    peaks = {line.split()[0]: 1024 * int(line.split()[1]) for line in lines if line.endswith(" kB")}
-    print(json.dumps({"peak": peaks["VmHWM:"] - 4 * config.model.parameters, "parameters": config.model.parameters}))
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""What verifying rollouts costs, against generating them: `python -m benchmarks.verifying [--models demo …] [--json]`.
+"""What verifying rollouts costs, against generating them: `python -m benchmarks.verifying [--slots 1 …] [--json]`.
 
 A rollout peer and a validator, each the worker of a trainer process with the same weights, with one thread each: the first
 makes a batch with proofs and writes it, the second reads and judges it.  Outputs have the given lengths (conversations that
-go on until the limit).  Generation has as many sequences at a time as are fastest of those tried.  Seconds are of the
-processor.
+go on until the limit).  Generation has as many sequences at a time as are fastest of those tried, or as `--slots` says: with
+few, decoding is bound by reading the weights.  Seconds are of the processor.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,8 @@ def worker(config: ModelConfig, theta: np.ndarray, tokens: int, slots: int) -> R
 
 def timed(config: ModelConfig, theta: np.ndarray, tokens: int, slots: int) -> dict[str, float]:
     """Generate a batch of `slots` rollouts, and verify it."""
-    assignment = Assignment(b"verifying", 1, "12D3KooWworker", tuple(range(slots // COPIES)), COPIES)
+    copies = min(COPIES, slots)
+    assignment = Assignment(b"verifying", 1, "12D3KooWworker", tuple(range(slots // copies)), copies)
     with tempfile.TemporaryDirectory() as folder:
         path, generator, validator = Path(folder) / PLACE, *(worker(config, theta, tokens, slots) for _ in range(2))
         began = time.process_time()
@@ -108,15 +110,16 @@ def timed(config: ModelConfig, theta: np.ndarray, tokens: int, slots: int) -> di
     }
 
 
-def measure(name: str, lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """A row for each length."""
+def measure(name: str, lengths: Sequence[int], given: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """A row for each number of sequences at a time, those `given` or the fastest one, and each length."""
     config = MODELS[name]()
     theta = np.empty(config.parameters, np.float32)
     initial_parameters(config, 7, theta)
     timed(config, theta, TRIED_TOKENS, COPIES)
-    tried = {slots: timed(config, theta, TRIED_TOKENS, slots)["generate_us_per_token"] for slots in SLOTS}
-    slots = min(tried, key=lambda each: tried[each])
-    for length in lengths:
+    if not given:
+        tried = {slots: timed(config, theta, TRIED_TOKENS, slots)["generate_us_per_token"] for slots in SLOTS}
+        given = [min(tried, key=lambda each: tried[each])]
+    for slots, length in product(given, lengths):
         row = timed(config, theta, length, slots)
         yield {"model": name, "parameters": config.parameters, "slots": slots, "output": length, **row}
 
@@ -127,11 +130,14 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument(
+        "--slots", type=int, nargs="+", default=[], help="sequences at a time, instead of the fastest number"
+    )
     parser.add_argument("--json", action="store_true", help="a line of JSON for each row")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for name in arguments.models:
-        for row in measure(name, arguments.lengths):
+        for row in measure(name, arguments.lengths, arguments.slots):
             if arguments.json:
                 print(json.dumps(row), flush=True)
                 continue

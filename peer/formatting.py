@@ -53,6 +53,11 @@ def amount(count: float) -> str:
     return f"{count:.1f} T"
 
 
+def many(count: int, noun: str, plural: str = "") -> str:
+    """ "1 round", "2 rounds"; `plural` where it is not the noun with an s."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
 def duration(seconds: float) -> str:
     """ "45 s", "3 min", "2 h 5 min"; "-" for what has no end."""
     if not math.isfinite(seconds):

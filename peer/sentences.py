@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from peer.formatting import Naming, amount, attempted, clean, duration, number, short, size, to_go
+from peer.formatting import Naming, amount, attempted, clean, duration, many, number, short, size, to_go
 from protocol import events as ev
 
 
@@ -67,7 +67,7 @@ def sentence(event: ev.Event, name: Naming = short) -> str:
 def _of_rollouts(event: ev.Event, name: Naming) -> str:
     match event:
         case ev.RolloutsGenerated(version, batch, _, rollouts, tokens, _, seconds):
-            return f"version {version}, batch {batch}: {rollouts} rollouts of {tokens} tokens in {duration(seconds)}"
+            return f"version {version}, batch {batch}: {many(rollouts, 'rollout')} of {tokens} tokens in {duration(seconds)}"
         case ev.BatchJudged(author, version, batch, _, validator, accepted, rejected, _, reasons):
             why = f" ({', '.join(clean(reason) for reason in reasons)})" if reasons else ""
             judged = f"batch {batch} of {name(author)} at version {version}, judged by {name(validator)}"
@@ -79,12 +79,12 @@ def _of_rollouts(event: ev.Event, name: Naming) -> str:
         case ev.RolloutsUsed(round, batches, rollouts, reward, _, kl):
             mean = f", mean reward {number(reward)}" if reward is not None else ""
             far = f", {kl:.2g} nats from the reference" if kl is not None else ""
-            where = f"{len(batches)} {'batch' if len(batches) == 1 else 'batches'}"
-            return f"round {round}: learned from {rollouts} rollouts in {where}{mean}{far}"
+            learned = f"learned from {many(rollouts, 'rollout')} in {many(len(batches), 'batch', 'batches')}"
+            return f"round {round}: {learned}{mean}{far}"
         case ev.RolloutsCounted(round, reward, batches, tokens, _, _, mine):
             mean = f", mean reward {number(reward)}" if reward is not None else ""
             ours = f"; {len(mine)} of them {'is' if len(mine) == 1 else 'are'} ours" if mine else ""
-            what = f"{batches} {'batch' if batches == 1 else 'batches'} of rollouts, {amount(tokens)} tokens"
+            what = f"{many(batches, 'batch', 'batches')} of rollouts, {amount(tokens)} tokens"
             return f"round {round}: the swarm learned from {what}{mean}{ours}"
         case ev.RolloutPeerSetAside(peer, reason):
             return f"rollouts of {name(peer)} are not used any more: {clean(reason, 200)}"
@@ -97,7 +97,9 @@ def _of_rollouts(event: ev.Event, name: Naming) -> str:
 def _of_tasks(event: ev.Event, name: Naming) -> str:
     match event:
         case ev.TaskSetOffered(publisher, root, called, tasks, size_bytes):
-            return f"{name(publisher)} offers {tasks} tasks ({size(size_bytes)}), {clean(called, 64)}: set {root[:12]}"
+            return (
+                f"{name(publisher)} offers {many(tasks, 'task')} ({size(size_bytes)}), {clean(called, 64)}: set {root[:12]}"
+            )
         case ev.TasksAmended(number, version, sets, percent):
             share = f", of which {percent} % of the problems are" if sets else ""
             return f"from version {version} on {len(sets)} sets of tasks are in force (amendment {number}){share}"
@@ -192,14 +194,14 @@ def chunk_map(cells: str, width: int) -> str:
 def _of_the_state(event: ev.Event, name: Naming) -> str:
     match event:
         case ev.CheckpointWritten(rounds, size_bytes):
-            return f"checkpoint after {rounds} rounds is on disk ({size(size_bytes)})"
+            return f"checkpoint after {many(rounds, 'round')} is on disk ({size(size_bytes)})"
         case ev.RolledBack(to_round, abandoned, winner):
             return (
-                f"the swarm had split and the other side won: went back {abandoned} rounds to {to_round} "
+                f"the swarm had split and the other side won: went back {many(abandoned, 'round')} to {to_round} "
                 f"(from {name(winner)})"
             )
         case ev.StateLoaded(rounds):
-            return f"loaded the state after {rounds} rounds"
+            return f"loaded the state after {many(rounds, 'round')}"
         case ev.SecondHistory(round, ours, theirs, shown_by, signers):
             return (
                 f"ALARM: {name(shown_by)} shows a second certified record of round {round} ({theirs[:8]}; we keep "
@@ -240,11 +242,11 @@ def _of_a_life(event: ev.Event) -> str:
 def _of_a_round(event: ev.Event, name: Naming) -> str:
     match event:
         case ev.ReadySent(round, tokens, steps, loss):
-            return f"round {round}: ready with {amount(tokens)} tokens in {steps} steps, loss {number(loss)}"
+            return f"round {round}: ready with {amount(tokens)} tokens in {many(steps, 'step')}, loss {number(loss)}"
         case ev.RoundProposed(round, attempt, proposer, members, absent):
             without = f", without {_listed(absent, name)}" if absent else ""
             again = f" (attempt {attempt})" if attempt else ""
-            return f"round {round}{again}: {name(proposer)} proposes {len(members)} members{without}"
+            return f"round {round}{again}: {name(proposer)} proposes {many(len(members), 'member')}{without}"
         case ev.ExchangeFinished(round, seconds, up_bytes, down_bytes):
             return f"round {round}: exchanged in {seconds:.1f} s ({size(up_bytes)} up, {size(down_bytes)} down)"
         case ev.MemberLost(round, peer):
@@ -259,20 +261,20 @@ def _of_a_round(event: ev.Event, name: Naming) -> str:
         case ev.RoundCommitted(round, tip, members, tokens, loss, mine):
             part = "" if mine else ", without us"
             return (
-                f"round {round} committed: {len(members)} members{part}, {amount(tokens)} tokens, "
+                f"round {round} committed: {many(len(members), 'member')}{part}, {amount(tokens)} tokens, "
                 f"loss {number(loss)}, tip {tip[:8]}"
             )
         case ev.StateApplied(rounds, digest):
-            return f"state after {rounds} rounds: {digest[:16]}"
+            return f"state after {many(rounds, 'round')}: {digest[:16]}"
         case ev.ComputeProgress(round, steps, total, loss, rate, left_s):
             return f"round {round}: step {steps} of {total}, loss {number(loss)}, {amount(rate)} tokens/s, {to_go(left_s)}"
         case ev.ExchangeProgress(round, done, total, waiting):
             waits = f", waiting for {_listed(waiting, name)}" if waiting else ""
             return f"round {round}: {done} of {total} chunks{waits}"
         case ev.EvalLoss(rounds, loss, by):
-            return f"held-out loss after {rounds} rounds: {number(loss)} (measured by {name(by)})"
+            return f"held-out loss after {many(rounds, 'round')}: {number(loss)} (measured by {name(by)})"
         case ev.EvalProgress(rounds, done, total):
-            return f"measuring the held-out loss after {rounds} rounds: {100 * done // max(1, total)} %"
+            return f"measuring the held-out loss after {many(rounds, 'round')}: {100 * done // max(1, total)} %"
         case ev.SyncProgress(done, total):
             return f"fetching records: {done} of {total}"
         case _:

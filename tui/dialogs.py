@@ -28,7 +28,7 @@ Closing the terminal stops the peer, too.
 """
 ELSEWHERE = """
 From a shell: peer watch comes back, peer leave stops the peer,
-peer config shows the settings.
+peer config shows the settings.                    Escape closes
 """
 
 

@@ -87,10 +87,12 @@ class Picture:
     alarms: deque[Line] = field(default_factory=lambda: deque(maxlen=KEPT_ALARMS))
     """What a person must not overlook, until acknowledged."""
     rollouts: RolloutTally = field(default_factory=RolloutTally)
-    tokens: int = 0
-    """Of the rounds seen."""
+    committed: int = 0
+    """Rounds seen to their end; `rounds` has the last of them."""
     counted: int = 0
-    """Rounds seen that this peer's contribution is in."""
+    """Of these, those that this peer's contribution is in."""
+    streak: int = 0
+    """Of these, the last ones without one that it is not in."""
     _phase: tuple[str, float] = ("", 0.0)
     _moved: tuple[float, int, int] | None = None
 
@@ -168,11 +170,12 @@ class Picture:
                     self.rounds.append(RoundPicture(number, stamped.mono))
             case ev.ExchangeProgress(_, done, total, waiting):
                 self.chunks = (done, total, tuple(waiting))
-            case ev.RoundCommitted(number, _, members, tokens, loss, mine):
+            case ev.RoundCommitted(number, _, members, _, loss, mine):
                 self._close_part(stamped.mono)
                 self.losses.append((number, loss))
-                self.tokens += tokens
+                self.committed += 1
                 self.counted += mine
+                self.streak = self.streak + 1 if mine else 0
                 if not self.rounds or self.rounds[-1].round != number:
                     self.rounds.append(RoundPicture(number, stamped.mono))
                 self.rounds[-1].members, self.rounds[-1].mine = len(members), mine

@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return ExitCode.OK
-    from peer.formatting import amount
+    from peer.formatting import amount, many
 
-    print(f"run {found['run']}: {found['rounds']} rounds, {amount(found['tokens'])} tokens")
+    print(f"run {found['run']}: {many(found['rounds'], 'round')}, {amount(found['tokens'])} tokens")
     has_rollouts = any(member["batches"] for member in found["members"])
     if has_rollouts:
         print(f"learned from {amount(found['accepted_tokens'])} tokens of rollouts, each credited to the peer that made it")

@@ -76,20 +76,21 @@ def _folder(root: Path, wanted: str | None) -> Path:
 
 
 WORDS = {
-    "rollout": "this peer made {generated} batches: {accepted} accepted, {rejected} rejected, {waiting} not judged yet",
-    "validator": "this peer judged {judged} batches of others: {accepted} accepted, {rejected} rejected, {unsure} unsure",
-    "trainer": "this trainer learned from {used} batches; {accepted} accepted, {rejected} rejected, {stale} got too old",
+    "rollout": ("generated", "this peer made {}: {accepted} accepted, {rejected} rejected, {waiting} not judged yet"),
+    "validator": ("judged", "this peer judged {} of others: {accepted} accepted, {rejected} rejected, {unsure} unsure"),
+    "trainer": ("used", "this trainer learned from {}; {accepted} accepted, {rejected} rejected, {stale} got too old"),
 }
-"""By what the peer does; counts are of what its event log still has."""
+"""By what the peer does: which batches come first, and the words; counts are of what its event log still has."""
 
 
 def describe(found: dict[str, Any]) -> list[str]:
     """What was found as lines for a person."""
     from peer.drawing import fit, pad
-    from peer.formatting import amount, clean, naming, number
+    from peer.formatting import amount, clean, many, naming, number
 
     counts, role = found["counts"], found["role"]
-    lines = [WORDS[role].format_map(counts)]
+    first, words = WORDS[role]
+    lines = [words.format(many(counts[first], "batch", "batches"), **counts)]
     if role == "rollout":
         lines.append(f"{amount(found['accepted_tokens'])} tokens of them were learned from, as the records say")
     if found["reward"] is not None:

@@ -43,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _held_out(status: PeerStatus) -> str:
     """The newest held-out loss and whose word that is, and how far this peer is with the next one."""
-    from peer.formatting import naming, number
+    from peer.formatting import many, naming, number
 
     text = "held out -"
     if status.eval_loss is not None and status.eval_by is not None:
         by = naming(status.names())(status.eval_by)
-        text = f"held out {number(status.eval_loss)} after {status.eval_rounds} rounds (measured by {by})"
+        text = f"held out {number(status.eval_loss)} after {many(status.eval_rounds or 0, 'round')} (measured by {by})"
     return text if status.eval_percent is None else f"{text}, measuring: {status.eval_percent} %"
 
 
@@ -62,23 +62,23 @@ def _reachable(status: PeerStatus) -> str:
 
 def _rollouts(role: str, told: RolloutStatus) -> str:
     """What it does with rollouts, by its role, and what became of them."""
-    from peer.formatting import amount, number
+    from peer.formatting import amount, many, number
 
     if role == "rollout":
-        did = f"{told.generated} batches made at {amount(told.generated_tokens_per_s)} tokens/s"
+        did = f"{many(told.generated, 'batch', 'batches')} made at {amount(told.generated_tokens_per_s)} tokens/s"
     elif role == "validator":
         did = f"verifying {told.verified_per_s:.1f} rollouts/s"
     else:
-        did = f"learned from {told.used} batches"
+        did = f"learned from {many(told.used, 'batch', 'batches')}"
     verdicts = f"{told.accepted} accepted, {told.rejected} rejected, {told.waiting} waiting"
     earned = f", {amount(told.accepted_tokens)} tokens learned from" if role == "rollout" else ""
-    aside = f"; {told.set_aside} peers set aside" if told.set_aside else ""
+    aside = f"; {many(told.set_aside, 'peer')} set aside" if told.set_aside else ""
     return f"version {told.version}, reward {number(told.reward)}; {did}: {verdicts}{earned}{aside}"
 
 
 def describe(status: PeerStatus) -> list[str]:
     """The status as lines for a person."""
-    from peer.formatting import amount, clean, duration, number, short, size, to_go
+    from peer.formatting import amount, clean, duration, many, number, short, size, to_go
 
     why = clean(status.why_detail or status.why_idle, 200)
     left = to_go(status.round_left_s)
@@ -91,7 +91,7 @@ def describe(status: PeerStatus) -> list[str]:
         *todo,
         f"round     {status.round}, step {status.steps} of {status.inner_steps}" + (f", {left}" if left else ""),
         f"tip       {status.tip[:32] or '-'}",
-        f"state     after {status.state_rounds} rounds, digest {status.state_digest[:32] or '-'}",
+        f"state     after {many(status.state_rounds, 'round')}, digest {status.state_digest[:32] or '-'}",
         f"loss      {number(status.loss)}, {_held_out(status)}",
         f"speed     {amount(status.tokens_per_s)} tokens/s",
         *rollouts,

@@ -68,11 +68,12 @@ class Gathering:
         if self._replica.history.length > 0 or (here >= least and not alone and not unheard):
             return True
         if unheard:
-            self._show(WhyIdle.CONNECTING, f"connected to {unheard} peers, waiting to hear them")
+            those = "a peer, waiting to hear from it" if unheard == 1 else f"{unheard} peers, waiting to hear from them"
+            self._show(WhyIdle.CONNECTING, f"connected to {those}")
         elif alone:
             self._show(WhyIdle.CONNECTING, "no peer of the invitation answers yet")
         else:
-            self._show(WhyIdle.WAITING_FOR_PEERS, f"waiting for {least - here} more peers ({here} of {least})")
+            self._show(WhyIdle.WAITING_FOR_PEERS, f"waiting for more peers ({here} of {least})")
         await trio.sleep(TICK_S)
         return False
 

@@ -44,7 +44,7 @@ from protocol.rollouts.rollouts import Rollouts
 from protocol.run.data_section import FILE_CHUNK_BYTES
 from protocol.run.settings import NodeSettings, WeightSettings
 from protocol.state.replica import Replica
-from protocol.status import NodeStatus, RolloutStatus
+from protocol.status import NodeStatus
 from protocol.sync.catch_up import CatchUp
 from protocol.sync.claims import Claims
 from protocol.sync.following import Following
@@ -116,17 +116,10 @@ class Node:
         self._ejections = Ejections(session, replica, membership, offload)
         self._readys = Readys(self._history, replica.rounds.max_members)
         self._keeper = StateKeeper(session, replica, offload, activity, self._catch_up, self._following, claims)
-        self._tasks: TaskSets | None = None
-        if replica.manifest.rl is not None:
-            self._tasks = TaskSets(session, guard, replica, offload, self._swarm)
+        self._tasks = TaskSets(session, guard, replica, offload, self._swarm) if replica.manifest.rl is not None else None
         self.tasks = TaskDesk(session, self._tasks) if self._tasks is not None else None
         self._rollouts = self._make_rollouts(trainer)
-        selection = self._rollouts.selection if self._rollouts is not None else None
-        occupation = self._rollouts.occupation if self._rollouts is not None else None
-        against = self._tasks.against if self._tasks is not None else lambda tasks: None
-        self._contributor = Contributor(
-            session, replica, settings, self._trainer, offload, self._pace, activity, selection, occupation, against
-        )
+        self._contributor = self._make_contributor()
         self._ratifier = Ratifier(
             session, guard, replica, offload, self._following, self._keeper.changing, is_copy=settings.is_copy
         )
@@ -152,6 +145,15 @@ class Node:
             self._activity,
             trainer if isinstance(trainer, RolloutLink) else None,
             self._tasks,
+        )
+
+    def _make_contributor(self) -> Contributor:
+        rollouts, tasks = self._rollouts, self._tasks
+        selection, occupation = (rollouts.selection, rollouts.occupation) if rollouts is not None else (None, None)
+        against = tasks.against if tasks is not None else lambda tasks: None
+        session, replica, settings, offload = self._session, self._replica, self._settings, self._offload
+        return Contributor(
+            session, replica, settings, self._trainer, offload, self._pace, self._activity, selection, occupation, against
         )
 
     def _generating(self) -> float:
@@ -376,11 +378,10 @@ class Node:
             trainer_pid=self._process.pid if self._process else None,
             version=self._settings.version,
             swarm=self._heartbeats.neighbours(),
-            rollouts=self._rollout_status(),
+            rollouts=self._counting.status(self._state.rounds, self._rollouts.waiting)
+            if self._rollouts is not None
+            else None,
         )
-
-    def _rollout_status(self) -> RolloutStatus | None:
-        return self._counting.status(self._state.rounds, self._rollouts.waiting) if self._rollouts is not None else None
 
 
 def _shelves_of(replica: Replica, catalogue: Catalogue) -> Shelves:

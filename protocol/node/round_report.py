@@ -30,7 +30,7 @@ class RoundReport:
             self._activity.show(
                 Phase.READY,
                 WhyIdle.WAITING_FOR_PEERS,
-                f"waiting for {min_members - ready} more peers ({ready} of {min_members})",
+                f"waiting for more peers ({ready} of {min_members})",
             )
         else:
             names = ", ".join(self._membership.name(peer) for peer in waiting[:4]) or (
@@ -42,9 +42,9 @@ class RoundReport:
 
     def exchanging(self, plan: Plan) -> None:
         """An exchange begins."""
-        self._activity.show(
-            Phase.EXCHANGING, WhyIdle.EXCHANGING, f"round {plan.round}: exchanging with {len(plan.members)} members"
-        )
+        others = len(plan.members) - 1
+        whom = f"{others} {'other' if others == 1 else 'others'}" if others else "nobody, as there is one member"
+        self._activity.show(Phase.EXCHANGING, WhyIdle.EXCHANGING, f"round {plan.round}: exchanging with {whom}")
 
     def ready(self, ready: Ready) -> None:
         """We have contributed."""

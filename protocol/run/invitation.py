@@ -24,6 +24,8 @@ from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import KEY_BYTES, Identity, PeerId, public_key_of
 
 PREFIX = "mh1"
+AROUND = "\"'`<>“”‘’„«»,;."
+"""What mail and chats put around an invitation."""
 MAX_ADDRESSES = 16
 MAX_INVITATION_BYTES = 5000
 MAX_INVITATION_CHARACTERS = 7500
@@ -79,15 +81,16 @@ def make_invitation(
 
 
 def looks_like_invitation(text: str) -> bool:
-    """Whether somebody meant an invitation, and not the name of a file."""
-    return text.strip().startswith(PREFIX) and len(text.strip()) > 64
+    """Whether somebody meant an invitation, or the beginning of one, and not the name of a file."""
+    compact = _compact(text)
+    return compact.startswith(PREFIX) and (len(compact) > 64 or (len(compact) > 16 and compact.isalnum()))
 
 
 def read_invitation(text: str) -> Invitation:
-    """The invitation in `text`, spaces and line breaks of a wrapped copy left out; raises `Malformed`."""
+    """The invitation in `text`, without line breaks of a wrapped copy and quotes around it; raises `Malformed`."""
     if len(text) > 2 * MAX_INVITATION_CHARACTERS:
         raise Malformed("this text is too long for an invitation; paste the invitation alone")
-    compact = "".join(text.split())
+    compact = _compact(text)
     if not compact.startswith(PREFIX):
         raise Malformed(f"an invitation begins with {PREFIX}; copy it whole from where you got it")
     if len(compact) > MAX_INVITATION_CHARACTERS:
@@ -102,6 +105,10 @@ def read_invitation(text: str) -> Invitation:
     invitation = decode_body(Invitation, body, max_bytes=MAX_INVITATION_BYTES)
     public_key_of(PeerId(invitation.organiser))
     return invitation
+
+
+def _compact(text: str) -> str:
+    return "".join(text.split()).strip(AROUND)
 
 
 def _checksum(body: bytes) -> bytes:

@@ -20,10 +20,10 @@ TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 SENTENCES = {
     "starting": r"reading the records from disk",
     "connecting": r"listening for the swarm",
-    "waiting for peers": r"waiting for 1 more peers \(1 of 2\)",
+    "waiting for peers": r"waiting for more peers \(1 of 2\)",
     "fetching state": r"reading the state from disk|catching up with the swarm",
     "waiting for members": r"round \d+: \d ready, waiting for .+",
-    "exchanging": r"round \d+: exchanging with [23] members",
+    "exchanging": r"round \d+: exchanging with (1 other|2 others)",
     "committing": r"round \d+: voted, waiting for the quorum|applying round \d+",
     "trainer restarting": r"the trainer stopped: .+",
     "paused": r"paused by you; `peer resume` goes on",
@@ -39,7 +39,7 @@ def test_who_does_not_compute_has_one_reason_with_a_sentence_and_a_remedy(tmp_pa
         first.start()
         swarm.until("it waits for another", lambda: "waiting for peers" in reasons(first))
         screen = swarm.command(first.folder, "status")
-        assert "starting: waiting for 1 more peers (1 of 2)" in screen
+        assert "starting: waiting for more peers (1 of 2)" in screen
         assert f"to do     {remedies['waiting for peers']}" in screen
         second.start()
         swarm.whole(first, second)

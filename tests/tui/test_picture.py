@@ -59,7 +59,15 @@ def test_months_of_watching_take_a_bounded_memory() -> None:
         picture.apply(Stamped(number, number, ev.RoundCommitted(number, "aa" * 32, [ME], 1, 2.0, True)))
     assert len(picture.lines) == KEPT_LINES
     assert len(picture.rounds) == len(picture.losses) == KEPT_ROUNDS
-    assert picture.counted == KEPT_LINES + 10
+    assert picture.counted == picture.committed == picture.streak == KEPT_LINES + 10
+
+
+def test_rounds_without_this_peer_end_its_streak() -> None:
+    mine = [True, True, False, True]
+    picture = picture_of(
+        *((number, ev.RoundCommitted(number, "aa" * 32, [ME], 1, 2.0, each)) for number, each in enumerate(mine))
+    )
+    assert (picture.committed, picture.counted, picture.streak) == (4, 3, 1)
 
 
 def test_what_a_person_must_not_overlook_is_an_alarm() -> None:

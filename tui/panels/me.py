@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from peer.drawing import fit
-from peer.formatting import amount, clean, duration, number, size
+from peer.formatting import amount, clean, duration, many, number, size
 from protocol.status import PeerStatus
 from tui.panels.look import FAINT, Look, line
 from tui.picture import Picture
@@ -18,24 +18,19 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     status = picture.status
     if status is None:
         return []
-    seen = sum(each.mine is not None for each in picture.rounds)
-    streak = 0
-    for each in reversed(picture.rounds):
-        if each.mine is None:
-            continue
-        if not each.mine:
-            break
-        streak += 1
     others = (known for known in status.swarm if known.liveness == "alive" and known.role == status.role)
     total = status.tokens_per_s + sum(known.tokens_per_s for known in others)
     share = f", {100 * status.tokens_per_s / total:.0f} % of the swarm" if total > 0 else ""
     rows = (
         _work(status, share),
-        ("counted", f"{picture.counted} of {seen} rounds seen here, the last {streak} in a row"),
+        (
+            "counted",
+            f"{picture.counted} of {many(picture.committed, 'round')} seen here, the last {picture.streak} in a row",
+        ),
         ("moved", f"{size(status.up_bytes)} up, {size(status.down_bytes)} down"),
         ("running", f"for {duration(status.uptime_s)}, version {clean(status.version)}, process {status.pid}"),
         ("trainer", f"process {status.trainer_pid}" if status.trainer_pid else "none now"),
-        ("state", f"after {status.state_rounds} rounds, {status.state_digest[:12] or '-'}"),
+        ("state", f"after {many(status.state_rounds, 'round')}, {status.state_digest[:12] or '-'}"),
         ("final", f"{status.final_rounds} of {status.round} rounds"),
         ("listening", ", ".join(clean(address, 60) for address in status.addresses) or "-"),
         ("others", _reached(status)),
@@ -48,7 +43,7 @@ def _work(status: PeerStatus, share: str) -> tuple[str, str]:
     """What it does, and how fast."""
     told, rate = status.rollouts, f"{amount(status.tokens_per_s)} tokens/s{share}"
     if told is not None and status.role == "rollout":
-        return "rollouts", f"{rate}; {told.generated} batches made, {told.rejected} rejected"
+        return "rollouts", f"{rate}; {many(told.generated, 'batch', 'batches')} made, {told.rejected} rejected"
     if told is not None and status.role == "validator":
         return "verifying", f"{told.verified_per_s:.1f} rollouts/s"
     return "training", f"{rate}; loss {number(status.loss)}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 
 from peer.drawing import fit, pad
-from peer.formatting import amount, clean, naming, number
+from peer.formatting import amount, clean, many, naming, number
 from protocol.rollout_tally import ACCEPTED, REJECTED, STALE, UNSURE, WAITING, Aside, BatchSeen
 from tui.charts import curve
 from tui.panels.look import ALARM, FAINT, GOOD, STRONG, WARNING, Look, line
@@ -48,11 +48,12 @@ def _head(picture: Picture) -> str:
     if role == "rollout":
         rate = told.generated_tokens_per_s if told is not None else tally.generated_tokens / max(1e-3, tally.generating_s)
         made = told.generated if told is not None else tally.generated
-        return f"{text}   {made} batches made, {amount(rate)} tokens/s, {amount(tally.accepted_tokens)} tokens learned from"
+        did = f"{many(made, 'batch', 'batches')} made, {amount(rate)} tokens/s"
+        return f"{text}   {did}, {amount(tally.accepted_tokens)} tokens learned from"
     if role == "validator":
         speed = f", {told.verified_per_s:.1f} rollouts/s" if told is not None else ""
-        return f"{text}   {tally.judged} batches judged, {tally.judged_rollouts} rollouts{speed}"
-    return f"{text}   {tally.used} batches learned from"
+        return f"{text}   {many(tally.judged, 'batch', 'batches')} judged, {many(tally.judged_rollouts, 'rollout')}{speed}"
+    return f"{text}   {many(tally.used, 'batch', 'batches')} learned from"
 
 
 def _counts(picture: Picture) -> list[tuple[str, int]]:

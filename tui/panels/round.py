@@ -7,7 +7,7 @@ from textwrap import wrap
 from rich.text import Text
 
 from peer.drawing import bar, fit, pad
-from peer.formatting import clean, duration, naming, short
+from peer.formatting import clean, duration, many, naming, short
 from protocol.status import PeerStatus, SwarmPeer
 from tui.panels.look import FAINT, GOOD, WARNING, Look, line
 from tui.picture import PARTS, Picture, RoundPicture
@@ -69,5 +69,5 @@ def _progress(name: str, phase: str, steps: int, status: PeerStatus, width: int,
 
 def _past(past: RoundPicture, width: int) -> Text:
     parts = ", ".join(f"{part} {duration(past.seconds[part])}" for part in PARTS if past.seconds.get(part))
-    whose = f"{past.members} members" + ("" if past.mine else ", without us")
+    whose = many(past.members, "member") + ("" if past.mine else ", without us")
     return line((fit(f"round {past.round}: {whose}" + (f"; {parts}" if parts else ""), width), FAINT))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from peer.drawing import fit
-from peer.formatting import amount, naming, number
+from peer.formatting import amount, many, naming, number
 from protocol.status import PeerStatus, SwarmPeer
 from tui.charts import curve
 from tui.panels.look import FAINT, GOOD, Look, line
@@ -44,4 +44,4 @@ def _held_out(picture: Picture) -> str:
         rounds, loss, by = status.eval_rounds, status.eval_loss, status.eval_by or ""
     else:
         return "no held-out loss yet" + measuring
-    return f"held out {number(loss)} after {rounds} rounds, by {naming(picture.names)(by)}{measuring}"
+    return f"held out {number(loss)} after {many(rounds, 'round')}, by {naming(picture.names)(by)}{measuring}"

@@ -74,22 +74,8 @@ class Stack:
         self._down = down = RateLimit.of_line(settings.down_limit, lambda: meter.down_bytes)
         self.requests = Requests(self.host, run, handlers, self.reputation, up, down, emit)
         self.gossip = Gossip(self.host, run, handlers, self.reputation)
-        self.traversal = Traversal(
-            self.host,
-            run,
-            handlers,
-            self.reputation,
-            doorstep := Doorstep(),
-            connected=lambda peer: peer in self.connections,
-            reached=lambda: self.inquiry.now.by_ipv4,
-            listening=listening,
-            relays=lambda peer: self.dialer.relays_of(peer),
-            take=lambda *how: self.inbound.take(*how),
-            close=connections.close,
-            on_improved=lambda peer: self._on_renewed(peer, False),
-            relay_rate=settings.relay_rate,
-            limits=(up, down),
-        )
+        doorstep = Doorstep()
+        self.traversal = self._make_traversal(doorstep, settings, listening)
         reach = self.traversal.socket
         self.bulk = Bulk(self.host, run, handlers, self.reputation, up, down, settings.congestion, doorstep, reach)
         banned, through = self.reputation.is_banned, self.traversal.connect
@@ -105,6 +91,26 @@ class Stack:
         self.inquiry = Inquiry(self.dial_back.ask, self.connections.address_groups, ports, handlers, emit)
         connections.watch(self.host.get_network(), self._on_opened, self._on_closed)
         self.inbound.attach(self.host.get_network())
+
+    def _make_traversal(
+        self, doorstep: Doorstep, settings: NetworkSettings, listening: Callable[[], Sequence[End]]
+    ) -> Traversal:
+        return Traversal(
+            self.host,
+            self._run,
+            self._handlers,
+            self.reputation,
+            doorstep,
+            connected=lambda peer: peer in self.connections,
+            reached=lambda: self.inquiry.now.by_ipv4,
+            listening=listening,
+            relays=lambda peer: self.dialer.relays_of(peer),
+            take=lambda *how: self.inbound.take(*how),
+            close=connections.close,
+            on_improved=lambda peer: self._on_renewed(peer, False),
+            relay_rate=settings.relay_rate,
+            limits=(self._up, self._down),
+        )
 
     async def run(
         self,

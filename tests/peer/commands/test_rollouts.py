@@ -87,7 +87,7 @@ def test_a_validator_sees_what_it_judged_and_a_trainer_what_it_used(
     assert "this peer judged 2 batches of others: 1 accepted, 1 rejected, 0 unsure" in text and "copied, by me" in text
     write(tmp_path / "other", TRAINED)
     text = asked(tmp_path / "other", capsys, RUN[:6])
-    assert "this trainer learned from 1 batches; 1 accepted, 1 rejected, 0 got too old" in text and "withheld" in text
+    assert "this trainer learned from 1 batch; 1 accepted, 1 rejected, 0 got too old" in text and "withheld" in text
 
 
 def test_what_is_no_event_in_the_log_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,17 @@ def test_wrapped_lines_and_spaces_do_no_harm() -> None:
     assert read_invitation(f"  {GOOD[:30]}\n   {GOOD[30:]}\r\n") == read_invitation(GOOD)
 
 
+@pytest.mark.parametrize("around", ['""', "''", "<>", "“”", "``", " .", "«»"])
+def test_quotes_around_it_do_no_harm(around: str) -> None:
+    quoted = f" {around[0]}{GOOD}{around[1]} "
+    assert looks_like_invitation(quoted) and read_invitation(quoted) == read_invitation(GOOD)
+
+
+def test_the_beginning_of_one_is_taken_for_one_and_a_file_is_not() -> None:
+    assert looks_like_invitation(GOOD[:30])
+    assert not any(map(looks_like_invitation, ["mh1", "mh1.manifest", "mh1-first-run.manifest", "./" + GOOD]))
+
+
 @settings(deadline=None)
 @given(st.integers(3, len(GOOD) - 1), st.sampled_from("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"))
 def test_a_mistyped_character_is_noticed(place: int, character: str) -> None:
