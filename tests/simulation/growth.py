@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.content.swarm import MAX_ASKERS
-from protocol.state.history import ROSTERS_KEPT
+from protocol.state.chain_memory import ROSTERS_KEPT
 from protocol.sync.held import HELD_BRANCHES, HELD_BYTES
 from tests.simulation.census import Census
 
