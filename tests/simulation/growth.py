@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.content.swarm import MAX_ASKERS
+from protocol.rollouts.worker import VERSIONS_REMEMBERED
 from protocol.state.chain_memory import ROSTERS_KEPT
 from protocol.sync.held import HELD_BRANCHES, HELD_BYTES
 from tests.simulation.census import Census
@@ -20,8 +21,8 @@ A_MOMENT = 8
 """So many more may be there by chance: two of each peer's statements, say."""
 A_MOMENT_OF_BYTES = 1.5
 OF_EACH_ROUND = (
-    "entry History._tips",
-    "entry History._electors",
+    "entry ChainMemory.tips",
+    "entry ChainMemory.electors",
     "entry Settled._followed",
     "file records",
     "bytes records",
@@ -34,7 +35,7 @@ def limits(peers: int) -> dict[str, int]:
     """Tables that fill up for hours, and the most that they hold with so many peers."""
     rosters = (ROSTERS_KEPT + A_MOMENT) * peers
     return {
-        "entry History._rosters": ROSTERS_KEPT,
+        "entry ChainMemory.rosters": ROSTERS_KEPT,
         "object Roster": ROSTERS_KEPT + A_MOMENT,
         "object Electorate": ROSTERS_KEPT + A_MOMENT,
         "object Standing": ROSTERS_KEPT * peers,
@@ -43,6 +44,7 @@ def limits(peers: int) -> dict[str, int]:
         "entry Roster.contributors": rosters,
         "entry Swarm._askers": MAX_ASKERS,
         "entry Held._branches": HELD_BRANCHES,
+        "entry Worker._next": VERSIONS_REMEMBERED,
         "object Branch": HELD_BRANCHES,
         "bytes branches": HELD_BYTES,
     }
