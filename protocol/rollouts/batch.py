@@ -100,6 +100,11 @@ class Batch:
         return Hash(self.body.root)
 
     @property
+    def place(self) -> tuple[PeerId, int, int, Hash]:
+        """What says in another time that it is the same one."""
+        return self.author, self.body.version, self.body.number, self.root
+
+    @property
     def key(self) -> tuple[PeerId, Hash]:
         """Its name, with its maker's: another peer may state the same bytes."""
         return self.author, self.root

@@ -6,6 +6,7 @@ and in checks, for all peers together and for each (`protocol.rollouts.room`).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from protocol.rollouts.batch import MOST_DEATHS, UNSURE, Batch, Bytes, Dealt, Decision, found_in, is_well_formed
@@ -30,7 +31,7 @@ from protocol.rollouts.happenings import (
     Tell,
     Tick,
 )
-from protocol.rollouts.room import Room
+from protocol.rollouts.room import MOST_BATCHES, Room
 from protocol.rollouts.scene import PATIENCE, Scene, discard
 from protocol.rollouts.telling import judged
 from protocol.run.rl_section import RlSection
@@ -63,6 +64,8 @@ class Pool:
         self._slots: dict[tuple[PeerId, int, int], Batch] = {}
         self._lacking: dict[tuple[PeerId, Hash], Batch] = {}
         """Whose bytes are to be fetched."""
+        self._past: OrderedDict[tuple[PeerId, int, int, Hash], Decision] = OrderedDict()
+        """What we decided on batches that were forgotten since: where the chain goes back they come again."""
         self._stuck = False
         """Whether nothing could be fetched: what strangers say then waits for the next tick, as looking takes time."""
         self._turns = 0
@@ -170,6 +173,7 @@ class Pool:
         batch = Batch(author, body, event.raw, now, bytes_=Bytes.HERE if is_ours else Bytes.ABSENT)
         if batch.key in self._batches:
             return []
+        batch.decision = self._past.get(batch.place)
         effects: list[PoolEffect] = [Forward()]
         if not is_ours:
             loser = self._room.make(batch, self._batches.values())
@@ -310,4 +314,9 @@ class Pool:
         del self._batches[batch.key]
         self._lacking.pop(batch.key, None)
         del self._slots[batch.author, batch.body.version, batch.body.number]
-        return [*self._scene.decide(batch, Decision.STALE), *discard(batch)]
+        effects = [*self._scene.decide(batch, Decision.STALE), *discard(batch)]
+        if batch.led and batch.decision is not None:
+            self._past[batch.place] = batch.decision
+            if len(self._past) > MOST_BATCHES:
+                self._past.popitem(last=False)
+        return effects

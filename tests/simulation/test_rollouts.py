@@ -249,3 +249,22 @@ def test_a_batch_that_takes_until_it_is_too_old_is_given_up_for_one_of_newer_wei
         assert begun[0] < min(event.version for event in made)
 
     holds(simulate(sum(ROLES.values()), scenario, signed=rl_run()))
+
+
+def test_where_the_chain_goes_back_no_batch_is_decided_on_or_stated_twice() -> None:
+    """Two of five trainers are parted from the others, make records of their own, and give them up."""
+
+    async def scenario(world: World) -> None:
+        _, seats = cast(world, {Role.TRAINER: 5, Role.ROLLOUT: 3, Role.VALIDATOR: 2})
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(3, within_s=120)
+        few = [*seats[Role.TRAINER][3:], *seats[Role.ROLLOUT][1:], *seats[Role.VALIDATOR][1:]]
+        world.faults.partition([seat for seat in world.seats if seat not in few], few)
+        await trio.sleep(25)
+        world.faults.heal()
+        await world.until_equal(within_s=120)
+        await trio.sleep(30)
+
+    run = holds(simulate(10, scenario, seed=5, signed=rl_run()))
+    assert any("RolledBack" in line for line in run.trace)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from protocol.events import BatchDecided, BatchJudged, RolloutPeerSetAside, ValidatorSetAside
 from protocol.rollouts import room
 from protocol.rollouts.batch import Decision
@@ -272,6 +274,22 @@ def test_versions_of_another_branch_are_forgotten() -> None:
     other = {version: hash_bytes("other", bytes([version])) for version in (2, 3, 4)}
     table.tell(Moved(4, other, table.trainers, table.trainers, table.trainers))
     assert table.pool.find(WORKER, ROOT) is None
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_batch_that_comes_again_when_the_chain_goes_back_is_not_decided_on_again(accepted: bool) -> None:
+    """Else it was learned from twice."""
+    table = dealt()
+    if accepted:
+        table.judge(table.order[0], GOOD)
+    other = {version: hash_bytes("other", bytes([version])) for version in (2, 3, 4)}
+    told = kinds(table.tell(Moved(4, other, table.trainers, table.trainers, table.trainers)))
+    assert (BatchDecided in told) is not accepted
+    table.move(4)
+    assert kinds(table.hear()) == [Forward], "others may know nothing of it"
+    assert table.decision is (Decision.ACCEPTED if accepted else Decision.STALE) and table.pool.usable(4) == []
+    assert kinds(table.hear(number=1, root=hash_bytes("root", b"1"))) == [Forward, Fetch], "another one is"
+    assert BatchDecided not in kinds(table.deal() + table.judge(table.order[0], GOOD))
 
 
 # -- a validator ----------------------------------------------------------------------------------------------------------
