@@ -82,8 +82,10 @@ def _complain(text: str) -> None:
         sys.stdout.flush()
     except OSError:
         discard(sys.stdout.fileno())  # what it could not take must not come up again when the process ends
+    from peer.formatting import visible
+
     try:
-        print(f"peer: {text}", file=sys.stderr, flush=True)
+        print(f"peer: {visible(text)}", file=sys.stderr, flush=True)
     except OSError:
         discard(sys.stderr.fileno())
 

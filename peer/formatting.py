@@ -20,6 +20,11 @@ def clean(text: str, limit: int = 40) -> str:
     return "".join(character for character in text if character.isprintable())[:limit]
 
 
+def visible(text: str) -> str:
+    """`text`, in which files and peers may have their part, with escapes for what is no line feed and cannot be printed."""
+    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+
+
 def short(peer: str) -> str:
     """The end of a peer ID (the beginning is the same for all)."""
     return "…" + clean(peer)[-SHORT_ID:]

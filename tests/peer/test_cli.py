@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from peer.cli import explain, main
 from peer.control.client import ControlError
 from peer.errors import ExitCode
+from peer.formatting import visible
 from peer.keyfile import identity_lock
 from protocol.run.admission import verify_admission
 from protocol.run.invitation import read_invitation
@@ -209,6 +211,18 @@ def test_missing_and_full_standard_streams_are_survived(tmp_path: Path, closed: 
 def test_a_daemon_that_refuses_is_no_unexpected_error() -> None:
     known = explain(ControlError("the peer did not answer within 10 s"))
     assert known.exit_code == ExitCode.NOT_RUNNING and "unexpected" not in known.text
+
+
+def test_a_sentence_about_a_file_of_strangers_cannot_move_the_cursor(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the name of a tensor, or the prompt of a task."""
+    name = "a\x1b[2J\x9b\u202e\nb\ud800"
+    run = tmp_path / "run.toml"
+    run.write_text("[" + json.dumps("\x1b[2J\u202e", ensure_ascii=True) + "]\nx = 1\n")
+    code, said = main(["run", "create", str(run)]), capsys.readouterr().err
+    assert code == ExitCode.INPUT and "\\x1b[2J" in said and said.replace("\n", "").isprintable()
+    assert visible(name) == "a\\x1b[2J\\x9b\\u202e\nb\\ud800"
 
 
 def test_debug_shows_the_traceback(data: Path) -> None:
