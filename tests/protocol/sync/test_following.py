@@ -17,13 +17,12 @@ from protocol.state.history import History
 from protocol.state.store import Store
 from protocol.sync.budget import CHECKS_PER_MINUTE
 from protocol.sync.catch_up import WrongState
-from protocol.sync.claims import DISBELIEF_S
 from protocol.trainer_link import TrainerDied
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity, PeerId
 from protocol.wire.questions import CommitsReply
 from tests.protocol.chains import a_run, grow, next_commit, store_result
-from tests.protocol.peers import ANN, BOB, ME
+from tests.protocol.peers import ANN, BOB
 from tests.protocol.sync.table import CYN, DAN, EVE, FOUR, Table, fork, on_table
 from tests.simulation.forgeries import certificate
 
@@ -385,27 +384,5 @@ def test_records_without_a_certificate_are_refused(tmp_path: Path, what: str) ->
         await table.look()
         assert table.following.move is None and table.ours.history.length == 0
         assert table.claims.ahead(known=True) == []
-
-    on_table(tmp_path, check)
-
-
-def test_a_peer_that_is_gone_is_not_believed_for_a_while(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        table.hear(BOB.peer_id, round=5, tip=b"\x05" * 32)
-        await table.look()
-        assert table.claims.ahead(known=False) == []
-        await trio.sleep(DISBELIEF_S + 0.1)
-        assert table.claims.ahead(known=False) == [BOB.peer_id]
-
-    on_table(tmp_path, check)
-
-
-def test_strangers_wait_after_one_of_them_showed_a_false_state(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        for peer in (BOB, CYN):
-            table.hear(peer.peer_id, round=5, tip=b"\x05" * 32)
-        table.claims.false_state(BOB.peer_id)
-        assert table.claims.ahead(known=False) == []
-        assert ME.peer_id not in table.claims.sources()
 
     on_table(tmp_path, check)

@@ -1,0 +1,56 @@
+"""Room in the pool: what one peer may fill, what a crowd, and whose turn it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.rollouts import room
+from protocol.rollouts.happenings import Check, Fetch, Fetched, Forward, Idle
+from protocol.wire.hashes import hash_bytes
+from protocol.wire.identity import PeerId
+from protocol.wire.presence import Role
+from tests.protocol.rollouts.test_pool import VALIDATORS, WORKER, Table, kinds
+
+
+def test_peers_with_a_clean_history_find_room_among_a_crowd(monkeypatch: Any) -> None:
+    monkeypatch.setattr(room, "MOST_BATCHES", 8)
+    table = Table(Role.SEED)
+    for number in range(20):
+        table.hear(PeerId(f"key {number}"), hash_bytes("root", bytes([number])))
+    assert len([*table.pool]) == 8
+    table.pool.standing.right(WORKER)
+    assert Forward in kinds(table.hear(root=hash_bytes("root", b"mine")))
+    assert len([*table.pool]) == 8
+
+
+def test_one_peer_has_its_share_and_no_more(monkeypatch: Any) -> None:
+    monkeypatch.setattr(room, "MOST_OF_ONE", 3)
+    table = Table(Role.SEED)
+    for number in range(5):
+        table.hear(number=number, root=hash_bytes("root", bytes([number])))
+    assert len([*table.pool]) == 3
+
+
+def test_bytes_are_bounded_for_all_and_for_each(monkeypatch: Any) -> None:
+    monkeypatch.setattr(room, "MOST_BYTES", 500)
+    monkeypatch.setattr(room, "MOST_BYTES_OF_ONE", 150)
+    table = Table(Role.TRAINER, trainers=())
+    assert Fetch in kinds(table.hear())
+    assert Fetch not in kinds(table.hear(number=1, root=hash_bytes("root", b"1")))
+    assert Fetch in kinds([*table.hear(VALIDATORS[0], hash_bytes("root", b"2")), *table.tick()])
+    assert Fetch not in kinds([*table.hear(VALIDATORS[1], hash_bytes("root", b"3")), *table.tick()])
+
+
+def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.pool.standing.right(WORKER)
+    strangers = VALIDATORS[:3]
+    for number, author in enumerate([WORKER, WORKER, *strangers]):
+        root = hash_bytes("root", bytes([number]))
+        table.hear(author, root, number=number)
+        table.tell(Fetched(author, root, True))
+    checked = []
+    for _ in range(4):
+        [check] = [effect for effect in table.tell(Idle()) if isinstance(effect, Check)]
+        checked.append(check.batch.author == WORKER)
+    assert checked == [False, True, False, True]
