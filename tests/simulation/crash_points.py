@@ -154,7 +154,7 @@ def laid(trap: Trap) -> Iterator[None]:
         (RoundRunner, "_say_ready", by_runner(lambda *arguments: "say ready")),
         (ExchangeRunner, "_perform", lambda runner, effect: (type(effect).__name__, runner.machine.me)),
         (Sender, "_push_until_over", lambda sender, *arguments: ("push", sender._machine.me)),
-        (History, "append", plain("append")),
+        (History, "written", plain("append")),
         (CatchUp, "apply", plain("apply")),
         (StateKeeper, "checkpoint", plain("checkpoint")),
     )
