@@ -62,12 +62,26 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """What became of a problem: `rollouts` of it, of which `solved` got more than half of the reward.
+
+    scored_twice: answers that were scored once more, where a program runs for it; `same` got the same score.
+    """
+
+    problem: int
+    rollouts: int
+    solved: int
+    scored_twice: int = 0
+    same: int = 0
+
+
+@dataclass(frozen=True)
 class Contribution:
     """What a finished compute left.  `data`: codec bytes of the pseudo-gradient, valid until the next compute begins.
 
     reward: mean of the rollouts that were learned from, 0 to 1; None where text was read.  kl: how far the policy was from
-    the reference weights, nats a token; None where the loss has no KL term, or nothing moved the policy.  solved: of each
-    problem of a set of tasks among them, its number, its rollouts, and how many solved it.
+    the reference weights, nats a token; None where the loss has no KL term, or nothing moved the policy.  tried: of each
+    problem of a set of tasks among them.
     """
 
     round: int
@@ -77,7 +91,7 @@ class Contribution:
     norm: float
     data: memoryview
     reward: float | None = None
-    solved: tuple[tuple[int, int, int], ...] = ()
+    tried: tuple[Tried, ...] = ()
     kl: float | None = None
 
 

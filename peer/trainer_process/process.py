@@ -28,7 +28,7 @@ from peer.trainer_process.start import start_trainer
 from protocol.events import Event, Notice, TrainerStarted, TrainerStopped
 from protocol.run.manifest import RunManifest
 from protocol.state.shared_memory import SharedRegion
-from protocol.trainer_link import ComputeTask, Contribution, NotMeasured, Progress, TrainerGaveUp
+from protocol.trainer_link import ComputeTask, Contribution, NotMeasured, Progress, TrainerGaveUp, Tried
 
 START_DEADLINE_S = 180.0
 """Importing torch and reading the corpus on a slow, busy computer."""
@@ -149,11 +149,11 @@ class TrainerProcess:
         assert len(folders) == 1, "all batches lie in one folder"
         names = {"rollouts": [path.name for path in task.rollouts], "rollouts_in": folders.pop()}
         fields = {**vars(task), **names, "reference": str(task.reference or "")}
-        solved: list[tuple[int, int, int]] = []
+        tried: list[Tried] = []
 
         def hear(message: dict[str, Any]) -> None:
-            if "solved" in message:
-                solved.extend((problem, tried, right) for problem, tried, right in message["solved"])
+            if "tried" in message:
+                tried.extend(Tried(*each) for each in message["tried"])
             else:
                 progress(message)
 
@@ -169,7 +169,7 @@ class TrainerProcess:
             answer["norm"],
             data,
             answer["reward"],
-            tuple(solved),
+            tuple(tried),
             answer["kl"],
         )
 

@@ -125,7 +125,7 @@ class Selection:
             return None
         for batch in chosen.batches:
             batch.used = True
-        self._tasks.note_solved(contribution.solved)
+        self._tasks.note_tried(contribution.tried)
         names, rollouts = [batch.root.hex() for batch in chosen.batches], sum(each.body.rollouts for each in chosen.batches)
         told = RolloutsUsed(round, names, rollouts, contribution.reward, learned.root.hex(), contribution.kl)
         self._session.emit(told)

@@ -1,9 +1,12 @@
 """What becomes of the tasks of each admitted set, as one trainer counts it, and when a set falls out by that.
 
 Pure: counts in, decisions out.  A contributor can be mistaken or hostile.  A set falls out when scoring its tasks is not
-repeatable (two peers give one answer different scores), when nearly all tasks are never solved, as with wrong answers, or
+repeatable (one answer gets different scores here), when nearly all tasks are never solved, as with wrong answers, or
 nearly all are always solved, so that nothing can be learned.  Each accepted batch is counted once, with rewards that this
 trainer computed itself; how its counts become everybody's decision is `protocol.state.tasks_in_force`'s matter.
+
+What validators say of answers is counted for people to look at and decides nothing: keys are free, and a crowd of them could
+have any set fall out by scores that nobody can prove false.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.state.tasks_in_force import TasksInForce, place_of
+from protocol.trainer_link import Tried
 from protocol.wire import canonical
 from protocol.wire.hashes import Hash
 from protocol.wire.rollouts import UNSCORED
@@ -20,59 +24,48 @@ from protocol.wire.tasks import MAX_SET_TASKS, Place
 
 LEAST_ATTEMPTS = 32
 """Attempts at a task before its solve rate says anything."""
-LEAST_VERDICTS = 32
-"""Answers that were scored twice before the agreement on a set says anything."""
-LEAST_AGREEMENT = 0.9
-"""Least share of twice scored answers with the same score."""
+LEAST_SCORED_TWICE = 32
+"""Answers of a set that were scored twice here before that says anything."""
+LEAST_SAME = 0.9
+"""Least share of these that get the same score both times."""
 LEAST_JUDGED = 8
 """Tasks with enough attempts before a set is judged by them (all of them, where it has fewer)."""
 MOST_DEAD = 0.8
 """Largest share of judged tasks that nobody ever solved, or that everybody always solved."""
 MAX_COUNT = (1 << 32) - 1
 
-_ROW = struct.Struct(">5I")
+_ROW = struct.Struct(">7I")
 
 
 @dataclass(frozen=True)
 class TaskCounts:
     """What became of a task.  attempts: scored answers, of which `solved` had more than half of the reward.
 
-    verdicts: answers that a second peer scored too, of which `agreeing` had the same score.
+    verdicts: answers that a second peer scored too, of which `agreeing` had the same score.  scored_twice: answers that we
+    scored once more, of which `same` had the same score.
     """
 
     attempts: int = 0
     solved: int = 0
     verdicts: int = 0
     agreeing: int = 0
+    scored_twice: int = 0
+    same: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.solved <= self.attempts or not 0 <= self.agreeing <= self.verdicts:
-            raise ValueError("of attempts and verdicts, none to all are solved and agreeing")
+        pairs = ((self.solved, self.attempts), (self.agreeing, self.verdicts), (self.same, self.scored_twice))
+        if not all(0 <= part <= whole for part, whole in pairs):
+            raise ValueError("of attempts, verdicts and second scores, none to all are solved, agreeing and the same")
 
     def __add__(self, other: TaskCounts) -> TaskCounts:
-        return TaskCounts(
-            self.attempts + other.attempts,
-            self.solved + other.solved,
-            self.verdicts + other.verdicts,
-            self.agreeing + other.agreeing,
-        )
-
-    @property
-    def solve_rate(self) -> float | None:
-        """Share of attempts that solved the task; None before the first."""
-        return self.solved / self.attempts if self.attempts else None
-
-    @property
-    def agreement(self) -> float | None:
-        """Share of twice scored answers with the same score; None before the first."""
-        return self.agreeing / self.verdicts if self.verdicts else None
+        return TaskCounts(*map(sum, zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 def fault_of(count: int, counts: Collection[TaskCounts]) -> str:
     """Why a set falls out, in a phrase; empty while it stays.  count: tasks of the set.  counts: of those with some."""
     total = sum(counts, TaskCounts())
-    if total.verdicts >= LEAST_VERDICTS and total.agreeing < LEAST_AGREEMENT * total.verdicts:
-        return f"two peers agree on {total.agreeing} of {total.verdicts} answers that were scored twice"
+    if total.scored_twice >= LEAST_SCORED_TWICE and total.same < LEAST_SAME * total.scored_twice:
+        return f"{total.same} of {total.scored_twice} answers that were scored twice got the same score"
     judged = [task for task in counts if task.attempts >= LEAST_ATTEMPTS]
     if len(judged) < min(LEAST_JUDGED, count):
         return ""
@@ -95,13 +88,11 @@ class Counting:
         self._sets: dict[Place, dict[int, TaskCounts]] = {}
         self.is_new = False
 
-    def note_solved(self, solved: Iterable[tuple[int, int, int]], sets: Mapping[int, Hash]) -> None:
-        """Rollouts were learned from: of each problem its number, how many, and how many solved it.
-
-        sets: the roots of the sets in the slots, on our chain; others are not counted.
-        """
-        for problem, attempts, of_these in solved:
-            self._add(problem, TaskCounts(attempts=attempts, solved=of_these), sets)
+    def note_tried(self, tried: Iterable[Tried], sets: Mapping[int, Hash]) -> None:
+        """Rollouts were learned from.  sets: the roots of the sets in the slots, on our chain; others are not counted."""
+        for each in tried:
+            counts = TaskCounts(each.rollouts, each.solved, scored_twice=each.scored_twice, same=each.same)
+            self._add(each.problem, counts, sets)
 
     def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes, sets: Mapping[int, Hash]) -> None:
         """Another peer scored what we did, rollout for rollout.  problems: of the rollouts.  sets: as above."""

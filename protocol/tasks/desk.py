@@ -137,6 +137,8 @@ class TaskDesk:
             "solved": sum(each.solved for each in counts),
             "verdicts": sum(each.verdicts for each in counts),
             "agreeing": sum(each.agreeing for each in counts),
+            "scored_twice": sum(each.scored_twice for each in counts),
+            "same": sum(each.same for each in counts),
             "fault": fault_of(body.count, counts),
             "unusable": self._sets.unusable.get((slot, Hash(body.root)), ""),
         }

@@ -25,7 +25,7 @@ from protocol.tasks.lost_sets import LostSets
 from protocol.tasks.newest import Newest, Signed
 from protocol.tasks.offers import Offer, Offers
 from protocol.tasks.set_files import SetFiles
-from protocol.trainer_link import TaskFile
+from protocol.trainer_link import TaskFile, Tried
 from protocol.versions.weight_versions import Watching
 from protocol.wire.canonical import Malformed
 from protocol.wire.hashes import Hash
@@ -192,9 +192,9 @@ class TaskSets:
         are_here = all(each.root in self.files.digests for each in body.sets)
         return raw if are_here and self.opened(body.sets) else None
 
-    def note_solved(self, solved: Iterable[tuple[int, int, int]]) -> None:
-        """As `Counting.note_solved`, of rollouts of versions of our chain."""
-        self.counting.note_solved(solved, self._roots())
+    def note_tried(self, tried: Iterable[Tried]) -> None:
+        """As `Counting.note_tried`, of rollouts of versions of our chain."""
+        self.counting.note_tried(tried, self._roots())
 
     def note_scores(self, problems: Iterable[int], ours: bytes, theirs: bytes) -> None:
         """As `Counting.note_scores`, likewise."""

@@ -79,6 +79,14 @@ class FalseScores(RolloutTrainer):
         return tuple(replace(each, reward=each.reward and 0.0) for each in super().verdicts(task, data))
 
 
+class FalseScoresOfPrograms(RolloutTrainer):
+    """The same, of those alone that another computer may come to."""
+
+    def verdicts(self, task: VerifyTask, data: bytes) -> tuple[RolloutVerdict, ...]:
+        found = super().verdicts(task, data)
+        return tuple(each if each.exact else replace(each, reward=each.reward and 0.0) for each in found)
+
+
 class RejectsAll(RolloutTrainer):
     """Accuses everybody."""
 

@@ -25,6 +25,7 @@ from protocol.trainer_link import (
     Progress,
     RolloutVerdict,
     TaskFile,
+    Tried,
     VerifyTask,
 )
 from protocol.wire.hashes import hash_bytes
@@ -85,20 +86,22 @@ class RolloutTrainer(ArithmeticTrainer):
             if task.reference is not None:
                 self.compared[task.round] = task.reference.read_bytes()
             assert bool(task.reference) == bool(task.rollouts and self._rl.kl_weight)
-            solved = self._solved(batches)
+            tried = self._tried(batches)
             contribution = await super().compute(task, theta, on_progress)
         finally:
             self._busy = False
         self._on_learn(task.round, batches)
-        return replace(contribution, solved=solved)
+        return replace(contribution, tried=tried)
 
-    def _solved(self, batches: list[bytes]) -> tuple[tuple[int, int, int], ...]:
-        """Half of the rollouts solve a task, none one that says `never`."""
+    def _tried(self, batches: list[bytes]) -> tuple[Tried, ...]:
+        """Half of the rollouts solve a task, none one that says `never`; of one that says `maybe` no score is repeatable."""
         counted = Counter(int(entry["problem"]) for data in batches for entry in json.loads(data))
         crowd = {problem: count for problem, count in counted.items() if problem >= OWN_PROBLEMS}
-        return tuple(
-            (problem, count, 0 if b"never" in self._task_of(problem) else count // 2) for problem, count in crowd.items()
-        )
+        return tuple(self._of_task(problem, count) for problem, count in crowd.items())
+
+    def _of_task(self, problem: int, count: int) -> Tried:
+        task = self._task_of(problem)
+        return Tried(problem, count, 0 if b"never" in task else count // 2, 1, int(b"maybe" not in task))
 
     def _task_of(self, problem: int) -> bytes:
         """The line of a task; a process that was not given its set would fail here."""
@@ -144,7 +147,12 @@ class RolloutTrainer(ArithmeticTrainer):
 
     def verdicts(self, task: VerifyTask, data: bytes) -> tuple[RolloutVerdict, ...]:
         """What an honest peer finds; to be overridden."""
-        return verdicts_on(task, data, self._weights[task.version])
+        found = verdicts_on(task, data, self._weights[task.version])
+        problems = [problem for problem in task.problems for _ in range(task.copies)]
+        return tuple(
+            replace(each, exact=problem < OWN_PROBLEMS or b"program" not in self._task_of(problem))
+            for each, problem in zip(found, problems, strict=True)
+        )
 
     def _alone(self) -> None:
         assert not self._busy, "the trainer process was asked for two things at once"

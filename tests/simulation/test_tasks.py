@@ -14,6 +14,7 @@ from protocol.events import Event, Notice, TasksAmended, TaskSetFellOut, TaskSet
 from protocol.network.interface import Acceptance
 from protocol.network.simulated.weather import Weather
 from protocol.run.manifest import sign
+from protocol.tasks.counting import LEAST_SCORED_TWICE
 from protocol.tasks.desk import TaskDesk
 from protocol.tasks.offers import MOST, MOST_OF_ONE
 from protocol.tasks.organising import CannotAmend
@@ -23,7 +24,7 @@ from protocol.wire.identity import Identity
 from protocol.wire.messages import pack
 from protocol.wire.presence import Role
 from protocol.wire.tasks import MAX_SET_BYTES, AdmittedSet, Amendment, TaskSet
-from tests.simulation.rollout_liars import FalseScores
+from tests.simulation.rollout_liars import FalseScores, FalseScoresOfPrograms
 from tests.simulation.rollouts import ROLES, cast, rl_run
 from tests.simulation.runs import holds, simulate
 from tests.simulation.seat import Seat
@@ -34,6 +35,7 @@ LOSSY = Weather(gossip_loss=0.25, gossip_copies=0.2, gossip_late=0.1, request_lo
 SIGNED = rl_run()
 NOTHING = memoryview(bytes(payload_bytes(chunk_layout(SIGNED.manifest.parameters, SIGNED.manifest.chunk_parameters))))
 """What a trainer contributes that has nothing to learn from."""
+COUNTED = ("verdicts", "scored_twice")
 
 
 def some_tasks(answer: str, count: int = 3) -> bytes:
@@ -180,6 +182,57 @@ def test_a_validator_that_lies_about_scores_is_set_aside_and_disputes_no_set() -
 
     holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
     assert not fallen
+
+
+def test_no_crowd_of_validators_has_a_set_fall_out_by_scores_of_programs() -> None:
+    """Nobody can prove that they are false, and keys are free: all validators say them here, and no honest one."""
+    fallen: list[TaskSetFellOut] = []
+
+    async def scenario(world: World) -> None:
+        world.seats[0].identity = ORGANISER
+        liars = {(Role.VALIDATOR, place): FalseScoresOfPrograms for place in range(ROLES[Role.VALIDATOR])}
+        judge, seats = cast(world, ROLES, liars)
+        world.listeners.append(lambda _, event: fallen.append(event) if isinstance(event, TaskSetFellOut) else None)
+        organiser = seats[Role.TRAINER][0]
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=240)
+        name = await admitted(world, seats[Role.ROLLOUT][0], organiser, some_tasks("program", 2), 90)
+
+        def shown() -> dict[str, int]:
+            return next(each for each in desk_of(organiser).status()["sets"] if each["id"] == name)
+
+        await world.until(
+            "much was said and scored twice",
+            lambda: all(shown()[each] > LEAST_SCORED_TWICE for each in COUNTED),
+            within_s=3000,
+        )
+        assert shown()["agreeing"] == 0 and shown()["same"] == shown()["scored_twice"], "people can see it"
+        assert not judge.aside
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    assert not fallen
+
+
+def test_a_set_whose_answers_get_other_scores_each_time_falls_out() -> None:
+    fallen: dict[str, int] = {}
+
+    async def scenario(world: World) -> None:
+        seats = cast_with_organiser(world)
+
+        def note(seat: Seat, event: Event) -> None:
+            if isinstance(event, TaskSetFellOut):
+                fallen[seat.peer] = event.version
+
+        world.listeners.append(note)
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=240)
+        await admitted(world, seats[Role.ROLLOUT][0], seats[Role.TRAINER][0], some_tasks("maybe a program", 2), 90)
+        await world.until("it falls out", lambda: len(fallen) == len(world.seats), within_s=3000)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    assert len({*fallen.values()}) == 1
 
 
 def test_a_set_that_nobody_has_any_more_falls_out_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,6 +143,16 @@ class RolloutWorker:
                 print(f"the batch {path.name} is left out: {error}", file=sys.stderr)
         return [replace(group, problem=number) for number, group in zip(count(), groups, strict=False)]
 
+    def is_repeatable(self, member: Scored) -> bool | None:
+        """Whether scoring an answer again gives it the same score; None where no program runs for it, or it fails now."""
+        problem, turns = self._forms.read(member.rollout)
+        if self._environment.is_exact(problem):
+            return None
+        try:
+            return self._environment.score(problem, turns) == member.solved
+        except Exception:  # noqa: BLE001 - an environment that fails over a text says nothing about it
+            return None
+
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _weights(self, version: int) -> Tensor:

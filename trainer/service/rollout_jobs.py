@@ -24,8 +24,8 @@ VERDICTS_AT_ONCE = 32
 MAX_DETAIL = 200
 PROBLEMS_AT_ONCE = 1024
 
-Solved = tuple[int, int, int]
-"""A problem, its rollouts, and how many solved it."""
+Tried = tuple[int, int, int, int, int]
+"""A problem, its rollouts, how many solved it, how many were scored twice, and how many of these got the same score."""
 
 
 class RolloutJobs:
@@ -74,34 +74,36 @@ class RolloutJobs:
         return {}
 
     def learn(
-        self, task: Task, theta: F32, out: memoryview, after_step: AfterStep, tell: Callable[[list[Solved]], None]
+        self, task: Task, theta: F32, out: memoryview, after_step: AfterStep, tell: Callable[[list[Tried]], None]
     ) -> Done:
         """Learn from the batches of a round and encode the difference into `out`.
 
-        tell: gets how many rollouts solved the problems of sets of tasks, some problems at a time.
+        tell: gets what became of the problems of sets of tasks, some problems at a time.
         """
         assert self._worker is not None, "asked of a process that trains"
         if self._learner is None:
             self._worker.end_reading()
             self._learner = Learner(self._rl, self._worker.model, self._config.chunk_parameters)
         groups = self._rollouts.groups([Path(task.rollouts_in) / name for name in task.rollouts])
-        solved = [_solved(group) for group in groups if group.members[0].rollout.problem >= self._environment.size]
-        for start in range(0, len(solved), PROBLEMS_AT_ONCE):
-            tell(solved[start : start + PROBLEMS_AT_ONCE])
+        of_sets = [group for group in groups if group.members[0].rollout.problem >= self._environment.size]
+        tried = [self._tried(group, task.round) for group in of_sets]
+        for start in range(0, len(tried), PROBLEMS_AT_ONCE):
+            tell(tried[start : start + PROBLEMS_AT_ONCE])
         learn = LearnTask(task.round, task.first_step, Path(task.reference) if task.reference else None)
         learnt = self._learner.compute(learn, groups, theta, out, after_step)
         # Where all rewards of each group are equal nothing is learned; the difference of zeros weighs one token.
         kl = learnt.kl if self._rl.kl_weight and learnt.steps else None
         return Done(max(1, learnt.tokens), max(1, learnt.steps), learnt.loss, learnt.norm, learnt.reward, kl)
 
+    def _tried(self, group: Group, round: int) -> Tried:
+        """One answer of a group is scored twice, another one each round."""
+        right = sum(member.solved > 0.5 for member in group.members)
+        same = self._rollouts.is_repeatable(group.members[round % len(group.members)])
+        return group.members[0].rollout.problem, len(group.members), right, int(same is not None), int(same is True)
+
 
 def _assignment(task: dict[str, Any]) -> Assignment:
     return Assignment(bytes.fromhex(task["run"]), task["version"], task["peer"], tuple(task["problems"]), task["copies"])
-
-
-def _solved(group: Group) -> Solved:
-    right = sum(member.solved > 0.5 for member in group.members)
-    return group.members[0].rollout.problem, len(group.members), right
 
 
 def _parts(judged: Sequence[Judged]) -> Iterator[Sequence[Judged]]:

@@ -135,7 +135,7 @@ class Service:
         self._inbox.wait_while_paused(job)
         self._pace.begin()
         if task.rollouts:
-            tell = lambda solved: self._send(job, "progress", solved=solved)  # noqa: E731
+            tell = lambda tried: self._send(job, "progress", tried=tried)  # noqa: E731
             done = self._rollouts.learn(task, self._map_theta(), self._contribution, after_step, tell)
         else:
             done = worker.compute(task, self._map_theta(), self._contribution, after_step)

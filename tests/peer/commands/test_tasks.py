@@ -29,6 +29,8 @@ SET: dict[str, Any] = {
     "solved": 50,
     "verdicts": 40,
     "agreeing": 40,
+    "scored_twice": 0,
+    "same": 0,
     "fault": "",
     "unusable": "",
 }

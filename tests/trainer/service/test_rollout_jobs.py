@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,8 @@ import pytest
 
 from kernels.layout import payload_bytes
 from tests.trainer import small
+from trainer.environments.environment import Problem
+from trainer.environments.extended import Extended
 from trainer.rl.batch import decode_batch
 from trainer.rl.config import RlConfig
 from trainer.rl.rollout import Rollout
@@ -62,11 +67,50 @@ def test_a_batch_is_made_judged_and_learned_from(jobs: RolloutJobs, worker: Work
     assert [each["reason"] for each in verdicts(jobs, path)] == [""] * 6
 
     out = memoryview(bytearray(payload_bytes(worker.layout)))
-    task, solved = Task(3, 0, 1, 3, 0, [path.name], str(tmp_path)), list[object]()
-    learnt = jobs.learn(task, small.theta(), out, lambda *_: False, solved.append)
+    task, tried = Task(3, 0, 1, 3, 0, [path.name], str(tmp_path)), list[object]()
+    learnt = jobs.learn(task, small.theta(), out, lambda *_: False, tried.append)
     assert learnt.reward is not None and 0 <= learnt.reward <= 1
     assert learnt.tokens >= 1 and learnt.steps >= 1, "a READY says at least one of each"
-    assert not solved, "only problems of the crowd are counted"
+    assert not tried, "only problems of the crowd are counted"
+
+
+def always(problem: Problem, turns: Sequence[str]) -> float:
+    return 1.0
+
+
+def no_two_the_same() -> Callable[[Problem, Sequence[str]], float]:
+    numbers = count(1)
+    return lambda problem, turns: 1 / next(numbers)
+
+
+def only_once() -> Callable[[Problem, Sequence[str]], float]:
+    """The sandbox fails when all answers have been scored."""
+    left = [1.0] * 6
+    return lambda problem, turns: left.pop()
+
+
+@pytest.mark.parametrize(
+    ("score", "exact", "found"),
+    [(always, True, (0, 0)), (always, False, (1, 1)), (no_two_the_same(), False, (1, 0)), (only_once(), False, (0, 0))],
+    ids=["no program runs", "repeatable", "not repeatable", "failing"],
+)
+def test_one_answer_to_each_task_of_a_set_is_scored_twice(
+    jobs: RolloutJobs,
+    worker: Worker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    score: Callable[[Problem, Sequence[str]], float],
+    exact: bool,
+    found: tuple[int, int],
+) -> None:
+    jobs.generate(TASK, str(tmp_path / "batch"), lambda *_: None)
+    monkeypatch.setattr(Extended, "size", 0)  # so all problems are of sets
+    monkeypatch.setattr(Extended, "_of", lambda self, problem: SimpleNamespace(score=score, is_exact=lambda _: exact))
+    out, tried = memoryview(bytearray(payload_bytes(worker.layout))), list[tuple[int, ...]]()
+    task = Task(3, 0, 1, 3, 0, ["batch"], str(tmp_path))
+    jobs.learn(task, small.theta(), out, lambda *_: False, tried.extend)
+    assert [each[:2] for each in tried] == [(5, 3), (9, 3)]
+    assert [each[3:] for each in tried] == [found] * 2
 
 
 def test_a_kl_term_compares_with_the_file_that_the_task_names(worker: Worker, tmp_path: Path) -> None:
