@@ -33,8 +33,11 @@ from trainer.environments.records import Task, read_tasks
 from trainer.environments.registry import check_named, files_of
 from trainer.environments.sandbox import SandboxUnavailable
 from trainer.environments.solve_rates import SolveRates, told
-from trainer.reading import reading_of, tokenizer_of
-from trainer.rl.targets import with_target
+from trainer.reading import environment_of, reading_of, tokenizer_of
+from trainer.rl.targets import prompt_flaw
+
+SAMPLE = 64
+"""Problems of an environment whose prompts are looked at before a run begins."""
 
 Tell = Callable[[str, str], None]
 """Told one thing that a person should know: what it is about, and what it says."""
@@ -86,6 +89,7 @@ class Brought:
             reading = reading_of(config, tokenizer) if CHATS in self._paths else None
             if manifest.rl is not None:
                 self._check_tasks(manifest.rl, tokenizer, tell)
+                _check_environment(config, manifest.rl, tokenizer)
                 if manifest.data.corpus == "examples":
                     self._check_examples(config, tokenizer)
         except ValueError as error:
@@ -102,7 +106,7 @@ class Brought:
             try:
                 tasks = read_tasks(io.BytesIO(self._data[name]))
                 stay = rates.left(tasks)
-                _check_lengths(stay, rl, tokenizer)
+                _check_prompts(stay, rl, tokenizer)
                 count = left[name.removeprefix(TASKS)] = len(stay)
             except ValueError as error:
                 raise ValueError(f"{self._paths[name]}: {error}") from error
@@ -139,19 +143,21 @@ class Brought:
                 _keep(files, file, self._data[name])
 
 
-def _check_lengths(tasks: Sequence[Task], rl: RlSection, tokenizer: TemplatedTokenizer) -> None:
-    """Raises ValueError for a prompt that leaves no room for an output in a row."""
-    most, target = rl.row_tokens + 1 - rl.max_tokens, max(rl.length_targets, default=None)
-    template = len(tokenizer.prompt(with_target("", target)))
+def _check_prompts(tasks: Sequence[Task], rl: RlSection, tokenizer: TemplatedTokenizer) -> None:
+    """Raises ValueError for a prompt that nobody can answer and learn from."""
     for task in tasks:
-        if len(task.prompt.encode()) + template <= most:
-            continue  # a token has a byte at least
-        tokens = len(tokenizer.prompt(with_target(task.prompt, target)))
-        if tokens > most:
-            raise ValueError(
-                f"the prompt of {task.problem_id!r:.80} has {tokens} tokens, and this run learns from prompts of at most "
-                f"{most} (row_tokens + 1 - max_tokens); shorten it, leave it out, or make row_tokens larger"
-            )
+        if flaw := prompt_flaw(task.prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):
+            raise ValueError(f"the prompt of {task.problem_id!r:.80} {flaw}; change it, or leave the task out")
+
+
+def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: TemplatedTokenizer) -> None:
+    """Raises ValueError where prompts of the environment cannot be read by the model, as far as this computer can tell."""
+    with suppress(PackageMissing, SandboxUnavailable):
+        environment = environment_of(config)
+        for index in range(0, environment.size, max(1, environment.size // SAMPLE)):
+            prompt = environment.problem(index).prompt
+            if flaw := prompt_flaw(prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):
+                raise ValueError(f"the prompt of problem {index} of {rl.environment} {flaw}; change [tokenizer] or [rl]")
 
 
 def brought_by(path: Path) -> Brought | None:

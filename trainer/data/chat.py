@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.data.nesting import check_depth
 from trainer.data.templates import LEARNT, ROLES, Message
 
 MAX_FILE_BYTES = 64 << 20
@@ -62,13 +63,15 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _parsed(line: bytes) -> Any:
     try:
-        return json.loads(line)
+        value = json.loads(line)
     except UnicodeDecodeError as error:
         raise ValueError("it is not UTF-8 text") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"it is no JSON ({error.msg} at column {error.colno}); each line is one chat") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    check_depth(value)
+    return value
 
 
 def _listed(record: Any) -> Any:

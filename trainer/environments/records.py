@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NoReturn
 
+from trainer.data.nesting import check_depth
+
 MAX_LINE_BYTES = 1 << 20
 MAX_TASKS = 1_000_000
 MAX_PROMPT_BYTES = 64 << 10
@@ -33,9 +35,6 @@ MAX_NAME_BYTES = 256
 MAX_CASES = 64
 """Test cases of a task.  Each costs a process where the program reads its input."""
 MAX_CASE_BYTES = 256 << 10
-MAX_DEPTH = 64
-"""Of lists and objects in each other.  How deep Python itself can read depends on its version: what some computers can
-read and others cannot would part a swarm."""
 MAX_SAMPLES = 1 << 20
 """Answers that a solve rate may be of."""
 NUMBER = re.compile(
@@ -253,17 +252,8 @@ def _json(text: str) -> Any:
         raise ValueError(f"not JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_DEPTH):
-        level = [inner for each in level for inner in _inner(each)]
-    if level:
-        raise ValueError(f"nested too deeply: lists and objects lie in each other at most {MAX_DEPTH} times")
+    check_depth(value)
     return value
-
-
-def _inner(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    """The lists and objects in it."""
-    return [each for each in (value.values() if isinstance(value, dict) else value) if isinstance(each, dict | list)]
 
 
 def _dumps(value: Any) -> str:

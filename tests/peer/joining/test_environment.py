@@ -150,5 +150,5 @@ def test_a_prompt_that_leaves_no_room_for_an_output_is_told_when_the_run_is_crea
         return create_run(path, tmp_path / "data")
 
     assert created("1" * 9)
-    with pytest.raises(PeerError, match=r"tasks.jsonl: the prompt of 'one' has 10 tokens, .* at most 9 .*; shorten it"):
+    with pytest.raises(PeerError, match=r"tasks.jsonl: the prompt of 'one' has 10 tokens, .* to 9; change it"):
         created("1" * 10)

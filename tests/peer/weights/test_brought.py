@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 
 from peer.cli import main
 from peer.errors import ExitCode, PeerError
@@ -18,6 +19,7 @@ from protocol.state.weight_files import WeightFiles
 from protocol.sync.run_files import is_right
 from protocol.wire.identity import PeerId
 from tests.trainer.made_tokenizer import ENDS, TURN_END, VOCAB, make_tokenizer
+from trainer.environments.jsonl import digest_of
 
 CHAT = '{"prompt": "2 + 2?", "completion": "4"}\n'
 RUN = f"""
@@ -133,3 +135,23 @@ def test_a_peer_that_fetched_the_tokenizer_exports_it(tmp_path: Path) -> None:
 def test_the_command_tells_how_many_chats_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "create", str(a_place(tmp_path)), "--data-dir", str(tmp_path / "data")]) == ExitCode.OK
     assert "chats       38 chats in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("environment", ["add", "jsonl"])
+def test_an_end_token_that_the_prompts_hold_is_told_when_the_run_is_created(environment: str, tmp_path: Path) -> None:
+    line = {"problem_id": "a", "task_type": "exact_answer", "prompt": "3+4=", "verification_info": {"ground_truth": "7"}}
+    data = json.dumps(line).encode() + b"\n"
+    (tmp_path / "tasks.jsonl").write_bytes(data)
+    named = {"add": "add", "jsonl": f'jsonl(path=\\"tasks.jsonl\\", digest=\\"{digest_of(data)}\\")'}
+    rl = f'environment = "{named[environment]}"\nproblems = 1\nprompts_per_batch = 1\nmax_tokens = 16\nrow_tokens = 64\n'
+
+    def created(end: int) -> SignedManifest:
+        model = f'name = "sums"\n[model]\nvocab = {VOCAB}\ndim = 16\nlayers = 1\n'
+        (tmp_path / "run.toml").write_text(f'{model}[rl]\n{rl}[tokenizer]\nfrom = "tokens"\nends = [{end}]\n')
+        return create_run(tmp_path / "run.toml", tmp_path / "data")
+
+    a_place(tmp_path)
+    assert created(ENDS[0])
+    plus = sorted(ByteLevel.alphabet()).index("+")
+    with pytest.raises(PeerError, match=r"the prompt of .* cannot be read by the run's model: .* ends a turn"):
+        created(plus)

@@ -169,6 +169,7 @@ def test_a_content_with_an_end_of_turn_is_refused() -> None:
         (b"{", "it is no JSON"),
         (b"\xff", "it is not UTF-8 text"),
         (b"[" * 100_000, "it is nested too deeply"),
+        (b'{"more": ' + b"[" * 64 + b"]" * 64 + b', "messages": []}', "nested too deeply"),
         (b"{}", "field messages is a list"),
     ],
 )
