@@ -233,7 +233,7 @@ def _fetched(args: argparse.Namespace) -> tuple[dict[str, Any], Checked]:
 
     folder, run = data_dir(args.data_dir), ask(args, "tasks")["run"]
     fetched = ask(args, "fetch-tasks", timeout_s=FETCH_TIMEOUT_S, id=args.id)
-    checked = check(chosen_run(run, folder), Path(fetched["path"]))
+    checked = check(chosen_run(run, folder), Path(fetched["path"]), folder)
     if len(checked.tasks) != fetched["tasks"]:
         raise PeerError(
             f"the set has {len(checked.tasks)} tasks for this run, and its publisher says {fetched['tasks']}; "

@@ -12,11 +12,17 @@ from pathlib import Path
 from peer.errors import ExitCode, PeerError
 from peer.paths import make_private, run_dir
 from protocol.run.manifest import SignedManifest
+from protocol.state.disk import Disk
+from protocol.state.weight_files import WeightFiles
+from protocol.sync.run_files import paths_of
 from protocol.wire.tasks import MAX_SET_BYTES, MAX_SET_TASKS
+from trainer.config import TrainingConfig
+from trainer.data.templates import TemplatedTokenizer
 from trainer.environments.records import Task
 from trainer.environments.solve_rates import SolveRates, told
 from trainer.environments.task_set import read_task_set
-from trainer.rl.targets import most_prompt_bytes
+from trainer.reading import tokenizer_of
+from trainer.rl.targets import most_prompt_bytes, prompt_flaw
 
 
 @dataclass(frozen=True)
@@ -33,9 +39,9 @@ class Checked:
     file: str = ""
 
 
-def check(signed: SignedManifest, source: Path) -> Checked:
-    """The tasks in a file.  Raises `PeerError` with the line at fault, and the remedy."""
-    return _read(signed, source)[1]
+def check(signed: SignedManifest, source: Path, data: Path) -> Checked:
+    """The tasks in a file.  data: where the run's files are.  Raises `PeerError` with the line at fault, and the remedy."""
+    return _read(signed, source, data)[1]
 
 
 @contextmanager
@@ -44,7 +50,7 @@ def prepared(signed: SignedManifest, source: Path, data: Path) -> Iterator[Check
 
     A compressed file is unpacked, so that a set has one name.  Raises `PeerError`.
     """
-    plain, checked = _read(signed, source)
+    plain, checked = _read(signed, source, data)
     folder = make_private(make_private(run_dir(data, signed.run)) / "tasks")
     target = folder / f".given-{os.getpid()}.new"
     try:
@@ -54,17 +60,17 @@ def prepared(signed: SignedManifest, source: Path, data: Path) -> Iterator[Check
         target.unlink(missing_ok=True)
 
 
-def _read(signed: SignedManifest, source: Path) -> tuple[bytes, Checked]:
+def _read(signed: SignedManifest, source: Path, data: Path) -> tuple[bytes, Checked]:
     rl = signed.manifest.rl
     if rl is None:
         raise PeerError("this run learns from text, not from rollouts, so nobody solves tasks in it", ExitCode.INPUT)
     try:
-        data = source.read_bytes()
+        given = source.read_bytes()
     except OSError as error:
         raise PeerError(f"cannot read {source}: {error.strerror}; name a file of JSON lines", ExitCode.INPUT) from error
     rates = SolveRates(rl.min_solve_rate, rl.max_solve_rate)
     try:
-        read = read_task_set(data)
+        read = read_task_set(given)
         tasks = rates.left(read.tasks)
     except ValueError as error:
         raise PeerError(f"{source}: {error}; docs/environments.md says what a line has", ExitCode.INPUT) from error
@@ -83,5 +89,23 @@ def _read(signed: SignedManifest, source: Path) -> tuple[bytes, Checked]:
             "leave it out",
             ExitCode.INPUT,
         )
+    tokenizer = _tokenizer(signed, data)
+    for task in tasks:
+        if tokenizer is None:
+            break
+        if flaw := prompt_flaw(task.prompt, tokenizer, rl.row_tokens, rl.max_tokens, rl.length_targets):
+            raise PeerError(
+                f"{source}: the prompt of {task.problem_id!r:.80} {flaw}; change it, or leave the task out", ExitCode.INPUT
+            )
     kinds = Counter(type(task.verification).__name__ for task in tasks)
     return read.plain, Checked(tasks, dict(kinds), told(len(tasks), len(read.tasks), rates))
+
+
+def _tokenizer(signed: SignedManifest, data: Path) -> TemplatedTokenizer | None:
+    """The run's; None where its file is not here yet, or damaged: trainers look at the prompts in any case."""
+    paths = paths_of(signed.manifest, WeightFiles(Disk(), run_dir(data, signed.run) / "files"))
+    here = {name: str(path) for name, path in paths.items() if path.is_file()}
+    try:
+        return tokenizer_of(TrainingConfig.from_sections(signed.manifest.trainer_sections() | {"files": here}))
+    except ValueError:
+        return None

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from tokenizers.pre_tokenizers import ByteLevel
 
 from peer.errors import PeerError
+from peer.joining.run_source import create_run
 from peer.paths import run_dir
 from peer.tasks.checking import check, prepared
 from protocol.wire.tasks import MAX_SET_TASKS
 from tests.simulation.rollouts import rl_run
 from tests.simulation.world import simulated_run
+from tests.trainer.made_tokenizer import VOCAB, make_tokenizer
 
 SIGNED = rl_run()
 LINE = {"problem_id": "a", "task_type": "exact_answer", "prompt": "1+1?", "verification_info": {"ground_truth": "2"}}
@@ -38,30 +41,30 @@ def written(folder: Path, *lines: object) -> Path:
 )
 def test_what_is_no_set_for_this_run_is_refused(tmp_path: Path, lines: tuple[object, ...], sentence: str) -> None:
     with pytest.raises(PeerError) as caught:
-        check(SIGNED, written(tmp_path, *lines))
+        check(SIGNED, written(tmp_path, *lines), tmp_path)
     assert sentence in caught.value.text
 
 
 def test_too_many_tasks_are_refused(tmp_path: Path) -> None:
     lines = [{**LINE, "problem_id": str(number)} for number in range(MAX_SET_TASKS + 1)]
     with pytest.raises(PeerError, match="split it"):
-        check(SIGNED, written(tmp_path, *lines))
+        check(SIGNED, written(tmp_path, *lines), tmp_path)
 
 
 def test_runs_without_rollouts_and_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="learns from text"):
-        check(simulated_run(), written(tmp_path, LINE))
+        check(simulated_run(), written(tmp_path, LINE), tmp_path)
     with pytest.raises(PeerError, match="cannot read"):
-        check(SIGNED, tmp_path / "nothing")
+        check(SIGNED, tmp_path / "nothing", tmp_path)
 
 
 def test_tasks_outside_the_runs_solve_rates_do_not_count(tmp_path: Path) -> None:
     rated = [{**LINE, "problem_id": str(number), "solve_rate": rate} for number, rate in enumerate([0, 0.5, 1])]
-    checked = check(SIGNED, written(tmp_path, *rated, {**LINE, "prompt": "x" * 18, "solve_rate": 1}))
+    checked = check(SIGNED, written(tmp_path, *rated, {**LINE, "prompt": "x" * 18, "solve_rate": 1}), tmp_path)
     assert [task.problem_id for task in checked.tasks] == ["1"] and checked.kinds == {"ExactAnswer": 1}
     assert checked.told == "1 of 4, 3 left out by a solve_rate outside 0.1 to 0.8"
     with pytest.raises(PeerError, match="none of the 1 tasks has a solve_rate from 0.1 to 0.8"):
-        check(SIGNED, written(tmp_path, rated[0]))
+        check(SIGNED, written(tmp_path, rated[0]), tmp_path)
 
 
 def test_a_set_is_unpacked_into_the_runs_folder_and_taken_away_again(tmp_path: Path) -> None:
@@ -74,3 +77,19 @@ def test_a_set_is_unpacked_into_the_runs_folder_and_taken_away_again(tmp_path: P
             assert (folder / ready.file).read_bytes() == plain.read_bytes()
             assert len(ready.tasks) == 2 and ready.kinds == {"ExactAnswer": 2}
         assert not [*folder.iterdir()]
+
+
+def test_prompts_are_looked_at_in_the_tokens_of_the_run(tmp_path: Path) -> None:
+    run = (
+        f'name = "sums"\n[model]\nvocab = {VOCAB}\ndim = 16\nlayers = 1\n[tokenizer]\nfrom = "tokenizer.json"\n'
+        f'ends = [{sorted(ByteLevel.alphabet()).index("!")}]\ntemplate = "raw"\n'
+        '[rl]\nenvironment = "add"\nproblems = 9\nmax_tokens = 16\nrow_tokens = 64\n'
+    )
+    (tmp_path / "run.toml").write_text(run)
+    make_tokenizer(tmp_path / "tokenizer.json")
+    signed = create_run(tmp_path / "run.toml", tmp_path / "data")
+    shout = written(tmp_path, {**LINE, "prompt": "1+1!"})
+    assert check(signed, shout, tmp_path / "elsewhere"), "who has not the file cannot tell"
+    with pytest.raises(PeerError, match="the prompt of 'a' cannot be read by the run's model: .* ends a turn"):
+        check(signed, shout, tmp_path / "data")
+    assert check(signed, written(tmp_path, LINE), tmp_path / "data")
