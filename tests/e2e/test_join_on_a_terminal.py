@@ -48,7 +48,7 @@ def test_q_detaches_and_the_peer_trains_on(tmp_path: Path) -> None:
         swarm.create_run()
         ann = Volunteer(swarm)
         with ann.terminal as terminal:
-            terminal.until("waiting for 1 more peer")
+            terminal.until("waiting for more peers")
             terminal.type("q")
             shell = unwrapped(terminal.until("exit code 0"))
             assert unwrapped("goes on in the background") in shell
@@ -68,7 +68,7 @@ def test_ctrl_c_leaves_and_says_how_it_ended(tmp_path: Path) -> None:
         swarm.create_run()
         ann = Volunteer(swarm)
         with ann.terminal as terminal:
-            terminal.until("waiting for 1 more peer")
+            terminal.until("waiting for more peers")
             terminal.type("C-c")
             assert "goes on from there" in terminal.until("exit code 0")
             assert ann.said(ev.Left)
@@ -80,7 +80,7 @@ def test_a_peer_that_does_not_answer_ends_with_the_third_ctrl_c(tmp_path: Path) 
         swarm.create_run()
         ann = Volunteer(swarm)
         with ann.terminal as terminal:
-            terminal.until("waiting for 1 more peer")
+            terminal.until("waiting for more peers")
             ann.peer().suspend()
             terminal.type("C-c")
             terminal.until("saying goodbye to the swarm")
@@ -94,7 +94,7 @@ def test_a_closed_terminal_takes_the_peer_along(tmp_path: Path) -> None:
         swarm.create_run()
         ann = Volunteer(swarm)
         with ann.terminal as terminal:
-            terminal.until("waiting for 1 more peer")
+            terminal.until("waiting for more peers")
         ann.until_gone()
         assert ann.said(ev.Left), "it has said goodbye"
 
@@ -105,7 +105,7 @@ def test_the_peer_goes_with_its_interface(tmp_path: Path, number: signal.Signals
         swarm.create_run()
         ann = Volunteer(swarm)
         with ann.terminal as terminal:
-            terminal.until("waiting for 1 more peer")
+            terminal.until("waiting for more peers")
             interface = ann.peer().parent()
             assert interface is not None
             interface.send_signal(number)
@@ -122,7 +122,7 @@ def test_what_hinders_the_start_is_told_in_the_shell(tmp_path: Path) -> None:
             assert "peer: " in terminal.until("exit code 3")
         first = Volunteer(swarm, "first")
         with first.terminal as terminal:
-            terminal.until("waiting for 1 more peer")
+            terminal.until("waiting for more peers")
             again = Volunteer(swarm, "first")
             again.terminal = Terminal(swarm.place("again"), again.terminal._command, swarm.environment, (100, 30))
             with again.terminal as second:

@@ -27,7 +27,7 @@ def test_a_person_watches_pauses_and_resumes_a_peer(tmp_path: Path) -> None:
         first = swarm.peer("attic").start()
         swarm.until("it waits for others", lambda: first.heard(ev.PhaseChanged))
         with watch(swarm, first, "t1", (80, 24)) as terminal, watch(swarm, first, "t2", (120, 40)) as large:
-            terminal.until("waiting for 1 more peer")
+            terminal.until("waiting for more peers")
             second = swarm.peer("kitchen").start()
             swarm.whole(first, second)
             assert "kitchen" in terminal.until("COMPUTING")
@@ -67,7 +67,7 @@ def test_an_owner_watches_and_pauses_a_peer_elsewhere(tmp_path: Path) -> None:
         (address, *_) = far.status()["addresses"]
         command = (sys.executable, "-m", "peer", "watch", address, "--data-dir", str(home))
         with Terminal(swarm.place("t1"), command, swarm.environment, (100, 30)) as terminal:
-            terminal.until("waiting for 1 more peer")
+            terminal.until("waiting for more peers")
             terminal.type("p")
             swarm.until("the pause", lambda: far.heard(ev.PhaseChanged)[-1].phase == "paused")
             terminal.until("PAUSED paused by you")
