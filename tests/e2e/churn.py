@@ -2,7 +2,8 @@
 
 Each peer is killed with SIGKILL every 5 to 20 s, drawn from the seed, and started again after up to 5 s, whatever it does.
 At the end all are up; then there must be one state, rounds that went on, and nothing left behind: no process,
-no socket, no more file descriptors than a peer has use for, no temporary file, no shared memory.
+no socket, no more file descriptors than a peer has use for, no temporary file, no shared memory.  With `--rollouts` they are
+two trainers, two rollout peers and two validators: nobody may then be set aside, and no batch learned from twice.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import psutil
 
-from tests.e2e.swarm import PATIENCE_S, Peer, Swarm
+from protocol import events as ev
+from tests.e2e.swarm import PATIENCE_S, ROLLOUT_RUN, TINY_RUN, Peer, Swarm
 
 KILL_S = (5.0, 20.0)
 DOWN_S = (0.2, 5.0)
@@ -27,9 +30,17 @@ DESCRIPTORS = 64
 """What a running peer may have open: its sockets to the others, its files, and what its libraries keep."""
 
 
+TRAINERS = ("trainer",) * 5
+WITH_ROLLOUTS = ("trainer", "trainer", "rollout", "rollout", "validator", "validator")
+
+
 @dataclass
 class Outcome:
-    """What churn did, and what was left."""
+    """What churn did, and what was left.
+
+    learned: batches that a trainer learned from, of which `twice` in two rounds.  set_aside: peers of which others use
+    nothing any more, though all are honest.
+    """
 
     peers: int
     seconds: float
@@ -40,6 +51,9 @@ class Outcome:
     left_processes: int
     left_files: list[str]
     left_shared_memory: list[str]
+    learned: int = 0
+    twice: int = 0
+    set_aside: int = 0
 
     @property
     def clean(self) -> bool:
@@ -49,12 +63,13 @@ class Outcome:
             and self.left_files == []
             and self.left_shared_memory == []
             and self.descriptors <= DESCRIPTORS
+            and self.twice == self.set_aside == 0
         )
 
 
 def churn(
     folder: Path,
-    peers: int,
+    roles: Sequence[str],
     seed: int,
     seconds: float = float("inf"),
     kills: int = 1 << 30,
@@ -65,20 +80,22 @@ def churn(
     kill_s: how long a peer lives, at least and at most.
     """
     random, shared = Random(seed), _shared_memory()
-    with Swarm(folder) as swarm:
+    with Swarm(folder, ROLLOUT_RUN if "rollout" in roles else TINY_RUN) as swarm:
         swarm.create_run()
-        for number in range(peers):
-            swarm.peer(f"peer-{number}").start()
-        swarm.whole(*swarm.peers)
-        first = swarm.newest()
+        for number, role in enumerate(roles):
+            swarm.peer(f"{role}-{number}").start("--role", role)
+        trainers = [peer for peer in swarm.peers if _role(peer) == "trainer"]
+        swarm.whole(*trainers)
+        first, heard = swarm.newest(), Heard(swarm.peers)
         began = time.monotonic()
-        made = _kill_and_start(swarm, random, began + seconds, kills, kill_s)
+        made = _kill_and_start(swarm, random, began + seconds, kills, kill_s, heard)
         lasted = time.monotonic() - began
         for peer in swarm.peers:
             if not peer.up:
-                peer.start()
-        rounds = swarm.whole(*swarm.peers)
+                _start(peer)
+        rounds = swarm.whole(*trainers)
         swarm.equal(rounds, *swarm.peers)
+        heard.look()
         processes = [psutil.Process(peer.pid) for peer in swarm.peers]
         descriptors = max(process.num_fds() for process in processes)
         zombies = sum(_is_zombie(child) for process in processes for child in process.children(recursive=True))
@@ -86,7 +103,7 @@ def churn(
             assert peer.leave() == 0, peer.log[-2000:]
         left = psutil.wait_procs(swarm.processes(), timeout=PATIENCE_S)[1]
         return Outcome(
-            peers,
+            len(roles),
             lasted,
             made,
             rounds - first,
@@ -95,16 +112,49 @@ def churn(
             len(left),
             _left_files(swarm),
             sorted(_shared_memory() - shared),
+            sum(len(batches) for batches in heard.used.values()),
+            sum(len(rounds) > 1 for batches in heard.used.values() for rounds in batches.values()),
+            len(heard.aside),
         )
 
 
-def _kill_and_start(swarm: Swarm, random: Random, end: float, kills: int, kill_s: tuple[float, float]) -> int:
+class Heard:
+    """What peers say of rollouts in all their lives.
+
+    used: by trainer the batches, with the rounds that learned from them.  aside: who set whom aside.
+    """
+
+    def __init__(self, peers: Sequence[Peer]) -> None:
+        self._peers = peers
+        self.used: dict[str, dict[str, set[int]]] = {}
+        self.aside: set[tuple[str, str]] = set()
+
+    def look(self) -> None:
+        """At the events of the present lives."""
+        for peer in self._peers:
+            for event in peer.heard(ev.RolloutsUsed):
+                for root in event.batches:
+                    self.used.setdefault(peer.name, {}).setdefault(root, set()).add(event.round)
+            for kind in (ev.RolloutPeerSetAside, ev.ValidatorSetAside):
+                self.aside |= {(peer.name, event.peer) for event in peer.heard(kind)}
+
+
+def _role(peer: Peer) -> str:
+    return peer.name.partition("-")[0]
+
+
+def _start(peer: Peer) -> None:
+    peer.start("--role", _role(peer))
+
+
+def _kill_and_start(swarm: Swarm, random: Random, end: float, kills: int, kill_s: tuple[float, float], heard: Heard) -> int:
     """Kills made."""
     due = {peer.name: time.monotonic() + random.uniform(*kill_s) for peer in swarm.peers}
     made = 0
     while time.monotonic() < end and made < kills:
         peer = min(swarm.peers, key=lambda peer: due[peer.name])
         time.sleep(max(0.0, due[peer.name] - time.monotonic()))
+        heard.look()
         if peer.up:
             peer.kill()
             made += 1
@@ -116,7 +166,7 @@ def _kill_and_start(swarm: Swarm, random: Random, end: float, kills: int, kill_s
 
 def _started_again(peer: Peer) -> None:
     assert peer.process is not None and peer.process.returncode == -9, f"{peer.name} ended by itself:\n{peer.log[-3000:]}"
-    peer.start()
+    _start(peer)
 
 
 def _left_files(swarm: Swarm) -> list[str]:
@@ -155,11 +205,12 @@ def _is_zombie(process: psutil.Process) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.churn", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--peers", type=int, default=5)
+    parser.add_argument("--rollouts", action="store_true", help="two trainers, rollout peers and validators each")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = churn(Path(folder), arguments.peers, arguments.seed, seconds=60 * arguments.minutes)
+        roles = WITH_ROLLOUTS if arguments.rollouts else TRAINERS
+        outcome = churn(Path(folder), roles, arguments.seed, seconds=60 * arguments.minutes)
     print("| peers | minutes | kills | rounds meanwhile | descriptors of a peer at most | zombies | left behind |")
     print("|---|---|---|---|---|---|---|")
     left = [*outcome.left_files, *outcome.left_shared_memory]
@@ -167,6 +218,8 @@ def main() -> int:
         f"| {outcome.peers} | {outcome.seconds / 60:.1f} | {outcome.kills} | {outcome.rounds} | "
         f"{outcome.descriptors} | {outcome.zombies} | {outcome.left_processes} processes, {left or 'no file'} |"
     )
+    if arguments.rollouts:
+        print(f"batches learned from: {outcome.learned}, twice: {outcome.twice}; set aside: {outcome.set_aside}")
     return 0 if outcome.clean else 1
 
 

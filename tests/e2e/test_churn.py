@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.churn import churn
+from tests.e2e.churn import TRAINERS, churn
 
 
 def test_peers_that_are_killed_and_come_back_go_on_together_and_leave_nothing_behind(tmp_path: Path) -> None:
-    outcome = churn(tmp_path, peers=3, seed=1, kills=3, kill_s=(1.0, 6.0))
+    outcome = churn(tmp_path, TRAINERS[:3], seed=1, kills=3, kill_s=(1.0, 6.0))
     assert outcome.clean, outcome
     assert outcome.kills == 3
