@@ -173,7 +173,8 @@ def _left_files(swarm: Swarm) -> list[str]:
     """Temporary files, sockets and addresses of peers that are gone; and whatever in a data directory is half-made."""
     temporary = [path for name in ("tmp", "runtime") for path in (swarm.folder / name).rglob("*") if path.suffix != ".lock"]
     for peer in swarm.peers:
-        temporary += [path for path in peer.folder.rglob("*") if path.suffix in (".sock", ".tmp", ".new", ".part")]
+        made = [path for path in peer.folder.rglob("*") if path.suffix in (".sock", ".tmp", ".new", ".part")]
+        temporary += [path for path in made if path.parent.name != "rollouts"]  # batches on their way go at the next start
         temporary += [path for path in peer.folder.rglob(".*")]
     return sorted(str(path.relative_to(swarm.folder)) for path in temporary)
 
