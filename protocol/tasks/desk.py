@@ -10,7 +10,7 @@ from protocol.state.disk import StoreFailed
 from protocol.tasks.counting import fault_of
 from protocol.tasks.offers import MOST_OF_ONE, Offer
 from protocol.tasks.organising import CannotAmend, admitting, removing
-from protocol.tasks.task_sets import TaskSets
+from protocol.tasks.task_sets import REPEAT_S, TaskSets
 from protocol.wire.hashes import Hash
 from protocol.wire.tasks import AdmittedSet, Amendment, TaskSet
 
@@ -60,7 +60,12 @@ class TaskDesk:
         offer = found[0]
         self._sets.asked = {offer.root}
         if not await self._sets.files.obtain(nursery, offer.root, offer.body.size, offer.publisher):
-            raise CannotAmend(f"nobody who is here has the set {name}; ask its publisher to start the peer, and try again")
+            if offer.publisher != self._session.me:
+                self._sets.offers.drop(offer.root)  # somebody may have offered another's set, in a false size
+            raise CannotAmend(
+                f"nobody who is here has the set {name} as {offer.publisher} offers it; "
+                f"ask its publisher to start the peer, and try again after {REPEAT_S:.0f} s"
+            )
         return offer, self._sets.files.path(offer.root)
 
     async def admit(self, name: str, percent: int | None) -> Amendment:

@@ -18,7 +18,8 @@ from protocol.tasks.counting import LEAST_SCORED_TWICE
 from protocol.tasks.desk import TaskDesk
 from protocol.tasks.offers import MOST, MOST_OF_ONE
 from protocol.tasks.organising import CannotAmend
-from protocol.tasks.task_sets import MOST_TOLD
+from protocol.tasks.set_files import SetFiles
+from protocol.tasks.task_sets import MOST_TOLD, REPEAT_S
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import Identity
 from protocol.wire.messages import pack
@@ -345,6 +346,37 @@ def test_statements_of_others_admit_nothing_and_cost_little() -> None:
         assert all(desk_of(each).status()["amendment"] == 0 for each in world.seats)
 
     holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+
+
+def test_a_stranger_that_offers_anothers_set_in_a_false_size_keeps_it_from_nobody() -> None:
+    stranger, data = Identity.from_seed(bytes([7]) * 32), some_tasks("9")
+    found: list[str] = []
+
+    async def scenario(world: World) -> None:
+        seats = cast_with_organiser(world)
+        for seat in world.seats:
+            world.start(seat)
+        await world.until_round(1, within_s=240)
+        organiser, publisher = seats[Role.TRAINER][0], seats[Role.ROLLOUT][0]
+        path = desk_of(publisher).folder / ".measured.new"
+        path.write_bytes(data)
+        root = SetFiles._measure(path)[0]
+        false = pack(stranger, SIGNED.run, TaskSet(name="s", count=3, size=len(data) + 1, root=root)).raw
+        for seat in world.seats:
+            assert seat.node is not None
+            seat.node.dispatcher.on_gossip(stranger.peer_id, false)
+        name = await publish(publisher, data)
+        for _ in range(9):
+            try:
+                await desk_of(organiser).admit(name, None)
+                break
+            except CannotAmend as error:
+                found.append(str(error))
+                await trio.sleep(2 * REPEAT_S)
+        await world.until("it is admitted", lambda: states(organiser).get(name) == "admitted!", within_s=240)
+
+    holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
+    assert found and stranger.peer_id in found[0], "it was heard first"
 
 
 def test_only_the_organiser_admits() -> None:
