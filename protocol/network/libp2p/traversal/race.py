@@ -93,6 +93,10 @@ class Race:
                         sock = await self._arrived.receive()
                         kind = LinkKind.REVERSED if self._leads else LinkKind.DIRECT
                         nursery.start_soon(self._check, sock, kind, nursery.cancel_scope, True)
+        except BaseException:
+            if self._won is not None:
+                self._won[0].close()  # nobody gets it any more
+            raise
         finally:
             self._arrived_in.close()
             self._close_late_ones()
