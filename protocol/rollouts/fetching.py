@@ -55,10 +55,9 @@ class Fetching:
             except StoreFailed as error:
                 self._warn(f"rollouts cannot be kept: {error}")
         del self._under_way[scope]
-        if not scope.cancelled_caught:
-            if here is None:
-                await trio.sleep(RETRY_S)
-            self._told(Fetched(batch.author, batch.root, here))
+        if here is None and not scope.cancelled_caught:
+            await trio.sleep(RETRY_S)
+        self._told(Fetched(batch.author, batch.root, here))
         if here is None:
             self.unwanted.append(batch.root)  # what came of it, unless it is being fetched again
 

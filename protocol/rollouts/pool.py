@@ -306,6 +306,7 @@ class Pool:
         effects: list[PoolEffect] = []
         for batch in self:
             if batch.author == author and not batch.used:
+                self._lacking.pop(batch.key, None)
                 effects += [*self._scene.decide(batch, Decision.REJECTED), *discard(batch)]
         return effects
 

@@ -109,6 +109,7 @@ def test_nothing_stays_of_a_batch_whose_maker_is_set_aside_while_it_comes(tmp_pa
             stage.fetching.end_useless()
         await stage.fetching.remove_unwanted()
         assert stage.on_disk == [] and not stage.fetching.unwanted
+        assert len(stage.told) == 1, "whatever came of it, its place is free"
 
     play(main)
 

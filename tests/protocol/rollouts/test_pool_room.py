@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from protocol.rollouts import room
-from protocol.rollouts.happenings import Check, Fetch, Fetched, Forward, Idle
+from protocol.rollouts.happenings import Check, Checked, Fetch, Fetched, Forward, Idle
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
-from tests.protocol.rollouts.test_pool import VALIDATORS, WORKER, Table, kinds
+from tests.protocol.rollouts.test_pool import BAD, VALIDATORS, WORKER, Table, kinds
 
 
 def test_peers_with_a_clean_history_find_room_among_a_crowd(monkeypatch: Any) -> None:
@@ -29,6 +29,21 @@ def test_one_peer_has_its_share_and_no_more(monkeypatch: Any) -> None:
     for number in range(5):
         table.hear(number=number, root=hash_bytes("root", bytes([number])))
     assert len([*table.pool]) == 3
+
+
+def test_what_waits_of_a_peer_that_is_set_aside_takes_no_places() -> None:
+    """They were fetched all the same, and nobody gave the places back: the trainer waited for ever."""
+    table, roots = Table(Role.TRAINER, trainers=()), [hash_bytes("root", bytes([number])) for number in range(16)]
+    begun = [root for number, root in enumerate(roots) if Fetch in kinds(table.hear(root=root, number=number))]
+    assert 0 < len(begun) < len(roots)
+    for root in begun:
+        table.tell(Fetched(WORKER, root, True))
+    table.tell(Idle())
+    rejected = table.tell(Checked(WORKER, begun[0], BAD))
+    assert Fetch not in kinds([*rejected, *table.tick()])
+    for batch in table.pool:
+        table.tell(Fetched(WORKER, batch.root, None))  # those that were on their way are given up
+    assert Fetch in kinds([*table.hear(VALIDATORS[0], hash_bytes("root", b"mine")), *table.tick()])
 
 
 def test_bytes_are_bounded_for_all_and_for_each(monkeypatch: Any) -> None:
