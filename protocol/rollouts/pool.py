@@ -258,8 +258,8 @@ class Pool:
         return [Discard(event.root), *self._duty.unavailable(batch)]
 
     def _will_be_decided(self, batch: Batch) -> bool:
-        """Unlike one that is another trainer's by now, or of weights that our trainer process has not got."""
-        return self._duty.needs_bytes(batch) and self._scene.kept.get(batch.body.version) == batch.body.tip
+        """Unlike one that is another trainer's by now, or of a version that cannot be checked here now."""
+        return self._duty.needs_bytes(batch) and self._scene.is_checkable(batch)
 
     def _next_check(self) -> list[PoolEffect]:
         """In turns of peers with a clean history and of others; of those, of the one that had the fewest.
@@ -271,10 +271,7 @@ class Pool:
         waiting = [
             batch
             for batch in self._batches.values()
-            if batch.wanted
-            and not batch.checking
-            and batch.bytes_ is Bytes.HERE
-            and self._scene.kept.get(batch.body.version) == batch.body.tip
+            if batch.wanted and not batch.checking and batch.bytes_ is Bytes.HERE and self._scene.is_checkable(batch)
         ]
         if not waiting:
             return []

@@ -105,6 +105,11 @@ class Scene:
         """Whether its version is ahead of our state."""
         return batch.body.version not in self.moved.tips
 
+    def is_checkable(self, batch: Batch) -> bool:
+        """Whether our trainer process has its version, and our chain, which may have gone back before it for now."""
+        version, tip = batch.body.version, batch.body.tip
+        return self.kept.get(version) == tip and self.moved.tips.get(version) == tip
+
     # -- what follows from a verdict ----------------------------------------------------------------------------------
 
     def decide(self, batch: Batch, decision: Decision, reason: Reason = Reason.NONE) -> list[PoolEffect]:

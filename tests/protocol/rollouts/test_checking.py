@@ -13,15 +13,16 @@ import trio.testing
 from protocol.rollouts.batch import Batch
 from protocol.rollouts.checking import Checking
 from protocol.rollouts.dealing import problems_of
-from protocol.rollouts.happenings import Checked
+from protocol.rollouts.happenings import Check, Checked, DealHeard, Fetched, Idle
 from protocol.rollouts.turn import Turn
 from protocol.state.tasks_in_force import TasksInForce
 from protocol.tasks.task_sets import TaskSets
 from protocol.trainer_link import RolloutVerdict, VerifyTask
 from protocol.wire.hashes import Hash
+from protocol.wire.presence import Role
 from protocol.wire.rollouts import Reason, RolloutBatch, Verdict
 from protocol.wire.tasks import AdmittedSet
-from tests.protocol.rollouts.test_pool import ME, RL, WORKER
+from tests.protocol.rollouts.test_pool import GOOD, ME, ONE_PLACE, RL, ROOT, WORKER, Table
 
 RUN: Hash = Hash(b"r" * 32)
 TIPS = [Hash(bytes([round]) * 32) for round in range(4)]
@@ -92,3 +93,22 @@ def test_a_batch_of_a_version_that_our_chain_has_not_is_held_against_nothing() -
         assert (await stage.check()).codes == bytes(BODY.rollouts) and len(stage.asked) == 1
 
     trio.run(main)
+
+
+def test_what_our_chain_went_back_before_waits_until_it_comes_again() -> None:
+    """Else it was asked for again and again, without a pause, as nothing came of it."""
+    table = Table(Role.VALIDATOR, trainers=(WORKER,))
+    table.validators = frozenset({ME})
+    table.tick()
+    table.hear()
+    table.tell(DealHeard(WORKER, WORKER, ROOT, ONE_PLACE))
+    table.tell(Fetched(WORKER, ROOT, True))
+    for _ in range(2):
+        assert [type(effect) for effect in table.tell(Idle())] == [Check]
+        table.move(2)
+        table.tell(Checked(WORKER, ROOT, None))
+        assert table.tell(Idle()) == []
+        table.move(3)
+    table.check(GOOD)
+    batch = table.pool.find(WORKER, ROOT)
+    assert batch is not None and batch.own == GOOD
