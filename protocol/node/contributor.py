@@ -183,6 +183,8 @@ class Contributor:
                 return self._nothing(task.round)
             try:
                 contribution = await trainer.compute(task, self._replica.state.theta, partial(self._on_progress, work))
+            except TrainerGaveUp:
+                raise  # it had not begun with them
             except TrainerDied:
                 selection.note_death(chosen)
                 raise

@@ -248,6 +248,10 @@ def test_the_batches_over_which_a_trainer_ends_are_noted(tmp_path: Path) -> None
         with pytest.raises(TrainerDied):
             await table.contributor._learn(link, task, table.work, others)
         assert selection.ended == ["batch"] and not selection.used
+        table.trainer.deaths = [TrainerGaveUp("it cannot be started")]
+        with pytest.raises(TrainerGaveUp):
+            await table.contributor._learn(link, task, table.work, others)
+        assert selection.ended == ["batch"], "they never came to it"
         await table.contributor._learn(link, task, table.work, others)
         assert selection.ended == selection.used == ["batch"]
 
