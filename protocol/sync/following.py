@@ -118,7 +118,9 @@ class Following:
 
     @property
     def move(self) -> Move | None:
-        """What to do once the round is left; None when there is nothing."""
+        """What to do once the round is left; None when there is nothing, and while files change their places."""
+        if self._moving:
+            return None
         move, history = self._move, self._replica.history
         kept = max(history.final, self.settled.rounds)
         if move is not None and (move.tip != history.tip or move.branch.common < kept):

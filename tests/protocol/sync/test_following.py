@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -299,7 +300,7 @@ def test_a_move_is_judged_again_when_our_chain_has_changed(tmp_path: Path) -> No
 
 
 def test_nobody_looks_for_records_that_change_their_places(tmp_path: Path) -> None:
-    """A round's watch asks ten times a second whether to go back, while another thread exchanges branches."""
+    """A watch asks ten times a second whether to go back or over, while another thread exchanges branches."""
 
     async def check(table: Table) -> None:
         fork(table, 1, {"absent": [BOB, CYN]}, {"absent": [DAN]}, rounds=1)
@@ -310,12 +311,14 @@ def test_nobody_looks_for_records_that_change_their_places(tmp_path: Path) -> No
         def moving(disk: Disk, source: Path, target: Path) -> None:
             moved(disk, source, target)
             if source.parent.name == "records":
-                looked.append(table.following.wants_back())
+                table.following._move = replace(move, tip=Hash(bytes(32)))  # what a look that ends just now has found
+                looked.append(table.following.wants_back() or table.following.move is not None)
 
         moved = Disk.move
         with patch.object(Disk, "move", moving):
             assert await table.following.take(move)
         assert looked and not any(looked) and table.ours.state.digest() == table.theirs.state.digest()
+        assert table.following.move is None
 
     on_table(tmp_path, check, a_run(*FOUR))
 
