@@ -28,12 +28,14 @@ from protocol.rollouts.occupation import Occupation
 from protocol.rollouts.selection import Selection
 from protocol.run.settings import NodeSettings
 from protocol.state.base import Base
+from protocol.state.credit import learned_by
 from protocol.state.replica import Replica
 from protocol.state.tasks_in_force import TasksInForce
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp, TrainerLink
 from protocol.wire.body import MAX_NUMBER
 from protocol.wire.envelope import Envelope
-from protocol.wire.hashes import hash_bytes, tree_root
+from protocol.wire.hashes import Hash, hash_bytes, tree_root
+from protocol.wire.identity import PeerId
 from protocol.wire.messages import Ready
 from protocol.wire.presence import Phase, WhyIdle
 from protocol.wire.ready import digest_in, weights_in
@@ -174,6 +176,7 @@ class Contributor:
         def show(why: WhyIdle, detail: str) -> None:
             self._activity.show(Phase.COMPUTING, why, detail[:200])
 
+        selection.before = await self._offload(self._learned_before)
         async with selection.chosen(task.round, show) as chosen:
             self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()
@@ -190,6 +193,13 @@ class Contributor:
                 raise
         work.rollouts = selection.use(task.round, chosen, contribution)
         return contribution
+
+    def _learned_before(self) -> frozenset[tuple[PeerId, Hash]]:
+        """Blocking: what our places in the last records name.  An earlier life may have learned from it, and died before
+        it had the record."""
+        history, rl = self._replica.history, self._replica.manifest.rl
+        lately = range(max(0, history.length - (rl.max_async if rl is not None else 0) - 1), history.length)
+        return learned_by((history.commit_at(round).record for round in lately), self._session.me)
 
     def _nothing(self, round: int) -> Contribution:
         """A contribution that changes nothing, with the least weight: zeros encode differences of zero."""

@@ -53,7 +53,6 @@ from protocol.rollouts.selection import Selection
 from protocol.rollouts.turn import Turn
 from protocol.rollouts.worker import Worker
 from protocol.run.settings import NodeSettings
-from protocol.state.credit import learned_by
 from protocol.state.disk import StoreFailed
 from protocol.state.replica import Replica
 from protocol.tasks.library import Library
@@ -169,7 +168,6 @@ class Rollouts:
         """What an earlier life made is said again; what it had from others is gone."""
         await self._offload(self._files.load)
         await self._standing.recall()
-        self.selection.before = self._learned_before()
         self._move()
         own: set[Hash] = set()
         for body, envelope in await self._worker.recall() if self._worker is not None else []:
@@ -178,11 +176,6 @@ class Rollouts:
                 self._repeating.say(envelope.raw)
         for root in {*self._files.sizes(), *self._files.parts()} - own:
             await self._library.remove(root)
-
-    def _learned_before(self) -> frozenset[tuple[PeerId, Hash]]:
-        history = self._replica.history
-        lately = range(max(0, history.length - self._rl.max_async - 1), history.length)
-        return learned_by((history.commit_at(round).record for round in lately), self._session.me)
 
     async def _again(self, function: object, *arguments: object) -> None:
         """Run a part of ours for ever; it goes on after a failure."""

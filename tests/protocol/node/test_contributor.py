@@ -22,8 +22,10 @@ from protocol.run.settings import NodeSettings
 from protocol.state.base import Base
 from protocol.trainer_link import ComputeTask, Contribution, Progress, TrainerDied, TrainerGaveUp
 from protocol.wire.hashes import Hash, chunk_hash, verify_proof
+from protocol.wire.identity import PeerId
+from protocol.wire.learned import UsedBatch, learned_from
 from protocol.wire.presence import Phase, Role, WhyIdle
-from tests.protocol.chains import a_replica, a_run
+from tests.protocol.chains import a_replica, a_run, next_commit
 from tests.protocol.peers import ANN, BOB, ME, TableNetwork, a_session, at_once
 
 STATE = Hash(b"\x03" * 32)
@@ -222,6 +224,8 @@ def test_a_ready_commits_to_every_chunk_of_the_contribution(tmp_path: Path) -> N
 class Chosen:
     """A `Selection` of batches; `ended` are those over which the trainer process ended."""
 
+    before: frozenset[tuple[PeerId, Hash]] = frozenset()
+
     def __init__(self) -> None:
         self.batches, self.paths, self.reference = ["batch"], (Path("batch"),), None
         self.ended, self.used = list[str](), list[str]()
@@ -254,5 +258,24 @@ def test_the_batches_over_which_a_trainer_ends_are_noted(tmp_path: Path) -> None
         assert selection.ended == ["batch"], "they never came to it"
         await table.contributor._learn(link, task, table.work, others)
         assert selection.ended == selection.used == ["batch"]
+
+    on_table(tmp_path, check)
+
+
+def test_what_an_earlier_life_learned_from_is_known_when_its_record_has_come(tmp_path: Path) -> None:
+    """It may have died before it had the record, and so is it known to have learned only after it has caught up."""
+
+    async def check(table: Table) -> None:
+        selection, task, used = Chosen(), ComputeTask(1, 0, 1, 0, 0), UsedBatch(BOB.peer_id, Hash(b"b" * 32), 9)
+        others: Any = selection
+        link: Any = table.trainer
+        await table.contributor._learn(link, task, table.work, others)
+        assert selection.before == frozenset()
+        commit, _ = next_commit(table.replica, [ME], voters=[ANN])
+        mine = commit.record.members[0].model_copy(update={"rollouts": learned_from([used], None)})
+        record = commit.record.model_copy(update={"members": [mine]})
+        table.replica.history.append(commit.model_copy(update={"record": record}))
+        await table.contributor._learn(link, task, table.work, others)
+        assert selection.before == {(used.author, used.root)}
 
     on_table(tmp_path, check)
