@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.state.base import RoundSettings
@@ -29,42 +28,51 @@ class Link:
 
 class ChainMemory:
     """Of one chain.  tips: after 0, 1, … rounds.  electors: of each tip.  provisional: rounds certified without some of
-    the electors, in order.  rosters: after the newest records, the last one of the tip.  last: the newest record, if any."""
+    the electors, in order.  rosters: by rounds, after the newest records.  last: the newest record, if any.
+
+    Read in other threads while records are added: the newest tip comes after all that belongs to it.
+    """
 
     def __init__(
         self,
         tips: list[Hash],
         electors: list[tuple[PeerId, ...]],
         provisional: list[int],
-        rosters: Iterable[Roster],
+        rosters: Mapping[int, Roster],
         last: Record | None,
     ) -> None:
+        assert len(tips) == len(electors) and len(tips) - 1 in rosters
         self.tips, self.electors, self.provisional, self.last = tips, electors, provisional, last
-        self.rosters = deque(rosters, maxlen=ROSTERS_KEPT)
+        self.rosters = dict(rosters)
 
     @classmethod
     def start(cls, settings: RoundSettings) -> ChainMemory:
         """Of a chain without records."""
         roster = Roster(Electorate.start(settings))
-        return cls([genesis_tip(settings.run)], [roster.electorate.electors], [], [roster], None)
+        return cls([genesis_tip(settings.run)], [roster.electorate.electors], [], {0: roster}, None)
+
+    @property
+    def length(self) -> int:
+        """How many records."""
+        return len(self.tips) - 1
 
     def first(self, rounds: int, roster: Roster, last: Record | None) -> ChainMemory:
         """What there is of the first `rounds` records, to go on from there.  roster, last: of these."""
-        rosters = [*self.rosters]
-        kept = rosters[: max(0, len(rosters) - (len(self.tips) - 1 - rounds))] or [roster]
+        kept = {known: self.rosters[known] for known in self.rosters if known < rounds} | {rounds: roster}
         provisional = [round for round in self.provisional if round < rounds]
         return ChainMemory(self.tips[: rounds + 1], self.electors[: rounds + 1], provisional, kept, last)
 
     def link(self, commit: Commit) -> Link:
         """What one more record, which has been verified, adds; it may take a moment."""
-        return Link(commit, record_hash(commit.record), self.rosters[-1].after(commit))
+        return Link(commit, record_hash(commit.record), self.rosters[self.length].after(commit))
 
     def add(self, link: Link) -> None:
         """Add it."""
-        record, electors = link.commit.record, link.roster.electorate.electors
-        self.tips.append(link.tip)
+        record, electors, rounds = link.commit.record, link.roster.electorate.electors, self.length + 1
         self.last = record
         if not is_full(link.commit.certificate):
             self.provisional.append(record.round)
-        self.rosters.append(link.roster)
         self.electors.append(self.electors[-1] if electors == self.electors[-1] else electors)
+        self.rosters[rounds] = link.roster
+        self.rosters.pop(rounds - ROSTERS_KEPT, None)
+        self.tips.append(link.tip)

@@ -43,7 +43,7 @@ class History:
     @property
     def length(self) -> int:
         """Rounds committed, and the number of the next one."""
-        return len(self._now.tips) - 1
+        return self._now.length
 
     @property
     def tip(self) -> Hash:
@@ -58,7 +58,9 @@ class History:
     @property
     def base(self) -> Base:
         """What the next round stands on."""
-        return base_on(self._settings, self.length, self.tip, self.roster)
+        now = self._now
+        rounds = now.length
+        return base_on(self._settings, rounds, now.tips[rounds], now.rosters[rounds])
 
     def base_on(self, rounds: int, tip: Hash, roster: Roster) -> Base:
         """What a record stands on after `rounds` rounds of any chain."""
@@ -67,13 +69,13 @@ class History:
     @property
     def roster(self) -> Roster:
         """What the chain says about peers."""
-        return self._now.rosters[-1]
+        now = self._now
+        return now.rosters[now.length]
 
     def roster_at(self, rounds: int) -> Roster:
         """What the first `rounds` records say about peers, at most `length`.  Reads them again when that is long ago."""
-        back = self.length - rounds
-        if back < len(self._now.rosters):
-            return self._now.rosters[-1 - back]
+        if (known := self._now.rosters.get(rounds)) is not None:
+            return known
         roster = Roster(Electorate.start(self._settings))
         for round in range(rounds):
             roster = roster.after(self.commit_at(round))
@@ -84,9 +86,10 @@ class History:
 
         It has the electors, and nothing about other peers.
         """
-        if round >= len(self._now.electors) or self._now.tips[round] != tip:
+        now = self._now
+        if round > now.length or now.tips[round] != tip:
             return None
-        return Base(round, fragment_of(round, self._settings.fragments), self._now.tips[round], self._now.electors[round])
+        return Base(round, fragment_of(round, self._settings.fragments), now.tips[round], now.electors[round])
 
     @property
     def final(self) -> int:
