@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -74,8 +75,9 @@ def _second_verdict() -> Any:
     return patch.object(Scene, "decide", again)
 
 
-def _used_again() -> Any:
-    """Nothing is remembered of what was learned from."""
+@contextmanager
+def _used_again() -> Iterator[None]:
+    """Nothing is remembered of what was learned from, and nothing read of it in the records."""
     use = Selection.use
 
     def forgetful(self: Selection, round: int, chosen: Chosen, contribution: Contribution) -> Learned | None:
@@ -84,7 +86,8 @@ def _used_again() -> Any:
             batch.used = False
         return learned
 
-    return patch.object(Selection, "use", forgetful)
+    with patch.object(Selection, "use", forgetful), patch.object(Contributor, "_learned_before", lambda self: frozenset()):
+        yield
 
 
 def _one_accuser() -> Any:
