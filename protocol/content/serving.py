@@ -64,12 +64,13 @@ class Serving:
         return TipsReply(length=history.length, tips=list(history.tips(question.start, question.count))).encode()
 
     def _commits(self, data: bytes) -> bytes:
-        question = decode_body(CommitsRequest, data)
+        question, history = decode_body(CommitsRequest, data), self._replica.history
         commits: list[bytes] = []
         size = 0
-        for round in range(question.start, question.start + question.count):
-            if (commit := self._replica.history.kept(round)) is None:
-                break
+        for round, tip in enumerate(history.tips(question.start, question.count), question.start):
+            commit = history.kept(round)
+            if commit is None or commit.record.previous != tip:
+                break  # the newest, or branches are exchanged just now: never records of both
             raw = commit.encode()
             size += len(raw)
             if commits and size > COMMITS_BYTES:

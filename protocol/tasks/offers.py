@@ -52,7 +52,8 @@ class Offers:
         known = self._known.get(offer.root)
         if known is not None and (known.is_member or not offer.is_member):
             return False
-        if sum(known.publisher == offer.publisher for known in self._known.values()) >= MOST_OF_ONE:
+        others = [other for other in self._known.values() if other.root != offer.root]
+        if sum(other.publisher == offer.publisher for other in others) >= MOST_OF_ONE:
             return False
         if known is None and len(self._known) >= MOST:
             strangers = (known for known in self._known.values() if not known.is_member)

@@ -72,12 +72,12 @@ def most_prompt_bytes(row_tokens: int, max_tokens: int, targets: Sequence[int]) 
 
 def prompt_flaw(prompt: str, tokenizer: Tokenizer, row_tokens: int, max_tokens: int, targets: Sequence[int]) -> str:
     """Why nobody can answer this prompt and learn from it, in a phrase; empty where a model can."""
-    longest = max((with_target(prompt, target) for target in targets), key=len, default=prompt)
     try:
-        tokens = tokenizer.prompt(longest)
+        lengths = [len(tokenizer.prompt(with_target(prompt, target))) for target in targets or (None,)]
     except ValueError as error:
         return f"cannot be read by the run's model: {error}"
     most = row_tokens + 1 - max_tokens
-    if not 1 <= len(tokens) <= most:
-        return f"has {len(tokens)} tokens, and this run learns from prompts of 1 to {most}"
+    wrong = [length for length in lengths if not 1 <= length <= most]
+    if wrong:
+        return f"has {wrong[0]} tokens, and this run learns from prompts of 1 to {most}"
     return ""

@@ -102,3 +102,26 @@ def test_questions_that_come_while_branches_are_exchanged_are_answered_with_what
         assert len(trio.run(ask, 1).commits) == 1 and not trio.run(ask, 3).commits and not trio.run(ask, 7).commits
     finally:
         replica.state.close()
+
+
+def test_nobody_is_told_records_of_two_chains_as_one(tmp_path: Path) -> None:
+    """Branches are exchanged in another thread, so that files of the other one are there before the chain is."""
+    ours, others = (a_replica(a_run(*FIVE), tmp_path / name) for name in ("ours", "theirs"))
+    try:
+        for replica, salt in (ours, 1), (others, 2):
+            grow(replica, 2, FIVE)
+            grow(replica, 2, FIVE, salt=salt)
+        assert ours.history.tip_at(2) == others.history.tip_at(2) and ours.history.tip != others.history.tip
+
+        async def ask(start: int) -> list[bytes]:
+            question = CommitsRequest(start=start, count=9).encode()
+            return decode_body(CommitsReply, await Serving(ours, inline).answer("commits", question)).commits
+
+        whole = trio.run(ask, 0)
+        ours.store.records.write(others.history.commit_at(3))
+        assert trio.run(ask, 0) == whole[:3] and not trio.run(ask, 3)
+        ours.store.records.write(others.history.commit_at(2))
+        assert trio.run(ask, 0) == [*whole[:2], others.history.commit_at(2).encode()]
+    finally:
+        ours.state.close()
+        others.state.close()

@@ -33,6 +33,14 @@ def test_one_peer_has_few_places_and_a_set_is_heard_once() -> None:
     assert not offers.hear(an_offer(PEERS[0], 0))
 
 
+def test_who_becomes_a_member_offers_its_sets_again_as_one() -> None:
+    offers = Offers()
+    made = [an_offer(PEERS[0], number) for number in range(MOST_OF_ONE)]
+    assert all(map(offers.hear, made))
+    as_member = [an_offer(PEERS[0], number, is_member=True) for number in range(MOST_OF_ONE)]
+    assert all(map(offers.hear, as_member)) and [*offers] == as_member
+
+
 def test_a_strangers_offer_of_a_members_set_gives_way_also_where_there_is_no_room() -> None:
     """A size that is not so kept the set from everybody."""
     for offers, victim in ((Offers(), an_offer(PEERS[0], 0, size=7)), (full()[0], an_offer(PEERS[0], 3))):

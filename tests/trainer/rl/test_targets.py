@@ -70,20 +70,29 @@ def test_a_runs_rollouts_answer_prompts_with_lengths_and_are_rewarded_by_them(tm
         ("\x01\x02", "0 tokens"),
         ("y" * 80, "81 tokens, and this run learns from prompts of 1 to 80"),
         ("y" * 60, " tokens, and this run"),
+        ("z" * 20, " tokens, and this run"),
     ],
-    ids=["good", "an end token in a text", "nothing is left", "too long", "too long with its length"],
+    ids=[
+        "good",
+        "an end token in a text",
+        "nothing is left",
+        "too long",
+        "too long with its length",
+        "too long with a length of few letters and many tokens",
+    ],
 )
 def test_a_prompt_that_would_end_the_generating_process_is_known_before(prompt: str, flaw: str) -> None:
-    targets = (5, 100) if prompt == "y" * 60 else ()
+    targets = {"y": (5, 100), "z": (7, 100)}.get(prompt[0], ()) if len(prompt) < 80 else ()
     found = prompt_flaw(prompt, TemplatedTokenizer(Fastidious(), "raw"), 100, 21, targets)
     assert flaw in found if flaw else not found
 
 
 class Fastidious(ByteTokenizer):
-    """Ends a turn with a mark that texts have, as tokenizers may, leaves out what cannot be printed, and adds a token."""
+    """Ends a turn with a mark that texts have, as tokenizers may, leaves out what cannot be printed, adds a token, and has
+    no short one for a seven."""
 
     ends = (ord("!"),)
 
     def encode(self, text: str) -> list[int]:
-        tokens = [token for token in super().encode(text) if token >= 10]
+        tokens = [token for token in super().encode(text.replace("7", "seven" * 8)) if token >= 10]
         return [*tokens, ord("y")] if tokens else []
