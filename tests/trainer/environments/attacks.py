@@ -22,6 +22,7 @@ ALLOCATE = "bytearray(8 << 30)"
 ALLOCATE_SLOWLY = "held = []\nwhile True: held.append(bytearray(1 << 20))"
 CONNECT = "import socket\nsocket.create_connection(({host!r}, {port})).sendall(b'hello')"
 CONNECT_LOCAL = "import socket\nsocket.socket(socket.AF_UNIX).connect({path!r})"
+SEND_LOCAL = "import socket\nsocket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b'mine', {path!r})"
 WRITE_OUTSIDE = "open({path!r}, 'w').write('mine')"
 TRUNCATE_OUTSIDE = "import os\nos.truncate({path!r}, 0)"
 REMOVE_OUTSIDE = "import os\nos.unlink({path!r})"
@@ -37,10 +38,18 @@ for path in glob.glob('/proc/[0-9]*/environ'):
         pass
 """
 KILL_PARENT = """
-import os, signal
+import fcntl, os, signal
+read, write = os.pipe()
 for target in (os.getppid(), {pid}, -1):
     try:
         os.kill(target, signal.SIGKILL)
+    except OSError:
+        pass
+    try:
+        fcntl.fcntl(read, 10, signal.SIGKILL)
+        fcntl.fcntl(read, fcntl.F_SETOWN, target)
+        fcntl.fcntl(read, fcntl.F_SETFL, fcntl.fcntl(read, fcntl.F_GETFL) | fcntl.FASYNC)
+        os.write(write, b"x")
     except OSError:
         pass
 """

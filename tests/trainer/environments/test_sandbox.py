@@ -149,6 +149,16 @@ def test_no_connection_reaches_a_local_service(kind: str, room: Path, tmp_path: 
 
 
 @every_kind
+def test_no_message_reaches_a_local_service(kind: str, room: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
+        service.bind(str(tmp_path / "service"))
+        service.setblocking(False)
+        assert not run(kind, attacks.SEND_LOCAL.format(path=str(tmp_path / "service"))).succeeded
+        with pytest.raises(BlockingIOError):
+            service.recv(100)
+
+
+@every_kind
 @pytest.mark.parametrize(
     "attack",
     [

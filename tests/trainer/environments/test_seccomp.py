@@ -100,6 +100,22 @@ def test_signals_go_to_the_program_alone(machine: str, column: int) -> None:
 
 
 @both
+def test_no_descriptor_has_others_signalled(machine: str, column: int) -> None:
+    get, set_flags, set_owner, set_signal, set_any_owner = 3, 4, 8, 10, 15
+    assert {verdict(machine, seccomp.FCNTL[column], 5, call) for call in (get, set_flags)} == {ALLOW}
+    assert {verdict(machine, seccomp.FCNTL[column], 5, call) for call in (set_owner, set_signal, set_any_owner)} == {REFUSAL}
+    assert {verdict(machine, seccomp.IOCTL[column], 5, call) for call in (0x8901, 0x8902)} == {REFUSAL}
+
+
+@both
+def test_pairs_of_sockets_reach_nobody_else(machine: str, column: int) -> None:
+    unix, stream, datagram, raw, closes, does_not_wait = 1, 1, 2, 3, 0x80000, 0x800
+    assert verdict(machine, seccomp.SOCKETPAIR[column], unix, stream | closes | does_not_wait) == ALLOW
+    for kind in (datagram, raw, datagram | closes):
+        assert verdict(machine, seccomp.SOCKETPAIR[column], unix, kind) == REFUSAL
+
+
+@both
 def test_limits_of_others_stay(machine: str, column: int) -> None:
     assert verdict(machine, seccomp.PRLIMIT[column], 0, 7) == ALLOW
     assert verdict(machine, seccomp.PRLIMIT[column], OWN_PID, 7) == ALLOW

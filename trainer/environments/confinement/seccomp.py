@@ -25,9 +25,15 @@ NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
 CLONE_THREAD = 0x0001_0000
 PUSH_INTO_TERMINAL = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX: to type into somebody's terminal, or to paste."""
+SIGNAL_BY_DESCRIPTOR = (8, 10, 15)
+"""F_SETOWN, F_SETSIG and F_SETOWN_EX: whom the kernel signals when something comes, and with which signal, SIGKILL too."""
+SIGNAL_BY_SOCKET = (0x8901, 0x8902)
+"""FIOSETOWN and SIOCSPGRP: the same as F_SETOWN."""
+NOT_A_STREAM = 0b1110
+"""In a socket's type.  A datagram can be sent from one of a pair to any service of this computer, such as its log."""
 
 REFUSED: dict[str, tuple[int | None, int | None]] = {
-    # sockets; a pair of connected ones stays possible, which asyncio needs
+    # sockets; a pair of connected streams stays possible, which asyncio needs
     "socket": (41, 198), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     # other processes
     "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281), "ptrace": (101, 117),
@@ -68,7 +74,7 @@ OF_MODES_AND_TIMES: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 """Refused as well where the files of others are still to be seen, which Landlock does not keep from being touched so."""
 
-CLONE, CLONE3, KILL, TGKILL, PRLIMIT, PRCTL, IOCTL = (
+CLONE, CLONE3, KILL, TGKILL, PRLIMIT, PRCTL, IOCTL, FCNTL, SOCKETPAIR = (
     (56, 220),
     (435, 435),
     (62, 129),
@@ -76,6 +82,8 @@ CLONE, CLONE3, KILL, TGKILL, PRLIMIT, PRCTL, IOCTL = (
     (302, 261),
     (157, 167),
     (16, 29),
+    (72, 25),
+    (53, 199),
 )
 
 Instruction = tuple[int, int, int, int]
@@ -106,8 +114,10 @@ def instructions(machine: str, own_pid: int, threads: bool, modes: bool) -> list
     program += _when(KILL[column], _unless(JUMP_EQUAL, 0, [own_pid], refusal))
     program += _when(TGKILL[column], _unless(JUMP_EQUAL, 0, [own_pid], refusal))
     program += _when(PRLIMIT[column], _unless(JUMP_EQUAL, 0, [0, own_pid], refusal))
-    program += _when(PRCTL[column], _if_one_of(0, (PR_SET_PDEATHSIG,), refusal))
-    program += _when(IOCTL[column], _if_one_of(1, PUSH_INTO_TERMINAL, refusal))
+    program += _when(PRCTL[column], _if(JUMP_EQUAL, 0, [PR_SET_PDEATHSIG], refusal))
+    program += _when(IOCTL[column], _if(JUMP_EQUAL, 1, [*PUSH_INTO_TERMINAL, *SIGNAL_BY_SOCKET], refusal))
+    program += _when(FCNTL[column], _if(JUMP_EQUAL, 1, [*SIGNAL_BY_DESCRIPTOR], refusal))
+    program += _when(SOCKETPAIR[column], _if(JUMP_ANY_BIT, 1, [NOT_A_STREAM], refusal))
     return [*program, (RETURN, 0, 0, ALLOW)]
 
 
@@ -132,7 +142,7 @@ def _unless(test: int, argument: int, values: list[int], refusal: int) -> list[I
     return [(LOAD, 0, 0, ARGUMENTS_AT + 8 * argument), *tests, (RETURN, 0, 0, refusal), (RETURN, 0, 0, ALLOW)]
 
 
-def _if_one_of(argument: int, values: tuple[int, ...], refusal: int) -> list[Instruction]:
-    """Refuses the call when an argument (its low 32 bits) is one of the values."""
-    tests = [(JUMP_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+def _if(test: int, argument: int, values: list[int], refusal: int) -> list[Instruction]:
+    """Refuses the call when an argument (its low 32 bits) passes the test with one of the values."""
+    tests = [(test, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [(LOAD, 0, 0, ARGUMENTS_AT + 8 * argument), *tests, (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, refusal)]
