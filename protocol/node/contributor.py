@@ -176,7 +176,7 @@ class Contributor:
         def show(why: WhyIdle, detail: str) -> None:
             self._activity.show(Phase.COMPUTING, why, detail[:200])
 
-        selection.before = await self._offload(self._learned_before)
+        selection.remember(await self._offload(self._learned_before))
         async with selection.chosen(task.round, show) as chosen:
             self._activity.show(Phase.COMPUTING, WhyIdle.BUSY, "")
             work.training.set()

@@ -64,6 +64,9 @@ class Pool:
         self._slots: dict[tuple[PeerId, int, int], Batch] = {}
         self._lacking: dict[tuple[PeerId, Hash], Batch] = {}
         """Whose bytes are to be fetched."""
+        self.before: frozenset[tuple[PeerId, Hash]] = frozenset()
+        """What our places in the last records name: an earlier life may have learned from it, and whoever made it says it
+        again while it is young enough."""
         self._past: OrderedDict[tuple[PeerId, int, int, Hash], Decision] = OrderedDict()
         """What we decided on batches that were forgotten since: where the chain goes back they come again."""
         self._stuck = False
@@ -104,6 +107,7 @@ class Pool:
             for batch in self._batches.values()
             if batch.decision is Decision.ACCEPTED
             and not batch.used
+            and batch.key not in self.before
             and batch.bytes_ is Bytes.HERE
             and oldest <= batch.body.version <= version
             and self._scene.is_mine(batch)
@@ -264,9 +268,10 @@ class Pool:
     def _next_check(self) -> list[PoolEffect]:
         """In turns of peers with a clean history and of others; of those, of the one that had the fewest.
 
-        A trainer checks no more while it has enough for several rounds.
+        A trainer checks no more while it has enough for several rounds, of versions whose tasks its trainer process has.
         """
-        if len(self.usable(self._scene.moved.version)) >= ENOUGH * self._scene.rl.batches_per_round:
+        accepted = self.usable(self._scene.moved.version)
+        if sum(map(self._scene.is_checkable, accepted)) >= ENOUGH * self._scene.rl.batches_per_round:
             return []
         waiting = [
             batch

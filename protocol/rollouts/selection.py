@@ -50,8 +50,7 @@ class Chosen:
 
 class Selection:
     """Of one trainer.  wanted: batches of a round.  given: the sets of tasks that the trainer process has.  reference: the
-    weights that the KL term compares with, in a run that has one.  before: what an earlier life learned from, by author and
-    root: whoever made it says it again, and it may be young enough."""
+    weights that the KL term compares with, in a run that has one."""
 
     given: GivenTasks | None = None
     reference: Reference | None = None
@@ -60,7 +59,10 @@ class Selection:
         self._session, self._pool, self._files, self._turn, self.wanted = session, pool, files, turn, wanted
         self._tasks = tasks
         self._hurried, self._begun = False, 0.0
-        self.before: frozenset[tuple[PeerId, Hash]] = frozenset()
+
+    def remember(self, before: frozenset[tuple[PeerId, Hash]]) -> None:
+        """We have learned from these already, by author and root."""
+        self._pool.before = before
 
     def hurry(self) -> None:
         """The others wait for us: begin with what there is, if there is anything."""
@@ -110,8 +112,8 @@ class Selection:
 
     def _usable(self, round: int) -> list[Batch]:
         """Those that we have not learned from, and whose tasks the trainer process has."""
-        given, found = self.given, [batch for batch in self._pool.usable(round) if batch.key not in self.before]
-        return [batch for batch in found if given is None or given.holds(batch.body.version)]
+        given = self.given
+        return [batch for batch in self._pool.usable(round) if given is None or given.holds(batch.body.version)]
 
     def note_death(self, chosen: Chosen) -> None:
         """The trainer process ended while it learned from these batches."""

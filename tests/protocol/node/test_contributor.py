@@ -230,6 +230,9 @@ class Chosen:
         self.batches, self.paths, self.reference = ["batch"], (Path("batch"),), None
         self.ended, self.used = list[str](), list[str]()
 
+    def remember(self, before: frozenset[tuple[PeerId, Hash]]) -> None:
+        self.before = before
+
     @asynccontextmanager
     async def chosen(self, round: int, on_wait: object) -> AsyncIterator[Chosen]:
         yield self

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from protocol.rollouts import room
-from protocol.rollouts.happenings import Check, Checked, Fetch, Fetched, Forward, Idle
+from protocol.rollouts.happenings import Check, Checked, Fetch, Fetched, Forward, Idle, Tick
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
-from tests.protocol.rollouts.test_pool import BAD, VALIDATORS, WORKER, Table, kinds
+from tests.protocol.rollouts.test_pool import BAD, GOOD, TIPS, VALIDATORS, WORKER, Table, kinds
 
 
 def test_peers_with_a_clean_history_find_room_among_a_crowd(monkeypatch: Any) -> None:
@@ -69,3 +71,29 @@ def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:
         [check] = [effect for effect in table.tell(Idle()) if isinstance(effect, Check)]
         checked.append(check.batch.author == WORKER)
     assert checked == [False, True, False, True]
+
+
+@pytest.mark.parametrize("why", ["learned from", "no tasks"])
+def test_what_cannot_be_learned_from_keeps_no_other_batch_from_its_check(why: str) -> None:
+    """Accepted ones that an earlier life learned from, or whose tasks the trainer process has no more.  Else a trainer that
+    nobody works for waited for batches that were here, for ever."""
+    table, roots = Table(Role.TRAINER), [hash_bytes("root", bytes([number])) for number in range(3)]
+    table.validators = frozenset()
+    table.tick()
+
+    def checked(version: int, number: int) -> list[type]:
+        table.hear(version=version, number=number, root=roots[number])
+        table.tell(Fetched(WORKER, roots[number], True))
+        found = table.tell(Idle())
+        if found:
+            table.tell(Checked(WORKER, roots[number], GOOD))
+        return kinds(found)
+
+    assert [checked(2, 0), checked(2, 1)] == [[Check], [Check]]
+    assert checked(3, 2) == [], "there is enough for two rounds"
+    if why == "learned from":
+        table.pool.before = frozenset((WORKER, root) for root in roots[:2])
+        assert table.pool.usable(3) == []
+    else:
+        table.tell(Tick(table.validators, {3: TIPS[3]}))
+    assert kinds(table.tell(Idle())) == [Check]

@@ -1,4 +1,4 @@
-"""What a trainer learns from: enough accepted batches, none of which it has learned from in an earlier life."""
+"""What a trainer learns from: enough accepted batches, and the weights that its loss compares with."""
 
 from __future__ import annotations
 
@@ -40,21 +40,6 @@ def a_batch(number: int) -> Batch:
     root = hash_bytes("batch", bytes([number]))
     body = RolloutBatch(version=3, tip=bytes(32), number=number, incarnation=1, rollouts=8, tokens=64, size=9, root=root)
     return Batch(BOB.peer_id, body, b"raw")
-
-
-def test_what_an_earlier_life_learned_from_is_not_chosen_again(tmp_path: Path) -> None:
-    old, new, other = map(a_batch, range(3))
-    session: Any = SimpleNamespace(me=ANN.peer_id)
-    pool: Any = SimpleNamespace(usable=lambda version: [old, new, other])
-    tasks: Any = SimpleNamespace(lost=lost(), at=lambda version: TasksInForce())
-
-    async def main() -> None:
-        selection = Selection(session, pool, WeightFiles(Disk(), tmp_path), Turn(), 2, tasks)
-        selection.before = frozenset({old.key})
-        async with selection.chosen(4, lambda why, detail: None) as chosen:
-            assert {batch.root for batch in chosen.batches} == {new.root, other.root}
-
-    trio.run(main)
 
 
 def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Path) -> None:
