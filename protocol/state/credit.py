@@ -1,13 +1,13 @@
 """What the record chain credits its peers with: tokens trained, and tokens of rollouts that were learned from.
 
 Pure.  Who holds the chain counts the same.  Both are what members of the records signed: nobody can be credited with less
-than they say, and a member that lies is no more than one of many.
+than they say, and a member that lies is no more than one of many.  So of a batch that several name, the most tokens count.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.event import Event
@@ -21,6 +21,9 @@ YOUNG_ROUNDS = 17
 """Rounds in which an honest trainer may learn from one batch: `max_async` + 1 at most."""
 MOST_TOLD = 64
 """Rollout peers in an event."""
+
+Name = tuple[PeerId, Hash]
+"""A batch's: its author and its root."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,17 @@ class Credit:
 def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
     """What every peer is credited with over these rounds; everybody who holds the chain gets the same."""
     credits: dict[PeerId, Credit] = {}
-    young: deque[set[tuple[PeerId, Hash]]] = deque(maxlen=YOUNG_ROUNDS)
+    young: deque[Mapping[Name, int]] = deque(maxlen=YOUNG_ROUNDS)
     for commit in commits:
         for peer, given in _trained(commit):
             old = credits.get(peer, Credit())
             credits[peer] = Credit(old.rounds + given.rounds, old.tokens + given.tokens, old.batches, old.accepted_tokens)
-        young.append(set())
-        for author, root, tokens in _batches(commit.record):
-            if not any((author, root) in used for used in young):
-                young[-1].add((author, root))
-                old = credits.get(author, Credit())
-                credits[author] = Credit(old.rounds, old.tokens, old.batches + 1, old.accepted_tokens + tokens)
+        named = named_in([commit.record])
+        for (author, root), tokens in named.items():
+            said = [used[author, root] for used in young if (author, root) in used]
+            old, more = credits.get(author, Credit()), max(0, tokens - max(said, default=0))
+            credits[author] = Credit(old.rounds, old.tokens, old.batches + (not said), old.accepted_tokens + more)
+        young.append(named)
     return credits
 
 
@@ -60,27 +63,32 @@ def learned_by(records: Iterable[Record], member: PeerId) -> frozenset[tuple[Pee
     return frozenset((batch.author, batch.root) for learned in named if learned is not None for batch in learned.batches)
 
 
-def named_in(records: Iterable[Record]) -> frozenset[tuple[PeerId, Hash]]:
-    """The batches, by author and root, that members of these records learned from."""
-    return frozenset((author, root) for record in records for author, root, _ in _batches(record))
+def named_in(records: Iterable[Record]) -> Mapping[Name, int]:
+    """The batches that members of these records learned from, and the most tokens that one says each of them has."""
+    named: dict[Name, int] = {}
+    for record in records:
+        for author, root, tokens in _batches(record):
+            named[author, root] = max(tokens, named.get((author, root), 0))
+    return named
 
 
-def counted(record: Record, me: PeerId, before: Collection[tuple[PeerId, Hash]]) -> list[Event]:
+def counted(record: Record, me: PeerId, before: Mapping[Name, int]) -> list[Event]:
     """The event that says whose rollouts a record was made of; none where there were none.
 
-    before: batches that earlier records named.  They are credited, and so told, once.
+    before: batches that earlier records named, with their tokens.  They are credited, and so told, once.
     """
-    named = {(author, root): tokens for author, root, tokens in _batches(record)}
+    named = named_in([record])
     if not named:
         return []
-    used = {batch: tokens for batch, tokens in named.items() if batch not in before}
+    used = {batch: tokens - before.get(batch, 0) for batch, tokens in named.items() if tokens > before.get(batch, -1)}
+    new = used.keys() - before.keys()
     of_author: Counter[str] = Counter()
     for (author, _), tokens in used.items():
         of_author[author] += tokens
     told = {author: of_author[author] for author in sorted(of_author, key=lambda peer: (peer != me, -of_author[peer], peer))}
     shown = dict([*told.items()][:MOST_TOLD])
-    mine, others = sorted(root.hex() for author, root in used if author == me), len(told) - len(shown)
-    return [RolloutsCounted(record.round, reward_of(record), len(used), sum(used.values()), shown, others, mine)]
+    mine, others = sorted(root.hex() for author, root in new if author == me), len(told) - len(shown)
+    return [RolloutsCounted(record.round, reward_of(record), len(new), sum(used.values()), shown, others, mine)]
 
 
 def reward_of(record: Record) -> float | None:
