@@ -47,8 +47,8 @@ class RlSection(Section):
     """Rounds of ordinary training, on the text of the data section, before the first one that learns from rollouts."""
     judge_s: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 60.0
     """Seconds after which a batch that its validator has not judged is dealt to the next one."""
-    group_size: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Completions of each prompt (G)."""
+    group_size: Annotated[int, Field(ge=2, le=1024)] = 16
+    """Completions of each prompt (G); one alone could be compared with none."""
     max_tokens: Tokens = 32_768
     """Tokens of an output at most."""
     temperature: Above = 1.0

@@ -89,14 +89,14 @@ def test_a_ready_is_for_this_round_and_within_its_tokens(changes: dict[str, Any]
     ("batches", "taken"), [(0, False), (1, True), (2, True), (3, False)], ids=["none", "one", "the most", "too many"]
 )
 def test_in_a_run_with_rollouts_a_ready_names_as_many_batches_as_a_plan_may_have(batches: int, taken: bool) -> None:
-    rl = RlSection(environment="x", prompts_per_batch=1, group_size=1, batches_per_round=2, max_tokens=8, row_tokens=16)
+    rl = RlSection(environment="x", prompts_per_batch=1, group_size=2, batches_per_round=2, max_tokens=8, row_tokens=16)
     manifest = SETTINGS.manifest.model_copy(update={"rl": rl})
     tasks = TasksInForce(1, 50, (AdmittedSet(name="s", count=1, size=9, root=bytes(32), slot=1, publisher=PEERS[4]),))
     closing = ClosingPolicy(ME, replace(SETTINGS, manifest=manifest), replace(BASE, tasks=tasks), Patience())
     used = [UsedBatch(PEERS[4], hash_bytes("b", bytes([number])), 8) for number in range(batches)]
     assert says_ready(closing, 1, rollouts=learned_from(used, 0.5) if used else None) is taken
     if used:
-        assert not says_ready(closing, 2, rollouts=learned_from([used[0]._replace(tokens=9)], 0.5)), "more than it can have"
+        assert not says_ready(closing, 2, rollouts=learned_from([used[0]._replace(tokens=17)], 0.5)), "more than it can have"
     assert says_ready(closing, 2, against=1), "who is against a set may have nothing to learn from"
     assert not says_ready(closing, 3, against=2), "there is no such set"
 

@@ -234,3 +234,8 @@ def test_a_hostile_file_is_refused_in_printable_sentences_of_a_line_each(text: s
     told = mistakes(text)
     assert any(said in line for line in told)
     assert all(line.isprintable() and len(line) < 400 for line in told)
+
+
+def test_a_group_of_one_completion_from_which_nobody_learns_is_refused() -> None:
+    with pytest.raises(RunFileError, match="rl.group_size is 1; it must be greater than or equal to 2"):
+        parsed('[rl]\nenvironment = "add"\ngroup_size = 1\n')
