@@ -161,7 +161,7 @@ def _check_environment(config: TrainingConfig, rl: RlSection, tokenizer: Templat
 
 
 def brought_by(path: Path) -> Brought | None:
-    """What a run file brings along; None where it brings nothing.  Raises `PeerError` or `RunFileError`.
+    """What a run file brings along; None where it brings nothing, and no environment.  Raises `PeerError` or `RunFileError`.
 
     A model's folder brings its tokenizer.json, where it has one and the run file names no other.
     """
@@ -173,7 +173,7 @@ def brought_by(path: Path) -> Brought | None:
     if tokenizer is None and model is not None and "file" not in said and (model / TOKENIZER).is_file():
         tokenizer = model / TOKENIZER
     tasks = _tasks(path, sections.get("rl"))
-    if model is None and tokenizer is None and chats is None and not tasks:
+    if model is None and tokenizer is None and chats is None and "rl" not in sections:
         return None
     return Brought(FolderStart(model) if model is not None else None, tokenizer, chats, tasks, said)
 

@@ -77,7 +77,7 @@ def check_named(text: str, problems: int, tasks: Mapping[str, int] | None = None
     """
     size = _check(*read_name(text), tasks or {})
     if size is not None and size < problems:
-        raise ValueError(f"it has {size} problems, not {problems}; problems = {size} would do")
+        raise ValueError(f"{text} has {size} problems, and not {problems}; problems = {size} would do")
 
 
 def files_of(text: str) -> list[tuple[str, str]]:

@@ -77,7 +77,6 @@ def prompt_flaw(prompt: str, tokenizer: Tokenizer, row_tokens: int, max_tokens: 
     except ValueError as error:
         return f"cannot be read by the run's model: {error}"
     most = row_tokens + 1 - max_tokens
-    wrong = [length for length in lengths if not 1 <= length <= most]
-    if wrong:
-        return f"has {wrong[0]} tokens, and this run learns from prompts of 1 to {most}"
+    if wrong := [length for length in lengths if not 1 <= length <= most]:
+        return f"has {wrong[0]} tokens, and this run learns from prompts of 1 to {most} (row_tokens + 1 - max_tokens)"
     return ""

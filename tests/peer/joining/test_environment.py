@@ -88,11 +88,22 @@ def test_a_manifest_whose_environment_reads_a_file_that_it_does_not_name_is_refu
     assert found.problem is not None and "tasks.jsonl" in found.problem
 
 
+def test_prompts_that_are_too_long_for_a_row_are_told_before_the_run_begins(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text('name = "short rows"\n[rl]\nenvironment = "add"\nmax_tokens = 16\nrow_tokens = 20\n')
+    with pytest.raises(PeerError, match=r"problem 0 of add has \d+ tokens, .* prompts of 1 to 5 \(row_tokens"):
+        create_run(run, tmp_path / "data")
+    with pytest.raises(PeerError, match="problem 0 of add"):
+        find_run(str(run), tmp_path / "data", founding=True)
+    run.write_text(run.read_text().replace("20", "64"))
+    assert create_run(run, tmp_path / "data").manifest.files == {}
+
+
 def test_more_problems_than_tasks_and_lines_that_are_no_tasks_are_told_when_the_run_is_created(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_bytes(TASK)
-    with pytest.raises(PeerError, match="it has 1 problems, not 8; problems = 1 would do"):
+    with pytest.raises(PeerError, match=r"jsonl\(.* has 1 problems, and not 8; problems = 1 would do"):
         create_run(run_file(tmp_path, TASKS), tmp_path / "data")
-    with pytest.raises(PeerError, match="it has 2 problems, not 8; problems = 2 would do"):
+    with pytest.raises(PeerError, match=r"mixture\(.* has 2 problems, and not 8; problems = 2 would do"):
         create_run(run_file(tmp_path, f"mixture(sort, {TASKS})"), tmp_path / "data")
     wrong = TASK + b"[]\n"
     (tmp_path / "tasks.jsonl").write_bytes(wrong)
@@ -115,7 +126,7 @@ def test_how_many_tasks_stay_by_their_solve_rates_is_told_when_the_run_is_create
     tasks = environment_of(TrainingConfig.from_sections({**signed.manifest.trainer_sections(), "files": files}))
     assert isinstance(tasks, RecordedTasks) and [tasks.problem(at).answer.problem_id for at in range(2)] == ["1", "2"]
     assert tasks.size == 2, "in a trainer process, too"
-    with pytest.raises(PeerError, match=f"it has 2 problems, not 3; problems = 2 would do; {left}"):
+    with pytest.raises(PeerError, match=f"has 2 problems, and not 3; problems = 2 would do; {left}"):
         create_run(run_file(tmp_path, rated(0, 0.5, 0.25), 3), tmp_path / "data")
     with pytest.raises(PeerError, match="none of the 2 tasks has a solve_rate"):
         create_run(run_file(tmp_path, rated(0, 1), 1), tmp_path / "data")
@@ -150,5 +161,5 @@ def test_a_prompt_that_leaves_no_room_for_an_output_is_told_when_the_run_is_crea
         return create_run(path, tmp_path / "data")
 
     assert created("1" * 9)
-    with pytest.raises(PeerError, match=r"tasks.jsonl: the prompt of 'one' has 10 tokens, .* to 9; change it"):
+    with pytest.raises(PeerError, match=r"tasks.jsonl: the prompt of 'one' has 10 tokens, .* to 9 \(.*\); change it"):
         created("1" * 10)
