@@ -34,17 +34,15 @@ def register(subparsers: Subparsers) -> None:
         "what contradicts",
     )
     parser.add_argument(
-        "--weights", type=_weights, default=(), metavar="W,W,…", help="how much each model counts (default: all the same)"
+        "--weights", type=_weights, metavar="W,W,…", help="how much each model counts (default: all the same)"
     )
-    parser.add_argument(
-        "--t", type=float, default=0.5, metavar="T", help="slerp: how far from the first to the second (0.5)"
-    )
+    parser.add_argument("--t", type=float, metavar="T", help="slerp: how far from the first to the second (0.5)")
     parser.add_argument("--base", metavar="MODEL", help="ties: the folder of the model that all others began with")
     parser.add_argument(
-        "--density", type=float, default=0.2, metavar="SHARE", help="ties: of each model's differences, the largest (0.2)"
+        "--density", type=float, metavar="SHARE", help="ties: of each model's differences, the largest (0.2)"
     )
     parser.add_argument(
-        "--scale", type=float, default=1.0, metavar="FACTOR", help="ties: of the differences that are added to the base (1)"
+        "--scale", type=float, metavar="FACTOR", help="ties: of the differences that are added to the base (1)"
     )
     parser.add_argument(
         "--dtype", choices=["bf16", "fp32"], default="bf16", help="of the numbers: rounded to bf16 (default), or fp32"

@@ -23,14 +23,14 @@ CONTEXT = 2048
 
 @dataclass(frozen=True)
 class MergeOptions:
-    """What was asked for.  weights: of each model, empty for equal ones.  base: of ties alone."""
+    """What was asked for; None for the default.  weights: of each model."""
 
     rule: str = "linear"
-    weights: tuple[float, ...] = ()
-    t: float = 0.5
+    weights: tuple[float, ...] | None = None
+    t: float | None = None
     base: Path | None = None
-    density: float = 0.2
-    scale: float = 1.0
+    density: float | None = None
+    scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,24 @@ def merge(
     return Merged(first.config.parameters, total, has_tokenizer)
 
 
+RULES_OF = {"weights": ("linear", "ties"), "t": ("slerp",), "base": ("ties",), "density": ("ties",), "scale": ("ties",)}
+"""Which rules have an option."""
+
+
 def _rule(models: int, options: MergeOptions) -> Rule:
     """The rule for so many models beside a base; raises `PeerError`."""
+    for name in RULES_OF:
+        if getattr(options, name) is not None and options.rule not in RULES_OF[name]:
+            raise PeerError(
+                f"{options.rule} has no --{name}, which is of {' and '.join(RULES_OF[name])}; leave it out, or "
+                "name another --rule",
+                ExitCode.USAGE,
+            )
     weights = options.weights or (1.0,) * models
     if len(weights) != models:
         raise PeerError(f"{models} models have {models} weights, and not {len(weights)}; give one for each", ExitCode.USAGE)
-    if (options.base is not None) != (options.rule == "ties"):
-        raise PeerError(
-            "ties starts from a base, and no other rule does; give --base with --rule ties alone", ExitCode.USAGE
-        )
+    if options.rule == "ties" and options.base is None:
+        raise PeerError("ties starts from a base; name it with --base", ExitCode.USAGE)
     if models < 2 and options.rule != "ties" or options.rule == "slerp" and models != 2:
         raise PeerError(
             f"{options.rule} takes two models{' or more' * (options.rule != 'slerp')}; give as many", ExitCode.USAGE
@@ -92,10 +101,14 @@ def _rule(models: int, options: MergeOptions) -> Rule:
     try:
         match options.rule:
             case "slerp":
-                return Slerp(options.t)
+                return Slerp(_or(options.t, 0.5))
             case "ties":
-                return Ties(weights, options.density, options.scale)
+                return Ties(weights, _or(options.density, 0.2), _or(options.scale, 1.0))
             case _:
                 return Linear(weights)
     except ValueError as error:
         raise PeerError(f"{error}; give other numbers", ExitCode.USAGE) from error
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
