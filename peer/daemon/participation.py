@@ -384,10 +384,9 @@ class Participation:
         Its end by itself means that it was given up: leave with the reason, instead of a peer that does nothing.
         """
         await node.files.until_here()
-        await trainer.run()
+        reason = await trainer.run()
         if not self.leaving:
-            log = self._folder / "trainer.log"
-            self._trainer_problem = PeerError(f"the trainer failed again and again; see {log}", ExitCode.TRAINER)
+            self._trainer_problem = PeerError(f"{reason}; see {self._folder / 'trainer.log'}", ExitCode.TRAINER)
             self.leave()
 
 

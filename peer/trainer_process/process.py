@@ -112,10 +112,10 @@ class TrainerProcess:
         """The process's ID while it is ready for work."""
         return self._channel.process.pid if self._channel is not None and self._ready else None
 
-    async def run(self) -> None:
-        """Keep a trainer process alive until cancelled, or until it has failed too often in a row.  Once."""
+    async def run(self) -> str:
+        """Keep a trainer process alive until cancelled, or until it has failed too often in a row; why, then.  Once."""
         try:
-            await self._keep_alive()
+            return await self._keep_alive()
         finally:
             if not self._gave_up:
                 self._gave_up = STOPPED
@@ -247,7 +247,7 @@ class TrainerProcess:
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    async def _keep_alive(self) -> None:
+    async def _keep_alive(self) -> str:
         while True:
             reason = await self._one_life()
             self._spoilt += self._at_risk
@@ -259,7 +259,7 @@ class TrainerProcess:
             self._wake()
             self._emit(TrainerStopped(self._gave_up or reason))
             if self._gave_up:
-                return
+                return self._gave_up
             await trio.sleep(
                 min(MAX_BACKOFF_S, self._settings.first_backoff_s * 2 ** min(9, self._failures + self._spoilt - 1))
             )

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import trio
+import trio.testing
 
 from kernels.layout import payload_bytes
 from peer.trainer_process.process import MAX_FAILURES, TrainerProcess, TrainerSettings
@@ -38,13 +39,14 @@ SIZE = payload_bytes(small.LAYOUT)
 
 @dataclass
 class Bench:
-    """A trainer with its memory, and what it said about itself.  scope: of its life."""
+    """A trainer with its memory, and what it said about itself.  scope: of its life.  gave_up: why it ended by itself."""
 
     trainer: TrainerProcess
     theta: SharedRegion
     started: list[int] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    gave_up: str = ""
 
     def take(self, event: Event) -> None:
         match event:
@@ -55,7 +57,7 @@ class Bench:
 
     async def run(self) -> None:
         with self.scope:
-            await self.trainer.run()
+            self.gave_up = await self.trainer.run()
 
 
 def nothing(done: int, total: int) -> None:
@@ -277,6 +279,8 @@ def test_trainer_that_always_fails_is_given_up_with_the_reason(tmp_path: Path) -
                 if isinstance(raised.value, TrainerGaveUp):
                     raise raised.value
         assert len(bench.stopped) == MAX_FAILURES
+        await trio.testing.wait_all_tasks_blocked()
+        assert bench.gave_up == bench.stopped[-1] and "no-such-device" in bench.gave_up, "what the peer ends with"
 
     with_trainer(tmp_path, scenario, starts=False, device="no-such-device")
 
