@@ -171,7 +171,8 @@ class VerifyTask:
 class RolloutVerdict:
     """Of one rollout.  reason: of a rejection; detail: in a sentence.  reward: None where it was not recomputed.
 
-    exact: whether every computer comes to this reward, as no program had to be run for it.
+    exact: whether every computer comes to this reward, as no program had to be run for it.  sure: whether every honest
+    computer accepts the rollout, or every one rejects it.
     """
 
     verdict: Verdict
@@ -180,6 +181,7 @@ class RolloutVerdict:
     reward: float | None
     tokens: int
     exact: bool = False
+    sure: bool = True
 
 
 @dataclass(frozen=True)

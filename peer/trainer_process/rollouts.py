@@ -54,6 +54,7 @@ class RolloutProcess(TrainerProcess):
                 each["reward"],
                 each["tokens"],
                 each["exact"],
+                each["sure"],
             )
             for each in told
         )

@@ -83,6 +83,8 @@ class Batch:
     """What our own check gave the rollouts, as in `Judgement`."""
     exact: frozenset[int] = frozenset()
     """Rollouts of which every computer comes to the same score, by their places."""
+    sure: bool = True
+    """Whether every honest computer comes to the opinion that our own check did."""
     bytes_: Bytes = Bytes.ABSENT
     wanted: bool = False
     """Whether we are to check it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
@@ -74,7 +74,7 @@ class Checking:
         if not any(codes) and sum(each.tokens for each in verdicts) != body.tokens:
             codes = bytes([OVERSTATED]) * len(verdicts)  # they are credited, so they have to be right
         exact = frozenset(place for place, each in enumerate(verdicts) if each.exact)
-        return Checked(batch.author, batch.root, codes, scores, exact)
+        return Checked(batch.author, batch.root, codes, scores, exact, is_sure(verdicts))
 
 
 def code_of(verdict: RolloutVerdict) -> int:
@@ -82,6 +82,12 @@ def code_of(verdict: RolloutVerdict) -> int:
     if verdict.verdict is Verdict.REJECT:
         return CODES.index((verdict.verdict, verdict.reason))
     return [each for each, _ in CODES].index(verdict.verdict)
+
+
+def is_sure(verdicts: Sequence[RolloutVerdict]) -> bool:
+    """Whether every honest computer comes to the same opinion of the batch: a rollout that all of them reject is enough."""
+    rejected = [each.sure for each in verdicts if each.verdict is Verdict.REJECT]
+    return any(rejected) if rejected else all(each.sure for each in verdicts)
 
 
 def score_of(verdict: RolloutVerdict) -> int:

@@ -172,12 +172,15 @@ class Leading(Onlooker):
 
     def compare(self, batch: Batch, validator: PeerId) -> list[PoolEffect]:
         """As `Duty.compare`: whose verdict our check contradicts is set aside, and whose score, where all computers come to
-        one: over others honest peers may differ, and the set of tasks is at fault."""
+        one: over others honest peers may differ, and the maker, or the set of tasks, is at fault."""
         scene = self._scene
         if batch.own is None or validator == scene.me:
             return []
         ours, theirs = opinion_of(batch.own), opinion_in(batch, validator)
         if ours is Opinion.UNSURE or theirs not in SURE:
+            return []
+        if ours is not theirs and not batch.sure:
+            scene.standing.anomaly(validator)
             return []
         if ours is not theirs:
             said = "accepted" if theirs is Opinion.GOOD else "rejected"

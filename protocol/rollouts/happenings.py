@@ -74,13 +74,15 @@ class Fetched:
 @dataclass(frozen=True)
 class Checked:
     """Our trainer process has verified a batch; codes: None where it found nothing.  scores: as in `Judgement`.
-    exact: rollouts whose scores every computer comes to.  died: it did, over it."""
+    exact: rollouts whose scores every computer comes to.  sure: whether every honest computer comes to the same opinion.
+    died: it did, over it."""
 
     author: PeerId
     root: Hash
     codes: bytes | None
     scores: bytes | None = None
     exact: frozenset[int] = frozenset()
+    sure: bool = True
     died: bool = False
 
 

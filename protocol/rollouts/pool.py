@@ -297,7 +297,7 @@ class Pool:
                 return self._duty.checked(batch, bytes([UNSURE]) * batch.body.rollouts)
         if event.codes is None or batch.decision is not None or not is_well_formed(event.codes, event.scores, batch.body):
             return []
-        batch.scores, batch.exact = event.scores, event.exact
+        batch.scores, batch.exact, batch.sure = event.scores, event.exact, event.sure
         self._room.note_check(batch.author)
         return [*self._duty.checked(batch, event.codes), *self._drop_all_of(batch.author)]
 

@@ -47,4 +47,5 @@ def proposed(honest: Iterable[Measured], margin: float = MARGIN) -> Tolerances:
         ),
         min(widest.shortfall, max(LEAST_SHORTFALL, margin * shortfall)),
         widest.share_beyond,
+        widest.end_probability,
     )

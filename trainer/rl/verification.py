@@ -11,12 +11,15 @@ In this order, the cheap ones first; the first that fails is the reason:
   that a smaller model wrote is found even where the proofs are those of the right one, and so is a copy of another's.
 
 The reward is computed here.  What a verdict leads to is decided elsewhere.
+
+Who makes a rollout knows the tolerances, and can have its proofs or tokens be as far off as just passes on one device, and
+does not on another.  So a verdict says whether it is sure: that every honest device comes to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -35,6 +38,9 @@ CPU_TOKENS = 2048
 """Tokens that a CPU computes at once: what a layer makes of more does not fit its caches."""
 CHOICES = 1 << 22
 """Logits that are looked at together, each with some 40 bytes of noise and sums."""
+DEVICES_APART = 2 / 3
+"""Of a tolerance: by so much two honest devices may measure the same rollout differently.  Tolerances are proposed so
+(`trainer.rl.calibration.MARGIN`)."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,13 @@ class Tolerances:
 
     shortfall: how far, in units of logits over temperature, a token may be from the one that the noise chooses.
     share_beyond: of the tokens of a rollout that may be farther than that.
+    end_probability: of an end token that is farther than that, at least.
     """
 
     proofs: Thresholds
     shortfall: float
     share_beyond: float
+    end_probability: float
 
     @classmethod
     def of(cls, config: RlConfig) -> Self:
@@ -56,6 +64,19 @@ class Tolerances:
             Thresholds(config.max_exponent_mismatches, config.max_mantissa_mean, config.max_mantissa_median),
             config.max_shortfall,
             config.max_share_beyond,
+            config.min_end_probability,
+        )
+
+    def times(self, factor: float) -> Self:
+        """So many times as tolerant of what a device does."""
+        proofs = self.proofs
+        return replace(
+            self,
+            proofs=Thresholds(
+                int(factor * proofs.exponent_mismatches), factor * proofs.mantissa_mean, factor * proofs.mantissa_median
+            ),
+            shortfall=factor * self.shortfall,
+            end_probability=min(1.0, self.end_probability / factor),
         )
 
     def fields(self) -> dict[str, Any]:
@@ -102,7 +123,7 @@ class Judged:
 
     reward: in [0, 1]; None unless it is accepted: without a reason, too, this computer could not score it.  measured: None
     where the form was wrong already.  tokens: that the model made; 0 where the form was wrong.  exact: whether every
-    computer comes to this reward.
+    computer comes to this reward.  sure: whether every honest device accepts this rollout, or every one rejects it.
     """
 
     reason: Reason | None
@@ -111,6 +132,7 @@ class Judged:
     measured: Measured | None = None
     tokens: int = 0
     exact: bool = False
+    sure: bool = True
 
 
 class Verifier:
@@ -119,6 +141,7 @@ class Verifier:
     def __init__(self, model: Decoder, environment: Environment, tokenizer: Tokenizer, config: RlConfig) -> None:
         self._model, self._environment, self._tokenizer = model, environment, tokenizer
         self._config, self._tolerances = config, Tolerances.of(config)
+        self._narrow, self._wide = (self._tolerances.times(1 + sign * DEVICES_APART) for sign in (-1, 1))
         self._forms = Forms(model.config, environment, tokenizer, config)
 
     def verify(
@@ -138,10 +161,11 @@ class Verifier:
                 verdicts[index] = Judged(refusal.reason, refusal.detail)
         for indices in self._micro_batches(rollouts, list(turns)):
             between()
-            for index, measured in zip(
-                indices, self._measure(assignment, [rollouts[each] for each in indices]), strict=True
-            ):
-                verdicts[index] = self._judge(rollouts[index], measured, *turns[index])
+            for index, found in zip(indices, self._measure(assignment, [rollouts[each] for each in indices]), strict=True):
+                judged = self._judge(rollouts[index], self._measured(*found, self._tolerances), *turns[index])
+                other = self._narrow if judged.reason is None else self._wide
+                flaw = self._flaw(rollouts[index], self._measured(*found, other), other, *turns[index])
+                verdicts[index] = replace(judged, sure=(flaw is None) is (judged.reason is None))
         return [verdict for verdict in verdicts if verdict is not None]
 
     def _check_form(
@@ -173,7 +197,9 @@ class Verifier:
         return batches
 
     @torch.no_grad()
-    def _measure(self, assignment: Assignment, rollouts: Sequence[Rollout]) -> list[Measured]:
+    def _measure(
+        self, assignment: Assignment, rollouts: Sequence[Rollout]
+    ) -> list[tuple[list[Mismatch], tuple[Tensor, Tensor, Tensor]]]:
         """One pass over prompt and output but its last token; of each, the rows that predict the output's tokens."""
         width, device = max(_length(rollout) for rollout in rollouts), self._model.flat.device
         tokens_bt = torch.zeros((len(rollouts), width), dtype=torch.int64)
@@ -188,8 +214,7 @@ class Verifier:
             self._config.top_k,
             self._config.chunk_tokens,
         )
-        choices = self._choices(assignment, rollouts, own)
-        return [self._measured(*each) for each in zip(mismatches, choices, strict=True)]
+        return [*zip(mismatches, self._choices(assignment, rollouts, own), strict=True)]
 
     def _choices(
         self, assignment: Assignment, rollouts: Sequence[Rollout], own: Sequence[Tensor]
@@ -218,9 +243,11 @@ class Verifier:
         counts = [sum(each.made) for each in rollouts]
         return [*zip(*(torch.split(each, counts) for each in (tokens_n, torch.cat(short), torch.cat(likely))), strict=True)]
 
-    def _measured(self, mismatches: Sequence[Mismatch], choices: tuple[Tensor, Tensor, Tensor]) -> Measured:
+    def _measured(
+        self, mismatches: Sequence[Mismatch], choices: tuple[Tensor, Tensor, Tensor], tolerances: Tolerances
+    ) -> Measured:
         tokens_n, short_n, probability_n = choices
-        beyond_n = short_n > self._tolerances.shortfall
+        beyond_n = short_n > tolerances.shortfall
         ends_n = probability_n[beyond_n & torch.isin(tokens_n, torch.tensor(self._tokenizer.ends, device=tokens_n.device))]
         return Measured(
             tuple(mismatches),
@@ -231,15 +258,9 @@ class Verifier:
         )
 
     def _judge(self, rollout: Rollout, measured: Measured, problem: Problem, turns: tuple[str, ...]) -> Judged:
-        tolerances, made = self._tolerances, sum(rollout.made)
-        far = [number for number, each in enumerate(measured.mismatches) if not tolerances.proofs.accept(each)]
-        if far:
-            return Judged(Reason.WRONG_COMPUTATION, _told(far[0], measured.mismatches[far[0]]), None, measured, made)
-        if termination := self._termination(rollout, measured, problem, turns):
-            return Judged(Reason.BAD_TERMINATION, termination, None, measured, made)
-        if measured.beyond > tolerances.share_beyond * made:
-            detail = f"{measured.beyond} of {made} tokens are not those that the sampling chooses"
-            return Judged(Reason.BAD_SAMPLING, detail, None, measured, made)
+        made = sum(rollout.made)
+        if flaw := self._flaw(rollout, measured, self._tolerances, problem, turns):
+            return Judged(*flaw, None, measured, made)
         try:
             reward = self._environment.score(problem, turns)
         except Exception as error:  # noqa: BLE001 - an environment that fails over a text says nothing about its author
@@ -247,13 +268,29 @@ class Verifier:
         assert 0 <= reward <= 1, "an environment's score is from 0 to 1"
         return Judged(None, "", reward, measured, made, self._environment.is_exact(problem))
 
-    def _termination(self, rollout: Rollout, measured: Measured, problem: Problem, turns: tuple[str, ...]) -> str:
+    def _flaw(
+        self, rollout: Rollout, measured: Measured, tolerances: Tolerances, problem: Problem, turns: tuple[str, ...]
+    ) -> tuple[Reason, str] | None:
+        """Why a rollout of which this was measured is rejected with these tolerances; None where it is not."""
+        far = [number for number, each in enumerate(measured.mismatches) if not tolerances.proofs.accept(each)]
+        if far:
+            return Reason.WRONG_COMPUTATION, _told(far[0], measured.mismatches[far[0]])
+        if termination := self._termination(rollout, measured, tolerances, problem, turns):
+            return Reason.BAD_TERMINATION, termination
+        if measured.beyond > tolerances.share_beyond * sum(rollout.made):
+            detail = f"{measured.beyond} of {sum(rollout.made)} tokens are not those that the sampling chooses"
+            return Reason.BAD_SAMPLING, detail
+        return None
+
+    def _termination(
+        self, rollout: Rollout, measured: Measured, tolerances: Tolerances, problem: Problem, turns: tuple[str, ...]
+    ) -> str:
         """What is wrong with where the output ends; empty for nothing."""
         left = self._config.max_tokens - len(rollout.output)
         ended = rollout.made[-1] and rollout.output[-1] in self._tokenizer.ends
         if left and not (ended and self._is_over(problem, turns, left)):
             return f"the output stops after {len(rollout.output)} tokens without an end"
-        if measured.end_probability < self._config.min_end_probability:
+        if measured.end_probability < tolerances.end_probability:
             return (
                 f"a turn ends with a token of probability {measured.end_probability:.2g}, which the sampling does not choose"
             )

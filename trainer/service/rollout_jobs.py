@@ -117,4 +117,5 @@ def _fields(judged: Judged) -> dict[str, Any]:
         "reward": judged.reward,
         "tokens": judged.tokens,
         "exact": judged.exact,
+        "sure": judged.sure,
     }

@@ -7,11 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
 from protocol.rollouts.batch import Batch
-from protocol.rollouts.checking import Checking
+from protocol.rollouts.checking import Checking, is_sure
 from protocol.rollouts.dealing import problems_of
 from protocol.rollouts.happenings import Check, Checked, DealHeard, Fetched, Idle
 from protocol.rollouts.turn import Turn
@@ -82,6 +83,22 @@ def test_a_batch_is_held_against_the_tasks_of_its_own_version() -> None:
         assert [task.problems for task in stage.asked] == [problems]
 
     trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("found", "sure"),
+    [
+        ([(True, True), (True, True)], True),
+        ([(True, True), (True, False)], False),
+        ([(True, False), (False, True)], True),
+        ([(True, True), (False, False)], False),
+        ([(False, False), (False, True)], True),
+    ],
+)
+def test_a_verdict_is_sure_where_every_honest_device_comes_to_it(found: list[tuple[bool, bool]], sure: bool) -> None:
+    """found: whether a rollout is accepted, and whether by all, or rejected by all."""
+    accepted = {True: (Verdict.ACCEPT, Reason.NONE), False: (Verdict.REJECT, Reason.BAD_SAMPLING)}
+    assert is_sure([RolloutVerdict(*accepted[good], "", None, 1, sure=by_all) for good, by_all in found]) is sure
 
 
 def test_a_batch_of_a_version_that_our_chain_has_not_is_held_against_nothing() -> None:

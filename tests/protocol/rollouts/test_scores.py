@@ -1,4 +1,4 @@
-"""What a trainer and a validator gave the same rollouts is compared, where both say it."""
+"""What a trainer and a validator found of the same rollouts is compared: their verdicts, and their scores."""
 
 from __future__ import annotations
 
@@ -74,6 +74,28 @@ def test_a_score_that_another_computer_may_not_come_to_is_held_against_nobody() 
     table, effects = judged(GOOD, THEIRS, OURS, frozenset({0}))
     assert not table.pool.standing.aside(table.order[0])
     assert [effect.theirs for effect in effects if isinstance(effect, Compare)] == [THEIRS]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(GOOD, BAD), (BAD, GOOD)])
+@pytest.mark.parametrize("ours_first", [False, True])
+@pytest.mark.parametrize("sure", [False, True])
+def test_a_verdict_that_another_device_may_not_come_to_sets_no_validator_aside(
+    ours: bytes, theirs: bytes, ours_first: bool, sure: bool
+) -> None:
+    """Else whoever makes rollouts that just pass, or just do not, had honest ones set aside for it."""
+    table = Table(Role.TRAINER, draw=0.0)
+    validator = table.order[0]
+    table.pool.standing.right(validator)
+    table.hear()
+    table.deal()
+    table.fetched()
+    said = JudgementHeard(validator, Judgement(author=WORKER, root=ROOT, codes=theirs))
+    checked = Checked(WORKER, ROOT, ours, sure=sure)
+    for event in (checked, said) if ours_first else (said, Idle(), checked):
+        table.tell(event)
+    standing = table.pool.standing
+    assert bool(standing.aside(validator)) is sure and standing.chance(validator) == 1.0, "all of it is checked"
+    assert bool(standing.aside(WORKER)) is (ours == BAD), "no honest peer makes what is beyond the tolerances"
 
 
 def test_scores_of_validators_that_were_not_asked_dispute_no_set() -> None:

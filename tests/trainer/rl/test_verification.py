@@ -74,6 +74,36 @@ def test_a_run_says_how_far_a_token_may_be_off() -> None:
     assert reasons(Verifier(model, Letters(), TOKENIZER, tolerant).verify(key, honest())) == {None}
 
 
+def test_what_another_device_may_measure_otherwise_is_no_sure_verdict() -> None:
+    """A rollout that is as far off as just passes, or just does not, as its maker may have it be."""
+    theta = parameters(QWEN3)
+    theta *= 1 + 0.03 * np.random.default_rng(1).standard_normal(len(theta), np.float32)
+    near = decoder(QWEN3, theta)
+    wide = replace(RL, max_exponent_mismatches=99, max_mantissa_mean=999.0, max_mantissa_median=999.0, max_shortfall=99.0)
+    found = Verifier(near, Letters(), TOKENIZER, wide).verify(ASSIGNED, honest())
+    pairs = [(each.measured, rollout) for each, rollout in zip(found, honest(), strict=True) if each.measured is not None]
+    measured, rollout = max(pairs, key=lambda pair: pair[0].shortfall)
+
+    def judged(rl: RlConfig) -> tuple[bool, bool]:
+        (found,) = Verifier(near, Letters(), TOKENIZER, rl).verify(ASSIGNED, [rollout])
+        return found.reason is None, found.sure
+
+    worst = {
+        "max_mantissa_mean": max(each.mantissa_mean for each in measured.mismatches),
+        "max_mantissa_median": max(each.mantissa_median for each in measured.mismatches),
+        "max_shortfall": measured.shortfall,
+    }
+    for name, value in worst.items():
+        judgements = [judged(replace(wide, **{name: share * value})) for share in (0.5, 0.9, 1.1, 4.0)]  # type: ignore[arg-type]
+        assert judgements == [(False, True), (False, False), (True, False), (True, True)], (name, value)
+
+
+def test_what_is_plain_is_sure() -> None:
+    assert {each.sure for each in verifier().verify(ASSIGNED, honest())} == {True}
+    assert {each.sure for each in verifier(seed=4).verify(ASSIGNED, honest())} == {True}
+    assert {each.sure for each in verifier().verify(replace(ASSIGNED, problems=(5,)), honest())} == {True}
+
+
 def test_a_conversation_of_two_turns_is_accepted_and_its_replies_are_the_environments() -> None:
     environment = Letters("more? ")
     (usual, _), *_ = Counter(token for each in honest() for token in each.output).most_common()
