@@ -95,6 +95,8 @@ class Batch:
     """Of our trainer process, while it verified this, or learned from it."""
     decision: Decision | None = None
     used: bool = False
+    is_restated: bool = False
+    """Whether its maker stated another batch with its number, in another life."""
 
     @property
     def root(self) -> Hash:

@@ -171,8 +171,7 @@ class Pool:
             return []
         known = self._slots.get((author, body.version, body.number))
         if known is not None:
-            contradicts = known.body.incarnation == body.incarnation and known.body != body
-            return [Contrary(known.raw, event.raw)] if contradicts else []
+            return self._hear_again(known, event)
         is_ours = author == self._scene.me
         batch = Batch(author, body, event.raw, now, bytes_=Bytes.HERE if is_ours else Bytes.ABSENT)
         if batch.key in self._batches:
@@ -187,6 +186,18 @@ class Pool:
                 effects += self._end(loser)
         self._batches[batch.key] = self._slots[author, body.version, body.number] = batch
         return [*effects, *self._look(batch, now)]
+
+    def _hear_again(self, known: Batch, event: Heard) -> list[PoolEffect]:
+        """Another statement for a number.  One of another life proves nothing, as its maker may have lost its disk.  But it
+        may have made one batch and stated it several times, for a trainer each, so nobody learns from any of them."""
+        if known.body == event.body:
+            return []
+        if known.body.incarnation == event.body.incarnation:
+            return [Contrary(known.raw, event.raw)]
+        if known.is_restated:
+            return []
+        known.is_restated = True
+        return [Forward(), *self._drop(known, Decision.STALE)]
 
     def _is_possible(self, body: RolloutBatch) -> bool:
         """Whether an honest peer may have stated this lately."""
@@ -307,10 +318,16 @@ class Pool:
             return []
         effects: list[PoolEffect] = []
         for batch in self:
-            if batch.author == author and not batch.used:
-                self._lacking.pop(batch.key, None)
-                effects += [*self._scene.decide(batch, Decision.REJECTED), *discard(batch)]
+            if batch.author == author:
+                effects += self._drop(batch, Decision.REJECTED)
         return effects
+
+    def _drop(self, batch: Batch, decision: Decision) -> list[PoolEffect]:
+        """Learn nothing from it that was not learned yet."""
+        if batch.used:
+            return []
+        self._lacking.pop(batch.key, None)
+        return [*self._scene.decide(batch, decision), *discard(batch)]
 
     def _end(self, batch: Batch) -> list[PoolEffect]:
         """Forget a batch; what was not decided is stale."""

@@ -358,7 +358,20 @@ def test_two_batches_of_one_number_contradict_each_other_in_one_life() -> None:
     table.hear()
     assert table.hear() == []
     assert kinds(table.hear(root=hash_bytes("root", b"1"))) == [Contrary]
-    assert table.hear(root=hash_bytes("root", b"1"), incarnation=2) == [], "it was restarted"
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_of_a_number_that_is_stated_in_several_lives_nobody_learns(accepted: bool) -> None:
+    """Else one batch, stated a little otherwise for each trainer, was learned from and credited as often."""
+    table, others = dealt(), [hash_bytes("root", bytes([number])) for number in (1, 2)]
+    if accepted:
+        table.judge(table.order[0], GOOD)
+    told = kinds(table.hear(root=others[0], incarnation=2))
+    assert told == ([Forward, Discard] if accepted else [Forward, BatchDecided, Discard]), "all have to hear of it"
+    assert table.hear(root=others[1], incarnation=3) == [], "once is enough"
+    table.judge(table.order[0], GOOD)
+    assert table.pool.usable(3) == [] and not table.pool.standing.aside(WORKER), "it may have lost its disk"
+    assert kinds(table.hear(root=others[1], number=1, incarnation=3)) == [Forward, Fetch]
 
 
 def test_a_verdict_counts_once_and_not_on_ones_own_batch() -> None:
