@@ -60,7 +60,7 @@ class RolloutTally:
     """Of one peer, whose ID is `me`.
 
     generated, generated_tokens, generating_s: batches of ours, their tokens and the time they took.
-    judged, judged_rollouts: batches that we verified ourselves.  rewards: of rounds.  accepted_tokens: of ours, in records.
+    judged: batches that we verified ourselves.  rewards: of rounds.  accepted_tokens: of ours, in records.
     """
 
     me: str = ""
@@ -74,7 +74,6 @@ class RolloutTally:
     generated_tokens: int = 0
     generating_s: float = 0.0
     judged: int = 0
-    judged_rollouts: int = 0
     used: int = 0
     """Batches that this trainer learned from."""
     accepted_tokens: int = 0
@@ -159,7 +158,7 @@ class RolloutTally:
         rollouts = event.accepted + event.rejected + event.inconclusive
         known = self._batch(event.author, event.version, event.number, event.root, at)
         if event.validator == self.me and self.me not in known.judges:
-            self.judged, self.judged_rollouts = self.judged + 1, self.judged_rollouts + rollouts
+            self.judged += 1
         judges = [judge for judge in known.judges if judge != event.validator]
         verdict = REJECTED if event.rejected else UNSURE if event.inconclusive else ACCEPTED
         if known.verdict in (REJECTED, STALE) or (known.verdict == ACCEPTED and verdict == UNSURE):

@@ -9,10 +9,11 @@ import pytest
 from peer.control.client import Stamped
 from peer.drawing import columns
 from protocol import events as ev
+from protocol.status import RolloutStatus
 from tests.protocol.example_status import NEIGHBOUR, OTHER, status
 from tui.app import PANELS
 from tui.panel import Draw
-from tui.panels import header, swarm
+from tui.panels import header, rollouts, swarm, training
 from tui.panels.look import Look
 from tui.picture import Picture
 
@@ -68,6 +69,36 @@ def test_the_swarm_shows_how_each_peer_is_connected(link: str, width: int) -> No
     picture.update(status(swarm=[replace(NEIGHBOUR, link=link), replace(NEIGHBOUR, liveness="gone", link="", heard_s=200)]))
     rows = [row.plain for row in swarm.draw(picture, width, 12, Look())]
     assert any(row.rstrip().endswith(f" {link}") for row in rows) and any(row.rstrip().endswith("3 min ago") for row in rows)
+
+
+def test_the_swarm_shows_no_half_of_a_number() -> None:
+    picture = Picture()
+    picture.update(status(swarm=[replace(NEIGHBOUR, tokens_per_s=837.0)]))
+    for width in range(20, 80):
+        head, *_, row = [row.plain for row in swarm.draw(picture, width, 12, Look())]
+        assert ("TOK/S" in head) == ("  837" in row) == (width >= 58), "two panels side by side on 120 columns have 58"
+        assert ("SHARE" in head) == (" %" in row)
+
+
+def test_the_rollouts_are_counted_as_the_peer_counts_them() -> None:
+    told = RolloutStatus(version=7, generated=300, accepted=80, rejected=1, used=174, accepted_tokens=12_700)
+    picture = Picture()
+    picture.apply(Stamped(0.0, 0.0, ev.RolloutsCounted(6, 0.5, 2, 90, {OTHER: 90}, 0, ["aa"])))
+    for role, part in (("rollout", "12.7 k tokens learned from"), ("trainer", "174 batches"), ("validator", "81 batches")):
+        picture.update(status(role=role, rollouts=told))
+        assert part in rollouts.draw(picture, 118, 12, Look())[0].plain, "the view has seen one event"
+
+
+def test_who_commits_no_rounds_sees_the_curve_of_the_held_out_loss() -> None:
+    picture = Picture()
+    picture.update(status(role="rollout"))
+    picture.apply(Stamped(0.0, 0.0, ev.EvalLoss(3, 2.5, OTHER)))
+    assert "the curve begins with the second held-out loss" in training.draw(picture, 58, 9, Look())[-1].plain
+    picture.apply(Stamped(1.0, 1.0, ev.EvalLoss(6, 2.25, OTHER)))
+    drawn = [row.plain for row in training.draw(picture, 58, 9, Look())]
+    assert drawn[2].startswith("  2.500 ") and drawn[-1].startswith("  2.250 ")
+    picture.update(status(role="trainer"))
+    assert "the curve begins with the second round" in training.draw(picture, 58, 9, Look())[-1].plain
 
 
 @pytest.mark.parametrize("stopped", ["", EVIL])

@@ -39,6 +39,7 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
 
 
 def _head(picture: Picture) -> str:
+    """What was done, as the peer counts it: a view that came later has seen fewer events."""
     tally, status = picture.rollouts, picture.status
     told = status.rollouts if status is not None else None
     role = status.role if status is not None else ""
@@ -48,12 +49,15 @@ def _head(picture: Picture) -> str:
     if role == "rollout":
         rate = told.generated_tokens_per_s if told is not None else tally.generated_tokens / max(1e-3, tally.generating_s)
         made = told.generated if told is not None else tally.generated
+        learned = told.accepted_tokens if told is not None else tally.accepted_tokens
         did = f"{many(made, 'batch', 'batches')} made, {amount(rate)} tokens/s"
-        return f"{text}   {did}, {amount(tally.accepted_tokens)} tokens learned from"
+        return f"{text}   {did}, {amount(learned)} tokens learned from"
     if role == "validator":
         speed = f", {told.verified_per_s:.1f} rollouts/s" if told is not None else ""
-        return f"{text}   {many(tally.judged, 'batch', 'batches')} judged, {many(tally.judged_rollouts, 'rollout')}{speed}"
-    return f"{text}   {many(tally.used, 'batch', 'batches')} learned from"
+        judged = told.accepted + told.rejected if told is not None else tally.judged
+        return f"{text}   {many(judged, 'batch', 'batches')} judged{speed}"
+    used = told.used if told is not None else tally.used
+    return f"{text}   {many(used, 'batch', 'batches')} learned from"
 
 
 def _counts(picture: Picture) -> list[tuple[str, int]]:

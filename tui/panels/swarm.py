@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 
 from rich.text import Text
 
@@ -15,6 +16,8 @@ from tui.picture import Picture
 
 TITLE = "Swarm"
 NAME = 24
+WIDTHS = (NAME, 10, 11, 5, 8, 7, 12)
+"""Of name, role, phase, round, rate, share and link.  A column is shown whole or not: half a number is another one."""
 ORDERS: tuple[tuple[str, Callable[[SwarmPeer], tuple[object, ...]]], ...] = (
     ("name", lambda known: (known.liveness != "alive", known.name.lower(), known.peer)),
     ("tokens/s", lambda known: (-known.tokens_per_s, known.peer)),
@@ -33,7 +36,8 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     totals = defaultdict(float, {status.role: status.tokens_per_s})
     for known in others:
         totals[known.role] += known.tokens_per_s if known.liveness == "alive" else 0.0
-    head = f"{'PEER':<{NAME}}{'ROLE':<10}{'PHASE':<11}{'ROUND':>6}{'TOKENS/S':>9}{'SHARE':>7}  LINK"
+    titles = (f"{'PEER':<{NAME}}", f"{'ROLE':<10}", f"{'PHASE':<11}", "ROUND", f"{'TOK/S':>8}", f"{'SHARE':>7}", "  LINK")
+    head = _shown(titles, width)
     lines = [line((fit(f"{head}   by {title}" if width > 96 else head, width), STRONG))]
     lines.append(_row(_me(status), totals, width, mine=True))
     shown = look.window(len(others), height - len(lines))
@@ -64,9 +68,18 @@ def _row(known: SwarmPeer, totals: Mapping[str, float], width: int, *, mine: boo
     link = (clean(known.link, 10) or "-") if alive else f"{duration(known.heard_s)} ago"
     total = totals[known.role]  # of its role: tokens that are generated are no tokens that are trained
     share = f"{100 * known.tokens_per_s / total:.0f} %" if total > 0 and alive else "-"
-    text = (
-        f"{pad(f'{clean(known.name, 16)} {short(known.peer)}', NAME)}{fit(known.role, 9):<10}"
-        f"{fit(known.phase if alive else known.liveness, 10):<11}{known.round:>6}"
-        f"{amount(known.tokens_per_s):>9}{share:>7}  {link}"
+    cells = (
+        pad(f"{clean(known.name, 16)} {short(known.peer)}", NAME),
+        f"{fit(known.role, 9):<10}",
+        f"{fit(known.phase if alive else known.liveness, 10):<11}",
+        f"{known.round:>5}",
+        f"{amount(known.tokens_per_s):>8}",
+        f"{share:>7}",
+        f"  {link}",
     )
-    return line((fit(text, width), GOOD if mine else "" if alive else WARNING))
+    return line((fit(_shown(cells, width), width), GOOD if mine else "" if alive else WARNING))
+
+
+def _shown(cells: Sequence[str], width: int) -> str:
+    """The columns for which there is room, and the first one in any case."""
+    return "".join(cell for cell, end in zip(cells, accumulate(WIDTHS), strict=True) if end <= max(width, NAME))

@@ -23,8 +23,11 @@ def draw(picture: Picture, width: int, height: int, look: Look) -> list[Text]:
     newest = number(losses[-1]) if losses else number(status.loss if status is not None else None)
     head = f"loss {newest}   {amount(mine)} tokens/s here, {amount(swarm)} in all"
     lines = [line(fit(head, width)), line((fit(_held_out(picture), width), GOOD if picture.evals else FAINT))]
+    if len(losses) < 2 and status is not None and status.role != "trainer":
+        losses = [loss for _, loss, _ in picture.evals]  # who follows commits no rounds, and hears only of this loss
     if len(losses) < 2:
-        return [*lines, line((fit("the curve begins with the second round", width), FAINT))]
+        which = "round" if status is None or status.role == "trainer" else "held-out loss"
+        return [*lines, line((fit(f"the curve begins with the second {which}", width), FAINT))]
     drawn = curve(losses, width, height - len(lines), unicode=look.unicode)
     return [*lines, *(line((row, GOOD)) for row in drawn)]
 
