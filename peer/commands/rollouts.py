@@ -76,7 +76,10 @@ def _folder(root: Path, wanted: str | None) -> Path:
 
 
 WORDS = {
-    "rollout": ("generated", "this peer made {}: {accepted} accepted, {rejected} rejected, {waiting} not judged yet"),
+    "rollout": (
+        "generated",
+        "this peer made {}: {accepted} accepted, {rejected} rejected, {stale} got too old, {waiting} not judged yet",
+    ),
     "validator": ("judged", "this peer judged {} of others: {accepted} accepted, {rejected} rejected, {unsure} unsure"),
     "trainer": ("used", "this trainer learned from {}; {accepted} accepted, {rejected} rejected, {stale} got too old"),
 }
