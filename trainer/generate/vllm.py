@@ -5,9 +5,10 @@ built-in generator beyond rounding.  vLLM shows no hidden states after the final
 anew, in one pass of the built-in model over the finished sequence, as a validator does it.  That costs a second copy of the
 weights on the GPU, and about what a validator pays for a rollout.
 
-Written against the documented interface of vLLM 0.32 (custom logits processors of Model Runner V2, `LLMEngine`,
-`apply_model`).  Not run with vLLM: the tests put a stand-in with that interface in its place, which shows that noise, turns,
-swap of weights and hidden states are as they should be if vLLM does what its documentation says.  One GPU.
+Written against vLLM 0.32 (custom logits processors of Model Runner V2, `LLMEngine`, `apply_model`), and compared with the
+source of 0.32 and 0.33.  Not run with vLLM: the tests put a stand-in with that interface in its place, which shows that noise,
+turns, swap of weights and hidden states are as they should be if vLLM does what it says.  One NVIDIA or AMD GPU: on a
+processor vLLM packs its weights anew, so that they cannot be swapped.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from trainer.generate.proving import Prove, ProveAll, Proving
 from trainer.generate.sampling import gumbel
 from trainer.models.llama.config import ModelConfig, parameter_layout
 from trainer.models.llama.huggingface import config_json
+
+SHARE = 0.92
+"""Of the memory that is free on the GPU: what vLLM is told to take, for it refuses to begin where it cannot have that."""
 
 
 @dataclass
@@ -74,6 +78,7 @@ class VllmEngine:
         self._reference = Batch(config, device, torch.bfloat16, 1, length)
         with tempfile.TemporaryDirectory() as folder:
             described = config_json(config, "bfloat16", context=length, eos=None)
+            described["max_position_embeddings"] = length  # vLLM makes nothing longer, whatever the model was made for
             (Path(folder) / "config.json").write_text(json.dumps(described))
             arguments = {
                 "model": folder,
@@ -84,6 +89,7 @@ class VllmEngine:
                 "max_num_seqs": slots,
                 "logits_processors": [_noise_processor()],
                 "disable_log_stats": True,
+                **_memory(device),
             }
             self._vllm = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments | settings))
 
@@ -139,7 +145,8 @@ class VllmEngine:
                 continue
             weights = list(self._named(entry))
             self._vllm.apply_model(lambda model, weights=weights: _take_over(model, weights))
-            self._vllm.reset_prefix_cache()
+            if not self._vllm.reset_prefix_cache():
+                raise RuntimeError("vLLM holds keys and values of the weights before; start it anew")
             self._reference.load(entry)
             self._loaded = True
 
@@ -162,7 +169,8 @@ class VllmEngine:
         )
         self._begun += 1
         self._sequences[str(self._begun)] = sequence
-        self._vllm.add_request(str(self._begun), {"prompt_token_ids": [*request.prompt, *sequence.output]}, parameters)
+        prompt = {"type": "token", "prompt_token_ids": [*request.prompt, *sequence.output]}  # as `vllm.inputs.tokens_input`
+        self._vllm.add_request(str(self._begun), prompt, parameters)
 
     def _turn(self, sequence: _Sequence, tokens: tuple[int, ...]) -> None:
         """Continue after a turn of the model, or end."""
@@ -190,6 +198,14 @@ def _vllm() -> Any:
     except ImportError as error:
         raise ImportError("vLLM is not installed; install it with: pip install 'manyhands[vllm]'") from error
     return vllm
+
+
+def _memory(device: torch.device) -> dict[str, float]:
+    """How much of a GPU vLLM may have, as a share of all of it: of what the reference and others leave."""
+    if device.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(device)
+    return {"gpu_memory_utilization": SHARE * free / total}
 
 
 def _take_over(model: Any, weights: list[tuple[str, Tensor]]) -> None:

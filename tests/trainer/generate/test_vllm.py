@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from tests.trainer.generate import vllm_stand_in
 from tests.trainer.generate.naive import CPU, END, FAMILIES, parameters, requests, write
 from trainer.generate.engine import Completion, Ended, Reply, Request, complete
-from trainer.generate.vllm import VllmEngine
+from trainer.generate.vllm import VllmEngine, _memory
 
 LENGTH = 141
 CONFIG = FAMILIES["qwen3"]
@@ -81,6 +82,26 @@ def test_weights_are_swapped_when_the_earlier_requests_have_ended() -> None:
         got += generator.advance()
     for ended, wanted, flat in ((got[:3], first, old), (got[3:], second, new)):
         assert {each.id: each.output for each in ended} == {each.id: write(CONFIG, flat, each).output for each in wanted}
+
+
+def test_a_model_made_for_less_is_run_for_as_long_as_it_is_wanted() -> None:
+    config = replace(CONFIG, context=64)
+    generator = VllmEngine(config, CPU, slots=1, length=LENGTH)
+    generator.load(rounded())
+    wanted = Request(0, tuple(range(90)), 5, 40, ())
+    assert [completion.output for completion in complete(generator, [wanted])] == [write(CONFIG, rounded(), wanted).output]
+
+
+def test_keys_and_values_of_the_weights_before_are_not_gone_on_with() -> None:
+    generator = engine(1)
+    generator._vllm.can_reset = False
+    with pytest.raises(RuntimeError, match="keys and values of the weights before"):
+        generator.load(rounded())
+
+
+def test_vllm_takes_a_share_of_the_memory_that_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (6, 24))
+    assert _memory(torch.device("cuda")) == {"gpu_memory_utilization": pytest.approx(0.23)} and _memory(CPU) == {}
 
 
 def test_a_turn_is_not_lost_when_the_environment_fails() -> None:

@@ -81,6 +81,7 @@ class LLMEngine:
         described = json.loads((Path(arguments.model) / "config.json").read_text())
         config = ModelConfig.from_mapping(facts_of(described))
         self.length = arguments.max_model_len
+        assert self.length <= described["max_position_embeddings"], "vLLM refuses more"
         self.model = _Model(Decoder(config, CPU, torch.zeros(config.parameters)))
         states = SimpleNamespace(max_num_reqs=arguments.max_num_seqs, vocab_size=config.vocab, device=CPU)
         self.processor = arguments.logits_processors[0](arguments, states)
@@ -88,6 +89,7 @@ class LLMEngine:
         self.free = list(range(arguments.max_num_seqs))
         self.running: dict[str, _Running] = {}
         self.resets = 0
+        self.can_reset = True
 
     def apply_model(self, func: Any) -> list[Any]:
         assert not self.running
@@ -95,9 +97,10 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> bool:
         self.resets += 1
-        return True
+        return self.can_reset
 
-    def add_request(self, request_id: str, prompt: dict[str, list[int]], params: SamplingParams) -> str:
+    def add_request(self, request_id: str, prompt: dict[str, Any], params: SamplingParams) -> str:
+        assert prompt["type"] == "token"
         tokens = prompt["prompt_token_ids"]
         assert request_id not in self.running and len(tokens) + params.max_tokens <= self.length
         assert params.temperature == 0.0 and params.ignore_eos and not params.detokenize
