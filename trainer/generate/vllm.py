@@ -6,8 +6,8 @@ anew, in one pass of the built-in model over the finished sequence, as a validat
 weights on the GPU, and about what a validator pays for a rollout.
 
 Written against vLLM 0.32 (custom logits processors of Model Runner V2, `LLMEngine`, `apply_model`), and compared with the
-source of 0.32 and 0.33.  Not run with vLLM: the tests put a stand-in with that interface in its place, which shows that noise,
-turns, swap of weights and hidden states are as they should be if vLLM does what it says.  One NVIDIA or AMD GPU: on a
+source of 0.32 and 0.33.  Not run with vLLM: the tests put a stand-in with that interface in its place, which shows that
+noise, turns, swap of weights and hidden states are as they should be if vLLM does what it says.  One NVIDIA or AMD GPU: on a
 processor vLLM packs its weights anew, so that they cannot be swapped.
 """
 
