@@ -10,7 +10,6 @@ from protocol.rollouts.happenings import Discard, Judge, Moved, PoolEffect, Tell
 from protocol.rollouts.standing import Standing
 from protocol.rollouts.telling import decided, judged, set_aside
 from protocol.run.rl_section import RlSection
-from protocol.state.electorate import tolerated
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
@@ -131,17 +130,11 @@ class Scene:
     def accuse(self, batch: Batch) -> list[PoolEffect]:
         """Set its maker aside where enough electors came to the same as validators that rejected the batch."""
         bad = [peer for peer in batch.judgements if opinion_in(batch, peer) is Opinion.BAD]
-        liars = tolerated(len(self.moved.electors))
-        if batch.author == self.me:
+        if batch.author == self.me or len(bad) < 2:
             return []
-        for accuser in bad:
-            for elector in bad:
-                if elector == accuser or elector not in self.moved.electors:
-                    continue
-                if self.standing.reproduced(batch.author, accuser, elector, liars):
-                    reason = batch.judgements[accuser].reason.value
-                    return self.set_aside(batch.author, f"several peers found: {reason}")
-        return []
+        if not self.standing.reproduced(batch.author, bad, frozenset(self.moved.electors)):
+            return []
+        return self.set_aside(batch.author, f"several peers found: {batch.judgements[bad[0]].reason.value}")
 
     def set_aside(self, peer: PeerId, reason: str, role: Role = Role.ROLLOUT) -> list[PoolEffect]:
         """Use nothing of this peer any more."""

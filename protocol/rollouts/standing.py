@@ -12,8 +12,10 @@ Histories outlive us (`protocol.rollouts.kept_standing`); what others said of a 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from protocol.state.electorate import tolerated
 from protocol.wire.identity import PeerId
 
 RARELY = 0.1
@@ -29,8 +31,10 @@ MAX_KNOWN = 2048
 class _Known:
     clean: int = 0
     aside: str = ""
-    reproduced: dict[PeerId, set[PeerId]] = field(default_factory=dict)
-    """Validators that rejected rollouts of this peer, and the electors that came to the same."""
+    accusers: set[PeerId] = field(default_factory=set)
+    """Peers that rejected a batch of this peer which an elector rejected as well."""
+    electors: set[PeerId] = field(default_factory=set)
+    """Electors that rejected one which somebody else rejected as well."""
 
 
 class Standing:
@@ -88,17 +92,20 @@ class Standing:
         self.lowered += 1
         return True
 
-    def reproduced(self, author: PeerId, accuser: PeerId, elector: PeerId, liars: int) -> bool:
-        """An elector came to the same as a validator that rejected rollouts of `author`; whether it is to be set aside.
+    def reproduced(self, author: PeerId, rejecting: Collection[PeerId], electors: frozenset[PeerId]) -> bool:
+        """These, several, rejected a batch of `author`; whether it is to be set aside.  electors: of the tip.
 
-        liars: that the electors bear.  Two accusers, and more electors than can all be liars, are needed.
+        Two accusers, and more of these electors than can all be liars, are needed.
         """
-        accusers = self._of(author).reproduced
-        if accuser not in accusers and len(accusers) >= MOST_ACCUSERS:
-            accuser = next(iter(accusers))  # two are enough, and keys are free
-        accusers.setdefault(accuser, set()).add(elector)
-        electors = set().union(*accusers.values())
-        return len(accusers) >= FEWEST_ACCUSERS and len(electors) >= max(FEWEST_ACCUSERS, liars + 1)
+        judges = electors.intersection(rejecting)
+        if not judges:
+            return False
+        known = self._of(author)
+        accusers = [peer for peer in rejecting if judges != {peer}]  # an elector does not reproduce its own
+        known.accusers.update(accusers[: MOST_ACCUSERS - len(known.accusers)])  # two are enough, and keys are free
+        known.electors = known.electors & electors | judges
+        enough = max(FEWEST_ACCUSERS, tolerated(len(electors)) + 1)
+        return len(known.accusers) >= FEWEST_ACCUSERS and len(known.electors) >= enough
 
     def _of(self, peer: PeerId) -> _Known:
         known = self._known.setdefault(peer, _Known())

@@ -92,7 +92,7 @@ def _used_again() -> Iterator[None]:
 
 def _one_accuser() -> Any:
     """One elector's word is enough to set a peer aside."""
-    return patch.object(Standing, "reproduced", lambda self, author, accuser, elector, liars: True)
+    return patch.object(Standing, "reproduced", lambda self, author, rejecting, electors: True)
 
 
 def _validators_believed() -> Any:

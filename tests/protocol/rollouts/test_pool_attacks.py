@@ -25,11 +25,12 @@ from protocol.rollouts.happenings import (
     Tick,
 )
 from protocol.rollouts.room import PLACES
+from protocol.rollouts.standing import Standing
 from protocol.wire.hashes import Hash, hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
 from protocol.wire.rollouts import CODES, Judgement, Verdict
-from tests.protocol.rollouts.test_pool import GOOD, ME, ONE_PLACE, RL, ROOT, VALIDATORS, WORKER, Table, dealt, kinds
+from tests.protocol.rollouts.test_pool import BAD, GOOD, ME, ONE_PLACE, RL, ROOT, VALIDATORS, WORKER, Table, dealt, kinds
 
 COPIER = VALIDATORS[0]
 CROWD = [PeerId(f"12D3KooW{number:x>44}".replace("0", "z")) for number in range(300)]
@@ -260,3 +261,16 @@ def test_a_flood_of_keys_does_not_push_out_its_equals(monkeypatch: Any) -> None:
         assert Forward in kinds(table.hear(root=root_of(number), number=number))
     table.move(3 + RL.max_async + 1)
     assert Forward in kinds(table.hear(CROWD[0], version=5))
+
+
+def test_electors_and_keys_that_reject_together_cost_one_look_for_each_verdict(monkeypatch: Any) -> None:
+    """Each pair of them was looked at, for each verdict: those of a third of 64 electors held everybody up."""
+    looks: list[int] = []
+    monkeypatch.setattr(Standing, "reproduced", lambda self, author, rejecting, electors: looks.append(len(rejecting)))
+    table = Table(Role.SEED, trainers=tuple(CROWD[:64]))
+    table.validators = frozenset(CROWD[64:80])
+    table.tick()
+    table.hear()
+    for peer in CROWD[:80]:
+        table.judge(peer, BAD)
+    assert looks == [*range(2, 81)]

@@ -6,6 +6,7 @@ from protocol.rollouts.standing import FADES, MAX_KNOWN, MOST_ACCUSERS, RARELY, 
 from protocol.wire.identity import PeerId
 
 ANN, BOB, CID, DOT = map(PeerId, ("ann", "bob", "cid", "dot"))
+PLAIN = [PeerId(f"peer {number}") for number in range(7)]
 
 
 def test_all_of_a_stranger_is_checked_and_a_clean_history_makes_checks_rare() -> None:
@@ -33,14 +34,23 @@ def test_who_is_set_aside_stays_so_for_the_first_reason() -> None:
 
 
 def test_two_accusers_and_more_electors_than_can_be_liars_are_needed() -> None:
+    of_four, of_seven = frozenset([CID, DOT, *PLAIN[:2]]), frozenset([CID, DOT, *PLAIN[:5]])
     standing = Standing()
-    assert not standing.reproduced(ANN, BOB, CID, 1)
-    assert not standing.reproduced(ANN, BOB, DOT, 1), "one accuser"
-    assert standing.reproduced(ANN, CID, DOT, 1)
+    assert not standing.reproduced(ANN, [BOB, CID], of_four)
+    assert not standing.reproduced(ANN, [BOB, DOT], of_four), "one accuser"
+    assert standing.reproduced(ANN, [CID, DOT], of_four)
     other = Standing()
-    assert not other.reproduced(ANN, BOB, DOT, 1)
-    assert not other.reproduced(ANN, CID, DOT, 1), "one elector, which may lie"
-    assert not other.reproduced(ANN, CID, BOB, 2), "two of them, which may lie"
+    assert not other.reproduced(ANN, [BOB, PLAIN[6]], of_four), "no elector"
+    assert not other.reproduced(ANN, [BOB, PLAIN[6], DOT], of_four), "one elector, which may lie"
+    assert not other.reproduced(ANN, [CID, BOB], of_seven), "two of them, which may lie"
+    assert other.reproduced(ANN, [PLAIN[0], BOB], of_seven)
+
+
+def test_who_is_no_elector_any_more_counts_as_none() -> None:
+    """Else liars that vote one after the other were as good as many."""
+    standing = Standing()
+    assert not standing.reproduced(ANN, [BOB, PLAIN[6], CID], frozenset([CID, *PLAIN[:3]]))
+    assert not standing.reproduced(ANN, [BOB, PLAIN[6], DOT], frozenset([DOT, *PLAIN[:3]]))
 
 
 def test_what_is_remembered_is_bounded_and_who_was_set_aside_is_forgotten_last() -> None:
@@ -76,8 +86,8 @@ def test_a_crowd_that_was_right_once_takes_no_longer_history() -> None:
 
 
 def test_accusers_are_bounded_for_keys_are_free() -> None:
-    standing = Standing()
+    standing, electors = Standing(), frozenset([BOB, CID, *PLAIN[:2]])
     for number in range(1000):
-        assert not standing.reproduced(ANN, PeerId(f"key {number}"), BOB, 1)
-    assert standing.reproduced(ANN, PeerId("one more"), CID, 1)
-    assert len(standing._known[ANN].reproduced) == MOST_ACCUSERS
+        assert not standing.reproduced(ANN, [PeerId(f"key {number}"), BOB], electors)
+    assert standing.reproduced(ANN, [PeerId("one more"), CID], electors)
+    assert len(standing._known[ANN].accusers) == MOST_ACCUSERS
