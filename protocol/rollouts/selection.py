@@ -75,22 +75,28 @@ class Selection:
     @asynccontextmanager
     async def chosen(self, round: int, on_wait: Callable[[WhyIdle, str], None]) -> AsyncIterator[Chosen]:
         """Wait for enough accepted batches that we have not learned from, for the weights that the loss compares with, and
-        for the trainer process; they are ours within.  Where a set of tasks is lost there may be none after a while, as
-        no more are made until it has fallen out.
+        for the trainer process; they are ours within.  It may be verifying, and set a maker aside for what it finds: so what
+        there is counts when it is ours.  Where a set of tasks is lost there may be none after a while, as no more are made
+        until it has fallen out.
 
         on_wait: told what it waits for, in a sentence.
         """
         self._hurried, self._begun = False, trio.current_time()
-        while lacking := self._lacking(round, len(usable := self._usable(round))):
-            on_wait(*lacking)
-            await trio.sleep(LOOK_S)
-        against = None if usable else self._tasks.against(self._tasks.at(round))
-        batches = sorted(usable[: self.wanted], key=lambda batch: (batch.root, batch.author))
-        roots = [batch.root for batch in batches]
-        reference = self.reference.path if self.reference is not None else None
-        with self._files.using(*roots):
+        while True:
+            while lacking := self._lacking(round, len(self._usable(round))):
+                on_wait(*lacking)
+                await trio.sleep(LOOK_S)
             async with self._turn.taken():
-                yield Chosen(batches, tuple(self._files.path(root) for root in roots), reference, against)
+                usable = self._usable(round)
+                if self._lacking(round, len(usable)):
+                    continue
+                against = None if usable else self._tasks.against(self._tasks.at(round))
+                batches = sorted(usable[: self.wanted], key=lambda batch: (batch.root, batch.author))
+                roots = [batch.root for batch in batches]
+                reference = self.reference.path if self.reference is not None else None
+                with self._files.using(*roots):
+                    yield Chosen(batches, tuple(self._files.path(root) for root in roots), reference, against)
+                return
 
     def _lacking(self, round: int, usable: int) -> tuple[WhyIdle, str] | None:
         """What a round waits for that has so many batches; None where it need not wait."""

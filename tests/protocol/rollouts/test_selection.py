@@ -42,6 +42,38 @@ def a_batch(number: int) -> Batch:
     return Batch(BOB.peer_id, body, b"raw")
 
 
+def test_what_is_dropped_while_the_trainer_process_still_verifies_is_not_learned_from(tmp_path: Path) -> None:
+    """What that check finds may set the maker of the others aside."""
+    first, second, usable = a_batch(0), a_batch(1), list[Batch]()
+    session: Any = SimpleNamespace(me=ANN.peer_id)
+    pool: Any = SimpleNamespace(usable=lambda version: usable)
+    tasks: Any = SimpleNamespace(lost=lost(), at=lambda version: TasksInForce())
+    learned = list[Batch]()
+
+    async def main() -> None:
+        files, turn = WeightFiles(Disk(), tmp_path), Turn()
+        selection = Selection(session, pool, files, turn, 1, tasks)
+
+        async def learn() -> None:
+            async with selection.chosen(4, lambda why, detail: None) as chosen:
+                assert {*files.used()} == {batch.root for batch in chosen.batches}
+                learned.extend(chosen.batches)
+
+        usable.append(first)
+        async with trio.open_nursery() as nursery:
+            async with turn.taken():
+                nursery.start_soon(learn)
+                await trio.testing.wait_all_tasks_blocked()
+                usable.clear()
+            await trio.testing.wait_all_tasks_blocked()
+            assert learned == []
+            async with turn.taken():
+                usable.append(second)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert learned == [second]
+
+
 def test_a_round_waits_for_the_weights_that_its_loss_compares_with(tmp_path: Path) -> None:
     """Also when the others wait for it, and whatever batches are here."""
     session: Any = SimpleNamespace(me=ANN.peer_id)
