@@ -48,12 +48,13 @@ class Decision(Enum):
 @dataclass
 class Dealt:
     """beacon: what draws the validators.  at: when we heard of it.  order: the first of them, drawn among `among`; None
-    while they are not drawn."""
+    while they are not drawn.  turn: those whose turn had come when we looked last."""
 
     beacon: Hash
     at: float
     order: tuple[PeerId, ...] = ()
     among: frozenset[PeerId] | None = None
+    turn: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True)

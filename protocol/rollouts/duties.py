@@ -159,6 +159,7 @@ class Leading(Onlooker):
         effects = scene.say(batch, codes)
         for validator in [*batch.judgements]:
             effects += self.compare(batch, validator)
+        self._note_agreement(batch, opinion)
         if opinion is Opinion.GOOD:
             scene.standing.right(batch.author)
             return [*effects, *scene.decide(batch, Decision.ACCEPTED)]
@@ -187,11 +188,16 @@ class Leading(Onlooker):
             return scene.set_aside(validator, f"it {said} rollouts, and our own check says the contrary", Role.VALIDATOR)
         scores = batch.judgements[validator].scores
         if ours is Opinion.BAD or batch.scores is None or scores is None:
-            scene.standing.right(validator)
             return []
         if any(scores[place] not in (batch.scores[place], UNSCORED) for place in batch.exact):
             return scene.set_aside(validator, "it gave rollouts other scores than those of our own check", Role.VALIDATOR)
-        scene.standing.right(validator)
         dealt = batch.deals.get(scene.me)
         is_asked = dealt is not None and validator in dealt.order[: places_of(dealt.beacon)]
         return [Compare(batch, batch.scores, scores)] if is_asked else []  # else a crowd of keys outvoted who was asked
+
+    def _note_agreement(self, batch: Batch, ours: Opinion) -> None:
+        """Who was asked and said the same before us was right.  Others may only repeat what they heard."""
+        standing, dealt = self._scene.standing, batch.deals.get(self._scene.me)
+        for validator in dealt.turn if dealt is not None and ours in SURE else ():
+            if opinion_in(batch, validator) is ours and not standing.aside(validator):
+                standing.right(validator)

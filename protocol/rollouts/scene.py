@@ -68,6 +68,7 @@ class Scene:
                 break
             turn.append(peer)
             lacking -= not self._is_no_help(batch, peer)
+        dealt.turn = tuple(turn)
         return turn, len(turn) < len(order) and waited < PATIENCE
 
     def _is_no_help(self, batch: Batch, peer: PeerId) -> bool:

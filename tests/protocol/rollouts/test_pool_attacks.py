@@ -274,3 +274,17 @@ def test_electors_and_keys_that_reject_together_cost_one_look_for_each_verdict(m
     for peer in CROWD[:80]:
         table.judge(peer, BAD)
     assert looks == [*range(2, 81)]
+
+
+def test_who_repeats_what_others_found_is_not_believed_for_it() -> None:
+    """It is free, and does without verifying anything, so that hundreds of keys had a clean history after 22 batches."""
+    table = Table(Role.TRAINER, draw=0.0)
+    asked, before, after = table.order[:3]
+    table.hear()
+    table.deal()
+    table.fetched()
+    table.judge(asked, GOOD)
+    table.judge(before, GOOD)
+    table.check(GOOD)
+    table.judge(after, GOOD)
+    assert [table.pool.standing.clean(peer) for peer in (asked, before, after)] == [1, 0, 0]
