@@ -265,7 +265,7 @@ class Participation:
             raise PeerError(search.failure(MANIFEST_DEADLINE_S), ExitCode.UNREACHABLE)
         self._early = WhyIdle.STARTING, "opening the run on disk"
         manifest = signed.manifest
-        role = self._role or await chosen_role(manifest, signed.run, self._identity.peer_id, self._emit)
+        role = await chosen_role(manifest, signed.run, self._identity.peer_id, self._emit, self._role)
         self._role = role
         standing = await trio.to_thread.run_sync(
             find_standing,

@@ -12,11 +12,16 @@ from peer.resources.computer import available_memory
 from peer.resources.gpu import free_gpu_memory
 from peer.resources.memory import memory_need, memory_problem
 from peer.resources.role import choose_role
-from protocol.events import Event, RoleChosen
+from protocol.events import Event, Notice, RoleChosen
 from protocol.run.manifest import RunManifest
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
+
+FOUNDER_RESTS = (
+    "this peer is a founder of the run, and does not vote with the role {role}: until four peers have earned a vote, the "
+    "run may stand still without it; join with --role trainer, or name other founders in the run file"
+)
 
 
 def check_together(manifest: RunManifest, peers: int) -> None:
@@ -30,8 +35,15 @@ def check_together(manifest: RunManifest, peers: int) -> None:
         )
 
 
-async def chosen_role(manifest: RunManifest, run: Hash, peer: PeerId, emit: Callable[[Event], None]) -> Role:
-    """The role of a peer whose owner leaves it open; in a run with rollouts it is told why it is that one."""
+async def chosen_role(
+    manifest: RunManifest, run: Hash, peer: PeerId, emit: Callable[[Event], None], wanted: Role | None = None
+) -> Role:
+    """The role of a peer: what its owner wants, with a warning where the run may wait for something else; where that is left
+    open, what suits, and in a run with rollouts it is told why it is that one."""
+    if wanted is not None:
+        if wanted is not Role.TRAINER and manifest.founders != "anyone" and peer in manifest.founders:
+            emit(Notice("warning", FOUNDER_RESTS.format(role=wanted.value)))
+        return wanted
     available, gpu = await trio.to_thread.run_sync(available_memory), await trio.to_thread.run_sync(free_gpu_memory)
     role, reason = choose_role(manifest, run, peer, available, gpu)
     if manifest.rl is not None:

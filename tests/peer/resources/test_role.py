@@ -9,7 +9,7 @@ from peer.resources import check
 from peer.resources.memory import memory_line, memory_need
 from peer.resources.role import choose_role
 from protocol.event import Event
-from protocol.events import RoleChosen
+from protocol.events import Notice, RoleChosen
 from protocol.run.manifest import RunManifest, run_id
 from protocol.run.run_file import parse_run_file
 from protocol.wire.identity import Identity, PeerId
@@ -82,3 +82,12 @@ def test_it_is_told_in_a_run_with_rollouts(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(event, RoleChosen) and event.role == "trainer" and "founder" in event.reason
     plain = parse_run_file('name = "plain"', FOUNDER)
     assert trio.run(check.chosen_role, plain, run_id(plain), FOUNDER, told.append) is Role.TRAINER and len(told) == 1
+
+
+@pytest.mark.parametrize("role", [Role.ROLLOUT, Role.VALIDATOR, Role.SEED, Role.TRAINER])
+def test_a_founder_that_is_not_to_train_is_warned_that_the_run_waits_for_it(role: Role) -> None:
+    told: list[Event] = []
+    for manifest, peer in ((RUN, FOUNDER), (RUN, OTHERS[0]), (ANYBODYS, FOUNDER)):
+        assert trio.run(check.chosen_role, manifest, run_id(manifest), peer, told.append, role) is role
+    assert len(told) == (role is not Role.TRAINER)
+    assert all(isinstance(notice, Notice) and f"does not vote with the role {role.value}:" in notice.text for notice in told)
