@@ -47,13 +47,11 @@ class TaskControls:
         return {"run": self._peer.status().run, **self._desk().status()}
 
     async def _publish(self, fields: dict[str, Any]) -> dict[str, Any]:
-        desk, file, name, count = self._desk(), fields.get("file"), fields.get("name"), fields.get("count")
+        desk, file, name, count = self._desk(), fields.get("file"), fields.get("name"), _count(fields)
         if not isinstance(file, str) or not GIVEN.fullmatch(file):
             raise ControlError("a file to publish lies in the run's folder of tasks; use `peer tasks publish`")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ControlError("a set's name has 1 to 64 plain characters; give another one with --name")
-        if not isinstance(count, int) or not 1 <= count <= MAX_SET_TASKS:
-            raise ControlError(f"a set has 1 to {MAX_SET_TASKS} tasks")
         try:
             body = await desk.publish(desk.folder / file, name, count)
         except CannotAmend as error:
@@ -69,11 +67,11 @@ class TaskControls:
         return {"id": offer.root.hex(), "publisher": offer.publisher, "tasks": offer.body.count, "path": str(path)}
 
     async def _admit(self, fields: dict[str, Any]) -> dict[str, Any]:
-        desk, name, percent = self._desk(), _id(fields), fields.get("percent")
+        desk, name, percent, count = self._desk(), _id(fields), fields.get("percent"), _count(fields)
         if percent is not None and not (type(percent) is int and 1 <= percent <= 90):
             raise ControlError("from 1 to 90 percent of the problems are of the crowd")
         try:
-            return _told(await desk.admit(name, percent))
+            return _told(await desk.admit(name, percent, count))
         except CannotAmend as error:
             raise ControlError(str(error)) from error
 
@@ -96,6 +94,13 @@ def _id(fields: dict[str, Any]) -> str:
     if not isinstance(name, str) or not ID.fullmatch(name):
         raise ControlError("the ID of a set is 6 to 64 hexadecimal digits; `peer tasks list` shows them")
     return name
+
+
+def _count(fields: dict[str, Any]) -> int:
+    count = fields.get("count")
+    if type(count) is not int or not 1 <= count <= MAX_SET_TASKS:
+        raise ControlError(f"a set has 1 to {MAX_SET_TASKS} tasks")
+    return count
 
 
 def _told(amendment: Amendment) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,15 @@ class TaskDesk:
             )
         return offer, self._sets.files.path(offer.root)
 
-    async def admit(self, name: str, percent: int | None) -> Amendment:
-        """Admit a set; as the organiser.  Raises `CannotAmend`."""
+    async def admit(self, name: str, percent: int | None, count: int) -> Amendment:
+        """Admit a set, in which we have found so many tasks; as the organiser.  Raises `CannotAmend`.
+
+        Of an offer, which may be of somebody who wants nobody to have the set, neither the number nor the size counts.
+        """
         self._must_be_organiser()
         offer, _ = await self.obtain(name)
-        return await self._amend(admitting(self._sets.in_force, self._newest, offer, percent))
+        body = offer.body.model_copy(update={"count": count, "size": self._sets.files.size(offer.root)})
+        return await self._amend(admitting(self._sets.in_force, self._newest, replace(offer, body=body), percent))
 
     async def remove(self, name: str) -> Amendment:
         """Remove a set, or take its admission back; as the organiser.  Raises `CannotAmend`."""

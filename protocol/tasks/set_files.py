@@ -42,6 +42,10 @@ class SetFiles:
         """Where a complete one lies."""
         return self._files.path(root)
 
+    def size(self, root: Hash) -> int:
+        """Of a complete one."""
+        return self._files.sizes()[root]
+
     async def load(self) -> None:
         """Look at what an earlier life left."""
         await self._offload(self._files.load)

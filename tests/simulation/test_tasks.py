@@ -74,7 +74,7 @@ def states(seat: Seat) -> dict[str, str]:
 async def admitted(world: World, publisher: Seat, organiser: Seat, data: bytes, percent: int | None = None) -> str:
     name = await publish(publisher, data)
     await world.until("the organiser hears of the set", lambda: name in states(organiser), within_s=120)
-    await desk_of(organiser).admit(name[:12], percent)
+    await desk_of(organiser).admit(name[:12], percent, data.count(b"\n"))
     await world.until(
         "everybody has the set",
         lambda: all(states(seat).get(name) == "admitted!" for seat in world.seats if seat.up),
@@ -156,7 +156,7 @@ def test_a_set_that_nobody_solves_falls_out_everywhere_at_one_version_and_may_co
         await world.until("it falls out", lambda: len(fallen) == len(world.seats), within_s=2000)
         assert states(organiser)[name].startswith("fell out")
         await world.until_round(max(world.rounds()) + 4, within_s=240)
-        await desk_of(organiser).admit(name, None)
+        await desk_of(organiser).admit(name, None, 2)
         await world.until("it is admitted again", lambda: states(organiser).get(name) == "admitted!", within_s=240)
 
     holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
@@ -368,7 +368,7 @@ def test_a_stranger_that_offers_anothers_set_in_a_false_size_keeps_it_from_nobod
         name = await publish(publisher, data)
         for _ in range(9):
             try:
-                await desk_of(organiser).admit(name, None)
+                await desk_of(organiser).admit(name, None, data.count(b"\n"))
                 break
             except CannotAmend as error:
                 found.append(str(error))
@@ -388,8 +388,8 @@ def test_only_the_organiser_admits() -> None:
         volunteer = seats[Role.ROLLOUT][0]
         name = await publish(volunteer, some_tasks("9"))
         with pytest.raises(CannotAmend, match="only the run's organiser"):
-            await desk_of(volunteer).admit(name, None)
+            await desk_of(volunteer).admit(name, None, 3)
         with pytest.raises(CannotAmend, match="0 sets that are offered"):
-            await desk_of(seats[Role.TRAINER][0]).admit("f" * 64, None)
+            await desk_of(seats[Role.TRAINER][0]).admit("f" * 64, None, 3)
 
     holds(simulate(sum(ROLES.values()), scenario, signed=SIGNED))
