@@ -40,8 +40,16 @@ class Checked:
 
 
 def check(signed: SignedManifest, source: Path, data: Path) -> Checked:
-    """The tasks in a file.  data: where the run's files are.  Raises `PeerError` with the line at fault, and the remedy."""
-    return _read(signed, source, data)[1]
+    """The tasks in a file that was fetched.  data: where the run's files are.  Raises `PeerError` with the line at fault and
+    the remedy."""
+    plain, checked = _read(signed, source, data)
+    if plain != source.read_bytes():
+        raise PeerError(
+            f"{source} is compressed, and trainers read plain lines; ask its publisher to use `peer tasks publish`, which "
+            "unpacks it",
+            ExitCode.INPUT,
+        )
+    return checked
 
 
 @contextmanager

@@ -67,6 +67,14 @@ def test_tasks_outside_the_runs_solve_rates_do_not_count(tmp_path: Path) -> None
         check(SIGNED, written(tmp_path, rated[0]), tmp_path)
 
 
+def test_a_set_that_comes_compressed_is_not_admitted(tmp_path: Path) -> None:
+    """No trainer process can read it, and nothing could be admitted after it."""
+    packed = tmp_path / "fetched"
+    packed.write_bytes(zstandard.compress(written(tmp_path, LINE).read_bytes()))
+    with pytest.raises(PeerError, match="is compressed, and trainers read plain lines"):
+        check(SIGNED, packed, tmp_path)
+
+
 def test_a_set_is_unpacked_into_the_runs_folder_and_taken_away_again(tmp_path: Path) -> None:
     plain = written(tmp_path, LINE, {**LINE, "problem_id": "b"})
     packed = tmp_path / "tasks.zst"
