@@ -62,7 +62,8 @@ class Room:
         """Which of the batches that lack their bytes is fetched now; None where there is no place, or no room, for one.
 
         counts: whether a batch that is undecided waits for something that will come.  Peers with a clean history have places
-        and room of their own.  Among equals, who was fetched from least comes first.
+        and room of their own, and come first, as others may have stated their bytes, in a false size.  Among equals, who was
+        fetched from least comes first.
         """
         held: Counter[PeerId] = Counter()
         coming: set[Hash] = set()
@@ -86,7 +87,7 @@ class Room:
         ]
         if not fitting:
             return None
-        first = min(fitting, key=lambda batch: (self._fetches[batch.author], batch.body.version))
+        first = min(fitting, key=lambda batch: (not self._is_known(batch), self._fetches[batch.author], batch.body.version))
         self._note(self._fetches, first.author)
         return first
 

@@ -69,6 +69,18 @@ def test_the_same_bytes_are_fetched_by_one_at_a_time() -> None:
     assert fetched_in(table.tell(Fetched(COPIER, ROOT, False))) == [WORKER]
 
 
+def test_copies_in_a_false_size_keep_nobody_with_a_clean_history_from_being_fetched() -> None:
+    """However many keys state them, from which nothing was fetched yet."""
+    table = Table(Role.TRAINER, trainers=())
+    table.pool.standing.right(WORKER)
+    table.hear(number=1, root=root_of(1))
+    table.tell(Fetched(WORKER, root_of(1), True))
+    for key in CROWD[:40]:
+        table.hear(key, size=7)
+    assert fetched_in(table.hear()) == [], "a copy is being fetched"
+    assert fetched_in(table.tell(Fetched(CROWD[0], ROOT, False))) == [WORKER]
+
+
 def test_bytes_that_nobody_needs_are_discarded_after_a_fetch() -> None:
     table = Table(Role.TRAINER, trainers=())
     table.hear()
