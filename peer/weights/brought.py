@@ -172,6 +172,8 @@ def brought_by(path: Path) -> Brought | None:
         tokenizer = tokenizer / TOKENIZER
     if tokenizer is None and model is not None and "file" not in said and (model / TOKENIZER).is_file():
         tokenizer = model / TOKENIZER
+    if tokenizer is None and "tokenizer" in sections and isinstance(said, Mapping) and not {"file", "from"} & set(said):
+        raise RunFileError(f'{path.name}: [tokenizer] names no file; add from = "tokenizer.json", or remove the section')
     tasks = _tasks(path, sections.get("rl"))
     if model is None and tokenizer is None and chats is None and "rl" not in sections:
         return None

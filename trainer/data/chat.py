@@ -44,7 +44,10 @@ def messages_of(record: Any) -> list[Message]:
     """
     messages = _listed(record)
     if not isinstance(messages, list) or not 1 <= len(messages) <= MAX_MESSAGES:
-        raise ValueError(f"a chat is a record whose field messages is a list of 1 to {MAX_MESSAGES} of them")
+        raise ValueError(
+            f"a chat is a record with a list of 1 to {MAX_MESSAGES} messages, which is called messages or conversations, "
+            "or with prompt and completion"
+        )
     found = [_message(number, message) for number, message in enumerate(messages, 1)]
     if all(message.role != LEARNT for message in found):
         raise ValueError("a chat has no message of the assistant, so there is nothing to learn from it")
@@ -92,6 +95,8 @@ def _message(number: int, message: Any) -> Message:
     known = OTHER_ROLES.get(role, role) if isinstance(role, str) else role
     if known not in ROLES:
         raise ValueError(f"the role of message {number} of a chat is {role!r:.40}, and must be one of {', '.join(ROLES)}")
+    if fields.get("tool_calls") or fields.get("function_call"):
+        raise ValueError(f"message {number} of a chat calls a tool, which no template here has; leave the chat out")
     if isinstance(content, list) and content and all(_is_text(part) for part in content):
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str) or len(content) > MAX_CONTENT_CHARACTERS:

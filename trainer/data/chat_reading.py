@@ -98,7 +98,8 @@ class ChatReading(Reading):
         chats, held = (len(split.ends) - 1 for split in (self._splits[False], self._splits[True]))
         lost = f"; {self.cut} longer than a window are cut" if self.cut else ""
         lost += f", {self.left_out} of them with nothing left to learn" if self.left_out else ""
-        return f"{chats} chats in {self.windows} windows to learn from, {held} held out{lost}"
+        windows = f"{self.windows} window{'s' * (self.windows != 1)}"
+        return f"{chats} chat{'s' * (chats != 1)} in {windows} to learn from, {held} held out{lost}"
 
     def _cut(self, chat: Chat) -> bool:
         """Make a chat fit into a row; whether anything of it counts then."""

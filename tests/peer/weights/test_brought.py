@@ -102,7 +102,7 @@ def test_the_end_is_the_one_of_the_tokenizer_where_no_other_file_says_so(tmp_pat
 @pytest.mark.parametrize(
     ("run", "chats", "part"),
     [
-        (RUN, CHAT + "{}\n", "talk.jsonl, line 2: a chat is a record whose field messages"),
+        (RUN, CHAT + "{}\n", "talk.jsonl, line 2: a chat is a record with a list"),
         (RUN, CHAT, "talk.jsonl has 1 chat to learn from"),
         (RUN, "", "talk.jsonl is empty"),
         (RUN.replace("talk.jsonl", "none.jsonl"), CHAT, "none.jsonl: No such file"),
@@ -113,7 +113,11 @@ def test_the_end_is_the_one_of_the_tokenizer_where_no_other_file_says_so(tmp_pat
         (RUN + 'template = "llama3"\n', 9 * CHAT, "has no token '<|begin_of_text|>'"),
         (RUN + 'template = "alpaca"\n', 9 * CHAT, "tokenizer.template is 'alpaca'"),
         (RUN.replace('from = "tokens"', 'from = "talk.jsonl"'), 9 * CHAT, "is no tokenizer.json"),
-        (RUN.replace('from = "tokens"', 'template = "raw"'), 9 * CHAT, "tokenizer.file is missing"),
+        (
+            RUN.replace('from = "tokens"', 'template = "raw"'),
+            9 * CHAT,
+            '[tokenizer] names no file; add from = "tokenizer.json"',
+        ),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(run: str, chats: str, part: str, tmp_path: Path) -> None:

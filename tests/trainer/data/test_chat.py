@@ -119,7 +119,7 @@ ASKED_AND_ANSWERED = [Message("user", "2 + 2?"), Message("assistant", "4")]
 @pytest.mark.parametrize(
     "record",
     [
-        {"id": 3, "messages": [USER, FOUR | {"name": "x"}]},
+        {"id": 3, "messages": [USER, FOUR | {"name": "x", "tool_calls": []}]},
         {"conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]},
         {"prompt": "2 + 2?", "completion": "4"},
         {"prompt": [USER], "completion": [FOUR]},
@@ -138,13 +138,18 @@ def test_there_are_several_ways_to_write_a_chat(record: Any) -> None:
 @pytest.mark.parametrize(
     ("record", "part"),
     [
-        ({}, "field messages is a list"),
-        ([], "field messages is a list"),
-        ({"messages": []}, "field messages is a list"),
-        ({"messages": "hello"}, "field messages is a list"),
+        ({}, "a list of 1 to 4096 messages, which is called messages or conversations, or with prompt and"),
+        ([], "a list of 1 to 4096 messages, which is called messages or conversations, or with prompt and"),
+        ({"messages": []}, "a list of 1 to 4096 messages, which is called messages or conversations, or with prompt and"),
+        (
+            {"messages": "hello"},
+            "a list of 1 to 4096 messages, which is called messages or conversations, or with prompt and",
+        ),
         ({"messages": [USER]}, "no message of the assistant"),
         ({"messages": ["hello"]}, "the role of message 1 of a chat is None"),
         ({"messages": [USER, {"role": "tool", "content": "x"}]}, "the role of message 2 of a chat is 'tool'"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "or with prompt and completion"),
+        ({"messages": [USER, FOUR | {"tool_calls": [{}]}]}, "message 2 of a chat calls a tool"),
         ({"messages": [USER, {"role": ["assistant"], "content": "x"}]}, "the role of message 2"),
         ({"messages": [USER, {"role": "assistant"}]}, "the content of message 2"),
         ({"messages": [USER, {"role": "assistant", "content": [1]}]}, "the content of message 2"),
@@ -170,7 +175,7 @@ def test_a_content_with_an_end_of_turn_is_refused() -> None:
         (b"\xff", "it is not UTF-8 text"),
         (b"[" * 100_000, "it is nested too deeply"),
         (b'{"more": ' + b"[" * 64 + b"]" * 64 + b', "messages": []}', "nested too deeply"),
-        (b"{}", "field messages is a list"),
+        (b"{}", "a list of 1 to 4096 messages, which is called messages or conversations, or with prompt and"),
     ],
 )
 def test_a_mistake_is_told_with_file_and_line(line: bytes, part: str, tmp_path: Path) -> None:
