@@ -106,7 +106,8 @@ def _applied(status: PeerStatus, event: object) -> PeerStatus:
         case ev.RecordRatified(_, record, final):
             return replace(status, final_rounds=final, final_tip=record)
         case ev.StateApplied(rounds, digest):
-            return replace(status, state_rounds=rounds, state_digest=digest)
+            seen = max(status.round, rounds)  # who follows commits no rounds itself
+            return replace(status, round=seen, state_rounds=rounds, state_digest=digest)
         case ev.EvalLoss(rounds, loss, by):
             return replace(status, eval_loss=loss, eval_rounds=rounds, eval_by=by)
         case ev.TrainerStarted(pid):

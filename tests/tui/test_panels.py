@@ -84,7 +84,8 @@ def test_the_rollouts_are_counted_as_the_peer_counts_them() -> None:
     told = RolloutStatus(version=7, generated=300, accepted=80, rejected=1, used=174, accepted_tokens=12_700)
     picture = Picture()
     picture.apply(Stamped(0.0, 0.0, ev.RolloutsCounted(6, 0.5, 2, 90, {OTHER: 90}, 0, ["aa"])))
-    for role, part in (("rollout", "12.7 k tokens learned from"), ("trainer", "174 batches"), ("validator", "81 batches")):
+    parts = {"rollout": "300 batches, 0 tokens/s; learned from 12.7 k", "trainer": "174 batches", "validator": "81 batches"}
+    for role, part in parts.items():
         picture.update(status(role=role, rollouts=told))
         assert part in rollouts.draw(picture, 118, 12, Look())[0].plain, "the view has seen one event"
 

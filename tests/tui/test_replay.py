@@ -21,6 +21,7 @@ from tui import scrubber
 from tui.event_file import EventFile, NoEvents
 from tui.player import LEAST_STEP, SPEEDS, Player
 from tui.replay import LONG_STEP_S, STEP_S, ReplayView
+from tui.told_status import ToldStatus
 
 ANN, BOB = "12D3KooWANN", "12D3KooWBOB"
 
@@ -63,6 +64,14 @@ def test_the_status_is_what_the_events_tell(log: Path) -> None:
     ]
     assert status.round == commits[-1].round + 1 and status.tip == commits[-1].tip and status.members == commits[-1].members
     assert {known.name for known in status.swarm} and all(known.liveness for known in status.swarm)
+
+
+def test_a_peer_that_follows_is_at_the_round_of_its_state() -> None:
+    told = ToldStatus()
+    told.apply(Stamped(0.0, 0.0, ev.Started(ANN, "ann", "aa" * 32, "demo", "0.1.0", 7, [], "/home/ann")))
+    for rounds in (4, 5):
+        told.apply(Stamped(1.0, 1.0, ev.StateApplied(rounds, "aa")))
+    assert told.now is not None and told.now.round == 5, "it commits no rounds itself"
 
 
 def test_back_and_forth_shows_the_same(tmp_path: Path) -> None:
