@@ -96,6 +96,8 @@ class RolloutTally:
                 self._judged(event, at)
             case ev.BatchDecided(author, version, number, root, verdict, reason, rollouts):
                 known = self._batch(author, version, number, root, at)
+                if verdict == STALE and known.round is not None:
+                    verdict = known.verdict  # a record has it: somebody whom we did not hear accepted it in time
                 self._put(replace(known, verdict=verdict, reason=reason, rollouts=rollouts))
             case ev.RolloutsUsed(number, roots):
                 self._learned(roots)

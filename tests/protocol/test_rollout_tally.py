@@ -87,6 +87,8 @@ def test_a_batch_that_was_learned_from_was_accepted_also_where_we_did_not_hear_i
     stale = of(made(), ev.BatchDecided(ME, 3, 0, "aa", STALE, "", 8, False))
     stale.apply(ev.RolloutsCounted(7, 0.25, 1, 100, {ME: 100}, 0, ["aa"]), 9.0)
     assert stale.counts[ACCEPTED] == 1 and stale.counts[STALE] == 0
+    tally.apply(ev.BatchDecided(ME, 3, 0, "aa", STALE, "", 8, False), 10.0)
+    assert tally.last()[0].verdict == outcome and tally.counts[STALE] == 0, "nor does it get too old afterwards"
 
 
 def test_a_record_that_another_branch_replaced_counts_no_more() -> None:
