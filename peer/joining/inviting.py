@@ -36,7 +36,7 @@ REMEMBERED = (
 )
 NOBODY = (
     "no peer of yours runs for this run now, and nobody has reached the addresses of the invitation; start your "
-    "peer, and invite again while it runs"
+    "peer, and invite as `peer status` says while it runs"
 )
 LAST_YEAR = 253_402_300_799
 """End of the year 9999, in unix seconds: what a date can show."""
