@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from protocol.rollouts.batch import Batch, Bytes
+from protocol.rollouts.batch import Batch, Bytes, Decision
 from protocol.rollouts.standing import Standing
 from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
@@ -39,6 +39,7 @@ class Room:
     def make(self, newcomer: Batch, others: Collection[Batch]) -> Batch | None:
         """The batch that has to make room for `newcomer`: itself, when there is none for it; None when nobody has to.
 
+        What was decided against makes room as well: else keys that are set aside had filled the table, until a round ended.
         Nobody makes room for its equal: else each of a flood of batches would cost a look at all, and be handed on.
         """
         author = newcomer.author
@@ -53,8 +54,8 @@ class Room:
             return newcomer
         held = Counter(batch.author for batch in others)
         ranks = {each: (not self._standing.clean(each), held[each]) for each in held}
-        undecided = [batch for batch in others if batch.decision is None]
-        last = max(undecided, key=lambda batch: ranks[batch.author], default=newcomer)
+        going = [batch for batch in others if batch.decision is not Decision.ACCEPTED]
+        last = max(going, key=lambda batch: ranks[batch.author], default=newcomer)
         self._most_held = ranks.get(last.author, rank)
         return last if self._most_held > rank else newcomer
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from protocol.rollouts import room
-from protocol.rollouts.happenings import Check, Checked, Fetch, Fetched, Forward, Idle, Tick
+from protocol.rollouts.batch import Decision
+from protocol.rollouts.happenings import Check, Checked, Ejected, Fetch, Fetched, Forward, Idle, Tick
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
@@ -97,3 +98,18 @@ def test_what_cannot_be_learned_from_keeps_no_other_batch_from_its_check(why: st
     else:
         table.tell(Tick(table.validators, {3: TIPS[3]}))
     assert kinds(table.tell(Idle())) == [Check]
+
+
+def test_batches_that_were_decided_against_make_room(monkeypatch: Any) -> None:
+    """One check sets a key aside, with all that it has stated.  A trainer alone in its run heard of no batch any more then,
+    and so ended no round after which those would have been too old."""
+    monkeypatch.setattr(room, "MOST_BATCHES", 8)
+    table, liars = Table(Role.TRAINER), VALIDATORS[:2]
+    for liar in liars:
+        for number in range(4):
+            table.hear(liar, hash_bytes("root", f"{liar} {number}".encode()), number=number)
+        table.pool.handle(Ejected(liar, "it lied"), 0.0)
+    assert {batch.decision for batch in table.pool} == {Decision.REJECTED} and len([*table.pool]) == 8
+    assert Forward in kinds(table.hear())
+    assert len([*table.pool]) == 8
+    assert table.hear(liars[0], hash_bytes("root", f"{liars[0]} 0".encode())) == [], "and comes not again"
