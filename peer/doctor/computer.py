@@ -22,6 +22,9 @@ from peer.resources.memory import memory_need
 from peer.resources.room import STATES_ON_DISK
 from protocol.run.manifest import RunManifest
 from protocol.wire.presence import Role
+from trainer.environments.packages import PackageMissing
+from trainer.environments.registry import check_packages
+from trainer.environments.sandbox import SandboxUnavailable
 
 LEAST_PYTHON = (3, 11)
 LEAST_DISK_RATE = 20e6
@@ -132,6 +135,20 @@ def memory(manifest: RunManifest, role: Role, gpu_free: int | None) -> list[Chec
     if gpu_free is not None and role is not Role.SEED:
         found.append(at_least("gpu memory", gpu_free, need.gpu, size, remedy, Verdict.FAIL))
     return found
+
+
+def tasks(environment: str) -> Check:
+    """What the tasks of a run with rollouts take of this computer, as far as the manifest names it."""
+    try:
+        check_packages(environment)
+    except PackageMissing as error:
+        what, _, how = str(error).partition(": ")
+        return Check("tasks", Verdict.FAIL, what, "", how)
+    except SandboxUnavailable as error:
+        return Check("tasks", Verdict.FAIL, str(error), "", "join as a seed (--role seed), which solves no tasks")
+    except ValueError as error:
+        return Check("tasks", Verdict.FAIL, str(error), "", "install the version of manyhands that the organiser has")
+    return ok("tasks", environment)
 
 
 def memory_speed() -> Check:

@@ -70,6 +70,8 @@ class Examination:
         found = await self._swarm()
         manifest = found.signed.manifest if found.signed is not None else demo_manifest().manifest
         role = self._role(found, gpu_free)
+        if manifest.rl is not None and role is not Role.SEED:
+            await self._thread("tasks", partial(computer.tasks, manifest.rl.environment))
         await self._thread("memory", partial(computer.memory, manifest, role, gpu_free))
         await self._thread("disk space", partial(computer.disk, self.folder, manifest))
         if role is Role.TRAINER:

@@ -15,6 +15,8 @@ from typing import Any
 from trainer.environments.environment import Environment, Problem
 from trainer.environments.packages import MAKING, PackageProgram, installed_version
 
+PACKAGE = ("reasoning_gym", "reasoning-gym", "reasoning-gym tasks")
+"""As `installed_version` takes it."""
 SIZE = 1 << 20
 """Problems of a family unless a run says otherwise.  Few families (word_ladder) refuse so many."""
 AT_ONCE = 16
@@ -46,7 +48,7 @@ class ReasoningGym(Environment):
         """settings: the family's own (see the package).  Raises ValueError for what the package refuses."""
         if type(size) is not int or size < 1:
             raise ValueError("size is how many problems there are, a whole number from 1 on")
-        self.version = f"reasoning-gym {installed_version('reasoning_gym', 'reasoning-gym', 'reasoning-gym tasks')}"
+        self.version = f"reasoning-gym {installed_version(*PACKAGE)}"
         self._what = {"task": task, "seed": seed, "size": size, "settings": dict(settings or {})}
         self._maker, self._scorer = PackageProgram(PROGRAM, MAKING), PackageProgram(PROGRAM)
         self._block = lru_cache(BLOCKS_KEPT)(self._make_block)

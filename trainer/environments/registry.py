@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.environments import builtin, conversations, jsonl
+from trainer.environments import builtin, conversations, jsonl, reasoning_gym, verifiers_tasks
 from trainer.environments.environment import Environment
 from trainer.environments.mixture import Mixture
 from trainer.environments.naming import read_name
+from trainer.environments.packages import PackageProgram, installed_version
 from trainer.environments.reasoning_gym import ReasoningGym
 from trainer.environments.solve_rates import ALL, SolveRates
 from trainer.environments.verifiers_tasks import VerifiersTasks
@@ -42,6 +43,7 @@ ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
     "reasoning-gym": ReasoningGym,
     "verifiers": VerifiersTasks,
 }
+PACKAGES = {"reasoning-gym": reasoning_gym.PACKAGE, "verifiers": verifiers_tasks.PACKAGE}
 MIXTURE, FILE, TASKS = "mixture", "jsonl", "tasks/"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -82,10 +84,25 @@ def check_named(text: str, problems: int, tasks: Mapping[str, int] | None = None
 
 def files_of(text: str) -> list[tuple[str, str]]:
     """Names and digests of the files that a run's environment reads.  Raises ValueError."""
+    return sorted({(part["path"], part["digest"]) for part in _named_parts(text) if part["name"] == FILE})
+
+
+def check_packages(text: str) -> None:
+    """Raise PackageMissing or SandboxUnavailable where this computer lacks what the environment's packages take.
+
+    What tasks in a file take is in the file.  Raises ValueError for a name that is none.
+    """
+    for part in _named_parts(text):
+        if part["name"] in PACKAGES:
+            installed_version(*PACKAGES[part["name"]])
+            PackageProgram("")
+
+
+def _named_parts(text: str) -> list[dict[str, Any]]:
+    """The environments of which the named one consists, each with its name and options."""
     name, options = read_name(text)
     _check(name, options)
-    parts = options["of"] if name == MIXTURE else [{"name": name, **options}]
-    return sorted({(part["path"], part["digest"]) for part in parts if part["name"] == FILE})
+    return _parts(options["of"]) if name == MIXTURE else [{"name": name, **options}]
 
 
 def _opener(name: str, options: Mapping[str, Any]) -> Callable[..., Environment]:

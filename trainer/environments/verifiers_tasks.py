@@ -13,6 +13,8 @@ from trainer.environments.environment import Environment, Problem
 from trainer.environments.packages import MAKING, PackageProgram, installed_version
 from trainer.environments.reasoning_gym import in_range
 
+PACKAGE = ("verifiers", "verifiers", "verifiers tasksets")
+"""As `installed_version` takes it."""
 MAX_TASKS = 10_000
 """Tasks taken of a taskset; some never end."""
 
@@ -70,7 +72,7 @@ class VerifiersTasks(Environment):
 
     def __init__(self, taskset: str) -> None:
         """Raises ValueError for a taskset that is not installed, does not load, or does not fit."""
-        self.version = f"verifiers {installed_version('verifiers', 'verifiers', 'verifiers tasksets')} {taskset}"
+        self.version = f"verifiers {installed_version(*PACKAGE)} {taskset}"
         self._taskset = taskset
         self._scorer = PackageProgram(PROGRAM)
         answer = PackageProgram(PROGRAM, MAKING).ask({"taskset": taskset, "most": MAX_TASKS})

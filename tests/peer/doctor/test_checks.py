@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from protocol.network.libp2p.reachability import Reachability
 from protocol.run.manifest import demo_manifest
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
+from trainer.environments.sandbox import SandboxUnavailable
 
 DEMO = demo_manifest().manifest
 SPEED = TrainingSpeed(1000.0, "cpu", 2, DEMO.parameters, 10)
@@ -42,6 +44,24 @@ def test_memory_that_does_not_suffice_names_what_the_run_takes(monkeypatch: pyte
     (memory,) = computer.memory(DEMO, Role.TRAINER, None)
     assert memory.verdict is Verdict.FAIL and memory.limit.startswith("at least") and "smaller run" in memory.remedy
     assert verdicts(computer.memory(DEMO, Role.TRAINER, 1))["gpu memory"] is Verdict.FAIL
+
+
+def test_tasks_whose_package_is_missing_are_told_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert computer.tasks("mixture(add, sort)") == Check("tasks", Verdict.OK, "mixture(add, sort)")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    missing = computer.tasks('mixture(add, reasoning-gym(task="chain_sum"))')
+    assert missing.verdict is Verdict.FAIL and missing.value.endswith("the package reasoning-gym, which is not installed")
+    assert missing.remedy == "pip install 'manyhands[rl]'"
+    assert "organiser" in computer.tasks("no-such-tasks").remedy
+
+
+def test_programs_that_cannot_be_confined_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(environment: str) -> None:
+        raise SandboxUnavailable("programs cannot be run safely here")
+
+    monkeypatch.setattr(computer, "check_packages", unavailable)
+    check = computer.tasks('verifiers(taskset="x")')
+    assert check.verdict is Verdict.FAIL and "safely" in check.value and "--role seed" in check.remedy
 
 
 def test_a_full_disk_fails_both_of_its_checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
