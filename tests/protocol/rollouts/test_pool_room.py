@@ -8,7 +8,7 @@ import pytest
 
 from protocol.rollouts import room
 from protocol.rollouts.batch import Decision
-from protocol.rollouts.happenings import Check, Checked, Ejected, Fetch, Fetched, Forward, Idle, Tick
+from protocol.rollouts.happenings import Check, Checked, Discard, Ejected, Fetch, Fetched, Forward, Idle, Tick
 from protocol.wire.hashes import hash_bytes
 from protocol.wire.identity import PeerId
 from protocol.wire.presence import Role
@@ -57,6 +57,21 @@ def test_bytes_are_bounded_for_all_and_for_each(monkeypatch: Any) -> None:
     assert Fetch not in kinds(table.hear(number=1, root=hash_bytes("root", b"1")))
     assert Fetch in kinds([*table.hear(VALIDATORS[0], hash_bytes("root", b"2")), *table.tick()])
     assert Fetch not in kinds([*table.hear(VALIDATORS[1], hash_bytes("root", b"3")), *table.tick()])
+
+
+def test_what_was_learned_from_leaves_its_room_to_others(monkeypatch: Any) -> None:
+    """Of a peer that makes large batches a trainer had none for the next rounds, and so no round ended."""
+    monkeypatch.setattr(room, "MOST_BYTES_OF_ONE", 150)
+    table = Table(Role.TRAINER, trainers=())
+    table.hear()
+    table.fetched()
+    table.check(GOOD)
+    other = hash_bytes("root", b"1")
+    assert Fetch not in kinds([*table.hear(number=1, root=other), *table.tick()])
+    [batch] = table.pool.usable(3)
+    batch.used = True
+    assert kinds(table.tick()) == [Discard, Fetch]
+    assert Discard not in kinds(table.tick())
 
 
 def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:
