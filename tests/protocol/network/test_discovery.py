@@ -43,6 +43,15 @@ def test_nothing_goes_on_when_it_has_ended_and_an_ipv6_address_does_not_end_it(a
     trio.run(main)
 
 
+def test_who_says_that_it_has_our_name_does_not_keep_us_from_being_found() -> None:
+    if can_announce():
+        other = _start(RUN, ME, ADDRESSES[:1], lambda others: None)
+        try:
+            _start(RUN, ME, ADDRESSES[:1], lambda others: None).close()
+        finally:
+            other.close()
+
+
 def test_what_is_announced_follows_our_addresses_and_a_network_that_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
     class Service:
         def __init__(self, addresses: list[str]) -> None:
