@@ -248,7 +248,8 @@ class Pool:
 
     def _look(self, batch: Batch, now: float) -> list[PoolEffect]:
         """What is to be done with it now, if anything."""
-        if batch.used:
+        if batch.used or batch.key in self.before:
+            self._lacking.pop(batch.key, None)
             return discard(batch)  # else old ones had the room that new ones need
         if batch.decision is not None or batch.author == self._scene.me:
             return []

@@ -74,6 +74,18 @@ def test_what_was_learned_from_leaves_its_room_to_others(monkeypatch: Any) -> No
     assert Discard not in kinds(table.tick())
 
 
+def test_nothing_is_done_again_for_what_an_earlier_life_learned_from() -> None:
+    table = Table(Role.TRAINER, trainers=())
+    table.pool.before = frozenset([(WORKER, hash_bytes("root", b"0")), (WORKER, hash_bytes("root", b"1"))])
+    assert kinds(table.hear() + table.tick()) == [Forward], "others may know nothing of it"
+    table.pool.before = frozenset()
+    assert Fetch in kinds(table.tick())
+    table.pool.before = frozenset([(WORKER, hash_bytes("root", b"0"))])
+    assert kinds(table.tick()) == [Discard], "it was heard before its record was here"
+    assert kinds(table.fetched()) == [Discard], "its fetch was just at its end"
+    assert table.tell(Idle()) == []
+
+
 def test_checks_go_by_turns_to_known_peers_and_to_strangers() -> None:
     table = Table(Role.TRAINER, trainers=())
     table.pool.standing.right(WORKER)
