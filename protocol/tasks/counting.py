@@ -63,9 +63,9 @@ class TaskCounts:
 
 def fault_of(count: int, counts: Collection[TaskCounts]) -> str:
     """Why a set falls out, in a phrase; empty while it stays.  count: tasks of the set.  counts: of those with some."""
-    total = sum(counts, TaskCounts())
-    if total.scored_twice >= LEAST_SCORED_TWICE and total.same < LEAST_SAME * total.scored_twice:
-        return f"{total.same} of {total.scored_twice} answers that were scored twice got the same score"
+    twice, same = sum(task.scored_twice for task in counts), sum(task.same for task in counts)
+    if twice >= LEAST_SCORED_TWICE and same < LEAST_SAME * twice:
+        return f"{same} of {twice} answers that were scored twice got the same score"
     judged = [task for task in counts if task.attempts >= LEAST_ATTEMPTS]
     if len(judged) < min(LEAST_JUDGED, count):
         return ""

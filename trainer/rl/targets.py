@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from trainer.data.tokens import Tokenizer
 from trainer.environments.environment import Environment, Problem
@@ -73,10 +74,16 @@ def most_prompt_bytes(row_tokens: int, max_tokens: int, targets: Sequence[int]) 
 def prompt_flaw(prompt: str, tokenizer: Tokenizer, row_tokens: int, max_tokens: int, targets: Sequence[int]) -> str:
     """Why nobody can answer this prompt and learn from it, in a phrase; empty where a model can."""
     try:
-        lengths = [len(tokenizer.prompt(with_target(prompt, target))) for target in targets or (None,)]
+        tokens = tokenizer.prompt(with_target(prompt, _longest(tokenizer, tuple(targets))))
     except ValueError as error:
         return f"cannot be read by the run's model: {error}"
     most = row_tokens + 1 - max_tokens
-    if wrong := [length for length in lengths if not 1 <= length <= most]:
-        return f"has {wrong[0]} tokens, and this run learns from prompts of 1 to {most} (row_tokens + 1 - max_tokens)"
+    if not 1 <= len(tokens) <= most:
+        return f"has {len(tokens)} tokens, and this run learns from prompts of 1 to {most} (row_tokens + 1 - max_tokens)"
     return ""
+
+
+@lru_cache(maxsize=8)
+def _longest(tokenizer: Tokenizer, targets: tuple[int, ...]) -> int | None:
+    """The length that takes the most tokens to name; None where there are none.  Not looked for anew with each prompt."""
+    return max(targets, key=lambda target: len(tokenizer.prompt(with_target("", target))), default=None)
