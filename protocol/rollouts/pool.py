@@ -188,8 +188,8 @@ class Pool:
         return [*effects, *self._look(batch, now)]
 
     def _hear_again(self, known: Batch, event: Heard) -> list[PoolEffect]:
-        """Another statement for a number.  One of another life proves nothing, as its maker may have lost its disk.  But it
-        may have made one batch and stated it several times, for a trainer each, so nobody learns from any of them."""
+        """Another statement for a number.  Two statements of different lives prove nothing: their maker may have lost its
+        disk.  But it may also have stated one batch several times, once for each trainer.  So nobody learns from either."""
         if known.body == event.body:
             return []
         if known.body.incarnation == event.body.incarnation:

@@ -39,7 +39,7 @@ class Room:
     def make(self, newcomer: Batch, others: Collection[Batch]) -> Batch | None:
         """The batch that has to make room for `newcomer`: itself, when there is none for it; None when nobody has to.
 
-        What was decided against makes room as well: else keys that are set aside had filled the table, until a round ended.
+        Batches that were decided against make room, too: otherwise keys that are set aside could fill the table.
         Nobody makes room for its equal: else each of a flood of batches would cost a look at all, and be handed on.
         """
         author = newcomer.author
@@ -63,8 +63,8 @@ class Room:
         """Which of the batches that lack their bytes is fetched now; None where there is no place, or no room, for one.
 
         counts: whether a batch that is undecided waits for something that will come.  Peers with a clean history have places
-        and room of their own, and come first, as others may have stated their bytes, in a false size.  Among equals, who was
-        fetched from least comes first.
+        and room of their own.  They come first: a stranger may have stated the same bytes in a false size.  Among equals,
+        whoever was fetched from least comes first.
         """
         held: Counter[PeerId] = Counter()
         coming: set[Hash] = set()

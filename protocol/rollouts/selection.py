@@ -75,9 +75,9 @@ class Selection:
     @asynccontextmanager
     async def chosen(self, round: int, on_wait: Callable[[WhyIdle, str], None]) -> AsyncIterator[Chosen]:
         """Wait for enough accepted batches that we have not learned from, for the weights that the loss compares with, and
-        for the trainer process; they are ours within.  It may be verifying, and set a maker aside for what it finds: so what
-        there is counts when it is ours.  Where a set of tasks is lost there may be none after a while, as no more are made
-        until it has fallen out.
+        for the trainer process; they are ours within.  The batches are chosen when the process is ours: until then it may
+        verify another batch, for which their maker is set aside.  Where a set of tasks is lost there may be none after a
+        while, as no more are made until it has fallen out.
 
         on_wait: told what it waits for, in a sentence.
         """

@@ -57,7 +57,7 @@ def ledger(commits: Iterable[Commit]) -> Mapping[PeerId, Credit]:
     return credits
 
 
-def learned_by(records: Iterable[Record], member: PeerId) -> frozenset[tuple[PeerId, Hash]]:
+def learned_by(records: Iterable[Record], member: PeerId) -> frozenset[Name]:
     """The batches, by author and root, that these records say `member` learned from."""
     named = [each.rollouts for record in records for each in record.members if each.peer == member]
     return frozenset((batch.author, batch.root) for learned in named if learned is not None for batch in learned.batches)

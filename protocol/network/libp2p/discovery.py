@@ -95,7 +95,7 @@ def _start(run: Hash, me: PeerId, addresses: list[str], report: Callable[[list[s
 
     zeroconf = Zeroconf()
     try:
-        zeroconf.register_service(info, cooperating_responders=True)  # who else says it has our name is not heeded
+        zeroconf.register_service(info, cooperating_responders=True)  # nobody else's claim to our name counts
         zeroconf.add_service_listener(kind, Listener())  # a browser of our own would go on after `close`
     except BaseException:
         zeroconf.close()
