@@ -1,4 +1,4 @@
-# `make demo`, `make test`: everything on a machine with Python 3.11 or later and a C compiler with GMP's headers.
+# `make demo`, `make test`, `make test-all`: everything on a machine with Python 3.11 or later and a C compiler with GMP's headers.
 # What is missing is said before anything is installed.
 PYTHON ?= $(or $(shell sh .ci/prerequisites find),python3)
 BIN := .venv/bin
@@ -10,7 +10,7 @@ RUNS ?= 20
 STATEMENTS ?= 20000
 ROLLOUTS ?= 200000
 
-.PHONY: venv demo test lint bench simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak interop clean
+.PHONY: venv demo test test-all test-slow lint bench simulate explore attacks mutations crash-matrix kill-times scaling fuzz churn soak interop clean
 
 venv: $(STAMP)
 
@@ -25,9 +25,20 @@ demo: venv
 	$(BIN)/peer demo
 
 # Real processes one test after the other; all else on every core, each process with one thread.
+UNIT = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --ignore tests/e2e
+E2E = $(BIN)/python -m pytest tests/e2e
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --ignore tests/e2e
-	$(BIN)/python -m pytest tests/e2e
+	$(UNIT) -m "not slow"
+	$(E2E) -m "not slow"
+
+test-slow: venv
+	$(UNIT) -m slow
+	$(E2E) -m slow
+
+# Every check and every test, each of them once.
+test-all: test
+	$(MAKE) test-slow
 
 lint: venv
 	$(BIN)/ruff format --check .

@@ -30,7 +30,11 @@ class Computer:
         for name in ("Makefile", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, self.tree)
         shutil.copytree(ROOT / ".ci", self.tree / ".ci")
-        for name in ("sh", "make", "touch", "id", "env"):
+        self.has_ours("sh", "make", "touch", "id", "env")
+
+    def has_ours(self, *names: str) -> None:
+        """Put programs of this computer on the PATH."""
+        for name in names:
             found = shutil.which(name)
             assert found is not None, name
             (self._programs / name).symlink_to(found)
@@ -120,3 +124,31 @@ def test_an_old_python_or_none_is_said(computer: Computer) -> None:
 def test_a_python_without_venv_is_said(computer: Computer) -> None:
     computer.has("python3", f'#!/bin/sh\ncase $2 in *ensurepip*) exit 1 ;; esac\nexec {sys.executable} "$@"\n')
     assert computer.refusal().endswith(f"apt-get install python3.{sys.version_info[1]}-venv")
+
+
+def test_test_and_test_slow_divide_the_tests_between_them_and_test_all_runs_both(computer: Computer) -> None:
+    computer.has_python()
+
+    def tests_of(target: str) -> list[str]:
+        printed = computer.run("make", "-n", target).stdout.splitlines()
+        return [line.split("-m pytest ")[1] for line in printed if "-m pytest " in line]
+
+    fast, slow = tests_of("test"), tests_of("test-slow")
+    assert len(fast) == 2 and all(line.endswith('-m "not slow"') for line in fast), fast
+    assert [line.replace("-m slow", '-m "not slow"') for line in slow] == fast
+    assert tests_of("test-all") == fast + slow
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_ci_ends_with_the_closing_lines_of_pytest_and_the_code_of_make(computer: Computer, code: int) -> None:
+    computer.has_python()
+    computer.has("cc", COMPILER.format(lacks="nothing"))
+    computer.has_ours("bash", "dirname", "mktemp", "tee", "grep", "rm")
+    for name in ("tmux", "ip", "tc", "nft", "miniupnpd"):
+        computer.has(name, "#!/bin/sh\n")
+    closing = ["7 passed, 2 deselected in 312.20s (0:05:12)", "1 failed, 2 passed in 3.10s"]
+    (computer.tree / "Makefile").write_text(
+        f"test-all:\n\t@echo '{closing[0]}'; echo more; echo '{closing[1]}'; exit {code}\n"
+    )
+    done = computer.run("bash", ".ci/run")
+    assert done.stdout.splitlines()[-2:] == closing and (done.returncode == 0) == (code == 0), done

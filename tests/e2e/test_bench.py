@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from protocol.node.line_probe import ROUNDS_AGO
 from tests.e2e.swarm import Swarm
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_capped_peer_trains_along_and_the_lines_to_it_are_measured(tmp_path: Path) -> None:

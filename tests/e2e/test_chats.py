@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from protocol import events as ev
 from protocol.run.manifest import open_manifest
 from tests.e2e.swarm import Swarm
@@ -13,6 +15,8 @@ from tests.trainer.weights.models import QWEN3, in_blocks, random_parameters
 from trainer.models.llama.config import ModelConfig
 from trainer.weights.numbers import ExportFormat
 from trainer.weights.writing import write_folder
+
+pytestmark = pytest.mark.slow
 
 ROUNDS = """
 [inner]

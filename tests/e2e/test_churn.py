@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.churn import TRAINERS, churn
+
+pytestmark = pytest.mark.slow
 
 
 def test_peers_that_are_killed_and_come_back_go_on_together_and_leave_nothing_behind(tmp_path: Path) -> None:

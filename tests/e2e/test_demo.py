@@ -81,6 +81,7 @@ def test_two_peers_train_two_rounds_and_end_equal(tmp_path: Path, demo_environme
     assert os.listdir(demo_environment["TMPDIR"]) == [] and processes_of(demo_environment) == []
 
 
+@pytest.mark.slow
 def test_peers_of_one_computer_share_its_cores(tmp_path: Path, demo_environment: dict[str, str]) -> None:
     environment = {
         name: value for name, value in demo_environment.items() if name not in ("OMP_NUM_THREADS", "PEER_TRAINER_THREADS")
@@ -97,6 +98,7 @@ def test_peers_of_one_computer_share_its_cores(tmp_path: Path, demo_environment:
     assert not (tmp_path / "runtime/cores").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_process_and_no_directory(tmp_path: Path, demo_environment: dict[str, str]) -> None:
     demo = start_demo(tmp_path, demo_environment, "--peers", "2", "--rounds", "1000")
     try:
@@ -119,6 +121,7 @@ def test_a_wrong_run_file_is_a_sentence(tmp_path: Path, demo_environment: dict[s
     assert os.listdir(demo_environment["TMPDIR"]) == []
 
 
+@pytest.mark.slow
 def test_a_demo_that_is_killed_leaves_no_peer_running(tmp_path: Path, demo_environment: dict[str, str]) -> None:
     demo = start_demo(tmp_path, demo_environment, "--peers", "2", "--rounds", "100000")
     try:

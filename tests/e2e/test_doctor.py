@@ -47,6 +47,7 @@ def test_a_newcomer_learns_whether_the_swarm_has_it_and_reaches_it(tmp_path: Pat
         assert alone["peers"]["verdict"] == "fail" and alone["peers"]["remedy"]
 
 
+@pytest.mark.slow
 def test_a_busy_port_and_another_version_are_told_beside_all_the_rest(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm, socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -65,6 +66,7 @@ def test_a_busy_port_and_another_version_are_told_beside_all_the_rest(tmp_path: 
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.slow
 def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         swarm.create_run()

@@ -16,7 +16,7 @@ from tests.routers.router import Kind
 from tests.routers.table import create, start
 
 WHY_NOT = why_not()
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
 NOBODY = "a router or firewall that lets nobody in"
 RELAY = "it gives each connection another port, so peers behind such routers meet through a relay"

@@ -57,6 +57,7 @@ def in_phase(peer: Peer, phase: str) -> bool:
     return bool(phases) and phases[-1].phase == phase
 
 
+@pytest.mark.slow
 def test_three_peers_started_together_make_one_run(swarm: Swarm) -> None:
     rounds, common = swarm.whole(*swarm.peers), list[int]()
 
@@ -69,7 +70,7 @@ def test_three_peers_started_together_make_one_run(swarm: Swarm) -> None:
         assert len({peer.commits[round].tip for peer in swarm.peers}) == 1
 
 
-@pytest.mark.parametrize("phase", ["computing", "exchanging"])
+@pytest.mark.parametrize("phase", ["computing", pytest.param("exchanging", marks=pytest.mark.slow)])
 def test_a_peer_killed_at_any_phase_comes_back_with_the_same_state(swarm: Swarm, phase: str) -> None:
     _, victim, _ = swarm.peers
     swarm.until(f"{victim.name} is {phase}", lambda: in_phase(victim, phase))
@@ -78,6 +79,7 @@ def test_a_peer_killed_at_any_phase_comes_back_with_the_same_state(swarm: Swarm,
     victim.start()
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_is_replaced_and_the_peer_contributes_again(swarm: Swarm) -> None:
     victim = swarm.peers[0]
     before = victim.status()["trainer_pid"]
@@ -85,6 +87,7 @@ def test_a_killed_trainer_is_replaced_and_the_peer_contributes_again(swarm: Swar
     swarm.until("a new trainer", lambda: any(started.pid != before for started in victim.heard(ev.TrainerStarted)[-1:]))
 
 
+@pytest.mark.slow
 def test_a_frozen_peer_is_left_out_and_catches_up_when_it_thaws(swarm: Swarm) -> None:
     victim = swarm.peers[2]
     victim.kill(signal.SIGSTOP)
@@ -92,6 +95,7 @@ def test_a_frozen_peer_is_left_out_and_catches_up_when_it_thaws(swarm: Swarm) ->
     victim.kill(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_the_founder_leaves_and_the_run_goes_on(swarm: Swarm) -> None:
     founder = swarm.peers[0]
     assert founder.leave() == 0
@@ -99,6 +103,7 @@ def test_the_founder_leaves_and_the_run_goes_on(swarm: Swarm) -> None:
     founder.start()
 
 
+@pytest.mark.slow
 def test_everybody_is_killed_and_the_run_goes_on_from_its_disks(swarm: Swarm) -> None:
     before = max(peer.committed for peer in swarm.peers)
     for peer in swarm.peers:

@@ -42,6 +42,7 @@ def filled(typed: list[list[str]], placeholders: dict[str, str]) -> list[list[st
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+@pytest.mark.slow
 def test_a_volunteers_first_five_minutes(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         swarm.create_run()
@@ -86,6 +87,7 @@ def test_a_volunteers_first_five_minutes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+@pytest.mark.slow
 def test_an_organisers_first_five_minutes(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         bob = Person(swarm, "bob")

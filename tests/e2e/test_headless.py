@@ -26,6 +26,8 @@ from protocol.event_reading import from_fields
 from protocol.status import PeerStatus
 from tests.e2e.swarm import CONNECT_EVERY_S, PATIENCE_S, TINY_RUN, Swarm
 
+pytestmark = pytest.mark.slow
+
 JSON = ("--log-format", "json")
 
 

@@ -26,7 +26,7 @@ stall_s = 5
 """
 )
 
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
 
 def link(first: Peer, second: Peer) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 
 from tests.e2e.attacks import BANNED
 from tests.e2e.hostile import MEMORY_BYTES, Assault
 from tests.e2e.swarm import Swarm
+
+pytestmark = pytest.mark.slow
 
 
 def test_attacks_cost_their_peer_the_connection_and_the_swarm_goes_on(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from tests.e2e.swarm import PATIENCE_S, TINY_MODEL, Swarm
 from tests.e2e.terminal import unwrapped, why_not
 from tests.wheel import build
 
+pytestmark = pytest.mark.slow
+
 WHY_NOT = why_not()
 SMALL_RUN = TINY_MODEL + "[rounds]\ninner_steps = 3\n"
 SMALL_DEMO = ["peer", "demo", "--peers", "2", "--rounds", "1", "--json", "--run"]

@@ -27,6 +27,8 @@ from protocol.wire.questions import TipsRequest
 from tests.e2e.swarm import PATIENCE_S, TINY_RUN, Peer, Swarm
 from tests.protocol.network.recorder import LOOPBACK, Recorder
 
+pytestmark = pytest.mark.slow
+
 ADMISSION = 'admission = "{}"\n'
 
 

@@ -63,6 +63,7 @@ def test_q_detaches_and_the_peer_trains_on(tmp_path: Path) -> None:
         ann.until_gone()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_and_says_how_it_ended(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         swarm.create_run()
@@ -75,6 +76,7 @@ def test_ctrl_c_leaves_and_says_how_it_ended(tmp_path: Path) -> None:
         ann.until_gone()
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_not_answer_ends_with_the_third_ctrl_c(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         swarm.create_run()
@@ -89,6 +91,7 @@ def test_a_peer_that_does_not_answer_ends_with_the_third_ctrl_c(tmp_path: Path) 
         ann.until_gone()
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_takes_the_peer_along(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         swarm.create_run()
@@ -100,6 +103,7 @@ def test_a_closed_terminal_takes_the_peer_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.slow
 def test_the_peer_goes_with_its_interface(tmp_path: Path, number: signal.Signals) -> None:
     with Swarm(tmp_path) as swarm:
         swarm.create_run()
@@ -114,6 +118,7 @@ def test_the_peer_goes_with_its_interface(tmp_path: Path, number: signal.Signals
         ann.until_gone()
 
 
+@pytest.mark.slow
 def test_what_hinders_the_start_is_told_in_the_shell(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         swarm.create_run()

@@ -15,6 +15,8 @@ from protocol.wire.hashes import Hash
 from protocol.wire.identity import PeerId
 from tests.e2e.swarm import Peer, Swarm
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 3
 
 

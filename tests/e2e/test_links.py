@@ -26,7 +26,7 @@ stall_s = 10
 """An exchange takes 10 s on lines of 4 Mbit/s."""
 
 
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
 
 def test_peers_on_home_lines_make_rounds_together(tmp_path: Path) -> None:

@@ -7,10 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from peer.control.client import ControlClient
 from peer.errors import ExitCode
 from protocol import events as ev
 from tests.e2e.swarm import Peer, Swarm
+
+pytestmark = pytest.mark.slow
 
 NOON, NIGHT = "2026-11-23T12:00", "2026-11-23T20:00"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 import trio
 
 from peer.errors import ExitCode
@@ -17,6 +18,8 @@ from protocol.run.tokens import bearer_token
 from protocol.wire.identity import Identity, PeerId
 from tests.e2e.swarm import TINY_RUN, Peer, Swarm
 from tests.e2e.test_invitation import ADMISSION, refused, turned_away
+
+pytestmark = pytest.mark.slow
 
 
 def invited(swarm: Swarm, organiser: Peer, run: str) -> str:

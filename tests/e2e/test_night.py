@@ -18,6 +18,7 @@ BRIEF = Lengths(sleep_s=5.0, router_s=5.0, full_s=1.0)
 
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+@pytest.mark.slow
 def test_a_peer_comes_back_by_itself_from_a_full_disk_and_after_its_router(tmp_path: Path) -> None:
     with at_home(tmp_path, BRIEF, SHORT_ROUNDS) as (swarm, peer, troubles):
         began = time.monotonic()

@@ -34,6 +34,7 @@ def of_unit() -> tuple[configparser.ConfigParser, list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["docker", "systemd"])
+@pytest.mark.slow
 def test_what_it_starts_joins_by_the_environment_and_is_the_same_peer_again(kind: str, tmp_path: Path) -> None:
     variables, entry = of_dockerfile() if kind == "docker" else ({}, of_unit()[1])
     entry = [Path(entry[0]).name, *entry[1:]]
@@ -66,6 +67,7 @@ def test_systemd_tries_again_what_may_mend_itself_only() -> None:
     assert never == {ExitCode.USAGE, ExitCode.INPUT, ExitCode.IDENTITY, ExitCode.ALREADY_RUNNING, ExitCode.NOT_ADMITTED}
 
 
+@pytest.mark.slow
 def test_a_variable_names_the_run_and_a_word_goes_before_it(tmp_path: Path) -> None:
     with Swarm(tmp_path) as swarm:
         swarm.environment["PEER_RUN"] = "nonsense"

@@ -7,9 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from protocol import events as ev
 from protocol.why_idle import REMEDIES, WhyIdle
 from tests.e2e.swarm import Peer, Swarm
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_peer_rests_for_what_its_owner_set_and_goes_on(tmp_path: Path) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from protocol import events as ev
 from tests.e2e.swarm import ROLLOUT_RUN, Swarm
 from tests.e2e.test_rollouts import learns
+
+pytestmark = pytest.mark.slow
 
 VERSIONS = 4
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.e2e.swarm import PATIENCE_S, ROLLOUT_RUN
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:

@@ -62,6 +62,7 @@ def references(peer: Peer) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in peer.folder.rglob("reference/*.blob")}
 
 
+@pytest.mark.slow
 def test_everybody_hears_of_rewards_and_accounts_for_them(swarm: Swarm) -> None:
     trainer, writer, validator = swarm.peers[:3]
     learns(swarm, trainer, VERSIONS)
@@ -79,6 +80,7 @@ def test_everybody_hears_of_rewards_and_accounts_for_them(swarm: Swarm) -> None:
         assert told["accepted"] > 0 == told["rejected"] and told["version"] > 1
 
 
+@pytest.mark.slow
 def test_versions_go_on_when_the_trainer_is_killed_and_when_another_one_takes_over(swarm: Swarm) -> None:
     trainer, writer, validator = swarm.peers[:3]
     last = learns(swarm, trainer, 1)[-1].round

@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from peer.errors import ExitCode
 from protocol import events as ev
 from tests.e2e.swarm import ROLLOUT_RUN, Peer, Swarm
+
+pytestmark = pytest.mark.slow
 
 TASKS = [
     {

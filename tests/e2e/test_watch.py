@@ -13,7 +13,7 @@ from tests.e2e.terminal import Terminal, unwrapped, why_not
 
 WHY_NOT = why_not()
 
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
 
 def watch(swarm: Swarm, peer: Peer, name: str, size: tuple[int, int]) -> Terminal:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from protocol import events as ev
 from tests.e2e.swarm import TINY_RUN, Peer, Swarm
@@ -14,6 +15,8 @@ from trainer.models.llama.config import ModelConfig
 from trainer.weights.numbers import ExportFormat
 from trainer.weights.reading import WeightsFolder
 from trainer.weights.writing import write_folder
+
+pytestmark = pytest.mark.slow
 
 
 def write_weights(folder: Path, config: ModelConfig, values: np.ndarray) -> Path:

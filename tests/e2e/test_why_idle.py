@@ -10,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
+import pytest
 
 from peer.commands.status import describe
 from peer.control.client import ControlClient
 from protocol import events as ev
 from tests.e2e.swarm import Peer, Swarm
+
+pytestmark = pytest.mark.slow
 
 TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 SENTENCES = {
