@@ -1,9 +1,11 @@
 """Installed packages that score what a model wrote, kept away from the peer's own process.
 
-Libraries for scoring parse a model's text with all of Python: reasoning-gym and sympy evaluate parts of it.  So they run
-in the sandbox, on a question in JSON, and answer in JSON.  While they score, nothing that a text could smuggle in is
-evaluated: source that does not come from a file is let through only when it is arithmetic on numbers, names and lists
-(`GUARD`).  A text that is more than that is no right answer to anything.
+Libraries for scoring parse a model's text with all of Python: reasoning-gym and sympy evaluate parts of it, where their own
+variables can be seen, the right answer among them.  So they run in the sandbox, on a question in JSON, and answer in JSON.
+While they score (`GUARD`), Python compiles source that comes from no file only where it is a literal: numbers, texts, lists
+and arithmetic on numbers, without any name.  sympy's parser turns the names of a text into calls of its own classes before
+it evaluates them; there, calls of a few mathematical functions and names of one letter are let through as well.  Size and
+depth of both are bounded.  A text that is more than that is no right answer to anything.
 """
 
 from __future__ import annotations
@@ -23,37 +25,64 @@ SCORING = Limits(cpu_s=20, wall_s=120.0, memory_bytes=4 << 30)
 GUARD = """
 import ast, sys
 
-CALLS = frozenset((
+LITERAL = (
+    ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Load, ast.UnaryOp, ast.unaryop, ast.BinOp,
+    ast.operator,
+)
+MATHEMATICS = (*LITERAL, ast.Call, ast.keyword, ast.Name, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop)
+FUNCTIONS = frozenset((
     "Integer Float Rational Symbol Add Mul Pow sqrt exp log ln sin cos tan asin acos atan sinh cosh tanh sec csc cot "
     "Abs abs min max"
 ).split())
-HARMLESS = (
-    ast.Module, ast.Expression, ast.Expr, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop,
-    ast.boolop, ast.cmpop, ast.Constant, ast.Name, ast.Load, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Call, ast.keyword,
-)
-SYMPYS_OWN = "from sympy import *"
+CONSTANTS = frozenset(("pi",))
+SYMPYS_PARSER, SYMPYS_OWN = "sympy.parsing.sympy_parser", "from sympy import *"
+CLASSES_OF_LIBRARIES = frozenset(("collections", "dataclasses", "typing"))  # what they compile comes from library source
+MOST_CHARACTERS, MOST_NODES, DEEPEST = 1 << 16, 1 << 14, 200
 busy = False
 
-def harmless(tree):
-    for node in ast.walk(tree):
-        if not isinstance(node, HARMLESS):
+def allowed(node, names):
+    if not isinstance(node, MATHEMATICS if names else LITERAL):
+        return False
+    if names:
+        if isinstance(node, ast.Call):
+            return isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
+        return not isinstance(node, ast.Name) or len(node.id) == 1 or node.id in FUNCTIONS | CONSTANTS
+    if isinstance(node, ast.BinOp):
+        return number(node.left) and number(node.right) and not isinstance(node.op, ast.Pow)
+    return not isinstance(node, ast.UnaryOp) or number(node.operand)
+
+def number(node):
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, (int, float, complex))
+    return isinstance(node, (ast.UnaryOp, ast.BinOp))
+
+def harmless(tree, names):
+    level, count = [tree], 0
+    for _ in range(DEEPEST):
+        count += len(level)
+        if count > MOST_NODES or not all(allowed(node, names) for node in level):
             return False
-        if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in CALLS):
-            return False
-    return True
+        level = [inner for node in level for inner in ast.iter_child_nodes(node)]
+        if not level:
+            return True
+    return False
 
 def watch(event, arguments):
     global busy
-    if event != "compile" or busy or arguments[1] != "<string>" and arguments[1] != b"<string>":
+    if event != "compile" or busy or arguments[1] not in ("<string>", b"<string>"):
         return
-    source = arguments[0]
-    if source in (SYMPYS_OWN, SYMPYS_OWN.encode()):
+    source, caller = arguments[0], sys._getframe(1).f_globals.get("__name__")
+    if caller in CLASSES_OF_LIBRARIES:
+        return
+    if isinstance(source, (bytes, bytearray)):
+        source = bytes(source).decode()
+    if caller == SYMPYS_PARSER and source == SYMPYS_OWN:
         return
     busy = True
     try:
-        fine = harmless(source if isinstance(source, ast.AST) else ast.parse(source)) if source is not None else False
-    except (SyntaxError, ValueError):
-        return
+        if isinstance(source, str):
+            source = ast.parse(source.lstrip(" \\t"), mode="eval") if len(source) <= MOST_CHARACTERS else None
+        fine = isinstance(source, ast.AST) and harmless(source, names=caller == SYMPYS_PARSER)
     finally:
         busy = False
     if not fine:

@@ -63,6 +63,7 @@ def answer(question):
             prompts.append("\\n".join(filter(None, (task.data.system_prompt, task.data.prompt))))
         return {"prompts": prompts}
     task = next(itertools.islice(tasks(question), question["number"], None))
+    guard()
     return {"score": float(asyncio.run(score(task, question["said"])))}
 """
 
