@@ -117,3 +117,33 @@ for _ in range(64):
 print(open('root/secret' if os.path.exists('root') else {path!r}).read())
 """
 DEEP_SOURCE = "(" * 100_000
+CALL_ALL_BUT = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+found = {{}}
+for number in set(range({most})) - set({known}):
+    ctypes.set_errno(0)
+    result = libc.syscall(ctypes.c_long(number), *[ctypes.c_long(-1)] * 6)
+    if result != -1 or ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM):
+        found[number] = errno.errorcode.get(ctypes.get_errno(), result)
+print(found)
+"""
+CHANGE_ATTRIBUTES_OUTSIDE = """
+import ctypes, os, struct
+acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry, 2**32 - 1) for entry in ((1, 6), (4, 4), (32, 4)))
+held = ctypes.create_string_buffer(acl, len(acl))
+given = ctypes.create_string_buffer(struct.pack("<QII", ctypes.addressof(held), len(acl), 0), 16)
+ctypes.CDLL(None).syscall(463, -100, {path!r}.encode(), 0, b"system.posix_acl_access", given, ctypes.c_size_t(16))
+print(open({path!r}).read())
+"""
+LOCK_LIBRARY = """
+import fcntl, json, sys
+file = open(json.__file__)
+fcntl.lockf(file, fcntl.LOCK_SH)
+try:
+    fcntl.flock(file, fcntl.LOCK_SH)
+except OSError:
+    pass
+sys.stdout.write(str(file.fileno()))
+sys.stdout.flush()
+"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import select
 import signal
@@ -16,7 +18,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.trainer.environments import attacks
+from tests.trainer.environments.test_seccomp import numbers_named
 from trainer.environments import sandbox as sandboxes
+from trainer.environments.child import Child, Ended
+from trainer.environments.confinement import system
 from trainer.environments.sandbox import (
     REQUIRED,
     Limits,
@@ -177,6 +182,65 @@ def test_files_outside_are_out_of_reach(kind: str, attack: str, room: Path, tmp_
     assert b"nobody" not in outcome.output
     assert secret.read_text() == "nobody's business"
     assert secret.stat().st_mode & 0o777 == 0o666
+
+
+@every_kind
+def test_attributes_outside_stay_as_they_are(kind: str, room: Path, tmp_path: Path) -> None:
+    """An access list makes a file readable for everybody, by a call that is younger than most kernels."""
+    secret = tmp_path / "secret"
+    secret.write_text("nobody's business")
+    secret.chmod(0o600)
+    outcome = run(kind, attacks.CHANGE_ATTRIBUTES_OUTSIDE.format(path=str(secret)))
+    assert not outcome.succeeded and b"nobody" not in outcome.output
+    assert secret.stat().st_mode & 0o777 == 0o600
+
+
+PAST_EVERY_FILTER = {system.X86_64: [335, 336]}
+"""uretprobe and uprobe, which Linux (6.14) shows to no filter.  Outside a probe they end the process."""
+with_seccomp = pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if Mechanism.SECCOMP in HERE and Mechanism.SECCOMP not in WITHOUT[kind]]
+)
+
+
+@with_seccomp
+def test_calls_that_are_not_listed_fail_on_the_running_kernel(kind: str, room: Path) -> None:
+    """Whatever this kernel has, also what it got after the list was written."""
+    known = numbers_named((system.X86_64, system.AARCH64).index(system.machine()))
+    known += PAST_EVERY_FILTER.get(system.machine(), [])
+    outcome = run(kind, attacks.CALL_ALL_BUT.format(most=601, known=known))
+    assert outcome == Outcome(Verdict.FINISHED, 0, b"{}\n", b"")
+
+
+@with_seccomp
+def test_a_lock_on_a_library_holds_up_nobody(kind: str, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is tried from outside when the program has its own and has not ended."""
+    program = attacks.LOCK_LIBRARY + "import time\ntime.sleep(10_000)"
+    tried: list[bool] = []
+
+    def lock(self: Child, wall_s: float, output_bytes: int) -> Ended:
+        assert self.process.stdout
+        assert select.select([self.process.stdout], [], [], 60)[0], "the program says that it has locked"
+        with open(json.__file__, "r+b") as library:
+            fcntl.flock(library, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(library, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        tried.append(True)
+        return watch(self, 0.0, output_bytes)
+
+    made = sandbox(kind)
+    watch = Child.watch
+    monkeypatch.setattr(Child, "watch", lock)
+    assert made.run(program).verdict is Verdict.OUT_OF_TIME
+    assert tried == [True]
+
+
+@every_kind
+def test_databases_in_the_own_folder_work(kind: str, room: Path) -> None:
+    """SQLite locks its files."""
+    program = (
+        "import sqlite3\nd = sqlite3.connect('d')\nd.execute('create table t(a)')\nd.execute('insert into t values (7)')\n"
+    )
+    outcome = run(kind, program + "d.commit()\nprint(sqlite3.connect('d').execute('select a from t').fetchall())")
+    assert outcome == Outcome(Verdict.FINISHED, 0, b"[(7,)]\n", b"")
 
 
 @every_kind
