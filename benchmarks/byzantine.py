@@ -163,7 +163,7 @@ class Bench:
         for round_number in range(self.warm_rounds):
             for step in range(self.settings.inner_steps):
                 rows = Rows.joined([worker.batch(round_number, lane, step) for lane in range(4)])
-                worker.inner.step(rows, round_number * self.settings.inner_steps + step, 1.0)
+                worker.inner.step(rows, round_number * self.settings.inner_steps + step)
         return worker.model.flat.numpy().copy()
 
     def loss(self, theta: F32) -> float:
@@ -191,7 +191,7 @@ class Bench:
     def _train(self, worker: Worker, round_number: int, lane: int, theta: F32) -> bytearray:
         steps = self.settings.inner_steps
         out = bytearray(payload_bytes(self.layout))
-        task = Task(round_number, lane, steps, round_number * steps, 0)
+        task = Task(round_number, lane, steps, round_number * steps)
         if worker.compute(task, theta, memoryview(out), lambda *_: False).loss > DIVERGED:
             raise Diverged
         return out

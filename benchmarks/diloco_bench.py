@@ -174,7 +174,7 @@ class Bench:
             encoded, tokens = [bytearray(chunk_bytes) for _ in members], []
             for lane, (member, out) in enumerate(zip(members, encoded, strict=True)):
                 member.first = first
-                task = Task(0, lane, case.inner_steps, first, 0)
+                task = Task(0, lane, case.inner_steps, first)
                 tokens.append(member.compute(task, theta, memoryview(out), lambda *_: False).tokens)
             step = rule(tokens, case.inner_steps)
             if case.exchange == "int8":
@@ -191,7 +191,7 @@ def data_parallel(member: Member, theta: F32, steps: range, size: Callable[[int]
     member.load(theta)
     for step in steps:
         rows = Rows.joined([member.batch(0, lane, step) for lane in range(size(step))])
-        member.inner.step(rows, step, 1.0)
+        member.inner.step(rows, step)
     return member.model.flat.numpy().copy()
 
 

@@ -36,7 +36,6 @@ class ComputeTask:
     lane: which stream of samples is ours in this round (`0 <= lane < 2 * max_members`).
     steps: inner steps to take at most (H).
     first_step: swarm's step number of our first step (round * H), for the schedule.
-    warmup_steps: inner steps over which the learning rate rises from 0 (a joiner without Adam moments), 0 for none.
     rollouts: files of accepted batches to learn from, in a run of reinforcement learning.
     reference: file of the weights that its KL term compares with, bf16; None where the run has no such term.
     """
@@ -45,7 +44,6 @@ class ComputeTask:
     lane: int
     steps: int
     first_step: int
-    warmup_steps: int
     rollouts: tuple[Path, ...] = ()
     reference: Path | None = None
 

@@ -1,7 +1,8 @@
 """The work of one round: from the swarm's parameters to an encoded difference.
 
-A function with memory only of Adam's moments: `compute` reads theta, trains, and leaves codec bytes of theta minus the
-local parameters.  Who calls it, and what a command may interrupt, is `trainer.service`'s business.
+A function with memory only of Adam's moments, which survive a restart in a file: `compute` reads theta, trains, and leaves
+codec bytes of theta minus the local parameters.  Who calls it, and what a command may interrupt, is `trainer.service`'s
+business.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from trainer.data.schedule import Schedule
 from trainer.evaluation import Evaluation, evaluation_tokens, load
 from trainer.models.llama.model import Decoder
 from trainer.optim.inner import InnerLoop
-from trainer.optim.rate import warmed
+from trainer.optim.moments import MomentsFile
 from trainer.reading import reading_of, tokenizer_of
 
 F32 = npt.NDArray[np.float32]
@@ -42,7 +43,6 @@ class Task:
     lane: int
     steps: int
     first_step: int
-    warmup_steps: int
     rollouts: Sequence[str] = ()
     rollouts_in: str = ""
     reference: str = ""
@@ -76,9 +76,18 @@ def pick_device(name: str) -> torch.device:
 class Worker:
     """Model, data and optimiser of one run on one device.  layout: the chunks of a contribution, each encoded on its own."""
 
-    def __init__(self, config: TrainingConfig, device: torch.device, corpus: corpora.Corpus | None = None) -> None:
-        """corpus: a text in place of what the run reads.  Raises ValueError for what cannot be read here."""
-        self.config = config
+    def __init__(
+        self,
+        config: TrainingConfig,
+        device: torch.device,
+        corpus: corpora.Corpus | None = None,
+        moments: MomentsFile | None = None,
+    ) -> None:
+        """corpus: a text in place of what the run reads.  moments: where the optimiser's moments are kept; None for nowhere.
+
+        Raises ValueError for what cannot be read here.
+        """
+        self.config, self._moments = config, moments
         self.model = Decoder(config.model, device)
         self._inner: InnerLoop | None = None
         self.layout = chunk_layout(self.parameters, config.chunk_parameters)
@@ -95,7 +104,14 @@ class Worker:
         """The optimiser of what is read, from the first step on."""
         if self._inner is None:
             self._inner = InnerLoop(self.model, self.config.inner)
+            if self._moments is not None:
+                self._moments.restore(self._inner.optimiser)
         return self._inner
+
+    def store_moments(self) -> None:
+        """Keep the moments for a process to come."""
+        if self._moments is not None and self._inner is not None:
+            self._moments.store(self._inner.optimiser)
 
     def end_reading(self) -> None:
         """Nothing more is read: another optimiser needs the memory."""
@@ -126,7 +142,7 @@ class Worker:
         losses, tokens, began = 0.0, 0, time.monotonic()
         for step in range(task.steps):
             rows = self.batch(task.round, task.lane, step)
-            losses += self.inner.step(rows, task.first_step + step, warmed(step, task.warmup_steps))
+            losses += self.inner.step(rows, task.first_step + step)
             steps, mean = step + 1, losses / (step + 1)
             if not math.isfinite(mean):
                 raise NotFinite(f"loss is {mean} at step {steps} of round {task.round}")

@@ -58,5 +58,5 @@ async def _steps(trainer: TrainerProcess, theta: SharedRegion, most: int, second
         if marks[-1][0] - marks[0][0] >= seconds:
             trainer.finish()
 
-    await trainer.compute(ComputeTask(round=0, lane=0, steps=most, first_step=0, warmup_steps=0), theta.view, note)
+    await trainer.compute(ComputeTask(round=0, lane=0, steps=most, first_step=0), theta.view, note)
     return marks

@@ -101,6 +101,8 @@ class Participation:
         self._keeper: RestKeeper | None = None
         self._trainer: TrainerProcess | None = None
         self._paused = False
+        self._keeps_moments = False
+        """Whether the disk has room for the trainer's moments, too."""
         self._role = settings.role
         self.leaving = False
         self.choice = choice
@@ -284,6 +286,9 @@ class Participation:
         problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes)
         if problem:
             raise StoreFull(problem)
+        moments = 2 * manifest.state_bytes  # as large as the state, and there twice while they are written
+        problem = await trio.to_thread.run_sync(self._room.problem, self._folder, manifest.stored_bytes, moments)
+        self._keeps_moments = not problem
         store_manifest(signed, self._settings.data_dir)
         keep_admission(standing.admission, self._folder)
         return signed
@@ -371,7 +376,11 @@ class Participation:
     def _make_trainer(self, signed: SignedManifest, store: Store, state: OuterState) -> TrainerProcess:
         files = paths_of(signed.manifest, store.files)
         settings = TrainerSettings.for_run(
-            signed.manifest, self._folder / "trainer.log", files, trains=self._role is Role.TRAINER
+            signed.manifest,
+            self._folder / "trainer.log",
+            files,
+            trains=self._role is Role.TRAINER,
+            moments=self._folder if self._keeps_moments else None,
         )
         kind = TrainerProcess if signed.manifest.rl is None else RolloutProcess
         trainer = kind(settings, state.region, self._emit)

@@ -63,9 +63,13 @@ class Room:
         free, cap = shutil.disk_usage(self.folder).free, self.cap()
         return free if cap is None else max(0, min(free, cap - used_bytes(self.folder)))
 
-    def problem(self, run: Path, state_bytes: int) -> str:
-        """Why a peer that keeps states of `state_bytes` in the folder `run` has no room; empty when it has.  Blocking."""
-        needed = max(STATES_ON_DISK * state_bytes - used_bytes(run), STATES_TO_GO_ON * state_bytes) + MARGIN_BYTES
+    def problem(self, run: Path, state_bytes: int, more: int = 0) -> str:
+        """Return why a peer that keeps states of `state_bytes` in the folder `run` has no room; empty if it has.  Blocking.
+
+        more: bytes that it keeps there besides.
+        """
+        states = max(STATES_ON_DISK * state_bytes - used_bytes(run), STATES_TO_GO_ON * state_bytes)
+        needed = states + more + MARGIN_BYTES
         return self._why(needed, f"the run needs about {size(needed)} more on disk", self.left_bytes())
 
     def _why(self, needed: int, need: str, left: int) -> str:

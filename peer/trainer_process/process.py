@@ -52,6 +52,7 @@ class TrainerSettings:
     trains: whether it learns; else it only makes and judges rollouts, and has no optimiser.
     threads: CPU threads at first, 0 for torch's choice.
     device: "auto" (CUDA where there is one), or a name that torch knows.
+    moments: folder in which the trainer keeps its optimiser's moments for a process to come; None for nowhere.
     """
 
     sections: Mapping[str, Any]
@@ -60,22 +61,29 @@ class TrainerSettings:
     trains: bool = True
     threads: int = 0
     device: str = "auto"
+    moments: Path | None = None
     first_backoff_s: float = FIRST_BACKOFF_S
     start_deadline_s: float = START_DEADLINE_S
     silence_deadline_s: float = SILENCE_DEADLINE_S
 
     @classmethod
     def for_run(
-        cls, manifest: RunManifest, log_path: Path, files: Mapping[str, Path] | None = None, *, trains: bool = True
+        cls,
+        manifest: RunManifest,
+        log_path: Path,
+        files: Mapping[str, Path] | None = None,
+        *,
+        trains: bool = True,
+        moments: Path | None = None,
     ) -> TrainerSettings:
-        """For the work of `manifest`.
+        """Return the settings for the work of `manifest`.
 
         files: where the run's files will lie when the trainer is started, by name.
         """
         size = payload_bytes(chunk_layout(manifest.parameters, manifest.chunk_parameters))
         here = {name: str(path) for name, path in (files or {}).items()}
         sections = manifest.trainer_sections() | {"files": here}
-        return cls(sections, size, log_path, trains)
+        return cls(sections, size, log_path, trains, moments=moments)
 
 
 class TrainerProcess:
@@ -302,7 +310,11 @@ class TrainerProcess:
         if self._watts:
             channel.send({"do": "power", "watts": self._watts})
         answer = await channel.ask(
-            "configure", sections=dict(settings.sections), device=settings.device, trains=settings.trains
+            "configure",
+            sections=dict(settings.sections),
+            device=settings.device,
+            trains=settings.trains,
+            moments=str(settings.moments or ""),
         )
         if 4 * answer["parameters"] > self._theta.size:
             channel.kill(f"the trainer's model has {answer['parameters']} parameters, more than fit into the state")

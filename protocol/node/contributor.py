@@ -71,8 +71,6 @@ class Contributor:
         self._rests: dict[WhyIdle, str] = {}
         """Reasons to compute nothing, each with its sentence; the person's own is shown, else the first."""
         self._serials = count()
-        self._warmed_pid: int | None = None
-        """The trainer process that has computed before; another one warms up its learning rate."""
 
     @property
     def computes(self) -> bool:
@@ -154,15 +152,7 @@ class Contributor:
         manifest = self._replica.manifest
         inner_steps = manifest.steps_of(base.round)
         work.wanted = max(1, inner_steps - ahead - SPARE_STEPS) if ahead else inner_steps
-        fresh = trainer.pid != self._warmed_pid and base.round > 0
-        self._warmed_pid = trainer.pid
-        task = ComputeTask(
-            base.round,
-            self._lane(base),
-            work.wanted,
-            base.round * inner_steps,
-            self._replica.manifest.inner.joiner_warmup_steps if fresh else 0,
-        )
+        task = ComputeTask(base.round, self._lane(base), work.wanted, base.round * inner_steps)
         if self._selection is not None and manifest.learns_from_rollouts(base.round):
             return await self._learn(trainer, task, work, self._selection)
         async with self._selection.alone() if self._selection is not None else nullcontext():

@@ -76,7 +76,7 @@ def test_a_round_lowers_the_loss_of_what_the_assistant_says(kind: str, tmp_path:
         counted.append(tokens)
         return False
 
-    done = worker.compute(Task(0, 0, 30, 0, 0), theta, memoryview(out), after_step)
+    done = worker.compute(Task(0, 0, 30, 0), theta, memoryview(out), after_step)
     after = worker.evaluate(worker.model.flat.numpy().copy())
     assert after < before / 2
     expected = sum(worker.batch(0, 0, step).counted for step in range(30))

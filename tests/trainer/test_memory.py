@@ -66,7 +66,7 @@ def test_a_cpu_computes_as_many_sequences_at_once_as_were_planned(monkeypatch: p
     one = 4 * 16 * memory._saved_values(model)
     for limit in (100 * one, 3 * one, one - 1):
         monkeypatch.setattr(memory, "ACTIVATION_BYTES", limit)
-        loop.step(rows, 0, 1.0)
+        loop.step(rows, 0)
     assert parts == [8, 3, 1]
 
 

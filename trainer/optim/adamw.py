@@ -1,8 +1,9 @@
 """The update of the local parameters: torch's fused AdamW after clipping at the global norm.
 
-Moments stay in this process across rounds and are never sent.  They are one flat vector each, like parameters and
-gradients; torch's kernel updates all of them where they lie, through views of the tensors.  It is called as a function:
-the class `torch.optim.AdamW` does the same, but brings torch's compiler into the process, 144 MB that nothing here uses.
+Moments stay in this process across rounds, lie in a file between two processes (`trainer.optim.moments`), and are never
+sent.  They are one flat vector each, like parameters and gradients; torch's kernel updates all of them where they lie,
+through views of the tensors.  It is called as a function: the class `torch.optim.AdamW` does the same, but brings torch's
+compiler into the process, 144 MB that nothing here uses.
 """
 
 from __future__ import annotations
@@ -41,17 +42,20 @@ class _Group:
 
 
 class AdamW:
-    """Adam with decoupled weight decay on the matrices (not on norms, not on embeddings).  steps: updates so far."""
+    """Adam with decoupled weight decay on the matrices (not on norms, not on embeddings).
+
+    steps: updates so far.  mean, square: moments (n, fp32) of the gradient and of its square.
+    """
 
     def __init__(self, model: Decoder, config: InnerConfig) -> None:
         self.steps = 0
         self._model, self._config = model, config
-        self._mean, self._square = torch.zeros_like(model.flat), torch.zeros_like(model.flat)
+        self.mean, self.square = torch.zeros_like(model.flat), torch.zeros_like(model.flat)
         decayed = [place for place in model.layout if _decays(place)]
         others = [place for place in model.layout if not _decays(place)]
         self._groups = [_Group(config.weight_decay), _Group(0.0)]
         for group, places in zip(self._groups, (decayed, others), strict=True):
-            group.add(places, model, self._mean, self._square)
+            group.add(places, model, self.mean, self.square)
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
@@ -77,6 +81,19 @@ class AdamW:
                 weight_decay=group.weight_decay,
             )
         model.gradient.zero_()
+
+    def resume(self, steps: int) -> None:
+        """Go on after `steps` updates, whose moments have been written into `mean` and `square`."""
+        self.steps = steps
+        for group in self._groups:
+            for each in group.steps:
+                each.fill_(steps)
+
+    def forget(self) -> None:
+        """Begin anew, without moments."""
+        self.mean.zero_()
+        self.square.zero_()
+        self.resume(0)
 
 
 def _decays(place: ParameterPlace) -> bool:

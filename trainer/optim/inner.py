@@ -1,7 +1,7 @@
 """The inner loop: one optimiser step after another on this device, in micro-batches that fit.
 
-A process that joins mid-run has no moments, and warms up.  Which windows are read is `trainer.data`'s, what becomes of the
-difference is `trainer.worker`'s business.
+A process that begins in the middle of a run without moments of an earlier start warms up.  Which windows are read is
+`trainer.data`'s, what becomes of the difference is `trainer.worker`'s business.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ class InnerLoop:
         self._micro_batches = MicroBatches()
         self._joined_at = 0
 
-    def step(self, rows: Rows, swarm_step: int, factor: float) -> float:
+    def step(self, rows: Rows, swarm_step: int) -> float:
         """One inner step on rows of windows; the mean loss of their counted tokens, nats a token, before the update."""
         if self.optimiser.steps == 0:
             self._joined_at = swarm_step
-        if self._joined_at:
-            factor = min(factor, warmed(self.optimiser.steps, self.config.joiner_warmup_steps))
+        factor = warmed(self.optimiser.steps, self.config.joiner_warmup_steps) if self._joined_at else 1.0
         loss = self._micro_batches.run(self._at_once(rows), lambda part: self._accumulate(rows, part))
         self.optimiser.step(scheduled_rate(self.config, swarm_step) * factor)
         return loss

@@ -10,6 +10,7 @@ import torch
 
 from trainer.config import TrainingConfig
 from trainer.environments.extended import Extended, TaskFile
+from trainer.optim.moments import MomentsFile
 from trainer.reading import environment_of, tokenizer_of
 from trainer.rl.config import RlConfig
 from trainer.rl.groups import Group
@@ -29,10 +30,20 @@ Tried = tuple[int, int, int, int, int]
 
 
 class RolloutJobs:
-    """Of one run.  worker: has the model that learns; None in a process that only makes and judges rollouts."""
+    """Of one run.  worker: has the model that learns; None in a process that only makes and judges rollouts.
 
-    def __init__(self, config: TrainingConfig, rl: RlConfig, worker: Worker | None, device: torch.device) -> None:
-        self._config, self._rl, self._worker = config, rl, worker
+    moments: where the learner's moments are kept; None for nowhere.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        rl: RlConfig,
+        worker: Worker | None,
+        device: torch.device,
+        moments: MomentsFile | None = None,
+    ) -> None:
+        self._config, self._rl, self._worker, self._moments = config, rl, worker, moments
         self._environment = Extended(environment_of(config), rl.solve_rates)
         self._tokenizer = worker.tokenizer if worker is not None else tokenizer_of(config)
         tasks = Tasks(self._environment, self._tokenizer, config.seed)
@@ -84,6 +95,8 @@ class RolloutJobs:
         if self._learner is None:
             self._worker.end_reading()
             self._learner = Learner(self._rl, self._worker.model, self._config.chunk_parameters)
+            if self._moments is not None:
+                self._moments.restore(self._learner.optimiser)
         groups = self._rollouts.groups([Path(task.rollouts_in) / name for name in task.rollouts])
         of_sets = [group for group in groups if group.members[0].rollout.problem >= self._environment.size]
         tried = [self._tried(group, task.round) for group in of_sets]
@@ -94,6 +107,11 @@ class RolloutJobs:
         # Where all rewards of each group are equal nothing is learned; the difference of zeros weighs one token.
         kl = learnt.kl if self._rl.kl_weight and learnt.steps else None
         return Done(max(1, learnt.tokens), max(1, learnt.steps), learnt.loss, learnt.norm, learnt.reward, kl)
+
+    def store_moments(self) -> None:
+        """Keep the learner's moments for a process to come."""
+        if self._moments is not None and self._learner is not None:
+            self._moments.store(self._learner.optimiser)
 
     def _tried(self, group: Group, round: int) -> Tried:
         """One answer of a group is scored twice, another one each round."""

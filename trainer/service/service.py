@@ -15,6 +15,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from kernels.layout import payload_bytes
 from trainer.config import TrainingConfig
 from trainer.evaluation import Evaluation
 from trainer.models.llama.initial import initial_parameters
+from trainer.optim.moments import ROLLOUTS, TEXT, MomentsFile
 from trainer.power import Pace, meter_of
 from trainer.service import frames
 from trainer.service.inbox import EXIT_PEER_GONE, Abandoned, Inbox, Job
@@ -68,6 +70,8 @@ class Service:
                 self._send(job, "failed", reason=_sentence(error))
                 return EXIT_FAILED
             self._send(job, job.message["do"], **answer)
+            if job.message["do"] == "compute":
+                self._store_moments()
 
     def _perform(self, job: Job) -> dict[str, Any]:
         self._inbox.use_threads()
@@ -101,8 +105,10 @@ class Service:
         device = pick_device(message["device"])
         config = TrainingConfig.from_sections(message["sections"])
         self._config = config
-        self._worker = Worker(config, device) if message["trains"] else None
-        self._jobs = RolloutJobs(config, config.rl, self._worker, device) if config.rl is not None else None
+        folder = Path(message["moments"]) if message.get("moments") else None
+        text, rollouts = (MomentsFile(folder / name) if folder else None for name in (TEXT, ROLLOUTS))
+        self._worker = Worker(config, device, moments=text) if message["trains"] else None
+        self._jobs = RolloutJobs(config, config.rl, self._worker, device, rollouts) if config.rl is not None else None
         self._pace = Pace(meter_of(device))
         if self._worker is not None:
             self._contribution = memoryview(mmap.mmap(self._contribution_fd, payload_bytes(self._worker.layout)))
@@ -140,6 +146,13 @@ class Service:
         else:
             done = worker.compute(task, self._map_theta(), self._contribution, after_step)
         return {**asdict(done), "threads": torch.get_num_threads()}
+
+    def _store_moments(self) -> None:
+        """Keep the optimiser's moments while the peer exchanges what the round came to."""
+        if self._worker is not None:
+            self._worker.store_moments()
+        if self._jobs is not None:
+            self._jobs.store_moments()
 
     def _after_each(self, job: Job) -> Callable[[int, int], None]:
         """What is done after each rollout."""

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ from trainer.service import frames
 
 DEADLINE_S = 600
 SECTIONS = small.SECTIONS | {"inner_steps": 10**6}
-LONG = ComputeTask(round=0, lane=0, steps=10**6, first_step=0, warmup_steps=0)
+LONG = ComputeTask(round=0, lane=0, steps=10**6, first_step=0)
 """Not at its end before somebody ends it, however slow that somebody is."""
-SHORT = ComputeTask(round=1, lane=2, steps=3, first_step=3, warmup_steps=0)
+SHORT = ComputeTask(round=1, lane=2, steps=3, first_step=3)
 SIZE = payload_bytes(small.LAYOUT)
 
 
@@ -291,6 +291,29 @@ def test_stopping_fails_the_call_in_progress(tmp_path: Path) -> None:
             await bench.trainer.compute(LONG, bench.theta.view, lambda progress: bench.scope.cancel())
 
     with_trainer(tmp_path, scenario)
+
+
+def test_a_killed_trainer_costs_no_moments(tmp_path: Path) -> None:
+    def scenario_of(kills: bool, contributions: list[bytes]) -> Callable[[Bench], Awaitable[None]]:
+        async def scenario(bench: Bench) -> None:
+            trainer, theta = bench.trainer, bench.theta.view
+            await trainer.initialise(theta)
+            await trainer.compute(SHORT, theta, lambda progress: None)
+            await trainer.evaluate(theta, nothing)  # begins when the moments are stored
+            if kills:
+                with pytest.raises(TrainerDied):
+                    await trainer.compute(LONG, theta, lambda progress: os.kill(bench.started[0], signal.SIGKILL))
+            done = await trainer.compute(replace(SHORT, round=2, first_step=6), theta, lambda progress: None)
+            contributions.append(bytes(done.data))
+
+        return scenario
+
+    contributions: list[bytes] = []
+    for kills in (False, True):
+        folder = tmp_path / str(kills)
+        folder.mkdir()
+        with_trainer(folder, scenario_of(kills, contributions), moments=folder)
+    assert contributions[0] == contributions[1]
 
 
 def test_end_of_the_peer_ends_the_trainer_in_the_middle_of_a_round() -> None:

@@ -87,20 +87,6 @@ def test_members_of_the_last_record_train_on_the_lane_of_their_place_and_others_
     on_table(tmp_path, check)
 
 
-def test_a_trainer_process_warms_up_once_and_never_in_the_first_round(tmp_path: Path) -> None:
-    async def check(table: Table) -> None:
-        rounds = [0, 1, 2]
-        for round in rounds:
-            await table.contributor.compute(Base(round, 0, FAR.tip, MEMBERS), table.work)
-        table.trainer.pid += 1
-        await table.contributor.compute(FAR, table.work)
-        await table.contributor.compute(FAR, table.work)
-        warmup = table.manifest.inner.joiner_warmup_steps
-        assert warmup > 0 and [task.warmup_steps for task in table.trainer.tasks] == [0, 0, 0, warmup, 0]
-
-    on_table(tmp_path, check)
-
-
 def test_a_peer_that_does_not_train_contributes_nothing(tmp_path: Path) -> None:
     async def check(table: Table) -> None:
         assert not table.contributor.computes
@@ -249,7 +235,7 @@ def test_the_batches_over_which_a_trainer_ends_are_noted(tmp_path: Path) -> None
 
     async def check(table: Table) -> None:
         table.trainer.deaths = [TrainerDied("killed by signal 9")]
-        selection, task = Chosen(), ComputeTask(7, 0, 1, 0, 0)
+        selection, task = Chosen(), ComputeTask(7, 0, 1, 0)
         others: Any = selection
         link: Any = table.trainer
         with pytest.raises(TrainerDied):
@@ -269,7 +255,7 @@ def test_what_an_earlier_life_learned_from_is_known_when_its_record_has_come(tmp
     """It may have died before it had the record, and so is it known to have learned only after it has caught up."""
 
     async def check(table: Table) -> None:
-        selection, task, used = Chosen(), ComputeTask(1, 0, 1, 0, 0), UsedBatch(BOB.peer_id, Hash(b"b" * 32), 9)
+        selection, task, used = Chosen(), ComputeTask(1, 0, 1, 0), UsedBatch(BOB.peer_id, Hash(b"b" * 32), 9)
         others: Any = selection
         link: Any = table.trainer
         await table.contributor._learn(link, task, table.work, others)

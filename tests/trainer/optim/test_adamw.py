@@ -36,7 +36,7 @@ def test_large_gradients_are_clipped_to_the_global_norm() -> None:
     optimiser = AdamW(model, replace(INNER, clip_norm=1.0))
     model.gradient.fill_(100.0)
     optimiser.step(0.0)
-    mean = optimiser._mean / (1 - INNER.beta1)
+    mean = optimiser.mean / (1 - INNER.beta1)
     assert float(mean.norm()) == pytest.approx(1.0, rel=1e-3)
 
 
@@ -48,7 +48,7 @@ def test_moments_and_parameters_are_updated_where_they_lie() -> None:
         model.gradient.fill_(1.0)
         optimiser.step(0.1)
         assert optimiser.steps == step + 1 and not model.gradient.any()
-    assert (model.flat != before).all() and optimiser._mean.all() and optimiser._square.all()
+    assert (model.flat != before).all() and optimiser.mean.all() and optimiser.square.all()
 
 
 def test_an_update_loads_no_compiler() -> None:

@@ -1,0 +1,112 @@
+"""The optimiser's moments outlive the process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernels.layout import payload_bytes
+from tests.trainer import small
+from trainer.optim.inner import InnerLoop
+from trainer.optim.moments import TEXT, MomentsFile
+from trainer.worker import Task, Worker
+
+SIZE = payload_bytes(small.LAYOUT)
+FIRST, SECOND = Task(5, 0, 6, 30), Task(6, 0, 3, 36)
+
+
+def worker(folder: Path) -> Worker:
+    return Worker(small.config(), small.CPU, small.corpus(), MomentsFile(folder / TEXT))
+
+
+def computed(by: Worker, task: Task) -> bytes:
+    out = bytearray(SIZE)
+    by.compute(task, small.theta(), memoryview(out), lambda *_: False)
+    return bytes(out)
+
+
+def test_a_restarted_trainer_contributes_the_bytes_of_one_that_never_stopped(tmp_path: Path) -> None:
+    steady, first = small.worker(), worker(tmp_path)
+    assert computed(steady, FIRST) == computed(first, FIRST)
+    first.store_moments()
+    assert computed(worker(tmp_path), SECOND) == computed(steady, SECOND)
+
+
+def test_without_its_moments_a_trainer_warms_up_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    steady = small.worker()
+    computed(steady, FIRST)
+    assert computed(worker(tmp_path), SECOND) != computed(steady, SECOND)
+
+
+def damaged(path: Path, kind: str) -> None:
+    raw = bytearray(path.read_bytes())
+    match kind:
+        case "empty":
+            raw.clear()
+        case "cut":
+            del raw[len(raw) // 2 :]
+        case "no header":
+            raw[:8] = b"\xff" * 8
+        case "not finite":
+            raw[-8:-4] = np.float32(np.inf).tobytes()  # the last square
+        case "negative square":
+            raw[-8:-4] = np.float32(-1).tobytes()
+        case "no steps":
+            raw[-4:] = np.float32(0).tobytes()
+        case "steps not finite":
+            raw[-4:] = np.float32(np.nan).tobytes()
+        case "another name":
+            raw[:] = raw.replace(b'"mean"', b'"meen"')
+    path.write_bytes(raw)
+
+
+DAMAGE = ("empty", "cut", "no header", "not finite", "negative square", "no steps", "steps not finite", "another name")
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_file_is_a_new_beginning(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first = worker(tmp_path)
+    computed(first, FIRST)
+    first.store_moments()
+    damaged(tmp_path / TEXT, kind)
+    assert computed(worker(tmp_path), SECOND) == computed(small.worker(), SECOND)
+    assert "the moments of an earlier start are not used" in capsys.readouterr().err
+
+
+def test_the_moments_of_another_model_are_not_used(tmp_path: Path) -> None:
+    first = worker(tmp_path)
+    computed(first, FIRST)
+    first.store_moments()
+    config = small.config(model=small.MODEL | {"layers": 1})
+    other = Worker(config, small.CPU, small.corpus(), MomentsFile(tmp_path / TEXT))
+    assert other.inner.optimiser.steps == 0 and not other.inner.optimiser.mean.any()
+
+
+def test_a_trainer_goes_on_where_moments_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    first = worker(tmp_path)
+    computed(first, FIRST)
+    monkeypatch.setattr("os.fsync", full)
+    first.store_moments()
+    assert not list(tmp_path.iterdir()), "nothing half-written is left"
+
+
+def test_moments_that_take_long_to_write_are_written_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def slow(descriptor: int) -> None:
+        now[0] += 3.0
+
+    monkeypatch.setattr("os.fsync", slow)
+    loop, file, written = InnerLoop(small.model(), small.config().inner), MomentsFile(tmp_path / TEXT), []
+    for _ in range(20):
+        loop.optimiser.steps += 1
+        before, now[0] = now[0], now[0] + 17.0
+        file.store(loop.optimiser)
+        written.append(now[0] - before > 17.0)
+    assert written == [number % 9 == 0 for number in range(20)], "3 s of writing in 153 s are a share of 2 %"
